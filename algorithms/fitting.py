@@ -485,7 +485,7 @@ def _plain(value: Any) -> Any:
 
 def _tensors_to_publish(model: Model, parameters: Tensor) -> dict[str, Tensor]:
     """All tensors of the user's module by their names there, with the trained parameters from [d]."""
-    named = cpu_copies(model.published(parameters))
+    named = cpu_copies(model.published_tensors(parameters))
     is_wrapped = isinstance(model.module, RowModule)
     return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
 

@@ -48,7 +48,7 @@ class Free:
     def charge(self, event: DpEvent) -> None:
         """Do nothing."""
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         """Always zero."""
         return 0.0
 

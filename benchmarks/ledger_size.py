@@ -44,7 +44,7 @@ def main(
         table.add_row(
             "first opening, all rows verified", f"{seconds:.0f}", f"{rows / seconds:.0f} rows a second"
         )
-        head = ledger.verified()
+        head = ledger.last_verified()
         for name, waits in _waits(url, head).items():
             table.add_row(name, f"{statistics.median(waits):.4f}", f"{max(waits):.4f} at most")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

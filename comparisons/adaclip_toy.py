@@ -96,7 +96,7 @@ class Uncounted:
     def charge(self, event: DpEvent) -> None:
         pass
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         return math.inf
 
 

@@ -160,7 +160,7 @@ def accuracy(
             checkpoint_seconds=math.inf,
             on_step=lambda step, epsilon, noise: None,
         )
-        released = trained.published(chosen.algorithm.released(state))
+        released = trained.published_tensors(chosen.algorithm.released(state))
         found.append(np.mean(evaluate(trained, released, held_out).predicted == made.labels[n:]))
     return float(np.mean(found))
 

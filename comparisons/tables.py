@@ -221,7 +221,7 @@ def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: 
         features=settings.features,
     )
     seconds = time.perf_counter() - began
-    evaluation = evaluate(model, model.published(settings.algorithm.released(state)), held)
+    evaluation = evaluate(model, model.published_tensors(settings.algorithm.released(state)), held)
     metrics = compute_metrics(public.label_type, evaluation, held.test_labels)
     return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[public.label_type.kind]}
 

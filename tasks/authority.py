@@ -60,7 +60,9 @@ def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Mapping[s
                 "What are the privacy parameters?", words.statement(card), "card: setting, accounting.epsilon"
             ),
             Line(
-                "What is the unit of privacy?", words.protected(card), "card: setting.unit, setting.adjacency"
+                "What is the unit of privacy?",
+                words.protection_sentence(card),
+                "card: setting.unit, setting.adjacency",
             ),
             Line("How do releases compose?", words.population(card), "card: accounting; the ledger"),
             Line(

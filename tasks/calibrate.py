@@ -31,7 +31,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import Schedule, on_disjoint_parts, schedule_to_json
 from algorithms.privacy.accounting.filters import FIXED
-from algorithms.privacy.accounting.risk import caught, risk_profile
+from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
 from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
 from tasks.config import home, params
@@ -196,7 +196,7 @@ def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
 
 
 def _caught_by(attack: params.Attack, schedule: Schedule, adjacency: str) -> float:
-    return float(caught(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
+    return float(max_detection_rate(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
 
 
 def _price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:
@@ -254,7 +254,8 @@ def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
 def withstands(plan: Plan, attack: params.Attack) -> bool:
     """Whether no attacker can recognise more than the target allows."""
     return bool(
-        caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
+        max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
+        <= attack.caught
     )
 
 

@@ -27,7 +27,7 @@ from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, verify, verify_card
 from algorithms.privacy.card import load as load_card
-from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+from algorithms.privacy.card.text import markdown, not_protected, protection_sentence, statement
 from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
@@ -272,7 +272,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
         ),
         "## Privacy",
         f"**{for_markdown(statement(card))}**",
-        for_markdown(protected(card)),
+        for_markdown(protection_sentence(card)),
         "What is not protected:",
         "\n".join(f"- {for_markdown(line)}" for line in not_protected(card)),
         "`privacy_card.json` is the signed card. `epsilonflow card verify privacy_card.json --key KEY` recomputes"

@@ -83,7 +83,7 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, Any]:
             "privacy_loss": {
                 "privacy_unit": setting.unit,
                 "privacy_unit_details": f"Neighbouring sets differ by {changes} {words.one(card)}."
-                f" {words.protected(card)}",
+                f" {words.protection_sentence(card)}",
                 "privacy_parameters": {"epsilon": card.cost, "delta": setting.delta},
                 "privacy_parameters_details": f"By the accountant {accounting.accountant} of {accounting.library}"
                 f" {accounting.library_version}, recomputed from the recorded events by `verify_card.py`.",

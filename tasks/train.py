@@ -325,7 +325,7 @@ def save_model(
     described = {
         "epsilonflow": json.dumps(facts)
     }  # one key, so that the order of keys does not change the file
-    save_file(cpu_copies(in_file(model, model.published(released))), path, metadata=described)
+    save_file(cpu_copies(in_file(model, model.published_tensors(released))), path, metadata=described)
 
 
 def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:

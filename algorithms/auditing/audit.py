@@ -487,7 +487,7 @@ def _over_steps(release: Release, stream: Stream, is_in: bool, draws: int) -> Ar
         takes_part = float(step % _PARTS == 0)
         ahead = NoiseAhead.of(asked, stream.later(step * _WORDS * draws), draws, correlator=correlator)
         sums = torch.full((draws,), is_in * takes_part * release.clipping.sensitivity, dtype=torch.float64)
-        released.append(ahead.added(sums).numpy() / release.noise_scale)
+        released.append(ahead.add_noise(sums).numpy() / release.noise_scale)
         means.append(takes_part * release.clipping.sensitivity / release.noise_scale)
     rows = range(noise.steps)
     through = np.array([[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in rows] for i in rows])

@@ -31,7 +31,7 @@ from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, Pe
 from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import LossBounds, Model
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered_column
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.mechanisms.correlated import Correlated
@@ -375,7 +375,7 @@ def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
     column = np.zeros(steps)
     column[: len(event.coefficients)] = event.coefficients[:steps]
     if event.weights:
-        column = buffered(np.array(event.weights), np.array(event.decays), steps)
+        column = buffered_column(np.array(event.weights), np.array(event.decays), steps)
     return np.tril(toeplitz(column))
 
 

@@ -109,7 +109,7 @@ def _passes(run: RandomAllocation) -> list[tuple[Sampling, int]]:
     return found
 
 
-def allocated(sampled: Batches, facts: PlanningFacts, steps: int) -> Batches:
+def allocate_batches(sampled: Batches, facts: PlanningFacts, steps: int) -> Batches:
     """The same batches by random allocation: as many steps to a pass as come nearest to their rate."""
     parts = max(1, round(1 / sampled.rate))
     divisor = None if sampled.divisor is None or facts.records is None else facts.records / parts
@@ -129,7 +129,7 @@ class Descent(Strict):
 
     def released(self, state: DPSGDState) -> Tensor:
         """The last iterate, or the average that the settings ask for, shape [d]."""
-        return self.update.published(state.optimizer_state)
+        return self.update.published_parameters(state.optimizer_state)
 
 
 def check_no_noise_limit(update: OptimizerConfig, name: str) -> None:
@@ -153,7 +153,7 @@ class Sampled(Descent):
     sampling_rate: Share | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def sampled(self, facts: PlanningFacts) -> Batches:
+    def batches(self, facts: PlanningFacts) -> Batches:
         """The batches that the settings ask for; raises what `batches` raises."""
         return batches(facts, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate)
 

@@ -120,7 +120,7 @@ class OptimizerConfig:
         average = self._average(state.average, parameters, int(count), steps)
         return OptimizerState(parameters, first, second, average, count)
 
-    def published(self, state: OptimizerState) -> Tensor:
+    def published_parameters(self, state: OptimizerState) -> Tensor:
         """The parameters to publish, shape [d]."""
         return state.parameters if self.averaging == "none" else state.average
 

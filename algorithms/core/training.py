@@ -168,5 +168,5 @@ def _recost(plan: Plan, trace: Trace) -> Trace:
     privacy_filter, rows = plan.open_filter(), []
     for row, event in zip(trace.rows, trace.events(), strict=True):
         privacy_filter.charge(event)
-        rows.append(replace(row, epsilon=privacy_filter.spent(plan.target.budget.delta)))
+        rows.append(replace(row, epsilon=privacy_filter.epsilon_spent(plan.target.budget.delta)))
     return Trace(rows)

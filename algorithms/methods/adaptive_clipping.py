@@ -79,7 +79,7 @@ class QuantileClipping(Sampled):
                 f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
                 " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
             )
-        sampled = self.sampled(facts)
+        sampled = self.batches(facts)
         if self.count_noise_multiplier is None and sampled.divisor is None:
             raise RefusedError(
                 "the number of records is private, so a tenth of the batch is not known; set"
@@ -203,7 +203,7 @@ class AdaCliP(Sampled):
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
         protocol = paper_protocol(self, scale="paper")
         return plan_gradient_steps(
-            self.sampled(facts),
+            self.batches(facts),
             unit,
             steps=self.steps,
             target=target,

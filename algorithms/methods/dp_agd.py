@@ -99,7 +99,7 @@ class Measured:
     total: Tensor
     rho: float
 
-    def averaged(self, other: "Measured") -> "Measured":
+    def average_with(self, other: "Measured") -> "Measured":
         """Both by their inverse variances, which add up."""
         rho = self.rho + other.rho
         return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
@@ -324,7 +324,7 @@ class DPAGD(Strict):
                 )
             max_step *= self.choices.range_shrink
             another = self._measure_gradient(state, self.gamma * measured.rho, barrier)
-            measured = None if another is None else measured.averaged(another)
+            measured = None if another is None else measured.average_with(another)
         return None
 
     def released(self, state: AGDState) -> Tensor:

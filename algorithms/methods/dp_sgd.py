@@ -15,7 +15,7 @@ from algorithms.core.minibatch import (
     Descent,
     DPSGDState,
     Sampled,
-    allocated,
+    allocate_batches,
     batches,
     divisor_of,
     gradient_steps,
@@ -70,9 +70,9 @@ class DPSGD(Sampled):
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""
-        sampled, clipping = self.sampled(facts), self._clipping(facts.layers)
+        sampled, clipping = self.batches(facts), self._clipping(facts.layers)
         if self.sampling == "random_allocation":
-            sampled = allocated(sampled, facts, self.steps)
+            sampled = allocate_batches(sampled, facts, self.steps)
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
@@ -320,7 +320,7 @@ class NormBoundSGD(Sampled):
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""
-        sampled, clipping = self.sampled(facts), _gradient_bound(facts)
+        sampled, clipping = self.batches(facts), _gradient_bound(facts)
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:

@@ -112,12 +112,12 @@ class Epoch:
         """The epoch of these numbers, in the order above."""
         return cls(*(torch.tensor(number, dtype=torch.float64) for number in numbers))
 
-    def changed(self, **numbers: float) -> "Epoch":
+    def with_numbers(self, **numbers: float) -> "Epoch":
         """The same with other numbers."""
         return replace(self, **{name: torch.full_like(getattr(self, name), n) for name, n in numbers.items()})
 
 
-def precommitted(
+def plan_fixed_noise(
     event: Callable[[float], dp.DpEvent],
     steps: int,
     others: Schedule,
@@ -135,24 +135,24 @@ def precommitted(
     budget.check_spendable()
     asked = f"epsilon {budget.epsilon:g} at delta {delta:g}"
 
-    def left(spent: Schedule) -> dict[float, float]:
+    def remaining_budget(spent: Schedule) -> dict[float, float]:
         """What releases leave of the budget at each order, where they leave something."""
         costs = zip(_ORDERS, map(float, rdp(spent, orders=_ORDERS)), strict=True)
         limits = {order: budget.epsilon - conversion(order, delta) - cost for order, cost in costs}
         return {order: limit for order, limit in limits.items() if limit > 0}
 
-    if not left([]):
+    if not remaining_budget([]):
         min_epsilon = min(conversion(order, delta) for order in _ORDERS)
         raise RefusedError(
             f"{asked} is not above {min_epsilon:.4g}, what a Rényi filter costs at any noise; ask for a larger"
             " epsilon, or"
             " give algorithm.public_norms."
         )
-    if not left(target.prior_events):
+    if not remaining_budget(target.prior_events):
         raise RefusedError(
             f"{asked} leaves nothing beside the learned features; raise their noise or epsilon."
         )
-    limits = left(others)
+    limits = remaining_budget(others)
     if not limits:
         raise RefusedError(
             f"{asked} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or epsilon, or give"
@@ -259,7 +259,7 @@ class DPIS(Strict):
 
     def released(self, state: ImportanceState) -> Tensor:
         """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.optimizer_state)
+        return self.update.published_parameters(state.optimizer_state)
 
     def _epoch_of_next_step(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
@@ -268,9 +268,9 @@ class DPIS(Strict):
         if step:
             return epoch
         if not epoch.expected_batch:
-            epoch = epoch.changed(expected_batch=expected_batch(barrier, plan))
+            epoch = epoch.with_numbers(expected_batch=expected_batch(barrier, plan))
         if self.public_norms is not None:
-            return epoch.changed(fraction=self._fraction_at(index), noise=plan.noise_multiplier)
+            return epoch.with_numbers(fraction=self._fraction_at(index), noise=plan.noise_multiplier)
         return self._with_affordable_noise(
             self._with_released_norms(state.parameters, epoch, index, plan, barrier), index, plan
         )
@@ -290,7 +290,7 @@ class DPIS(Strict):
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
         min_fraction = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
         fraction = min(max(total / (records * clip_norm), min_fraction), 1.0)
-        return epoch.changed(clip_norm=clip_norm, fraction=fraction)
+        return epoch.with_numbers(clip_norm=clip_norm, fraction=fraction)
 
     def _with_affordable_noise(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
         """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
@@ -314,7 +314,9 @@ class DPIS(Strict):
         if found is None:
             return None
         noise, _ = found
-        return epoch.changed(noise=noise, spent=spent + float(rdp(events(noise, now), orders=(order,))[0]))
+        return epoch.with_numbers(
+            noise=noise, spent=spent + float(rdp(events(noise, now), orders=(order,))[0])
+        )
 
     def _plan_released(
         self, sampled: Batches, own: EpochParams, target: Target, facts: PlanningFacts
@@ -329,7 +331,7 @@ class DPIS(Strict):
         rate, steps = sampled.rate, own.steps_per_epoch * self.epochs
         setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
         others = [*before, (norm, norms)]
-        order, noise = precommitted(
+        order, noise = plan_fixed_noise(
             lambda noise: self._release(rate, 1.0, noise).event(),
             steps,
             others,

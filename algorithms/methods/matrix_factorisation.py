@@ -110,7 +110,7 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
         gradient[step] = -1.0
         moving = plain.apply(moving, gradient, steps=steps)
         if step in kept:
-            found.append(plain.published(moving).numpy())
+            found.append(plain.published_parameters(moving).numpy())
     return Workload(np.stack(found), tuple(step + 1 for step in sorted(kept)))
 
 
@@ -164,14 +164,14 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
 
 
 @lru_cache(maxsize=64)
-def banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS) -> Toeplitz:
+def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS) -> Toeplitz:
     """The banded Toeplitz strategy with the smallest noise in the iterates, its first column of norm 1.
 
     rows: as for `workload`. Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands`
     steps or more.
 
     Example:
-        >>> banded(OptimizerConfig(1.0), 64, 1).coefficients
+        >>> best_banded(OptimizerConfig(1.0), 64, 1).coefficients
         (1.0,)
     """
     bands = min(bands, steps)
@@ -191,7 +191,9 @@ def banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS)
 
 
 @lru_cache(maxsize=64)
-def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = ROWS) -> Buffered:
+def best_buffered(
+    update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = ROWS
+) -> Buffered:
     """The buffered strategy with the smallest noise in the iterates, for records that take part every `parts` steps.
 
     rows: as for `workload`. Source: McMahan et al. 2024, arXiv:2408.08868.
@@ -362,7 +364,7 @@ class MatrixFactorisation(Sampled):
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The strategy with the least noise in the iterates, and the least noise with which its run fits the target."""
-        sampled = self.sampled(facts)
+        sampled = self.batches(facts)
         if self.participation == "fixed_order":
             sampled = in_order(sampled, facts)
         kept, multiplier = self._best(sampled, target, facts)
@@ -397,15 +399,15 @@ class MatrixFactorisation(Sampled):
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
         asked, found = workload(self.update, self.steps), math.inf
 
-        def needed(kept: CorrelatedPlan) -> float:
+        def noise_needed(kept: CorrelatedPlan) -> float:
             return calibrated_multiplier(self._releases(kept, sampled), target, facts, sampled)
 
         parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
         best = CorrelatedPlan.of(INDEPENDENT, self.participation, parts)
-        own = independent = needed(best)
+        own = independent = noise_needed(best)
         for strategy, own_parts in self._candidates(sampled):
             kept = CorrelatedPlan.of(strategy, self.participation, own_parts)
-            there = independent if strategy == INDEPENDENT else needed(kept)
+            there = independent if strategy == INDEPENDENT else noise_needed(kept)
             noise = there * math.sqrt(mean_squared_noise(strategy, asked))
             if noise >= (1 - _WORTH) * found:
                 break
@@ -421,7 +423,7 @@ class MatrixFactorisation(Sampled):
                     "algorithm.strategy is buffered, whose noise has no end, and a sample's gain is proven for bands"
                     " alone; set algorithm.participation to fixed_order, or algorithm.strategy to banded."
                 )
-            yield buffered(self.update, self.steps, self.buffers, ordered), ordered
+            yield best_buffered(self.update, self.steps, self.buffers, ordered), ordered
             return
         max_bands = ordered or math.floor(1 / sampled.rate * (1 + 1e-12))
         if ordered is None and self.bands != "auto" and self.bands > max_bands:
@@ -435,7 +437,7 @@ class MatrixFactorisation(Sampled):
             if self.strategy == "square_root":
                 yield square_root(bands, momentum=self.update.momentum), ordered or bands
             else:
-                yield banded(self.update, self.steps, bands), ordered or bands
+                yield best_banded(self.update, self.steps, bands), ordered or bands
 
     def _releases(self, kept: CorrelatedPlan, sampled: Batches) -> Releases:
         steps = gradient_steps if self._is_dp_sgd(kept) else partial(correlated_steps, kept)
@@ -468,7 +470,7 @@ class DPFTRL(Sampled):
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the count, if it is private, and the whole run fit the target."""
-        sampled = in_order(self.sampled(facts), facts)
+        sampled = in_order(self.batches(facts), facts)
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
 
         def releases(kept: CorrelatedPlan) -> Releases:

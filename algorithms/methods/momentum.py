@@ -95,10 +95,10 @@ def growing_stages(
     while sum(stage.steps for stage in stages) < steps:
         k = len(stages) + 1
         stages.append(Stage(2**k * base, step_size / 4.0**k))
-    return cut(stages, steps)
+    return truncate_stages(stages, steps)
 
 
-def cut(stages: Sequence[Stage], steps: int) -> list[Stage]:
+def truncate_stages(stages: Sequence[Stage], steps: int) -> list[Stage]:
     """The same stages, ended after `steps` iterations."""
     kept: list[Stage] = []
     for stage in stages:
@@ -160,14 +160,14 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
     grid = np.geomspace(1e-12 * epsilon, epsilon, 20_001)
     gains, logs = _log_gain(grid, rate)[::-1], np.log(values)
 
-    def chosen(price: float) -> Array:
+    def epsilons_at(price: float) -> Array:
         """The epsilons where more of them gains exp(price) a unit."""
         return np.asarray(np.exp(np.interp(price - logs, gains, np.log(grid[::-1]))))
 
     def excess(price: float) -> float:
-        return float(np.log(np.sum(counts * chosen(price)) / epsilon))
+        return float(np.log(np.sum(counts * epsilons_at(price)) / epsilon))
 
-    found = chosen(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
+    found = epsilons_at(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
     return np.asarray(found * (epsilon / np.sum(counts * found)))
 
 
@@ -213,7 +213,7 @@ class MomentumState:
     previous: Tensor
     count: Tensor
 
-    def moved(self, parameters: Tensor) -> "MomentumState":
+    def advance_to(self, parameters: Tensor) -> "MomentumState":
         """The state after an iteration."""
         return MomentumState(parameters, self.parameters, self.count + 1)
 
@@ -469,7 +469,7 @@ class HeavyBall(Settings):
         now, _ = run_at(plan.params(PathParams).stages, int(state.count))
         gradient = self.gradient(state.parameters, plan, int(state.count), barrier)
         kept = now.momentum * (state.parameters - state.previous)
-        return state.moved(state.parameters - now.step_size * gradient + kept)
+        return state.advance_to(state.parameters - now.step_size * gradient + kept)
 
 
 PAPERS_GAP = 10.0
@@ -506,7 +506,7 @@ class Nesterov(Settings):
         importance, gap = np.ones(self.steps), None
         if self.variant.endswith("_opt"):
             gap = self.gap_at_start(facts)
-            stages = cut(stages, self.best_length(target, facts, curve, stages, gap))
+            stages = truncate_stages(stages, self.best_length(target, facts, curve, stages, gap))
             importance = coefficients(stages, curve)
         stages = [replace(stage, momentum=curve.momentum(stage.step_size)) for stage in stages]
         return self.plan_path(target, facts, curve, stages, importance, initial_gap=gap)
@@ -533,4 +533,4 @@ class Nesterov(Settings):
         kept = now.momentum * (state.parameters - state.previous) if step_in_stage else 0.0
         ahead = state.parameters + kept
         gradient = self.gradient(ahead, plan, int(state.count), barrier)
-        return state.moved(ahead - now.step_size * gradient)
+        return state.advance_to(ahead - now.step_size * gradient)

@@ -57,7 +57,7 @@ class DPSGDDecay(Sampled):
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""
-        sampled = self.sampled(facts)
+        sampled = self.batches(facts)
         return plan_noise_schedule(
             self.shares(sampled.rate), sampled=sampled, clip_norm=self.clip_norm, target=target, facts=facts
         )
@@ -201,9 +201,9 @@ class ADPSGD(Sampled):
                 " besides; set algorithm.update.schedule to constant."
             )
         check_no_noise_limit(self.update, "adp_sgd")
-        sampled = self.sampled(facts)
+        sampled = self.batches(facts)
         return plan_noise_schedule(
-            allocated(self.decay.factors(self.steps), self.allocation),
+            noise_factors(self.decay.factors(self.steps), self.allocation),
             sampled=sampled,
             clip_norm=self.clip_norm,
             target=target,
@@ -239,7 +239,7 @@ class ADPSGD(Sampled):
         return state.after(moved, divisor, squared=squared)
 
 
-def allocated(factors: Array, allocation: Allocation) -> Array:
+def noise_factors(factors: Array, allocation: Allocation) -> Array:
     """alpha_t with mean 1 / alpha_t^2 = 1: its square goes with 1 / eta_t, in reverse or not at all; shape [steps]."""
     if allocation == "constant":
         return np.ones_like(factors)

@@ -43,7 +43,7 @@ class Model(PerExampleModel):
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
-    def published(self, parameters: Tensor) -> dict[str, Tensor]:
+    def published_tensors(self, parameters: Tensor) -> dict[str, Tensor]:
         """All tensors that evaluation needs, by name: the trained parameters from [d], frozen ones, and buffers."""
         kept = self.module.state_dict()
         own = [

@@ -334,7 +334,7 @@ def write_beside(
 
     Args:
         model: a model named `huggingface`.
-        parameters: by name, as `Model.published` returns them.
+        parameters: by name, as `Model.published_tensors` returns them.
         folder: holds model.safetensors, with the names of `in_file`.
         facts: of the model's file.
         base: the name of the public model that adapters belong to, if known.
@@ -400,7 +400,7 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
 
     Args:
         model: a model named `huggingface` or `timm`.
-        parameters: by name, as `Model.published` returns them.
+        parameters: by name, as `Model.published_tensors` returns them.
         folder: for the files; created if it does not exist.
     """
     model.module.load_state_dict(dict(parameters), strict=False)  # a tied head is not stored twice

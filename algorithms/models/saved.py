@@ -160,7 +160,7 @@ def load_model(path: Path, *, allow_code: Collection[str] = ()) -> tuple[Model, 
     with safe_open(path, framework="pt") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     parameters = from_file(model, stored)
-    missing = model.published(model.initial_parameters()).keys() - parameters.keys()
+    missing = model.published_tensors(model.initial_parameters()).keys() - parameters.keys()
     if missing:
         raise ModelRefusedError(
             f"{path.name} lacks {min(missing)}; train again, or take the file that was published."

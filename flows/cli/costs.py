@@ -11,7 +11,7 @@ from algorithms.core.plan import Plan
 from algorithms.evaluation import expected_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.risk import caught, risk_profile
+from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.ledger import explain
 from data.card import data_card
@@ -193,7 +193,9 @@ def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     attack = settings.privacy.target
     if attack is None:
         return []
-    share = float(caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms))
+    share = float(
+        max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
+    )
     text = f"recognises at most {share:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
     return [("an attacker", text)]
 

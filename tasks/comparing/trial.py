@@ -410,7 +410,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
 def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, Any]:
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, label_type = HeldOut(data.public, data.test.features, data.test.labels), data.public.label_type
-    evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
+    evaluation = evaluate(trained.model, trained.model.published_tensors(trained.parameters), records)
     metrics = compute_metrics(label_type, evaluation, data.test.labels)
     objective = None
     if regularisation is not None:

@@ -23,7 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from algorithms.plain_text import for_markdown, visible
-from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
+from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_detection_rate
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
@@ -126,7 +126,9 @@ def risk_of(profile: Profile) -> dict[str, Any]:
     see `algorithms.privacy.accounting.risk`.
     """
     share = advantage(profile)
-    attacks = [{"false_alarms": rate, "caught": float(caught(profile, rate))} for rate in FALSE_ALARMS]
+    attacks = [
+        {"false_alarms": rate, "caught": float(max_detection_rate(profile, rate))} for rate in FALSE_ALARMS
+    ]
     return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(profile)}
 
 

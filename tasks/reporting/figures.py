@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from algorithms.plain_text import for_figure
-from algorithms.privacy.accounting.risk import Profile, caught
+from algorithms.privacy.accounting.risk import Profile, max_detection_rate
 from tasks.runs.metrics import ACCURACY
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
@@ -117,7 +117,7 @@ def risk_figure(profile: Profile | None, *, theme: Theme) -> "Figure":
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
     rates = np.geomspace(1e-4, 1.0, 200)
-    recognised = np.ones_like(rates) if profile is None else caught(profile, rates)
+    recognised = np.ones_like(rates) if profile is None else max_detection_rate(profile, rates)
     axes.plot(rates, rates, color=theme.muted, linestyle=":", label="blind guessing")
     axes.plot(rates, recognised, color=theme.accent, label="best attacker")
     for axis in (axes.xaxis, axes.yaxis):

@@ -31,8 +31,8 @@ from algorithms.privacy.ledger import (
     Ledger,
     NotAllowedError,
     Price,
-    exhausted,
-    floored,
+    exhausted_blocks,
+    floor_to_6_digits,
     forecast,
     next_retraining,
 )
@@ -85,7 +85,7 @@ def epsilon_for(
     each = price[0] / balance.blocks_per_person
 
     if balance.composition.kind == "basic":
-        epsilon = floored(each)
+        epsilon = floor_to_6_digits(each)
         fits = epsilon > 0 and (
             balance.composition.cost(Budget(epsilon, delta), together, balance.blocks_per_person)[1]
             <= Fraction(price[1])
@@ -116,7 +116,7 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
     Found by interpolation between the logarithms of an epsilon that fits and one that does not.
     """
     fits, exceeds = (0.0, 0.0), (0.0, 0.0)
-    epsilon = floored(highest)
+    epsilon = floor_to_6_digits(highest)
     for _ in range(_MAX_PLANS):
         cost_share = share(epsilon)
         if 1 - _CLOSE <= cost_share <= 1:
@@ -125,7 +125,7 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
             exceeds = epsilon, cost_share
         else:
             fits = epsilon, cost_share
-        epsilon = floored(_between(fits, exceeds))
+        epsilon = floor_to_6_digits(_between(fits, exceeds))
     if fits[0] <= 0:
         raise RefusedError("no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.")
     return fits[0]
@@ -171,7 +171,7 @@ def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[
     If the database allows only the owner to retire, nothing is retired; such a block pays for no retraining anyway.
     """
     used = [block for block in standing if block.runs]
-    names = exhausted(used, _smallest(settings, standing), settings.spread) if used else ()
+    names = exhausted_blocks(used, _smallest(settings, standing), settings.spread) if used else ()
     try:
         for name in names:
             ledger.retire_block(card.population, name)

@@ -83,7 +83,7 @@ def keep_checkpoint(checkpoint: Checkpoint) -> None:
         return
     file = _checkpoint_file(checkpoint.first)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(file, checkpoint.signed(signing_key(home())), mode=0o600)
+    write_text(file, checkpoint.to_signed_json(signing_key(home())), mode=0o600)
 
 
 def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
@@ -129,7 +129,7 @@ def bind(ledger: Ledger, public: DatasetInfo, *, home: Path, prepared: Path) -> 
     if not public.is_public:
         keep_usual(ledger, public.population, home=home)
     check_terms(ledger, public)
-    charged, here = ledger.held(public.population), digests_of(public, prepared)
+    charged, here = ledger.reserved_digests(public.population), digests_of(public, prepared)
     if any(contents(charged.get(name, ())).isdisjoint(contents_here) for name, contents_here in here.items()):
         raise prepared_again_error(prepared)
 

@@ -225,7 +225,9 @@ def _check_scored(every: Sequence[Document], public: DatasetInfo) -> None:
     for settings in distinct_models(every):
         model = model_for(settings, public)
         try:
-            score = score_statistic(public, model, model.published(model.initial_parameters()), size=1)
+            score = score_statistic(
+                public, model, model.published_tensors(model.initial_parameters()), size=1
+            )
             shape_of(score, zeros(public), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1670,9 +1670,9 @@ def test_rows_pass_as_another_unit_only_by_a_statement_that_the_card_shows(unit:
     card = call(unit=unit, one_row_per_unit=True, **people).card
     assert (card.setting.unit, card.setting.unit_is_stated) == (unit, True)
     claim = f"one record ({unit}, as whoever trained it states: nobody checked that none has several records)"
-    assert claim in text.protected(card) and claim in text.one(card)
+    assert claim in text.protection_sentence(card) and claim in text.one(card)
     assert verify(card, unsigned=True).passed
-    assert "nobody checked" not in text.protected(call().card)
+    assert "nobody checked" not in text.protection_sentence(call().card)
 
 
 def test_a_statement_beside_people_is_refused() -> None:

@@ -129,7 +129,7 @@ def test_a_model_s_file_brings_the_scale_back() -> None:
         "front": {"kind": "target_scale"},
     }
     model = installed(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
-    published = model.published(torch.randn(4))
+    published = model.published_tensors(torch.randn(4))
     again, rows = architecture(facts), torch.randn(5, 3)
     assert torch.equal(
         again.scores(again.outputs(published, rows)), model.scores(model.outputs(published, rows))

@@ -155,7 +155,7 @@ def targets(folder: Path) -> Iterator[Target]:
     yield Target("table.parquet", (folder / "table.parquet").read_bytes(), _table("parquet"))
     facts = {"model": "logistic", "input_shape": [3], "classes": ["no", "yes"]}
     model = models.build("logistic", input_shape=(3,), classes=2, seed=0)
-    parameters = model.published(model.initial_parameters())
+    parameters = model.published_tensors(model.initial_parameters())
     save_file(parameters, folder / "model.safetensors", {"epsilonflow": json.dumps(facts)})
     yield Target("model.safetensors", (folder / "model.safetensors").read_bytes(), _model)
     yield _training(folder)
@@ -231,7 +231,7 @@ def _ledgers(folder: Path) -> Iterator[Target]:
     ledger.reserve("b", "patients", Budget(1.0, 1e-5), events=[], notes={}, blocks=("february",))
     history, balances = ledger.history(), ledger.balances()
     export(ledger, folder / "copy.jsonl")
-    checkpoint = ledger.verify().checkpoint.signed(KEY)
+    checkpoint = ledger.verify().checkpoint.to_signed_json(KEY)
     with ledger._store.database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -30,7 +30,7 @@ class Free:
     def charge(self, event: dp.DpEvent) -> None:
         self.events.append(event)
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         return 0.0
 
 

@@ -117,7 +117,10 @@ def _trace(kind: Kind, steps: int, noise_multiplier: float) -> Trace:
         privacy_filter.charge(release.event())
         trace.step = max(0, index - first_step)
         trace.record(
-            release, release.event(), noise_std=release.noise_scale, epsilon=privacy_filter.spent(DELTA)
+            release,
+            release.event(),
+            noise_std=release.noise_scale,
+            epsilon=privacy_filter.epsilon_spent(DELTA),
         )
     return trace
 

@@ -57,7 +57,8 @@ def write_model(folder: Path, name: str, *, cells: bool, columns: Any = COLUMNS,
     facts["preparation"] |= {"target": more["target"]} if "target" in more else {}
     torch.manual_seed(1)
     released = {
-        key: torch.randn_like(part) for key, part in model.published(model.initial_parameters()).items()
+        key: torch.randn_like(part)
+        for key, part in model.published_tensors(model.initial_parameters()).items()
     }
     save_file(released, folder / "model.safetensors", metadata={"epsilonflow": json.dumps(facts)})
     return reader

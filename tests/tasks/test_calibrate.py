@@ -105,10 +105,12 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
     document = json.loads(json.dumps(calibrate.calibrate(asked, public)))
     calibrate.check(document, asked, public)
     plan = Plan.from_json(document)
-    found = float(risk.caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
+    found = float(risk.max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
     assert 0.045 < found <= 0.05
     more = calibrate.plan_for(settings(epsilon=1.05 * plan.target.budget.epsilon), public)
-    assert float(risk.caught(risk_profile(more.filter, more.schedule, more.adjacency), 0.01)) > found
+    assert (
+        float(risk.max_detection_rate(risk_profile(more.filter, more.schedule, more.adjacency), 0.01)) > found
+    )
 
 
 @pytest.mark.parametrize(

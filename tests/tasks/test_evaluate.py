@@ -40,7 +40,7 @@ def test_a_model_of_padded_texts_gives_what_it_gave_in_training(ids: Any) -> Non
     features, labels = np.array(ids, np.int32), np.zeros(len(ids), np.int64)
     public: Any = SimpleNamespace(label_type=Classes(classes=("no", "yes")), tokens=9, label_shape=())
     data: Any = SimpleNamespace(public=public, test_features=features, test_labels=labels)
-    evaluated = evaluate(model, model.published(model.initial_parameters()), data)
+    evaluated = evaluate(model, model.published_tensors(model.initial_parameters()), data)
     torch.testing.assert_close(torch.from_numpy(evaluated.scores).double(), expected.softmax(1).double())
 
     trained: Any = module
@@ -48,5 +48,5 @@ def test_a_model_of_padded_texts_gives_what_it_gave_in_training(ids: Any) -> Non
     predicted = _predict_batch(trained, None, ("0",) * len(ids), features)
     torch.testing.assert_close(torch.from_numpy(predicted.scores).double(), expected.softmax(1).double())
 
-    score = score_statistic(public, model, model.published(model.initial_parameters()), size=8)
+    score = score_statistic(public, model, model.published_tensors(model.initial_parameters()), size=8)
     assert score(torch.from_numpy(features[0]), torch.from_numpy(labels)[0]).shape == (1,)

@@ -228,7 +228,10 @@ class Runs:
             settings = params.parse(document, reads=("model", "features"))
             model = calibrate.model_for(settings, self.public(choices))
             save_file(
-                {name: t.contiguous() for name, t in model.published(model.initial_parameters()).items()},
+                {
+                    name: t.contiguous()
+                    for name, t in model.published_tensors(model.initial_parameters()).items()
+                },
                 path,
             )
         return path

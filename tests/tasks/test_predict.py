@@ -245,7 +245,7 @@ def _save(name: str, folder: Path, **settings: Any) -> None:
         "input_shape": form.shape,
         "classes": [str(place) for place in range(form.classes)],
     }
-    released = {key: tensor.contiguous() for key, tensor in model.published(moved(model)).items()}
+    released = {key: tensor.contiguous() for key, tensor in model.published_tensors(moved(model)).items()}
     save_file(released, folder / "model.safetensors", metadata={"epsilonflow": json.dumps(facts)})
 
 

@@ -83,7 +83,7 @@ def test_the_card_is_signed_with_the_key_of_the_home(tmp_path: Path) -> None:
         make(folders)
     (home() / "owner.pub").unlink()
     other = make(folders).card
-    assert other != first and other.signed(None) == first.signed(None)
+    assert other != first and other.sign(None) == first.sign(None)
     assert verify(other, folders.artifacts, key=public_key(home())).passed
     assert not verify(first, folders.artifacts, key=public_key(home())).passed
 
@@ -102,7 +102,7 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     spent = finished.card.setting.epsilon
     assert spent is not None
     promised = risk.profile(schedule_from_json(finished.run.receipt["events"]))
-    caught = float(risk.caught(promised, 0.01))
+    caught = float(risk.max_detection_rate(promised, 0.01))
     assert caught < DELTA + 0.01 * math.exp(spent)  # what the single point would allow
     assert f"epsilon = {rounded_up(spent)}" in text
     assert f"{math.ceil(1000 * caught) / 10:.1f} % of those that were" in text

@@ -69,10 +69,10 @@ def toeplitz(event: CorrelatedDpEvent) -> Array:
     """The first column of a Toeplitz strategy, shape [at most steps]."""
     if event.coefficients:
         return np.array(event.coefficients[: event.steps], dtype=np.float64)
-    return buffered(np.array(event.weights), np.array(event.decays), event.steps)
+    return buffered_column(np.array(event.weights), np.array(event.decays), event.steps)
 
 
-def buffered(weights: Array, decays: Array, steps: int) -> Array:
+def buffered_column(weights: Array, decays: Array, steps: int) -> Array:
     """The first column of a buffered strategy, shape [steps]."""
     powers = decays[:, None] ** np.arange(max(steps - 1, 0))
     return np.concatenate([[1.0], weights @ powers])[:steps]

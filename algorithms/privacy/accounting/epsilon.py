@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pairs_of, parts, rule_of
-from algorithms.privacy.accounting.events import Schedule, disjoint_parts_of, unrolled
+from algorithms.privacy.accounting.events import Schedule, disjoint_parts_of, unroll
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
     ComposedPLD,
@@ -176,7 +176,7 @@ def merge_events(schedule: Schedule) -> Schedule:
     is 1 / z^2, added up (Dong, Roth and Su 2022, Corollary 3.3).
     """
     schedule = _count_equal(
-        [(event, count) for event, count in unrolled(schedule) if not isinstance(event, dp.NoOpDpEvent)]
+        [(event, count) for event, count in unroll(schedule) if not isinstance(event, dp.NoOpDpEvent)]
     )
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     others = [(event, count) for event, count in schedule if not isinstance(event, dp.GaussianDpEvent)]

@@ -527,19 +527,19 @@ class _SampledGroup(EventRule):
 class _Compound(EventRule):
     """An event that consists of others, to each of which the rule is applied."""
 
-    def combined(self, event: Any, values: list[Any]) -> Any:
+    def combine(self, event: Any, values: list[Any]) -> Any:
         """A cost of the event from those of its parts: numbers, or Rényi bounds of shape [orders]."""
         raise NotImplementedError
 
     def pure_epsilon(self, event: Any) -> float:
-        return float(self.combined(event, [rule_of(inner).pure_epsilon(inner) for inner in parts(event)]))
+        return float(self.combine(event, [rule_of(inner).pure_epsilon(inner) for inner in parts(event)]))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        found = self.combined(event, [rule_of(inner).rdp(inner, orders, adjacency) for inner in parts(event)])
+        found = self.combine(event, [rule_of(inner).rdp(inner, orders, adjacency) for inner in parts(event)])
         return np.asarray(found)
 
     def rho(self, event: Any) -> float:
-        return float(self.combined(event, [rule_of(inner).rho(inner) for inner in parts(event)]))
+        return float(self.combine(event, [rule_of(inner).rho(inner) for inner in parts(event)]))
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return _with_parts(event, lambda inner: rule_of(inner).under_replace_one(inner))
@@ -555,7 +555,7 @@ class _Compound(EventRule):
 
 
 class _SelfComposed(_Compound):
-    def combined(self, event: Any, values: list[Any]) -> Any:
+    def combine(self, event: Any, values: list[Any]) -> Any:
         return event.count * values[0]
 
     def is_possible(self, event: Any) -> bool:
@@ -568,7 +568,7 @@ class _SelfComposed(_Compound):
 
 
 class _Composed(_Compound):
-    def combined(self, event: Any, values: list[Any]) -> Any:
+    def combine(self, event: Any, values: list[Any]) -> Any:
         return np.sum(values, axis=0)
 
     def trace_fields(self, event: Any) -> TraceFields:
@@ -585,7 +585,7 @@ class _Composed(_Compound):
 
 
 class _Either(_Composed):
-    def combined(self, event: Any, values: list[Any]) -> Any:
+    def combine(self, event: Any, values: list[Any]) -> Any:
         return np.max(values, axis=0)
 
     def is_possible(self, event: Any) -> bool:

@@ -44,21 +44,21 @@ __all__ = [
     "disjoint_parts_of",
     "event_from_json",
     "event_to_json",
-    "merged",
+    "merge_neighbours",
     "on_disjoint_parts",
     "releases_in_order",
     "run_lengths",
     "schedule_from_json",
     "schedule_to_json",
     "trials_of",
-    "unrolled",
+    "unroll",
 ]
 
 Schedule = Sequence[tuple[dp.DpEvent, int]]
 """Events with the number of times each occurs in a row, in the order of the releases."""
 
 
-def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
+def unroll(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
     """A schedule with the releases that the accountants know in place of an event that stands for many.
 
     Raises RefusedError for a step of correlated noise that no event before it has paid for.
@@ -109,7 +109,7 @@ def schedule_from_json(document: Sequence[Mapping[str, Any]]) -> list[tuple[dp.D
     return [(event_from_json(row["event"]), row["count"]) for row in document]
 
 
-def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
+def merge_neighbours(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
     """A schedule in which equal neighbours are counted together."""
     rows: list[tuple[dp.DpEvent, int]] = []
     for event, count in schedule:
@@ -122,7 +122,7 @@ def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
 
 def run_lengths(events: Sequence[dp.DpEvent]) -> list[tuple[dp.DpEvent, int]]:
     """Single events in their order as a schedule: neighbours that are equal are counted together."""
-    return merged([(event, 1) for event in events])
+    return merge_neighbours([(event, 1) for event in events])
 
 
 @dataclass(frozen=True)

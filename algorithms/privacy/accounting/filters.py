@@ -94,7 +94,7 @@ class Filter(Protocol):
     def charge(self, event: dp.DpEvent) -> None:
         """Charge the event; raises BudgetRefusedError, and charges nothing, if the filter cannot pay for it."""
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         """The cost of the releases so far at `delta`; see `trace.Row` for when this is not a bound."""
 
 
@@ -188,7 +188,7 @@ class ScheduleFilter:
         self._count += 1
         self._next = next(self._events, None)
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         if self._curve is not None:
             return self._curve.after(self._count)
         rdp_by_library = (
@@ -232,7 +232,7 @@ class RenyiFilter:
         self._paid.take(event)
         self._total += self._cost(event)
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         return max(0.0, self._total + conversion(self.order, delta)) if self._total else 0.0
 
     def _cost(self, event: dp.DpEvent) -> float:
@@ -261,7 +261,7 @@ class ZCDPFilter:
             raise _exhausted_error(event, f"rho = {self._limit - self._total:.4g}")
         self._total += rho_of(event)
 
-    def spent(self, delta: float) -> float:
+    def epsilon_spent(self, delta: float) -> float:
         return epsilon_of_zcdp(self._total, delta)
 
 

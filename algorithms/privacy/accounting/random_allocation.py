@@ -111,14 +111,14 @@ class _Ratio:
         points: Array = np.exp(self.cell * (self.first + np.arange(len(self.masses))))
         return points
 
-    def refined(self, cell: float) -> "_Ratio":
+    def refine(self, cell: float) -> "_Ratio":
         """The same on a grid of smaller cells, of which the present ones are a multiple."""
         times = round(self.cell / cell)
         masses = np.zeros((len(self.masses) - 1) * times + 1)
         masses[::times] = self.masses
         return replace(self, cell=cell, first=self.first * times, masses=masses)
 
-    def trimmed(self) -> "_Ratio":
+    def trim(self) -> "_Ratio":
         """The same without points of next to no chance at both ends."""
         values = self.values
         means = self.masses * values
@@ -157,7 +157,7 @@ def _ratio_of_step(z: float, cell: float) -> _Ratio:
     return _Ratio(cell, first, masses, below - lowest, float(ndtr(-under_p[-1])))
 
 
-def _doubled(one: _Ratio) -> _Ratio:
+def _double(one: _Ratio) -> _Ratio:
     """The sum of two that are alike and independent.
 
     Points with indices i and i + d have the sum exp(cell i) (1 + exp(cell d)), which lies at the same place between two
@@ -184,7 +184,7 @@ def _doubled(one: _Ratio) -> _Ratio:
     missed = masses[:start]
     zero = one.zero**2 + 2 * one.zero * float(missed.sum())
     lost = 2 * one.lost + 2 * one.zero * float(missed @ one.values[:start])
-    return _Ratio(one.cell, one.first + start, sums, zero, lost).trimmed()
+    return _Ratio(one.cell, one.first + start, sums, zero, lost).trim()
 
 
 def _plus(several: _Ratio, one: _Ratio) -> _Ratio:
@@ -204,7 +204,7 @@ def _plus(several: _Ratio, one: _Ratio) -> _Ratio:
         sums += np.bincount(low, both - up, len(sums)) + np.bincount(low + 1, up, len(sums))
     lost = several.lost + one.lost
     lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ values)
-    return _Ratio(cell, first, sums, several.zero + one.zero, lost).trimmed()
+    return _Ratio(cell, first, sums, several.zero + one.zero, lost).trim()
 
 
 @lru_cache(maxsize=64)
@@ -230,8 +230,8 @@ def ratio_of_pass(
         1,
     )
     for bit in f"{steps:b}"[1:]:
-        total, count = _doubled(total), 2 * count
-        total = total.refined(min(total.cell, cell_for(total.cell * len(total.masses))))
+        total, count = _double(total), 2 * count
+        total = total.refine(min(total.cell, cell_for(total.cell * len(total.masses))))
         if bit == "1":
             width = math.sqrt(_ADDED * count * spread / (1 + spread)) / finer
             total = _plus(total, _ratio_of_step(noise_multiplier, min(width, _MAX_ADDED_CELL)))

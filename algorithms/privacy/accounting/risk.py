@@ -138,11 +138,11 @@ def misses(found: Profile, false_alarms: ArrayLike) -> Array:
     return best
 
 
-def caught(found: Profile, false_alarms: ArrayLike) -> Array:
+def max_detection_rate(found: Profile, false_alarms: ArrayLike) -> Array:
     """The largest share of used records that any test recognises, at a rate of false alarms.
 
     Example:
-        >>> round(float(caught(Profile(np.zeros(1), np.zeros(1)), 0.05)), 6)
+        >>> round(float(max_detection_rate(Profile(np.zeros(1), np.zeros(1)), 0.05)), 6)
         0.05
     """
     recognised: Array = 1 - misses(found, false_alarms)

@@ -100,7 +100,7 @@ class Correlation:
             )
         return self._correlator
 
-    def charged(self) -> None:
+    def advance(self) -> None:
         """Move to the next step; called once the last release given to `of` is charged."""
         self._next += 1
 
@@ -288,7 +288,7 @@ class Barrier:
         correlator = self.__correlation.of(release, len(parameters))
         stream = self.__charge(release, dimension=len(parameters))
         if correlator is not None:
-            self.__correlation.charged()
+            self.__correlation.advance()
         drawn = words_of_sample(sampling, len(self.__records.labels))
         noise_ahead = (
             NoiseAhead.of(
@@ -309,7 +309,7 @@ class Barrier:
             return (_noisy_slices(total, release, noise_ahead, slices) / divisor).to(torch.float32)
         if noise_ahead is None:
             return self.__group.broadcast(torch.empty_like(parameters))
-        noisy = noise_ahead.added(total)
+        noisy = noise_ahead.add_noise(total)
         self.__measure(parameters, clipping, release, total, noisy)
         return self.__group.broadcast((noisy / divisor).to(torch.float32).to(parameters.device))
 
@@ -454,7 +454,7 @@ class Barrier:
             release,
             event,
             noise_std=noise_std(release, dimension),
-            epsilon=self.__privacy_filter.spent(self.__delta),
+            epsilon=self.__privacy_filter.epsilon_spent(self.__delta),
         )
         return self.__generator.stream(len(self.__trace.rows) - 1)
 

@@ -28,7 +28,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,
     event_to_json,
-    merged,
+    merge_neighbours,
     schedule_from_json,
     schedule_to_json,
 )
@@ -80,7 +80,7 @@ def build(run: RunRecord, key: Ed25519PrivateKey | None = None) -> PrivacyCard:
         raise RefusedError(
             f"the privacy card needs {error.args[0]!r}, which the run did not record; use one version for all stages."
         ) from None
-    return _validate(json.dumps(document)).signed(key)
+    return _validate(json.dumps(document)).sign(key)
 
 
 def load(path: Path) -> PrivacyCard:
@@ -271,7 +271,7 @@ def queries(trace: Columns) -> Iterator[dict[str, Any]]:
 
 def trace_schedule(trace: Columns) -> list[tuple[dp.DpEvent, int]]:
     """The events of a noise trace in their order, equal neighbours counted together."""
-    return merged([(_event(str(text)), len([*run])) for text, run in groupby(trace["event"])])
+    return merge_neighbours([(_event(str(text)), len([*run])) for text, run in groupby(trace["event"])])
 
 
 def _rows(trace: Columns, names: list[str]) -> Iterator[tuple[Any, ...]]:
@@ -304,7 +304,7 @@ def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
 
 def same_events(one: Schedule, other: Schedule) -> bool:
     """Whether two schedules are the same releases in the same order."""
-    return schedule_to_json(merged(one)) == schedule_to_json(merged(other))
+    return schedule_to_json(merge_neighbours(one)) == schedule_to_json(merge_neighbours(other))
 
 
 def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) -> str | None:

@@ -401,7 +401,7 @@ class PrivacyCard(Section):
         """The facts as the file that holds them: these bytes and no others."""
         return (json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
-    def signed(self, key: Ed25519PrivateKey | None) -> Self:
+    def sign(self, key: Ed25519PrivateKey | None) -> Self:
         """The same facts, signed; unsigned without a key."""
         bare = self.model_copy(update={"signature": None})
         if key is None:
@@ -415,7 +415,7 @@ class PrivacyCard(Section):
             return False
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signature.public_key))
         try:
-            key.verify(bytes.fromhex(self.signature.value), self.signed(None).to_bytes())
+            key.verify(bytes.fromhex(self.signature.value), self.sign(None).to_bytes())
         except InvalidSignature:
             return False
         return True

@@ -157,7 +157,7 @@ def _group(card: PrivacyCard) -> str:
     return f"; for all records of a person together it is {numbers}, and the account is charged for them all"
 
 
-def protected(card: PrivacyCard) -> str:
+def protection_sentence(card: PrivacyCard) -> str:
     """Who is protected, and from what."""
     setting, is_started = card.setting, card.mechanism.model.start is not None
     shown = "who was in its training data is shown by it as far as its own card says"
@@ -482,7 +482,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
     costs = {name: cost for name, cost in every.items() if cost is not None} or {"pld": None}
     lines = [f"# Privacy card: {escape(setting.title)}", "", f"**{escape(statement(card))}**"]
     sections = {
-        "Protected": [protected(card)],
+        "Protected": [protection_sentence(card)],
         "Not protected": not_protected(card),
         "Out of scope": [
             side_channels(card),

@@ -22,7 +22,7 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, 
 from algorithms.privacy.accounting.events import (
     Schedule,
     disjoint_parts_of,
-    merged,
+    merge_neighbours,
     releases_in_order,
     schedule_from_json,
     schedule_to_json,
@@ -362,12 +362,12 @@ def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evalu
     if filter_from_json(plan["filter"]) == FIXED:
         same = same_events(schedule_from_json(plan["schedule"]), schedule)
         return None if same else "other events than the card's"
-    before = merged(schedule_from_json(plan["prior_events"]))
+    before = merge_neighbours(schedule_from_json(plan["prior_events"]))
     first, left = [], sum(count for _, count in before)
     for event, count in schedule:
         first += [(event, min(count, left))] if left > 0 else []
         left -= count
-    begins = not before or same_events(before, merged(first))
+    begins = not before or same_events(before, merge_neighbours(first))
     return None if begins else "the events before those that are chosen adaptively are others than the card's"
 
 

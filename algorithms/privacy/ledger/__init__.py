@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         check_location,
         check_usual,
         checked_url,
-        expanded,
+        expand_path,
         home,
         keep_usual,
         ledger_url,
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
         Forecast,
         Price,
         Spread,
-        exhausted,
+        exhausted_blocks,
         forecast,
         next_retraining,
     )
-    from algorithms.privacy.ledger.rules import floored
+    from algorithms.privacy.ledger.rules import floor_to_6_digits
     from algorithms.privacy.ledger.store import NotAllowedError
 else:
     _MODULES = {
         "administration": ("export", "init", "restore"),
         "ledger": ("Checkpoint", "Ledger", "Settlement", "identity", "settlement"),
         "location": (
-            *("check_location", "check_usual", "checked_url", "expanded", "home", "keep_usual"),
+            *("check_location", "check_usual", "checked_url", "expand_path", "home", "keep_usual"),
             *("ledger_url", "open_newest", "remember", "sqlite_url", "system_user"),
         ),
         "planned_runs": ("ORDERS", "ChosenComposition", "choose_composition", "explain"),
         "policy": (
             *("Block", "Choice", "Forecast", "Price", "Spread"),
-            *("exhausted", "forecast", "next_retraining"),
+            *("exhausted_blocks", "forecast", "next_retraining"),
         ),
-        "rules": ("floored",),
+        "rules": ("floor_to_6_digits",),
         "store": ("NotAllowedError",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -101,11 +101,11 @@ __all__ = [
     "checked_url",
     "choose_composition",
     "contents",
-    "exhausted",
-    "expanded",
+    "exhausted_blocks",
+    "expand_path",
     "explain",
     "export",
-    "floored",
+    "floor_to_6_digits",
     "forecast",
     "group_of",
     "home",

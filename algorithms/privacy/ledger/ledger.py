@@ -84,7 +84,7 @@ class Checkpoint:
     state: LedgerState
     priced: bool
 
-    def signed(self, key: Ed25519PrivateKey) -> str:
+    def to_signed_json(self, key: Ed25519PrivateKey) -> str:
         """The checkpoint as JSON text, with a signature."""
         document: dict[str, Any] = {"first": self.first, "head": list(self.head), "priced": self.priced}
         document["books"] = state_tables.to_document(self.state)
@@ -401,7 +401,7 @@ class Ledger:
         run, state = self._store.read(last)
         return None if run is None else spent_with(state, population, run.amounts, runs)
 
-    def held(self, population: str) -> dict[str, frozenset[str]]:
+    def reserved_digests(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
         state = self._state(population, held={})
         return {block: found for (_, block), found in state.held.items()}
@@ -445,9 +445,9 @@ class Ledger:
 
     def head(self) -> str:
         """The hash of the last row, which commits to the whole history; keep it outside of the ledger."""
-        return self.verified().hash
+        return self.last_verified().hash
 
-    def verified(self) -> Head:
+    def last_verified(self) -> Head:
         """The last verified row."""
         self._store.read(lambda _: None)
         return self._store.verified
@@ -459,7 +459,7 @@ class Ledger:
         which one that is below their cost raises LedgerBrokenError. A run that was settled at its full cost keeps the
         price of its reservation, so its events may cost less.
         """
-        return self._store.read(lambda connection: verified(self._store, connection, since, prices=prices))
+        return self._store.read(lambda connection: verify_rows(self._store, connection, since, prices=prices))
 
     def check_contains(self, head: str) -> None:
         """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere.
@@ -563,7 +563,9 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
     return Settlement(ledger._store.read(right_after), population, run_id)
 
 
-def verified(store: Store, connection: Connection, since: Checkpoint | None, *, prices: bool) -> Verification:
+def verify_rows(
+    store: Store, connection: Connection, since: Checkpoint | None, *, prices: bool
+) -> Verification:
     """Replay the rows after a checkpoint and compare the balances with the state; see `Ledger.verify`.
 
     Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the

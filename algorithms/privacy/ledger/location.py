@@ -40,7 +40,7 @@ def home() -> Path:
     can be created.
     """
     named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
-    folder = expanded("EPSILONFLOW_HOME", named)
+    folder = expand_path("EPSILONFLOW_HOME", named)
     if not folder.is_absolute():
         raise RefusedError(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
     _check_outside("EPSILONFLOW_HOME", folder)
@@ -85,7 +85,7 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-def expanded(variable: str, path: str) -> Path:
+def expand_path(variable: str, path: str) -> Path:
     """A path from an environment variable, with ~ expanded; raises RefusedError for an unknown user."""
     try:
         return Path(path).expanduser()
@@ -148,7 +148,7 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     The next process that opens the ledger in this home verifies the rows after this head. Raises LedgerBrokenError and
     records nothing if an older copy was restored since the ledger was opened.
     """
-    head = ledger.verified()
+    head = ledger.last_verified()
     _check_newest(ledger, url, home)
     for file in _files(ledger, url, home):
         write_line(file, f"{head.seq} {head.hash}")

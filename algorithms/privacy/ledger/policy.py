@@ -116,7 +116,9 @@ def next_retraining(
     return used, tuple(map(min, zip(*(shares[name] for name in used), strict=True)))
 
 
-def exhausted(blocks: Sequence[Block], smallest: Price, spread: Spread | None = None) -> tuple[str, ...]:
+def exhausted_blocks(
+    blocks: Sequence[Block], smallest: Price, spread: Spread | None = None
+) -> tuple[str, ...]:
     """The blocks to retire: those that cannot pay the smallest useful price.
 
     spread: if prices are shares of the rest, a block retires when its next share is below the smallest.
@@ -205,7 +207,7 @@ def forecast(
             if block.name in used:
                 left = tuple(max(0.0, have - part) for have, part in zip(block.left, price, strict=True))
                 current[index] = replace(block, left=left, runs=block.runs + 1)
-        retired = exhausted(current, smallest, pricing if isinstance(pricing, Spread) else None)
+        retired = exhausted_blocks(current, smallest, pricing if isinstance(pricing, Spread) else None)
         current = [replace(block, retired=block.retired or block.name in retired) for block in current]
         done.append(Retraining(number, used, price, retired))
     return Forecast(tuple(done), None)

@@ -139,12 +139,12 @@ def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Ite
     for entry in entries:
         seq += 1
         if entry.seq != seq or entry.previous_hash != previous or not is_intact(entry):
-            raise broken(name, seq)
+            raise broken_error(name, seq)
         previous = entry.hash
         yield entry
 
 
-def broken(name: str, seq: int) -> LedgerBrokenError:
+def broken_error(name: str, seq: int) -> LedgerBrokenError:
     """The error for a row that was changed. name: of the ledger."""
     return LedgerBrokenError(
         f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
@@ -282,7 +282,7 @@ class LedgerState:
         """The amount that the cap allows."""
         return self.term(population).composition.amount_of(self.cap(population, block))
 
-    def charged(self, population: str, block: str, *states: Status) -> Amount:
+    def charged_amount(self, population: str, block: str, *states: Status) -> Amount:
         """The amount of all runs in these states in a block, including runs on the whole population."""
         total = self.term(population).composition.nothing()
         for name in {block, WHOLE_POPULATION}:
@@ -290,15 +290,15 @@ class LedgerState:
                 total = plus(total, amount) if status in states else total
         return total
 
-    def left(self, population: str, block: str) -> Amount:
+    def remaining(self, population: str, block: str) -> Amount:
         """The amount that can still be charged; negative if a cap was lowered."""
-        charged = self.charged(population, block, *STATES)
+        charged = self.charged_amount(population, block, *STATES)
         rounded = times(self.limit(population, block), 1 + ROUNDING)
         return plus(rounded, charged, sign=-1)
 
     def how_many(self, population: str, block: str, charge: Amount) -> int | None:
         """How many such charges fit; None for a charge of nothing, which always fits, and 0 if the cap is exceeded."""
-        room = self.left(population, block)
+        room = self.remaining(population, block)
         if min(room) < 0 or (population, block) in self.retired:
             return 0
         return min((left // part for left, part in zip(room, charge, strict=True) if part), default=None)
@@ -425,8 +425,8 @@ class Balance:
 def balance_of(state: LedgerState, population: str, block: str) -> Balance:
     """The balance of a block, or of a population without blocks; raises RefusedError for an unknown one."""
     terms, cap = state.term(population), state.cap(population, block)
-    spent = state.charged(population, block, "settled", "forfeited")
-    reserved = state.charged(population, block, "open")
+    spent = state.charged_amount(population, block, "settled", "forfeited")
+    reserved = state.charged_amount(population, block, "open")
     rest = left_of(state.limit(population, block), plus(spent, reserved))
     untouched = not any(plus(spent, reserved))
     return Balance(
@@ -447,7 +447,7 @@ def find_fullest_block(state: LedgerState, population: str) -> str:
     """The block of which the greatest share is charged: no person has lost more than its balance says."""
 
     def share(block: str) -> tuple[bool, Fraction]:
-        charged = state.charged(population, block, *STATES)
+        charged = state.charged_amount(population, block, *STATES)
         pairs = list(zip(charged, state.limit(population, block), strict=True))
         beyond = any(part and not whole for part, whole in pairs)
         return beyond, max(part / whole if whole else Fraction(0) for part, whole in pairs)
@@ -463,7 +463,7 @@ def block_views(state: LedgerState, population: str, also: Sequence[str] = ()) -
     blocks, declared = [], state.blocks(population)
     for name in [*declared, *(name for name in also if name not in declared)] or [WHOLE_POPULATION]:
         account = name if name in declared else WHOLE_POPULATION
-        limit, charged = state.limit(population, account), state.charged(population, account, *STATES)
+        limit, charged = state.limit(population, account), state.charged_amount(population, account, *STATES)
         left = _floats(left_of(limit, charged))
         is_retired = (population, name) in state.retired
         blocks.append(Block(name, _floats(limit), left, state.charges.get((population, name), 0), is_retired))
@@ -512,7 +512,7 @@ def spent_with(state: LedgerState, population: str, charges: Mapping[str, Amount
     composition = state.term(population).composition
 
     def after(block: str, charge: Amount) -> Budget:
-        total = plus(state.charged(population, block, *STATES), times(charge, runs))
+        total = plus(state.charged_amount(population, block, *STATES), times(charge, runs))
         return composition.as_budget(total, state.cap(population, block).delta)
 
     return max((after(*pair) for pair in charges.items()), key=lambda spent: spent.epsilon)

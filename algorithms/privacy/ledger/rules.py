@@ -327,8 +327,12 @@ def _basic(
 ) -> str:
     balance, terms, cost = balance_of(state, *account), state.term(account[0]), draft.budget
     count = terms.blocks_per_person
-    left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
-    each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
+    left = Budget(floor_to_6_digits(balance.remaining.epsilon), floor_to_6_digits(balance.remaining.delta))
+    each = (
+        Budget(floor_to_6_digits(left.epsilon / count), floor_to_6_digits(left.delta / count))
+        if count > 1
+        else left
+    )
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
     fits = (
         left.epsilon > 0
@@ -348,7 +352,7 @@ def _by_events(
 ) -> str:
     terms, limit = state.term(account[0]), state.limit(*account)
     say, balance = terms.composition.in_words, balance_of(state, *account)
-    rest = left_of(limit, state.charged(*account, *STATES))
+    rest = left_of(limit, state.charged_amount(*account, *STATES))
     asked = times(charge, Fraction(1, terms.blocks_per_person))
     return (
         f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_times_counted_text(terms.blocks_per_person)}, but"
@@ -364,7 +368,7 @@ def _share(delta: float, draft: Draft) -> float:
     if not isinstance(together, int) or together == 1:
         return delta
     grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together
-    return floored(delta / grows)
+    return floor_to_6_digits(delta / grows)
 
 
 def _times_counted_text(count: int) -> str:
@@ -381,6 +385,6 @@ def _open_runs_text(state: LedgerState, account: tuple[str, str]) -> str:
     return f" by open runs ({blocks_in_words(holders)})" if holders else ""
 
 
-def floored(number: float) -> float:
+def floor_to_6_digits(number: float) -> float:
     """The number to 6 digits, never above it."""
     return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))

@@ -38,7 +38,7 @@ from algorithms.privacy.ledger.rows import (
     Entry,
     Head,
     LedgerState,
-    broken,
+    broken_error,
     follow,
     is_intact,
     seal,
@@ -368,7 +368,7 @@ class Store:
         """The rows of a population, each checked against its hash."""
         for entry in _rows(connection, _OF, 1, population=population):
             if not is_intact(entry):
-                raise broken(self.database.name, entry.seq)
+                raise broken_error(self.database.name, entry.seq)
             yield entry
 
     def _current(

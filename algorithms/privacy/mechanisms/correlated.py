@@ -18,7 +18,7 @@ from scipy.signal import lfilter
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
-from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered_column
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Correlator, Multiplied
 from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder
@@ -88,7 +88,7 @@ class Buffered(_ToeplitzStrategy):
     decays: tuple[float, ...]
 
     def column(self, steps: int) -> Array:
-        return buffered(np.array(self.weights), np.array(self.decays), steps)
+        return buffered_column(np.array(self.weights), np.array(self.decays), steps)
 
     def correlator(self, dimension: int) -> Correlator:
         return _Buffers(self.weights, self.decays, dimension)

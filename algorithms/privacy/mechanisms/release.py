@@ -493,7 +493,7 @@ class NoiseAhead:
             return NoiseAhead(release, stream.position + skip, lambda: drawing.result()())
         return NoiseAhead(release, stream.position + skip, draw())
 
-    def added(self, total: Tensor) -> Tensor:
+    def add_noise(self, total: Tensor) -> Tensor:
         """The sum [d], on any device, plus the noise, both on the grid; float64."""
         if self.steps is None:
             return total

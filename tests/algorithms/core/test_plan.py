@@ -137,10 +137,10 @@ def test_a_plan_under_a_renyi_filter_holds_whatever_its_rounding(order: float, t
 def test_a_planned_run_under_replace_one_is_held_to_its_schedule() -> None:
     plan = under_replace_one()
     privacy_filter, event = plan.open_filter(), plan.schedule[0][0]
-    stated = [privacy_filter.spent(DELTA)]
+    stated = [privacy_filter.epsilon_spent(DELTA)]
     for done in range(1, 13):
         privacy_filter.charge(event)
-        stated.append(privacy_filter.spent(DELTA))
+        stated.append(privacy_filter.epsilon_spent(DELTA))
         assert stated[-1] >= epsilon([(event, done)], DELTA, adjacency=REPLACE_ONE) - 1e-9
     assert stated == sorted(stated)
     assert stated[-1] == plan.cost.epsilon <= 2.0
@@ -154,7 +154,7 @@ def carded(folder: Path, plan: Plan, releases: list[Release]) -> RunRecord:
     for one in releases:
         privacy_filter.charge(one.event())
         std = noise_std(one, FACTS.parameters)
-        trace.record(one, one.event(), noise_std=std, epsilon=privacy_filter.spent(plan.cost.delta))
+        trace.record(one, one.event(), noise_std=std, epsilon=privacy_filter.epsilon_spent(plan.cost.delta))
     return left_by(folder, plan, trace)
 
 
@@ -187,7 +187,7 @@ def test_a_card_says_what_the_run_promised_and_holds(
     assert card.setting.epsilon == pytest.approx(numbers[0], rel=1e-3) and card.setting.epsilon <= numbers[0]
     assert f"and delta = {numbers[1]}, when" in text.statement(card)
     assert text.statement(card).endswith(change)
-    assert ("with any other record in its place" in text.protected(card)) is (change is REPLACED)
+    assert ("with any other record in its place" in text.protection_sentence(card)) is (change is REPLACED)
     found = verify(card).recomputed
     assert {name for name, value in found.items() if value is not None} == finite
     assert card.accounting.discretisation.pld_interval is None  # normal noise alone has a closed form

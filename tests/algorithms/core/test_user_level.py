@@ -200,7 +200,7 @@ def test_the_card_and_the_ledger_speak_of_people(own_home: Any) -> None:
         2,
         2,
     )
-    assert "2 were used at most" in text.protected(found.card)
+    assert "2 were used at most" in text.protection_sentence(found.card)
     assert not verify(found.card, unsigned=True).failures
     ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
     assert ledger.terms("visitors").bound["unit"] == "one person"

@@ -235,7 +235,7 @@ def test_a_crash_between_charge_and_answer_counts_as_spent(
     monkeypatch.setattr(Generator, "stream", _crash)
     with pytest.raises(StoppedError):
         run(method(case), plan, made_up(), MODEL)
-    assert privacy_filter.spent(plan.target.budget.delta) == first.epsilon
+    assert privacy_filter.epsilon_spent(plan.target.budget.delta) == first.epsilon
 
 
 def _crash(*_arguments: Any) -> Tensor:

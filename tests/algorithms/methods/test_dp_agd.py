@@ -86,14 +86,14 @@ def test_a_rejection_shrinks_the_range_at_once() -> None:
 def test_the_average_weighs_measurements_by_their_inverse_variances() -> None:
     one = Measured(torch.tensor([1.0, 5.0], dtype=torch.float64), 0.5)
     two = Measured(torch.tensor([4.0, -1.0], dtype=torch.float64), 0.25)
-    both = one.averaged(two)
+    both = one.average_with(two)
     assert both.total.tolist() == [2.0, 3.0]
     assert both.rho == 0.75
     draw = torch.Generator().manual_seed(2)
     noise = [
         torch.randn(200_000, generator=draw, dtype=torch.float64) / math.sqrt(2 * r) for r in (0.5, 0.25)
     ]
-    mixed = Measured(noise[0], 0.5).averaged(Measured(noise[1], 0.25))
+    mixed = Measured(noise[0], 0.5).average_with(Measured(noise[1], 0.25))
     assert float(mixed.total.var()) == pytest.approx(1 / (2 * mixed.rho), rel=0.02)  # 6 standard errors
 
 

@@ -19,7 +19,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.methods.noise_schedules import ADPSGD, Decay, DPSGDDecay, allocated, square_without_noise
+from algorithms.methods.noise_schedules import ADPSGD, Decay, DPSGDDecay, noise_factors, square_without_noise
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import in_levels
 from tests.support import bench
@@ -162,7 +162,7 @@ class Slope:
 
 def by_hand(method: ADPSGD) -> Plan:
     """A plan with the allocation that the method's own has, for a noise multiplier of 1."""
-    weights = allocated(method.decay.factors(method.steps), method.allocation)
+    weights = noise_factors(method.decay.factors(method.steps), method.allocation)
     return plan_with(1.0, steps=method.steps, weights=weights)
 
 
@@ -197,8 +197,8 @@ def test_the_sums_of_the_paper_s_steps() -> None:
 
 def test_reversed_noise_is_the_matched_one_in_reverse_order() -> None:
     factors = Decay().factors(5)
-    reverse = allocated(factors, "reversed")
-    assert reverse.tolist() == allocated(factors, "matched").tolist()[::-1]
+    reverse = noise_factors(factors, "reversed")
+    assert reverse.tolist() == noise_factors(factors, "matched").tolist()[::-1]
     assert np.mean(1 / reverse**2) == pytest.approx(1.0) and (np.diff(reverse) < 0).all()
     update = OptimizerConfig(1.0)
     method = ADPSGD(5, 10, allocation="reversed", update=update)
@@ -207,7 +207,7 @@ def test_reversed_noise_is_the_matched_one_in_reverse_order() -> None:
 
 
 def test_matched_noise_is_the_reference_value() -> None:
-    found = allocated(Decay().factors(4), "matched") ** 2
+    found = noise_factors(Decay().factors(4), "matched") ** 2
     expected = [0.9654668676086098, 0.9893091458550657, 1.0125901933630301, 1.0353478706780044]
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
     assert np.mean(1.0 / found) == pytest.approx(1.0, rel=1e-12)
@@ -224,10 +224,10 @@ def test_of_all_courses_with_its_cost_in_precision_it_adds_the_least_noise() -> 
     factors = STEEP.factors(11700)
     added = {}
     for kind in ("matched", "constant"):
-        alphas = allocated(factors, kind)  # type: ignore[arg-type]
+        alphas = noise_factors(factors, kind)  # type: ignore[arg-type]
         assert np.mean(alphas**-2.0) == pytest.approx(1.0)
         added[kind] = float(np.sum((alphas * factors) ** 2))
-    moved = allocated(factors, "matched") * np.exp(0.1 * np.sin(np.arange(11700)))
+    moved = noise_factors(factors, "matched") * np.exp(0.1 * np.sin(np.arange(11700)))
     moved *= math.sqrt(np.mean(moved**-2.0))
     assert added["matched"] < float(np.sum((moved * factors) ** 2))
     assert added["matched"] < added["constant"]
@@ -245,7 +245,7 @@ def test_both_allocations_meet_the_same_epsilon() -> None:
 
 def test_each_release_has_the_noise_of_its_step() -> None:
     model, method = small_model("softmax"), ADPSGD(6, 10, decay=STEEP)
-    weights = allocated(STEEP.factors(6), "matched")
+    weights = noise_factors(STEEP.factors(6), "matched")
     plan = with_schedule(plan_with(1.4, steps=6, batch=10, records=40, weights=weights))
     rows = run(method, plan, made_up(), model).trace.rows
     assert [row.noise_multiplier for row in rows] == pytest.approx((1.4 * weights).tolist(), rel=1e-9)

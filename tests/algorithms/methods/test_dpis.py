@@ -19,7 +19,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.methods import from_settings
-from algorithms.methods.dpis import DPIS, ImportanceState, precommitted
+from algorithms.methods.dpis import DPIS, ImportanceState, plan_fixed_noise
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent
@@ -192,7 +192,7 @@ def test_the_noise_at_a_fixed_sum_of_norms_has_its_reference_value(name: str) ->
     def event(noise: float) -> dp.DpEvent:
         return dp.PoissonSampledDpEvent(p["b"] / (p["N"] * p["r"]), dp.GaussianDpEvent(noise / p["r"]))
 
-    _, noise = precommitted(event, p["T"], [], Target(Budget(4.0, p["delta"])))
+    _, noise = plan_fixed_noise(event, p["T"], [], Target(Budget(4.0, p["delta"])))
     assert noise == pytest.approx(GOLDEN[name]["value"], rel=2e-3)
 
 
@@ -273,7 +273,7 @@ def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records
 def test_what_eats_the_budget_is_named(epsilon: float, before: Any, message: str) -> None:
     target = Target(Budget(epsilon, DELTA), prior_events=tuple(before))
     with pytest.raises(RefusedError, match=message):
-        precommitted(lambda noise: method()._release(0.01, 1.0, noise).event(), 100, before, target)
+        plan_fixed_noise(lambda noise: method()._release(0.01, 1.0, noise).event(), 100, before, target)
 
 
 def trained(

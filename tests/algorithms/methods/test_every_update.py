@@ -150,7 +150,7 @@ def test_what_is_frozen_is_released_as_it_was(name: str) -> None:
     if refused_for_no_linear_model(name, model):
         return
     before = {key: value.clone() for key, value in model.module.state_dict().items()}
-    after = model.published(walk(method(name), model).released)
+    after = model.published_tensors(walk(method(name), model).released)
     assert after.keys() == before.keys()
     for key, value in after.items():
         assert torch.equal(value, before[key]) == key.startswith(frozen)
@@ -160,7 +160,9 @@ def test_what_is_frozen_is_released_as_it_was(name: str) -> None:
 def test_a_start_from_a_file_is_where_the_first_step_begins(name: str, tmp_path: Path) -> None:
     own = model_for(name)
     at = torch.linspace(-1, 1, own.parameter_count)
-    save_file({key: value.clone() for key, value in own.published(at).items()}, tmp_path / "a.safetensors")
+    save_file(
+        {key: value.clone() for key, value in own.published_tensors(at).items()}, tmp_path / "a.safetensors"
+    )
     found = walk(method(name), model_for(name, start=tmp_path / "a.safetensors"))
     assert torch.equal(found.iterates[0], at)
     assert not torch.equal(found.released, at)

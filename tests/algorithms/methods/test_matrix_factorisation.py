@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
 from algorithms.methods.matrix_factorisation import CorrelatedPlan, mean_squared_noise, workload
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.events import CorrelatedDpEvent, unrolled
+from algorithms.privacy.accounting.events import CorrelatedDpEvent, unroll
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
 from tests.support.bench import algorithm, made_up, planned, run, small_model
 
@@ -74,7 +74,7 @@ def test_without_samples_correlation_always_gains() -> None:
                 "matrix_factorisation", epsilon=epsilon, participation="fixed_order", strategy=strategy
             )
             assert kept(plan).noise_against_independent < 0.5 and kept(plan).parts == 40
-            assert [type(event) for event, _ in unrolled(plan.schedule)] == [dp.GaussianDpEvent]
+            assert [type(event) for event, _ in unroll(plan.schedule)] == [dp.GaussianDpEvent]
         tree = plan_of("dp_ftrl", epsilon=epsilon)
         assert 0.2 < kept(tree).noise_against_independent < 0.7
         assert kept(tree).correlation() == Tree(40)

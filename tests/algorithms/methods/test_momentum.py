@@ -21,11 +21,11 @@ from algorithms.methods.momentum import (
     Nesterov,
     Stage,
     coefficients,
-    cut,
     divide_epsilon,
     error_bounds,
     growing_stages,
     laplace_scale,
+    truncate_stages,
 )
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import in_levels
@@ -365,9 +365,9 @@ def test_stages_grow_as_published(condition_number: float, lengths: list[int]) -
 
 def test_a_cut_ends_in_the_middle_of_a_stage() -> None:
     stages = [Stage(3, 1.0), Stage(4, 0.5), Stage(5, 0.25)]
-    assert cut(stages, 5) == [Stage(3, 1.0), Stage(2, 0.5)]
-    assert cut(stages, 3) == [Stage(3, 1.0)]
-    assert cut(stages, 100) == stages
+    assert truncate_stages(stages, 5) == [Stage(3, 1.0), Stage(2, 0.5)]
+    assert truncate_stages(stages, 3) == [Stage(3, 1.0)]
+    assert truncate_stages(stages, 100) == stages
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_the_bound_after_each_iteration_is_the_sum_it_stands_for(power: float) -
     stages = [Stage(4, 0.2), Stage(3, 0.05), Stage(6, 0.01)]
     bounds = error_bounds(stages, CURVE, gap=3.0, noise=0.7, power=power)
     for length in range(1, 14):
-        kept = cut(stages, length)
+        kept = truncate_stages(stages, length)
         shrunk = math.prod((1 - math.sqrt(0.02 * s.step_size)) ** s.steps for s in kept)
         noise = 0.7 * np.sum(coefficients(kept, CURVE) ** power) ** (1 / power)
         assert bounds[length - 1] == pytest.approx(2.0 ** len(kept) * 3.0 * shrunk + noise, rel=1e-12)

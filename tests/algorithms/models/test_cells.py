@@ -97,7 +97,7 @@ def test_the_map_comes_back_from_a_file_and_a_release_is_a_start(tmp_path: Path)
     assert torch.equal(
         again.outputs(again.by_name(point), rows_of(9)), model.outputs(model.by_name(point), rows_of(9))
     )
-    save_file(model.published(point), tmp_path / "model.safetensors")
+    save_file(model.published_tensors(point), tmp_path / "model.safetensors")
     inner = build("additive", input_shape=(TOTAL,), classes=4, seed=0)
     assert torch.equal(started(inner, tmp_path / "model.safetensors").initial_parameters(), point)
 

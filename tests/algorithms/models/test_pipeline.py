@@ -35,7 +35,7 @@ def settings_of(**model: Any) -> params.Params:
 
 def start_file(path: Path, seed: int = 5) -> Path:
     other = build("mlp", input_shape=SHAPE, classes=10, seed=seed, settings=HIDDEN)
-    save_file(other.published(other.initial_parameters()), path)
+    save_file(other.published_tensors(other.initial_parameters()), path)
     return path
 
 

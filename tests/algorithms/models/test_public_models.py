@@ -82,7 +82,7 @@ def test_frozen_batch_norm_keeps_the_public_statistics_and_its_weights_are_train
     found = Engine(model, input_shape=(3, 16, 16)).clipped_sum(at, inputs, labels, clipping)
     assert naive.relative(found, naive.contributions(model, rows, clipping).sum(dim=0)) < 1e-5
     again = build("timm", input_shape=(3, 16, 16), classes=3, seed=0, settings=model.settings)
-    again.module.load_state_dict(model.published(at))
+    again.module.load_state_dict(model.published_tensors(at))
     assert torch.equal(again.module(inputs), model.module(inputs))
 
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_is_a_folder_with_a_configuration_and_weights(tmp_path: Pat
 @pytest.mark.parametrize("adapter", [None, LORA])
 def test_a_release_is_read_by_transformers_in_one_line(adapter: Any, tmp_path: Path) -> None:
     model = form_of("huggingface", adapter=adapter)
-    released = model.published(moved(model))
+    released = model.published_tensors(moved(model))
     inputs, _ = records(FORMS["huggingface"])
     with torch.no_grad():
         expected = model.outputs(released, inputs)
@@ -193,7 +193,7 @@ def test_a_release_is_read_by_transformers_in_one_line(adapter: Any, tmp_path: P
 
 def test_a_release_is_read_by_timm_in_one_line(tmp_path: Path) -> None:
     model = form_of("timm")
-    released = model.published(moved(model))
+    released = model.published_tensors(moved(model))
     inputs, _ = records(FORMS["timm"])
     with torch.no_grad():
         expected = model.outputs(released, inputs)

@@ -26,7 +26,7 @@ BEYOND_32_BITS = torch.full((3,), 1e300, dtype=torch.float64)
 def stored(path: Path, change: Callable[[dict[str, Tensor]], object] = lambda tensors: None) -> Path:
     """A file with the parameters of another seed, changed."""
     other = form_of("conv_fc", seed=5)
-    tensors = {name: t.clone() for name, t in other.published(other.initial_parameters()).items()}
+    tensors = {name: t.clone() for name, t in other.published_tensors(other.initial_parameters()).items()}
     change(tensors)
     save_file(tensors, path)
     return path
@@ -66,7 +66,7 @@ def test_a_release_with_a_learned_map_in_front_starts_the_model_behind_it(tmp_pa
     whole = in_front(front({"kind": "whitening", "groups": 3}, shape), form_of("scatter_linear", seed=5))
     at = torch.linspace(-1, 1, whole.parameter_count)
     path = tmp_path / "start.safetensors"
-    save_file(whole.published(at), path)
+    save_file(whole.published_tensors(at), path)
     model = adapted(form_of("scatter_linear"), input_shape=shape, start=path)
     assert torch.equal(model.initial_parameters(), at)
     assert "learned map in front of it there is not taken over" in model.notes[0]
@@ -75,7 +75,7 @@ def test_a_release_with_a_learned_map_in_front_starts_the_model_behind_it(tmp_pa
 def test_an_embedding_that_is_not_trained_is_in_the_file_too(tmp_path: Path) -> None:
     first = form_of("bilstm", seed=5)
     path = tmp_path / "start.safetensors"
-    save_file(first.published(first.initial_parameters()), path)
+    save_file(first.published_tensors(first.initial_parameters()), path)
     model = adapted(form_of("bilstm"), input_shape=FORMS["bilstm"].shape, start=path)
     table = "embedding.weight"
     assert torch.equal(model.module.get_parameter(table), first.module.get_parameter(table))
@@ -147,7 +147,7 @@ def test_what_is_published_makes_the_same_answers_in_a_model_of_another_seed(tmp
     path = stored(tmp_path / "start.safetensors")
     model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, freeze=CONVOLUTIONS)
     point = moved(model)
-    published = model.published(point)
+    published = model.published_tensors(point)
     assert published.keys() == form_of("conv_fc").shapes.keys()
     inputs, _ = records(FORMS["conv_fc"])
     again: Model = form_of("conv_fc", seed=9)

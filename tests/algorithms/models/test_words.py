@@ -95,7 +95,7 @@ def test_without_a_checksum_of_the_words_no_word_vectors_are_read(tmp_path: Path
 def test_a_model_of_an_embedding_file_is_made_again_without_it(tmp_path: Path) -> None:
     model = model_of_files(files(tmp_path))
     again = build("bilstm", input_shape=(5,), classes=2, seed=7, tokens=6, settings=model.settings)
-    published = model.published(model.initial_parameters())
+    published = model.published_tensors(model.initial_parameters())
     tokens = torch.tensor([[0, 2, 3, 4, 5]])
     torch.testing.assert_close(
         again.outputs(published, tokens), model.outputs(model.by_name(model.initial_parameters()), tokens)

@@ -239,7 +239,7 @@ def test_a_card_is_compared_with_the_settlement_of_its_run(ledger: Ledger, tmp_p
     assert "The card has the same events, cost, model and key" in result.stdout
     assert "The card" not in call("verify").stdout
     cut = made.model_copy(update={"events": made.events[:1]})
-    (tmp_path / "card.json").write_bytes(cut.signed(KEY).to_bytes())
+    (tmp_path / "card.json").write_bytes(cut.sign(KEY).to_bytes())
     refused = call("verify", "--card", "card.json")
     assert refused.exit_code == 2
     assert "differ in events; ask for the card that the run wrote" in refused.stderr

@@ -381,7 +381,7 @@ def test_a_card_is_shown_in_sentences(here: Checkout) -> None:
 
 def test_a_card_that_nobody_signed_holds_only_where_that_is_asked_for(here: Checkout) -> None:
     path = here.root / "artifacts" / "privacy_card.json"
-    path.write_bytes(load(path).signed(None).to_bytes())
+    path.write_bytes(load(path).sign(None).to_bytes())
     result = call("card", "verify")
     assert result.exit_code == 1 and "FAILS: signature (the card is not signed)" in result.stdout
     assert call("card", "verify", "--unsigned").exit_code == 0

@@ -130,7 +130,7 @@ def test_the_card_of_whatever_method_wins_is_of_the_search_that_was_charged(
     for name in ("adaclip", "dp_sgd, dp_sgd_decay"):
         document = written.to_json()
         document["mechanism"]["algorithm"] = name
-        edited = card.PrivacyCard.model_validate_json(json.dumps(document)).signed(signing_key(own_home))
+        edited = card.PrivacyCard.model_validate_json(json.dumps(document)).sign(signing_key(own_home))
         with pytest.raises(RefusedError, match="differ in algorithm;"):
             check_charged(edited, ledger)
 

@@ -185,7 +185,7 @@ def spend_all(privacy_filter: ZCDPFilter | RenyiFilter, event: dp.DpEvent) -> in
 def test_a_zcdp_filter_stops_before_its_budget_is_passed(z: float, target: float) -> None:
     privacy_filter = ZCDPFilter(rho_of_budget(Budget(target, 1e-6)))
     count = spend_all(privacy_filter, dp.GaussianDpEvent(z))
-    assert privacy_filter.spent(1e-6) <= target
+    assert privacy_filter.epsilon_spent(1e-6) <= target
     assert count == 0 or epsilon([(dp.GaussianDpEvent(z), count)], 1e-6) <= target
     with pytest.raises(BudgetRefusedError, match="stop here"):
         privacy_filter.charge(dp.GaussianDpEvent(z))
@@ -197,8 +197,8 @@ def test_a_renyi_filter_stops_before_its_budget_is_passed(order: float) -> None:
     privacy_filter = RenyiFilter(order, target)
     count = spend_all(privacy_filter, event)
     assert count > 5
-    assert privacy_filter.spent(1e-5) <= 4.0
-    one_more = privacy_filter.spent(1e-5) + rdp([(event, 1)], orders=(order,))[0]
+    assert privacy_filter.epsilon_spent(1e-5) <= 4.0
+    one_more = privacy_filter.epsilon_spent(1e-5) + rdp([(event, 1)], orders=(order,))[0]
     assert one_more > 4.0
     assert epsilon([(event, count)], 1e-5) < 4.0
 
@@ -206,10 +206,10 @@ def test_a_renyi_filter_stops_before_its_budget_is_passed(order: float) -> None:
 def test_a_schedule_filter_states_the_part_and_in_the_end_the_whole() -> None:
     total = Budget(epsilon([(GAUSSIAN, 3)], 1e-5), 1e-5)
     privacy_filter = ScheduleFilter([(GAUSSIAN, 3)], total)
-    stated = [privacy_filter.spent(1e-5)]
+    stated = [privacy_filter.epsilon_spent(1e-5)]
     for _ in range(3):
         privacy_filter.charge(GAUSSIAN)
-        stated.append(privacy_filter.spent(1e-5))
+        stated.append(privacy_filter.epsilon_spent(1e-5))
     assert stated == sorted(stated)
     assert stated[0] == 0.0
     assert stated[1] >= epsilon([(GAUSSIAN, 1)], 1e-5)
@@ -221,10 +221,10 @@ def test_what_is_spent_so_far_is_the_accountants_own_curve() -> None:
     event = dp.PoissonSampledDpEvent(64 / 1436, dp.GaussianDpEvent(0.849))
     total = Budget(epsilon([(event, 30)], 1e-5), 1e-5)
     privacy_filter = ScheduleFilter([(event, 30)], total, accountant="pld")
-    assert privacy_filter.spent(1e-5) == 0.0
+    assert privacy_filter.epsilon_spent(1e-5) == 0.0
     for number in range(1, 31):
         privacy_filter.charge(event)
-        stated = privacy_filter.spent(1e-5)
+        stated = privacy_filter.epsilon_spent(1e-5)
         assert stated <= total.epsilon
         if number in (1, 8, 29):
             expected = PLDAccountant().compose(event, number).get_epsilon(1e-5)
@@ -254,7 +254,11 @@ def test_the_curve_is_that_of_another_program(
         privacy_filter.charge(event)
         if number in curve:
             above = 0.002 if number <= 64 or number == count else 0.035
-            assert curve[number] * (1 - 1e-4) <= privacy_filter.spent(delta) <= curve[number] * (1 + above)
+            assert (
+                curve[number] * (1 - 1e-4)
+                <= privacy_filter.epsilon_spent(delta)
+                <= curve[number] * (1 + above)
+            )
 
 
 def test_a_pure_epsilon_is_spent_release_by_release() -> None:
@@ -262,7 +266,7 @@ def test_a_pure_epsilon_is_spent_release_by_release() -> None:
     stated = []
     for _ in range(4):
         privacy_filter.charge(dp.LaplaceDpEvent(10.0))
-        stated.append(privacy_filter.spent(0.0))
+        stated.append(privacy_filter.epsilon_spent(0.0))
     assert stated == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 

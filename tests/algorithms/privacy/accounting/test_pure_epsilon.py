@@ -215,10 +215,10 @@ def test_releases_chosen_on_the_way_need_a_delta() -> None:
 
 def test_a_part_of_a_pure_schedule_is_stated_at_the_whole_s_cost() -> None:
     privacy_filter = ScheduleFilter([(LAPLACE, 2)], Budget(0.5, 0.0))
-    assert privacy_filter.spent(0.0) == 0.0
+    assert privacy_filter.epsilon_spent(0.0) == 0.0
     privacy_filter.charge(LAPLACE)
-    assert privacy_filter.spent(0.0) == 0.5
-    assert privacy_filter.spent(1e-5) <= 0.5
+    assert privacy_filter.epsilon_spent(0.0) == 0.5
+    assert privacy_filter.epsilon_spent(1e-5) <= 0.5
 
 
 def _exact(cost: float, count: int, delta: float) -> float:

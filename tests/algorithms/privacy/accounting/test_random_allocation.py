@@ -27,7 +27,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
     schedule_from_json,
     schedule_to_json,
-    unrolled,
+    unroll,
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.accounting.pld import ComposedPLD
@@ -171,7 +171,7 @@ def test_less_noise_never_costs_less() -> None:
 
 
 def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
-    assert unrolled(passes(1.0, 5, 2)) == [(RandomAllocationDpEvent(1.0, 5, 5), 1)] * 2
+    assert unroll(passes(1.0, 5, 2)) == [(RandomAllocationDpEvent(1.0, 5, 5), 1)] * 2
     first, later = RandomAllocationDpEvent(1.0, 5, 3), RandomAllocationStepDpEvent(1.0, 5)
     for schedule in (
         [(later, 1)],
@@ -180,7 +180,7 @@ def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
         [(first, 1), (RandomAllocationStepDpEvent(1.0, 6), 2)],
     ):
         with pytest.raises(RefusedError, match="later steps of a pass"):
-            unrolled(schedule)
+            unroll(schedule)
 
 
 def test_passes_of_another_number_of_steps_draw_anew() -> None:
@@ -206,12 +206,12 @@ def test_an_adaptive_run_pays_for_a_step_with_other_noise_than_its_pass() -> Non
         asked.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(noise), divisor=4.0)
 
     ask(1.0, 0)
-    cost = privacy_filter.spent(1e-5)
+    cost = privacy_filter.epsilon_spent(1e-5)
     with pytest.raises(RefusedError, match="later steps of a pass"):
         ask(0.01, 1)
     for step in (1, 2):
         ask(1.0, step)
-    assert privacy_filter.spent(1e-5) == cost > 0.0
+    assert privacy_filter.epsilon_spent(1e-5) == cost > 0.0
 
 
 def test_events_are_written_and_read_and_have_no_bound_where_nothing_is_proven() -> None:

@@ -141,7 +141,7 @@ def test_what_is_not_afforded_touches_and_records_nothing() -> None:
     with pytest.raises(BudgetRefusedError, match="costs more than"):
         ask(asked, L2(1.0), model.initial_parameters())
     assert trace.rows == []
-    assert privacy_filter.spent(1e-5) == 0.0
+    assert privacy_filter.epsilon_spent(1e-5) == 0.0
 
 
 def test_a_planned_run_keeps_to_its_order() -> None:

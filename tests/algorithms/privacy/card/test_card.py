@@ -73,7 +73,7 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
         and text.rounding(card.implementation.rounding, "cpu") in page
     )
     assert said.startswith("NOT PRIVATE: ") is (guarantee != "private")
-    assert text.protected(card).startswith("Nobody.") is (guarantee != "private")
+    assert text.protection_sentence(card).startswith("Nobody.") is (guarantee != "private")
     assert any("k times as much" in one for one in text.not_protected(card)) is (guarantee == "private")
     assert ("when one record (one drawing) is added or removed" in said) is (guarantee == "private")
     assert (text.DIAGNOSED in said) is diagnosed and (text.FROM_RECORDS in said) is caveat
@@ -267,7 +267,7 @@ def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
     card = build(replace(run, public=public, receipt=receipt), key=None)
     unit, used = "in one block (one drawing), of whose records there", f"{rows_per_user or 'one'}"
     assert f"when what one person has {unit} {used}" in text.statement(card)
-    assert "What one person has in one block of the training data" in text.protected(card)
+    assert "What one person has in one block of the training data" in text.protection_sentence(card)
     assert any("One person in k blocks" in item for item in text.not_protected(card))
     assert "what one person has (one drawing) in one block" in text.block_unit(card)
     whole = build(replace(run, public=public), key=None)

@@ -37,7 +37,7 @@ OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 def of(document: dict[str, Any]) -> PrivacyCard:
     """The card of these facts, signed by the owner."""
-    return card_of(document).signed(KEY)
+    return card_of(document).sign(KEY)
 
 
 def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
@@ -110,7 +110,7 @@ def test_another_card_is_refused_by_what_differs(
     with pytest.raises(RefusedError, match=f"differ in {named};"):
         check_charged(other, ledger)
     with pytest.raises(RefusedError, match=f"differ in signature, {named};"):
-        check_charged(other.signed(OTHER), ledger)
+        check_charged(other.sign(OTHER), ledger)
 
 
 def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with(
@@ -118,7 +118,7 @@ def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with
 ) -> None:
     card = charged(ledger, record(write_run(tmp_path / "run")))
     check_charged(card, ledger)
-    for other in (card.signed(None), card.signed(OTHER)):
+    for other in (card.sign(None), card.sign(OTHER)):
         with pytest.raises(RefusedError, match="differ in signature;"):
             check_charged(other, ledger)
 

@@ -116,7 +116,7 @@ def test_the_price_of_training_alone_is_not_enough_where_evaluation_costs_more(
 
 
 def _signed(document: Mapping[str, Any]) -> PrivacyCard:
-    return PrivacyCard.model_validate_json(json.dumps(document)).signed(KEY)
+    return PrivacyCard.model_validate_json(json.dumps(document)).sign(KEY)
 
 
 def test_an_evaluation_that_failed_leaves_the_card_of_training(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_every_fact_is_signed_and_every_byte_counts(tmp_path_factory: pytest.Tem
             refused += 1
             continue
         assert not other.signature_holds(), place
-        by_another = other.signed(OTHER)
+        by_another = other.sign(OTHER)
         assert by_another.signature_holds()
         try:
             assert {"signature"} <= failed(other)
@@ -148,9 +148,9 @@ def test_no_byte_of_the_file_can_be_changed(tmp_path: Path, built: PrivacyCard) 
 def test_a_card_needs_the_owner_s_key(folders: Folders, built: PrivacyCard) -> None:
     assert verify(built, folders.artifacts, key=OWNER).passed
     assert [check.passed for check in verify(built).checks if check.name == "owner"] == [None]
-    assert failed(built.signed(OTHER)) == {"owner"}
+    assert failed(built.sign(OTHER)) == {"owner"}
     bare = build(record(folders))
-    assert bare == built.signed(None)
+    assert bare == built.sign(None)
     assert {check.name for check in verify(bare).failures} == {"signature"}
     assert verify(bare, unsigned=True).passed
 
@@ -193,7 +193,7 @@ CHANGES: list[tuple[str, object, set[str]]] = [
 def test_what_contradicts_its_events_or_files_fails_also_where_the_owner_signed_it(
     folders: Folders, document: Document, place: str, value: object, checks: set[str]
 ) -> None:
-    assert failed(card_of(changed(document, place, value)).signed(KEY), folders.artifacts) == checks
+    assert failed(card_of(changed(document, place, value)).sign(KEY), folders.artifacts) == checks
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_an_epsilon_may_be_above_what_its_events_cost_but_not_below(
     document: Document, factor: float, passes: bool
 ) -> None:
     other = card_of(changed(document, "accounting.epsilon.rdp", times(factor)))
-    assert verify(other.signed(KEY)).passed is passes
+    assert verify(other.sign(KEY)).passed is passes
 
 
 @pytest.fixture

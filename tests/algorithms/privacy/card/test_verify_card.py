@@ -341,6 +341,6 @@ def test_a_fact_that_was_not_signed_is_noticed(built: PrivacyCard, tmp_path: Pat
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     failed = [name for name, passed, _ in verify_card.verify(path, key=OWNER) if passed is False]
     assert failed == ["signature"]
-    path.write_bytes(built.signed(None).to_bytes())
+    path.write_bytes(built.sign(None).to_bytes())
     assert verify_card.main([str(path)]) == 1
     assert verify_card.main([str(path), "--unsigned"]) == 0

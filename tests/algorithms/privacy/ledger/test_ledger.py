@@ -276,8 +276,8 @@ def test_runs_of_many_different_costs_add_up_exactly() -> None:
         rows.append(seal(draft, after=head, written_at="now", written_by="somebody"))
         head = rows[-1].head
     found = replay(rows)
-    assert found.charged("p", "all", "open") == (Fraction(5050, 1000), Fraction(5050, 10**9))
-    assert found.charged("p", "all", "settled") == (Fraction(99 * 5, 10000), Fraction(0))
+    assert found.charged_amount("p", "all", "open") == (Fraction(5050, 1000), Fraction(5050, 10**9))
+    assert found.charged_amount("p", "all", "settled") == (Fraction(99 * 5, 10000), Fraction(0))
 
 
 ROUNDING = Fraction(1, 10**12)

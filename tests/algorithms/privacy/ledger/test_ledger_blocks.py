@@ -196,7 +196,7 @@ def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
     assert ledger.history() == rows
     for number, digest in enumerate("AB"):
         _hold(ledger, f"again-{number}", january=digest)
-    assert ledger.held("patients") == {"january": {"A", "B"}}
+    assert ledger.reserved_digests("patients") == {"january": {"A", "B"}}
     with pytest.raises(BudgetRefusedError, match="'january' and 'february'"):
         Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").check_contents("patients", {"february": ["A"]})
     with pytest.raises(BudgetRefusedError, match="leave 'new-2' out"):  # neither is declared yet

@@ -128,7 +128,7 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
     """However old the ledger is: what is read of the chain is what others wrote since."""
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     ledger, began = _lived(url, runs=20), list[int]()
-    head = ledger.verified()
+    head = ledger.last_verified()
     Ledger.open(url).settle("run-1", ONE, events=[])
 
     def note(_: object, cursor: object, statement: str, given: tuple[int, ...], *rest: object) -> None:
@@ -239,7 +239,7 @@ def test_a_ledger_of_the_version_before_keeps_its_chain_and_its_balances(old: st
     assert (digits.cap, digits.spent) == (Budget(0.3, 1e-3), Budget(0.1, 1e-9))
     assert [ledger.status(run) for run in ("a", "b", "c", "free")] == ["settled", "open", "forfeited", "open"]
     assert ledger.run_of("patients", "m 2026-W01") == "a"
-    assert ledger.held("patients") == {"january": frozenset({"x1"})}
+    assert ledger.reserved_digests("patients") == {"january": frozenset({"x1"})}
     ledger.settle("b", Budget(1.0, 1e-6), events=EVENTS)
     assert Ledger.open(old).verify().read == len(_old_rows()) + 1
     assert [row.written_by is None for row in ledger.history()][-2:] == [True, False]

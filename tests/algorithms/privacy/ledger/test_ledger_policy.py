@@ -3,7 +3,7 @@
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.ledger import Block, Choice, Spread, exhausted, forecast, next_retraining
+from algorithms.privacy.ledger import Block, Choice, Spread, exhausted_blocks, forecast, next_retraining
 from algorithms.privacy.ledger.policy import choose_blocks
 
 
@@ -39,7 +39,7 @@ def test_both_epsilon_and_delta_must_fit() -> None:
     blocks = [Block("a", (1.0, 1e-5), (1.0, 1e-6)), Block("b", (1.0, 1e-5), (0.1, 1e-5))]
     assert choose_blocks(Choice("all"), blocks, (0.1, 1e-6)) == ("a", "b")
     assert choose_blocks(Choice("all"), blocks, (0.1, 2e-6)) == ("b",)
-    assert exhausted(blocks, (0.2, 1e-6)) == ("b",)
+    assert exhausted_blocks(blocks, (0.2, 1e-6)) == ("b",)
 
 
 def test_too_few_blocks_skip_the_retraining_and_the_old_model_stays() -> None:

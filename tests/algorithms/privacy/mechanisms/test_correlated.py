@@ -18,13 +18,11 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.matrix_factorisation import (
     Workload,
-    banded,
+    best_banded,
+    best_buffered,
     mean_squared_noise,
     square_root,
     workload,
-)
-from algorithms.methods.matrix_factorisation import (
-    buffered as best_buffered,
 )
 from algorithms.privacy.accounting.correlated import (
     CorrelatedStepDpEvent,
@@ -33,7 +31,7 @@ from algorithms.privacy.accounting.correlated import (
     squared_tree_sensitivity,
 )
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, REPLACE_ONE, epsilon, group_privacy
-from algorithms.privacy.accounting.events import event_from_json, event_to_json, unrolled
+from algorithms.privacy.accounting.events import event_from_json, event_to_json, unroll
 from algorithms.privacy.accounting.filters import rho_under
 from algorithms.privacy.accounting.risk import profile
 from algorithms.privacy.barrier.barrier import Barrier
@@ -135,7 +133,9 @@ def prefix_sums(steps: int) -> Workload:
 
 def test_the_best_strategies_leave_the_noise_of_those_of_another_library() -> None:
     for steps, bands in ((90, 2), (140, 9), (256, 16)):
-        found = mean_squared_noise(banded(OptimizerConfig(1.0), steps, bands, rows=steps), prefix_sums(steps))
+        found = mean_squared_noise(
+            best_banded(OptimizerConfig(1.0), steps, bands, rows=steps), prefix_sums(steps)
+        )
         assert math.sqrt(found) == expected(f"correlated_banded_{steps}_{bands}")
     for bands, steps in ((512, 512), (64, 1024)):
         found = mean_squared_noise(square_root(bands), prefix_sums(steps))
@@ -154,7 +154,7 @@ def test_a_workload_is_the_course_of_the_update() -> None:
     published = []
     for gradient in gradients:
         moving = update.apply(moving, torch.tensor([gradient]), steps=steps)
-        published.append(float(update.published(moving)))
+        published.append(float(update.published_parameters(moving)))
     assert -workload(update, steps).rows @ gradients == pytest.approx(np.array(published), rel=1e-6)
     assert workload(OptimizerConfig(1.0), 1000, rows=10).rows.shape == (10, 1000)
     last = workload(OptimizerConfig(1.0), 1000, rows=10).rows[-1]
@@ -250,13 +250,13 @@ def event(strategy: Strategy, sampling: Sampling, *, multiplier: float = 2.0, st
 def test_a_run_costs_one_gaussian_release_in_fixed_order() -> None:
     strategy = Toeplitz((0.8, 0.6))
     overlap_free = dp.GaussianDpEvent(2.0 / math.sqrt(3 * 1.0))  # three columns of norm 1
-    assert unrolled([(event(strategy, FixedOrder(4)), 1)]) == [(overlap_free, 1)]
-    assert unrolled([(event(Tree(4), FixedOrder(4)), 1)]) == [(dp.GaussianDpEvent(2.0 / 3.0), 1)]
+    assert unroll([(event(strategy, FixedOrder(4)), 1)]) == [(overlap_free, 1)]
+    assert unroll([(event(Tree(4), FixedOrder(4)), 1)]) == [(dp.GaussianDpEvent(2.0 / 3.0), 1)]
 
 
 def test_a_cyclic_sample_costs_a_sampled_release_for_each_round() -> None:
     strategy = Toeplitz((3.0, 4.0))
-    found = unrolled([(event(strategy, CyclicPoisson(5, 0.02)), 1)])
+    found = unroll([(event(strategy, CyclicPoisson(5, 0.02)), 1)])
     assert found == [(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(0.4)), 3)]
 
 
