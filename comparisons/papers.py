@@ -26,7 +26,7 @@ from tasks.comparing import load, trials
 from tasks.comparing.trial import Place
 from tasks.config.overrides import with_values
 from tasks.config.params import ParamsRefusedError, StrictModel, in_words, read_yaml
-from tasks.runs.stages import refusals
+from tasks.runs.stage_main import refusals
 from tasks.terminal import PlainConsole
 
 FOLDER = Path(__file__).parent

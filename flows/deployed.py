@@ -5,7 +5,9 @@ Prefect shows the privacy card as a page and the metrics as a table.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -27,20 +29,14 @@ from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from flows.missing_runs import log_missing_run
-from flows.pipeline import run_pipeline, run_report
+from flows.pipeline import RunStage, run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.preflight.preview import preview_run
 from tasks.runs.metrics import Rows
 from tasks.runs.reservations import open_reservations
 from tasks.runs.software import reuse_note_of
-from tasks.runs.stages import (
-    EXISTING,
-    StageFailedError,
-    StageRefusedError,
-    checkout,
-    refusals,
-    reproduce,
-)
+from tasks.runs.stage_main import refusals
+from tasks.runs.stages import EXISTING, StageFailedError, StageRefusedError, checkout, reproduce
 from tasks.runs.summary import run_summary
 
 REFUSED, TAG = "Refused", "epsilonflow"
@@ -116,9 +112,10 @@ def stage_task(stage: str, root: Path) -> None:
 class TaskRunner:
     """Runs the steps as tasks of the current flow."""
 
-    def run(self, stage: str, root: Path) -> None:
-        """Run a stage as a task; raises StageRefusedError or StageFailedError."""
-        stage_task(stage, root)
+    @contextmanager
+    def stages(self, root: Path) -> Iterator[RunStage]:
+        """What runs a stage as a task."""
+        yield partial(stage_task, root=root)
 
     def line(self, text: str) -> None:
         """Write a line into the log of the flow."""

@@ -5,8 +5,8 @@ command runs the stages one after the other; under Prefect each is a task of a f
 one difference, and it is a `Runner`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +14,15 @@ from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.runs.metrics import Rows
 from tasks.runs.stages import StageRefusedError, checkout_lock
 
+RunStage = Callable[[str], None]
+"""Runs a stage; raises StageRefusedError or StageFailedError."""
+
 
 class Runner(Protocol):
     """How steps are run and shown."""
 
-    def run(self, stage: str, root: Path) -> None:
-        """Run a stage in the checkout at `root`; raises StageRefusedError or StageFailedError."""
+    def stages(self, root: Path) -> AbstractContextManager[RunStage]:
+        """What runs the stages of one run in the checkout at `root`."""
 
     def line(self, text: str) -> None:
         """Show a line, as where the run waits for another one."""
@@ -33,20 +36,24 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
 
     keeps_overrides: whether the overrides stay in params.yaml after a run that no stage refused.
     """
-    with checkout_lock(root, say=runner.line), overridden(root, overrides, keeps=keeps_overrides):
-        runner.run("prepare", root)  # data card, files of records -> datasets/prepared
-        runner.run("calibrate", root)  # params.yaml, public facts -> plan.json
-        runner.run("train", root)  # plan.json, records, budget -> model, trace, evaluation.json, receipt.json
-        runner.run("evaluate", root)  # model, held-out records or evaluation.json -> metrics.json, plots
-        runner.run("report", root)  # all of these -> privacy_card.json, report.html
+    with (
+        checkout_lock(root, say=runner.line),
+        overridden(root, overrides, keeps=keeps_overrides),
+        runner.stages(root) as run,
+    ):
+        run("prepare")  # data card, files of records -> datasets/prepared
+        run("calibrate")  # params.yaml, public facts -> plan.json
+        run("train")  # plan.json, records, budget -> model, trace, evaluation.json, receipt.json
+        run("evaluate")  # model, held-out records or evaluation.json -> metrics.json, plots
+        run("report")  # all of these -> privacy_card.json, report.html
         return runner.result(root)
 
 
 def run_report(root: Path, runner: Runner) -> Rows:
     """Run the last two steps of the pipeline for the model that is in the checkout, and return the result."""
-    with checkout_lock(root, say=runner.line):
-        runner.run("evaluate", root)
-        runner.run("report", root)
+    with checkout_lock(root, say=runner.line), runner.stages(root) as run:
+        run("evaluate")
+        run("report")
         return runner.result(root)
 
 

@@ -38,7 +38,7 @@ from tasks.config import home, params
 from tasks.config.params import Params
 from tasks.held_out_cells import histogram_of
 from tasks.runs.earlier_plans import earlier_plan, request_in
-from tasks.runs.stages import main_of
+from tasks.runs.stage_main import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
 _MIN_EPSILON, _MAX_EPSILON = 1e-4, 64.0

@@ -31,7 +31,7 @@ from data.transforms import encode_records, scatter
 from data.unseen import preparation_of
 from tasks.config import data_mirror, database_url, home, params
 from tasks.config.params import Params, load
-from tasks.runs.stages import main_of
+from tasks.runs.stage_main import main_of
 
 if TYPE_CHECKING:
     from algorithms.encoders import Encoder

@@ -54,7 +54,7 @@ from tasks.reporting.figures import (
 )
 from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.software import reuse_note
-from tasks.runs.stages import main_of
+from tasks.runs.stage_main import main_of
 from tasks.runs.store import check_data_facts, check_run_facts
 from tasks.tracking import is_logged, note_logged
 from tasks.tracking import runs as tracking

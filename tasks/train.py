@@ -56,7 +56,8 @@ from tasks.runs.charge import Charge, claim_run
 from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.processes import broadcast_sealed, join_processes
 from tasks.runs.software import pipeline_software, reuse_note
-from tasks.runs.stages import EXISTING, TRAINING, main_of
+from tasks.runs.stage_main import main_of
+from tasks.runs.stages import EXISTING, TRAINING
 from tasks.runs.store import EVALUATION, PLAN, RECEIPT, data_facts
 from tasks.tracking import group_of
 from tasks.tracking.live import live_curve, progress

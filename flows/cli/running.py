@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
     from rich.progress import TaskID
 
+    from flows.pipeline import RunStage
     from tasks.runs.metrics import Rows
 
 
@@ -73,7 +74,8 @@ class OneSentence(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            from tasks.runs.stages import StageFailedError, refusals, shortage
+            from tasks.runs.stage_main import refusals, shortage
+            from tasks.runs.stages import StageFailedError
 
             if isinstance(error, StageFailedError):
                 say(str(error), error=True)
@@ -134,15 +136,25 @@ class Steps:
         if stage in WORDS:
             self.console.print(f"{WORDS[stage]} ...")
 
-    def run(self, stage: str, root: Path) -> None:
-        """Run a stage in the checkout at `root`, without Prefect; raises StageRefusedError or StageFailedError."""
+    @contextmanager
+    def stages(self, root: Path) -> "Iterator[RunStage]":
+        """What runs a stage in the checkout at `root`, without Prefect, all by one process of DVC."""
         from flows.missing_runs import log_missing_run
-        from tasks.runs.stages import reproduce
+        from tasks.runs.stages import DvcProcess
 
-        self.begin(stage)
-        ran = reproduce(stage, root=root, say=self.line)
-        if stage == "report" and not ran:
-            log_missing_run(root, self.line)
+        def run(stage: str) -> None:
+            self.begin(stage)
+            ran = dvc.reproduce(stage)
+            if stage == "report" and not ran:
+                log_missing_run(root, self.line)
+
+        with DvcProcess(root, say=self.line) as dvc:
+            yield run
+
+    def run(self, stage: str, root: Path) -> None:
+        """Run one stage in the checkout at `root`; raises StageRefusedError or StageFailedError."""
+        with self.stages(root) as run:
+            run(stage)
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""

@@ -25,7 +25,7 @@ from tasks.comparing.trial import (
 )
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import refusals
+from tasks.runs.stage_main import refusals
 from tasks.terminal import PlainConsole
 
 _SECONDS, _SECONDS_BETWEEN_LINES, _SECONDS_OF_ESTIMATE = 0.5, 10.0, 900.0

@@ -59,15 +59,8 @@ from tasks.runs.metrics import (
     is_private,
     metric_name,
 )
-from tasks.runs.stages import (
-    STAGES,
-    Say,
-    StageFailedError,
-    StageRefusedError,
-    checkout_lock,
-    refusals,
-    shortage,
-)
+from tasks.runs.stage_main import refusals, shortage
+from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
 from tasks.tracking.runs import log_promotion
 
 _CLOSE, _MAX_PLANS = 0.01, 12

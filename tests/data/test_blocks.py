@@ -20,7 +20,7 @@ from tasks import prepare as prepare_stage
 from tasks.check_data import look
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import prepare
-from tasks.runs.stages import has_other_blocks
+from tasks.runs.dvc_process import has_other_blocks
 from tests.data.conftest import CardOf, Document, Store
 from tests.support.cards import csv_of, label, number
 from tests.support.parts import whole

@@ -166,8 +166,8 @@ def test_the_next_stage_removes_what_a_killed_one_left_of_records(
         left = tmp_path / f"datasets/.prepared-{name}"
         left.mkdir(parents=True)
         (left / "lock").touch()
-    monkeypatch.setattr(stages, "_dvc", lambda *_, **__: (0, []))
-    stages.reproduce(stage, root=tmp_path, say=lambda _: None)
+    monkeypatch.setattr(stages.DvcProcess, "request", lambda *_: (0, []))
+    stages.DvcProcess(tmp_path, say=lambda _: None).reproduce(stage)
     assert any((tmp_path / "datasets").iterdir()) == (stage == "prepare")
 
 

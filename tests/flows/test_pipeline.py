@@ -1,13 +1,15 @@
 """The order of the steps, which the plain command and Prefect take alike, and params.yaml around them."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from flows.cli.running import Steps, listening
 from flows.deployed import STAGE_LINES
-from flows.pipeline import overridden, run_pipeline, run_report
+from flows.pipeline import RunStage, overridden, run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides
 from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError
 from tests.support.checkout import PROJECT
@@ -17,18 +19,22 @@ class Recorder:
     """Notes the stages that it is asked to run, and fails at one of them."""
 
     def __init__(self, fault: Exception | None = None) -> None:
-        self.stages: list[str] = []
+        self.ran: list[str] = []
         self.fault = fault
 
-    def run(self, stage: str, root: Path) -> None:
-        self.stages.append(stage)
+    @contextmanager
+    def stages(self, root: Path) -> Iterator[RunStage]:
+        yield self._run
+
+    def _run(self, stage: str) -> None:
+        self.ran.append(stage)
         if self.fault is not None:
             raise self.fault
 
     def line(self, text: str) -> None: ...
 
     def result(self, root: Path) -> list[tuple[str, str]]:
-        return [("stages", str(len(self.stages)))]
+        return [("stages", str(len(self.ran)))]
 
 
 @pytest.fixture
@@ -42,13 +48,13 @@ def root(tmp_path: Path) -> Path:
 def test_the_pipeline_runs_the_stages_of_dvc_in_their_order(root: Path) -> None:
     runner = Recorder()
     assert run_pipeline(root, ParamOverrides(), runner, keeps_overrides=True) == [("stages", "5")]
-    assert tuple(runner.stages) == STAGES
+    assert tuple(runner.ran) == STAGES
 
 
 def test_the_report_runs_the_last_two(root: Path) -> None:
     runner = Recorder()
     run_report(root, runner)
-    assert runner.stages == ["evaluate", "report"]
+    assert runner.ran == ["evaluate", "report"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import store
 from benchmarks.postgres import server
 from tasks.retraining.delivery import Work, retrain
-from tasks.runs.stages import REFUSED, STAGES, StageFailedError, StageRefusedError, main_of
+from tasks.runs.stage_main import main_of
+from tasks.runs.stages import REFUSED, STAGES, StageFailedError, StageRefusedError
 from tests.soak import kills_check
 from tests.soak.kills_child import imported
 from tests.soak.kills_place import PARAMS, Place, make

@@ -38,7 +38,7 @@ from data.readers.rows import RowReader
 from tasks import retraining
 from tasks.config import params
 from tasks.evaluate import load_model
-from tasks.runs.stages import refusals
+from tasks.runs.stage_main import refusals
 from tests.support.parts import whole
 from tests.support.synthetic_run import record, write_run
 

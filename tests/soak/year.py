@@ -31,7 +31,8 @@ from tasks.reporting.figures import LIGHT, png
 from tasks.retraining import Retraining
 from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.runs.metrics import headline_metric
-from tasks.runs.stages import StageRefusedError, refusals
+from tasks.runs.stage_main import refusals
+from tasks.runs.stages import StageRefusedError
 from tests.soak.year_check import recomputed
 from tests.soak.year_figure import figure
 

@@ -11,8 +11,10 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Self
 
 import pytest
 from dvc.cli import main as dvc_main
@@ -20,7 +22,10 @@ from dvc.logger import LoggerHandler
 from dvc.stage import run as dvc_run
 from dvc.stage.exceptions import StageCmdFailedError
 
-from tasks.runs import stages
+from tasks.runs import dvc_process, stages
+from tasks.runs.stage_main import for_the_owner_only, main_of
+
+PROCESS = stages.DvcProcess
 
 
 def _command(_shell: str, command: str, *, cwd: str, env: dict[str, str], **_: object) -> None:
@@ -28,12 +33,12 @@ def _command(_shell: str, command: str, *, cwd: str, env: dict[str, str], **_: o
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd):
         for name in env.keys() - os.environ.keys():
             patch.setenv(name, env[name])
-        status = _status(lambda: stages.main_of(import_module(command.split()[-1]).main))
+        status = _status(lambda: main_of(import_module(command.split()[-1]).main))
     if status:
         raise StageCmdFailedError(command, status)
 
 
-def _dvc(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
+def _request(what: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
     """In place of a process that lets DVC run a stage: what it writes is said at its end."""
     written = io.StringIO()
     with (
@@ -42,17 +47,36 @@ def _dvc(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
         contextlib.redirect_stdout(written),
         contextlib.redirect_stderr(written),
     ):
-        patch.setattr(sys, "argv", ["stages", *stage])
         for handler in (*logging.getLogger("dvc").handlers, *logging.getLogger().handlers):
             if handler.__class__ in (logging.StreamHandler, LoggerHandler):
                 patch.setattr(handler, "stream", written)  # else it is what it was at the first stage
         if not any(handler.__class__ is logging.StreamHandler for handler in logging.getLogger().handlers):
             patch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers, _lines(written)])
-        status = _status(stages.main)
+        with for_the_owner_only():
+            status = dvc_process.answer(*([] if what == stages.ASK else [what]))
     lines = [line for line in written.getvalue().splitlines() if line]
     for line in lines:
         say(line)
     return status, lines
+
+
+class DvcHere(stages.DvcProcess):
+    """DVC in this process for all stages but one, which has a process as usual."""
+
+    def __init__(self, root: Path, *, say: stages.Say, but: str | None) -> None:
+        super().__init__(root, say=say)
+        self._where, self._but = (root, say), but
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def request(self, what: str) -> tuple[int, list[str]]:
+        if what != self._but:
+            return _request(what, *self._where)
+        with PROCESS(self._where[0], say=self._where[1]) as process:
+            return process.request(what)
 
 
 def _lines(written: io.StringIO) -> logging.Handler:
@@ -84,14 +108,8 @@ def _status(main: Callable[[], object]) -> int:
 
 def stay_in_this_process(patch: pytest.MonkeyPatch, *, but: str | None = None) -> None:
     """Until `patch` is undone, no stage is a process of its own, with at most one exception."""
-    started = stages._dvc
-
-    def chosen(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
-        return (started if but in stage else _dvc)(*stage, root=root, say=say)
-
     patch.setattr(dvc_run, "_run", _command)
-    patch.setattr(stages, "_dvc", chosen)
-    patch.setattr(stages, "_end_with_input", lambda: None)
+    patch.setattr(stages, "DvcProcess", partial(DvcHere, but=but))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from tasks import prepare
 from tasks.config.params import load
 from tasks.retraining import Retraining
 from tasks.retraining.delivery import Outcome, Work, retrain
-from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
+from tasks.runs.stage_main import refusals
+from tasks.runs.stages import StageFailedError, StageRefusedError
 from tests.support.cards import card, csv_of, label, number
 
 MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)

@@ -16,7 +16,8 @@ from ruamel.yaml import YAML
 
 from algorithms.methods import CATALOGUE
 from tasks import calibrate
-from tasks.runs.stages import STAGES, refusals
+from tasks.runs.stage_main import refusals
+from tasks.runs.stages import STAGES
 from tests.support.checkout import PROJECT, Checkout
 
 CANNOT_CHANGE_A_RESULT = {

@@ -37,7 +37,7 @@ from tasks.ledger_page import page as ledger_page
 from tasks.predict import Predictions, write
 from tasks.reporting import figures, nothing
 from tasks.reporting.figures import Drawing, picture, png
-from tasks.runs.stages import main_of
+from tasks.runs.stage_main import main_of
 from tasks.tracking.runs import Finished, sections
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.checkout import PROJECT, Checkout

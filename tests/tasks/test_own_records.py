@@ -31,7 +31,7 @@ from tasks.predict import predict
 from tasks.preflight.preview import preview_run
 from tasks.prepare import reader_of
 from tasks.runs import store
-from tasks.runs.stages import code_has_changed
+from tasks.runs.dvc_process import code_has_changed
 from tests.support import tiny_encoder
 from tests.support.cards import csv_of, label, number
 from tests.support.own_records import _write, finish

@@ -22,7 +22,7 @@ from tasks.comparing import Fold, Trial, groups, load, trials, variants
 from tasks.comparing.trial import Curve, Sides, check_classes, cut, mean_losses
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import refusals
+from tasks.runs.stage_main import refusals
 from tests.support.comparisons import PROJECT, document, small, write
 from tests.support.refusals import refused
 

@@ -19,8 +19,8 @@ from data.readers.records import Records
 from tasks import evaluate, report, train
 from tasks.runs import charge
 from tasks.runs import software as subject
+from tasks.runs.dvc_process import code_has_changed
 from tasks.runs.software import pipeline_software, reuse_note_of
-from tasks.runs.stages import code_has_changed
 from tests.support.checkout import PROJECT
 from tests.support.workspace import Workspace, killed_in
 

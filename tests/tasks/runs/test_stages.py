@@ -19,12 +19,15 @@ from algorithms.errors import BudgetRefusedError, LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
+from tasks.runs.stage_main import main_of
 from tasks.runs.stages import (
+    ASK,
+    NOTHING_TO_DO,
+    DvcProcess,
     StageFailedError,
     StageRefusedError,
     checkout,
     checkout_lock,
-    main_of,
     reproduce,
     up_to_date,
 )
@@ -63,10 +66,25 @@ def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str]
     assert (root / "starts").read_text() == "x"
 
 
+def test_one_process_of_dvc_serves_all_requests_of_a_run(stage: Callable[[str], Path]) -> None:
+    """Also after a stage that ends within a line, or fails."""
+    root, told = stage("open('model', 'w').write('x'); print('no end', end='')"), list[str]()
+    with DvcProcess(root, say=told.append) as dvc:
+        assert dvc.request(ASK) == (0, [])
+        (dvcs,) = processes_in(root)
+        assert dvc.reproduce("train") and not dvc.reproduce("train")
+        with pytest.raises(StageFailedError, match="'tame' not found"):
+            dvc.reproduce("tame")
+        assert dvc.request(ASK) == (NOTHING_TO_DO, [])
+        assert processes_in(root) == [dvcs]
+    assert told[:3] == ["Running stage 'train':", f"> {sys.executable} code.py", "no end"]
+    assert not processes_in(root)
+
+
 def test_modules_with_the_names_of_our_packages_are_in_nobodys_way(stage: Callable[[str], Path]) -> None:
     """Nor in that of a stage whose command has no -P; a module of the user's own is found."""
     root = stage(
-        "from tasks.runs.stages import main_of\n"
+        "from tasks.runs.stage_main import main_of\n"
         "main_of(lambda: __import__('mine'))\n"
         "import algorithms, data, tasks\n"
         "open('model', 'w').write(tasks.__file__)"
@@ -294,7 +312,7 @@ def test_only_warnings_of_other_libraries_are_shown() -> None:
     """As of matplotlib, which tells in the first run of all that it looks for fonts."""
     code = """
 import logging
-from tasks.runs.stages import main_of
+from tasks.runs.stage_main import main_of
 def work():
     logging.getLogger("matplotlib.font_manager").info("fonts")
     logging.getLogger("matplotlib").warning("a warning")
