@@ -268,7 +268,7 @@ def fit(
     Raises:
         RefusedError: If something does not fit, in one sentence; BudgetRefusedError if the population cannot pay.
         Exception: Of any kind, if training fails or is interrupted. A note of the exception then says what was charged,
-            which stays charged. If the ledger fails after training, the exception has the trained module as `model`; a
+            which stays charged, and `charged` of the exception is that cost. If the ledger fails after training, the exception has the trained module as `model`; a
             notebook finds it in `sys.last_value.model`.
 
     Example:
@@ -617,7 +617,7 @@ class _Account:
 
     @contextmanager
     def closing(self, run: "_Run") -> Iterator[None]:
-        """Give up a run that fails after its charge, and add what it cost to the exception, whatever it is."""
+        """Give up a run that fails after its charge, and tell its cost by the exception, whatever it is."""
         try:
             yield
         except BaseException as error:
@@ -627,6 +627,8 @@ class _Account:
                 if status == "open":
                     self.ledger.forfeit(run.run_id)
                     status = "forfeited"
+            if status is not None:
+                vars(error)["charged"] = run.plan.cost
             if status is not None and not self.public:
                 whose = f" of the population {self.population!r}, for run {run.run_id}" if self.url else ""
                 error.add_note(

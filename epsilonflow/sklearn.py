@@ -31,6 +31,7 @@ from algorithms.fitting import fit as train
 from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
+from algorithms.privacy.accounting import Budget
 from data.targets import Number
 from data.unseen import target_in
 from epsilonflow.table_encoding import (
@@ -141,32 +142,42 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
             )
         method = self.method or usual_method(len(records), self._kind, self.steps)
-        result: Fitted = train(
-            encoding.network(outputs),
-            loss,
-            records,
-            target,
-            method=method,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            dataset=self.dataset,
-            one_row_per_unit=self.one_row_per_unit,
-            population=self.population,
-            cap=self.cap,
-            ledger=self.ledger,
-            device=self.device,
-        )
+        try:
+            result: Fitted = train(
+                encoding.network(outputs),
+                loss,
+                records,
+                target,
+                method=method,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                dataset=self.dataset,
+                one_row_per_unit=self.one_row_per_unit,
+                population=self.population,
+                cap=self.cap,
+                ledger=self.ledger,
+                device=self.device,
+            )
+        except BaseException as error:
+            if isinstance(charged := getattr(error, "charged", None), Budget):
+                self._add_cost(_Fit(_sketch(table), charged.epsilon, charged.delta))
+            raise
         self.encoding_ = encoding
         self.result_: Fitted | _Released = result
         self.epsilon_, self.delta_ = float(result.epsilon["pld"]), result.delta
-        self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + self.epsilon_
-        self._warn_of_sum(_Fit(_sketch(table), self.epsilon_, self.delta_))
+        self._warn_of_sum(self._add_cost(_Fit(_sketch(table), self.epsilon_, self.delta_)))
         return self
 
-    def _warn_of_sum(self, fit: _Fit) -> None:
-        """Remember a fit, and warn if others of this process were on the same records."""
-        same = [other for other in _FITS if _shares_rows(other.sketch, fit.sketch)] + [fit]
+    def _add_cost(self, fit: _Fit) -> list[_Fit]:
+        """Add a fit to what this estimator cost; returns all fits of this process on the same records."""
+        self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + fit.epsilon
+        same = [other for other in _FITS if _shares_rows(other.sketch, fit.sketch)]
         _FITS.append(fit)
+        return [*same, fit]
+
+    @staticmethod
+    def _warn_of_sum(same: Sequence[_Fit]) -> None:
+        """Warn of several fits on the same records."""
         if len(same) > 1:
             epsilon, delta = sum(one.epsilon for one in same), sum(one.delta for one in same)
             warnings.warn(
@@ -206,7 +217,7 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
     Attributes:
         classes_: The declared classes, sorted.
         epsilon_, delta_: What the last fit cost.
-        total_epsilon_: What all fits of this estimator cost together.
+        total_epsilon_: What all fits of this estimator cost together, with those that failed after their charge.
         result_: What `epsilonflow.fit` returned: the card, the trace, the module.
 
     Example:

@@ -17,7 +17,9 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import epsilonflow.sklearn
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.card import verify
+from algorithms.privacy.ledger import Ledger
 from data.card import data_card
 from epsilonflow.sklearn import FORBIDDEN_CHECKS, DPClassifier, DPRegressor, PrivacyCostWarning
 from epsilonflow.table_encoding import encoding_of_schema
@@ -174,6 +176,29 @@ def test_fits_add_up_and_say_so_from_the_second_on() -> None:
         *numbers(seed=1)
     )  # other records: no warning
     assert other.total_epsilon_ == pytest.approx(first, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"), [(Barrier, "gradient", KeyboardInterrupt), (Ledger, "settle", RefusedError)]
+)
+def test_a_fit_that_fails_after_its_charge_is_part_of_the_total(
+    owner: type, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise error
+
+    X, y = numbers()
+    model = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST)
+    with pytest.raises(RefusedError, match="none of the declared classes"):
+        model.fit(X, y + 1)
+    assert not hasattr(model, "total_epsilon_")  # refused before its charge
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(owner, name, broken)
+        model.fit(X, y)
+    assert 0.99 * FAST["epsilon"] <= model.total_epsilon_ <= FAST["epsilon"]
+    with pytest.warns(PrivacyCostWarning, match="2 fits .* epsilon (100|99)"):
+        model.fit(X, y)
+    assert 1.98 * FAST["epsilon"] <= model.total_epsilon_ <= 2 * FAST["epsilon"]
 
 
 def test_cross_validation_and_a_grid_say_what_they_cost() -> None:
