@@ -268,8 +268,8 @@ def fit(
     Raises:
         RefusedError: If something does not fit, in one sentence; BudgetRefusedError if the population cannot pay.
         Exception: Of any kind, if training fails or is interrupted. A note of the exception then says what was charged,
-            which stays charged, and `charged` of the exception is that cost. If the ledger fails after training, the exception has the trained module as `model`; a
-            notebook finds it in `sys.last_value.model`.
+            which stays charged, and `charged` of the exception is that cost. If the ledger fails after training, the
+            exception has the trained module as `model`; a notebook finds it in `sys.last_value.model`.
 
     Example:
         >>> import numpy as np, torch

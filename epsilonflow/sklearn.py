@@ -32,10 +32,14 @@ from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.card import load as load_card
+from algorithms.privacy.card.text import statement
 from data.targets import Number
 from data.unseen import target_in
 from epsilonflow.table_encoding import (
+    PreparedRecords,
     TableEncoding,
+    as_table,
     declared_card,
     encoding_of_bounds,
     encoding_of_model,
@@ -113,13 +117,12 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = self.schema is not None
         return tags
 
-    def _encode(self, X: Any, *, reset: bool) -> tuple[TableEncoding, pd.DataFrame]:
+    def _encode(self, X: Any, *, reset: bool) -> tuple[TableEncoding | PreparedRecords, Any]:
         """The declared encoding, and X as a table of its columns."""
         if self.schema is not None:
-            if not isinstance(X, pd.DataFrame):
-                raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
-            if not reset and not hasattr(self, "n_features_in_"):  # of `load`, whose columns alone count
+            if not reset and not hasattr(self, "n_features_in_"):  # of `load`, whose encoding checks X
                 return self.encoding_, X
+            X = as_table(X)
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
             return (encoding_of_schema(self.schema) if reset else self.encoding_), X
@@ -136,6 +139,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Any, target: NDArray[Any], outputs: int, loss: str) -> Self:
         """Train on a checked target and remember the cost."""
         encoding, table = self._encode(X, reset=True)
+        assert isinstance(encoding, TableEncoding)
         records = encoding.encode(table)
         if len(records) != len(target):
             raise RefusedError(
@@ -162,7 +166,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             if isinstance(charged := getattr(error, "charged", None), Budget):
                 self._add_cost(_Fit(_sketch(table), charged.epsilon, charged.delta))
             raise
-        self.encoding_ = encoding
+        self.encoding_: TableEncoding | PreparedRecords = encoding
         self.result_: Fitted | _Released = result
         self.epsilon_, self.delta_ = float(result.epsilon["pld"]), result.delta
         self._warn_of_sum(self._add_cost(_Fit(_sketch(table), self.epsilon_, self.delta_)))
@@ -398,20 +402,24 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
 
 
 def load(path: str | Path) -> DPClassifier | DPRegressor:
-    """A model of a table that the pipeline trained, as a fitted estimator.
+    """A model that the pipeline trained, as a fitted estimator.
 
-    It predicts on DataFrames with the columns that its data card declares, prepared as the model's file says; what it
-    cost and whom it protects is on its card. In a `Pipeline` put it into `sklearn.frozen.FrozenEstimator`.
+    One of a table predicts on DataFrames with the columns that its data card declares, prepared as the model's file
+    says. One of images or texts takes prepared records as an array; `encoding_.encoder` names the public encoder and
+    the digest of its weights. In a `Pipeline` put it into `sklearn.frozen.FrozenEstimator`.
 
     Args:
         path: Of the model's file, or of a folder with it, such as `artifacts` or a release.
 
+    Returns:
+        The estimator, whose `card_` is the privacy card beside the model, or None. A UserWarning says so if the model
+        is not private, or has no card.
+
     Raises:
-        RefusedError: If it is no model of a table with a class or a number as target, or its scores are no
-            log-probabilities.
+        RefusedError: If its target is no class and no number, or its scores are no log-probabilities.
     """
     model = load_model(path)
-    encoding = encoding_of_model(model.preparation)
+    encoding = encoding_of_model(model)
     estimator: DPClassifier | DPRegressor
     if model.predicts == "number":
         target = target_in(model.facts)
@@ -427,4 +435,10 @@ def load(path: str | Path) -> DPClassifier | DPRegressor:
             " predict`."
         )
     estimator.encoding_, estimator.result_ = encoding, _Released(model)
+    card = (Path(path) if Path(path).is_dir() else Path(path).parent) / "privacy_card.json"
+    estimator.card_ = load_card(card) if card.is_file() else None
+    if estimator.card_ is None:
+        warnings.warn("No privacy card is beside the model, so nothing is promised.", stacklevel=2)
+    elif not estimator.card_.setting.private:
+        warnings.warn(statement(estimator.card_), stacklevel=2)
     return estimator

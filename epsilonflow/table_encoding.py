@@ -19,6 +19,7 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import Cells
+from algorithms.models.saved import TrainedModel
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -43,8 +44,9 @@ class TableEncoding:
     table: Table
     names: tuple[str, ...]
 
-    def encode(self, X: pd.DataFrame) -> NDArray[np.float32]:
+    def encode(self, X: Any) -> NDArray[np.float32]:
         """The records that the network takes, [n, positions]. Raises RefusedError for what the columns do not allow."""
+        X = as_table(X)
         if missing := [name for name in self.names if name not in X.columns]:
             raise RefusedError(f"X lacks the declared columns {', '.join(map(repr, missing))}; give them.")
         try:
@@ -65,6 +67,39 @@ class TableEncoding:
         linear = nn.Linear(cells.facts.total, outputs, bias=False)
         nn.init.zeros_(linear.weight)
         return nn.Sequential(Cells(cells.facts.sizes, cells.facts.weights), linear)
+
+
+@dataclass(frozen=True)
+class PreparedRecords:
+    """Records that were prepared elsewhere, such as the vectors that a public encoder makes of images or texts.
+
+    Attributes:
+        shape: Of one record.
+        has_tokens: Whether they are tokens, which are whole numbers.
+        encoder: The encoder's name, settings and `sha256` of its weights; None without one.
+    """
+
+    shape: tuple[int, ...]
+    has_tokens: bool
+    encoder: Mapping[str, Any] | None
+
+    def encode(self, X: Any) -> NDArray[Any]:
+        """The records as the network takes them, [n, *shape]."""
+        records = np.asarray(X)
+        if records.ndim != 1 + len(self.shape) or records.shape[1:] != self.shape or records.dtype == object:
+            by = f" by the encoder {self.encoder['name']}" if self.encoder else ""
+            raise RefusedError(
+                f"X is no array of records of shape {self.shape}, which the model takes; prepare them{by}, or use"
+                " `epsilonflow predict`, which does."
+            )
+        return np.ascontiguousarray(records, np.int32 if self.has_tokens else np.float32)
+
+
+def as_table(X: Any) -> pd.DataFrame:
+    """X, which must be a DataFrame."""
+    if not isinstance(X, pd.DataFrame):
+        raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
+    return X
 
 
 def usual_method(records: int, kind: str, steps: int) -> DPSGD:
@@ -119,14 +154,14 @@ def encoding_of_schema(schema: Any) -> TableEncoding:
     return _encoding_of([_column(str(name), given) for name, given in schema.items()], ("",), "schema")
 
 
-def encoding_of_model(preparation: Mapping[str, Any] | None) -> TableEncoding:
-    """The encoding by which a model's file says its records were prepared."""
-    reader = reader_in(preparation)
-    if preparation is None or not isinstance(reader, Table) or preparation.get("transform") != "none":
-        raise RefusedError(
-            "the model is not of a table as it is; use `epsilonflow predict`, which prepares its records."
-        )
-    return TableEncoding(reader, reader.content)
+def encoding_of_model(model: TrainedModel) -> TableEncoding | PreparedRecords:
+    """How a model's file says its records were prepared: the columns of a table as it is, or what else to give."""
+    preparation = model.preparation or {}
+    reader = reader_in(model.preparation)
+    if isinstance(reader, Table) and preparation.get("transform") == "none":
+        return TableEncoding(reader, reader.content)
+    has_tokens = model.facts.get("tokens") is not None
+    return PreparedRecords(model.input_shape, has_tokens, preparation.get("encoder"))
 
 
 def declared_card(card: DataCard | str | Path) -> DataCard:

@@ -43,6 +43,7 @@ _NEEDS: Mapping[Form, tuple[str, ...]] = {
 }
 _TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # their libraries can raise any exception
 _RECORDS, _CLOSE = 5, 1e-4
+NO_CARD = "No privacy card was beside the model, so nothing is promised."
 RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet")
 """Files of a release, besides texts: the model, its signed card, and the files that the card has checksums of."""
 
@@ -73,9 +74,10 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
     model = load(artifacts, allow_code=allow_code)
     _quieten_transformers()
     inputs = synthetic_inputs(model)
+    privacy = _privacy(_beside(artifacts))
     writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
-        "onnx": partial(_onnx, model, inputs, _beside(artifacts)),
-        "torchscript": partial(_torchscript, model, inputs),
+        "onnx": partial(_onnx, model, inputs, privacy),
+        "torchscript": partial(_torchscript, model, inputs, privacy),
         "huggingface": partial(_huggingface, model, artifacts=artifacts, allow_code=allow_code),
         "library": partial(_library, model, artifacts=artifacts),
     }
@@ -124,7 +126,9 @@ def synthetic_inputs(model: TrainedModel) -> Tensor:
     return torch.rand(shape, generator=generator)
 
 
-def _onnx(model: TrainedModel, inputs: Tensor, folder: Path, path: Path) -> Callable[[Tensor], Tensor]:
+def _onnx(model: TrainedModel, inputs: Tensor, privacy: str, path: Path) -> Callable[[Tensor], Tensor]:
+    from tasks.onnx_tables import complete, opset_of, table_of
+
     onnxruntime: Any = import_module("onnxruntime")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     batch = {0: torch.export.Dim("batch", min=1)}
@@ -138,21 +142,21 @@ def _onnx(model: TrainedModel, inputs: Tensor, folder: Path, path: Path) -> Call
             output_names=["scores"],
             dynamic_shapes=(batch,),
             dynamo=True,
+            opset_version=opset_of(table_of(model)),
             external_data=False,
             verbose=False,
         )
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    from tasks.onnx_tables import complete
-
-    complete(path, model, folder / "privacy_card.json")
+    complete(path, model, privacy)
     return lambda records: torch.from_numpy(session.run(["scores"], {"records": records.numpy()})[0])
 
 
-def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+def _torchscript(model: TrainedModel, inputs: Tensor, privacy: str, path: Path) -> Callable[[Tensor], Tensor]:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the warning that torch.export is newer
         jit: Any = torch.jit  # without types
-        jit.save(jit.trace(model, inputs, check_trace=False), path)
+        facts = {"facts.json": json.dumps(dict(model.facts)), "privacy.txt": privacy}
+        jit.save(jit.trace(model, inputs, check_trace=False), path, _extra_files=facts)
         again: Callable[[Tensor], Tensor] = jit.load(path)
     return again
 
@@ -226,6 +230,12 @@ def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
         shutil.copyfile(place / "privacy_card.json", folder / "privacy_card.json")
         text = model_card(load_card(place / "privacy_card.json"), model, _metrics(place))
         (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _privacy(folder: Path) -> str:
+    """What a form without a card says of the model's privacy."""
+    card = folder / "privacy_card.json"
+    return statement(load_card(card)) if card.is_file() else NO_CARD
 
 
 def _beside(artifacts: Path) -> Path:

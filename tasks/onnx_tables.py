@@ -1,13 +1,14 @@
 """The preparation of a table's rows as a part of an ONNX file, so that onnxruntime alone takes rows as they are.
 
-The file has one input for each column: numbers [n] as doubles, where NaN is a missing one, and texts [n] as strings.
-What the data card says of missing numbers and unknown categories is in the graph; a missing number that the card
-refuses makes the row's scores NaN. Texts are compared as in the file, with at most one space around them.
+The file has one input for each column: numbers [n] as doubles, where NaN is a missing one, texts and dates [n] as
+strings, and for a hashed text [n] the number of its cell, since no operator of ONNX reads the bytes of a text. What the
+data card says of missing numbers and unknown categories is in the graph; a missing number or date that the card refuses
+makes the row's scores NaN. Texts are compared as in the file, with at most one space around them.
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from numpy.typing import NDArray
 from algorithms.errors import RefusedError
 from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
-from algorithms.privacy.card import load as load_card
-from algorithms.privacy.card.text import statement
 from data.cells import CellEncoding, Grids
-from data.formats import Binned, Categorical, Date, Ignored, Label, Numeric, Table
+from data.formats import Binned, Categorical, Date, Hashed, Numeric, Table, Timestamp
 from data.readers import encoding
 from data.targets import Number
 from data.unseen import reader_in, target_in
+from tasks.onnx_dates import Moments, moments
+from tasks.onnx_graph import ML, Graph
 
 # Of the extra `export`.
 onnx: Any = import_module("onnx")
@@ -35,109 +36,28 @@ onnxruntime: Any = import_module("onnxruntime")
 helper: Any = import_module("onnx.helper")
 TensorProto = onnx.TensorProto
 _CLOSE = 1e-4
-_ML = "ai.onnx.ml"
-_WHOLE = re.compile("[+-]?[0-9]+")
 Outputs = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 
-def columns_without_onnx(reader: Table) -> list[str]:
-    """The columns whose preparation no operators of ONNX compute: a keyed hash, and dates in words."""
-    supported = Numeric | Binned | Categorical | Date | Label | Ignored
-    return [column.name for column in reader.columns if not isinstance(column, supported)]
-
-
-def inputs_of(reader: Table) -> dict[str, bool]:
-    """The columns that the graph takes, and whether each is a number."""
-    kinds: dict[str, bool] = {}
+def inputs_of(reader: Table) -> dict[str, int]:
+    """The columns that the graph takes, and the type of each."""
+    kinds: dict[str, int] = {}
     for column in reader.columns:
-        if isinstance(column, Numeric | Binned | Categorical):
-            kinds[column.name] = not isinstance(column, Categorical)
+        if isinstance(column, Numeric | Binned):
+            kinds[column.name] = TensorProto.DOUBLE
+        elif isinstance(column, Categorical | Timestamp):
+            kinds[column.name] = TensorProto.STRING
+        elif isinstance(column, Hashed):
+            kinds[column.name] = TensorProto.INT64
         elif isinstance(column, Date):
-            kinds |= {column.month: False, column.day: True}
+            kinds |= {column.month: TensorProto.STRING, column.day: TensorProto.DOUBLE}
     return kinds
 
 
-class Graph:
-    """Nodes of a graph, each of which gets a name of its own."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix, self._count = prefix, 0
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
-
-    def add(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """A node with one output; returns the output's name."""
-        self._count += 1
-        name = f"{self._prefix}/{self._count}/{op}"
-        self.nodes.append(helper.make_node(op, [*inputs], [name], name=name, domain=domain, **attributes))
-        return name
-
-    def constant(self, value: Any, dtype: Any = np.float64) -> str:
-        """An array that belongs to the graph."""
-        name = f"{self._prefix}/constant/{len(self.initializers)}"
-        self.initializers.append(onnx.numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def column(self, value: str) -> str:
-        """[n] as [n, 1]."""
-        return self.add("Unsqueeze", value, self.constant([1], np.int64))
-
-    def concatenate(self, parts: Sequence[str]) -> str:
-        """Parts [n, k] side by side, [n, all of them]."""
-        return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
-
-    def places(self, text: str, names: Sequence[str]) -> str:
-        """The index of each text in the names, their number for any other; int64 [n]."""
-        spellings = {
-            spelling: place for place, name in enumerate(names) for spelling in _spellings(name, names)
-        }
-        return self.add(
-            "LabelEncoder",
-            text,
-            domain=_ML,
-            keys_strings=[*spellings],
-            values_int64s=[*spellings.values()],
-            default_int64=len(names),
-        )
-
-    def one_hot(self, places: str, width: int) -> str:
-        """Doubles [n, width], zero where the index is beyond them."""
-        same = self.add("Equal", self.column(places), self.constant([np.arange(width)], np.int64))
-        return self.add("Cast", same, to=TensorProto.DOUBLE)
-
-    def bins(self, number: str, edges: Sequence[float]) -> str:
-        """The number of edges that are at most each number, [n, 1]."""
-        reached = self.add("GreaterOrEqual", self.column(number), self.constant([edges]))
-        ones = self.add("Cast", reached, to=TensorProto.DOUBLE)
-        return self.add("ReduceSum", ones, self.constant([1], np.int64), keepdims=1)
-
-    def share(self, number: str, low: float, high: float) -> str:
-        """The number clamped to its bounds as a share of them, [n, 1]; NaN stays NaN."""
-        inside = self.add(
-            "Min", self.add("Max", self.column(number), self.constant(low)), self.constant(high)
-        )
-        # Some kernels take a bound for NaN.
-        moved = self.add("Sub", self.keep_nan(inside, self.column(number)), self.constant(low))
-        return self.add("Div", moved, self.constant(high - low))
-
-    def keep_nan(self, value: str, number: str) -> str:
-        """A value, NaN where the number is."""
-        return self.add("Where", self.add("IsNaN", number), self.constant(np.nan), value)
-
-    def logarithmic(self, share: str, span: float) -> str:
-        """log(1 + x span) / log(1 + span) of shares, at most 1."""
-        grown = self.add("Add", self.add("Mul", share, self.constant(span)), self.constant(1.0))
-        scaled = self.add("Div", self.add("Log", grown), self.constant(np.log1p(span)))
-        return self.keep_nan(self.add("Min", scaled, self.constant(1.0)), share)
-
-
-def _spellings(name: str, names: Sequence[str]) -> list[str]:
-    forms = [name]
-    if {one.lower() for one in names} <= {"true", "false"}:
-        forms = [name.lower(), name.lower().capitalize(), name.upper()]
-    elif all(_WHOLE.fullmatch(one) for one in names):
-        forms = [name, f"{name}.0"]
-    return [spelling for form in forms for spelling in (form, f" {form}", f"{form} ", f" {form} ")]
+def opset_of(reader: Table | None) -> int | None:
+    """The operator set that the graph needs, None for the exporter's own: dates are taken apart by operators of 20."""
+    has_dates = reader is not None and any(isinstance(column, Timestamp) for column in reader.columns)
+    return 20 if has_dates else None
 
 
 def _number(graph: Graph, column: Numeric | Binned) -> str:
@@ -148,7 +68,7 @@ def _number(graph: Graph, column: Numeric | Binned) -> str:
     return graph.add("Where", graph.add("IsNaN", column.name), stand_in, column.name)
 
 
-def _features(graph: Graph, reader: Table) -> str:
+def _features(graph: Graph, reader: Table, dates: Mapping[str, Moments]) -> str:
     """The features of `data.readers.encoding` without cells, [n, width]."""
     parts = []
     for column in reader.columns:
@@ -164,6 +84,12 @@ def _features(graph: Graph, reader: Table) -> str:
             parts.append(graph.one_hot(here, column.width))
         elif isinstance(column, Categorical):
             parts.append(graph.one_hot(graph.places(column.name, column.categories), column.width))
+        elif isinstance(column, Hashed):
+            parts.append(graph.one_hot(column.name, column.width))
+        elif isinstance(column, Timestamp):
+            share = dates[column.name].parts[-1]
+            share = graph.add("Where", graph.add("IsNaN", share), graph.constant(0.5), share)
+            parts.append(graph.column(share))
         elif isinstance(column, Date):
             parts.append(_day_of_year(graph, column)[1])
     return graph.concatenate(parts)
@@ -178,7 +104,7 @@ def _day_of_year(graph: Graph, column: Date) -> tuple[str, str]:
     return month, graph.add("Div", graph.add("Sub", days, graph.constant(1.0)), graph.constant(371.0))
 
 
-def _cells(graph: Graph, reader: Table, cells: CellEncoding) -> str:
+def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str, Moments]) -> str:
     """The active cell of each position, as `CellEncoding.codes` has them, [n, positions]."""
     scales: list[list[str]] = []
     for column in reader.columns:
@@ -192,10 +118,11 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding) -> str:
             scales.append([bins])
         elif isinstance(column, Categorical):
             places = graph.places(column.name, column.categories)
-            is_known = graph.add("Less", places, graph.constant(len(column.categories), np.int64))
-            number = graph.add("Cast", places, to=TensorProto.DOUBLE)
-            known = graph.add("Where", is_known, number, graph.constant(np.nan))
-            scales.append([graph.column(known)])
+            scales.append([graph.column(_known(graph, places, len(column.categories)))])
+        elif isinstance(column, Hashed):
+            scales.append([graph.column(_known(graph, column.name, column.cells))])
+        elif isinstance(column, Timestamp):
+            scales += [[graph.column(part)] for part in dates[column.name].parts]
         elif isinstance(column, Date):
             scales += [[part] for part in _day_of_year(graph, column)]
     codes = []
@@ -217,6 +144,13 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding) -> str:
     if cells.trees:
         codes.append(_leaves(graph, cells, scales))
     return graph.concatenate(codes)
+
+
+def _known(graph: Graph, places: str, count: int) -> str:
+    """Indices as doubles [n], NaN from `count` on."""
+    number = graph.add("Cast", places, to=TensorProto.DOUBLE)
+    is_known = graph.add("Less", places, graph.constant(count, np.int64))
+    return graph.add("Where", is_known, number, graph.constant(np.nan))
 
 
 def _leaves(graph: Graph, cells: CellEncoding, scales: list[list[str]]) -> str:
@@ -252,19 +186,17 @@ def _leaves(graph: Graph, cells: CellEncoding, scales: list[list[str]]) -> str:
 def prepend(model: Any, reader: Table) -> Any:
     """The model from the columns of a table: its input `records` is computed from them."""
     graph, cells = Graph("preparation"), reader.cell_encoding
-    features = _features(graph, reader) if cells is None else _cells(graph, reader, cells)
-    refused = [
-        column.name
+    dates = {
+        column.name: moments(graph, column, reader.missing)
         for column in reader.columns
-        if isinstance(column, Numeric | Binned) and column.missing == "refuse"
-    ]
-    refused += [column.day for column in reader.columns if isinstance(column, Date)]
+        if isinstance(column, Timestamp)
+    }
+    features = _features(graph, reader, dates) if cells is None else _cells(graph, reader, cells, dates)
+    refused = [graph.add("IsNaN", name) for name in _needed(reader, dates)]
+    refused += [date.unread for date in dates.values()]
     records = graph.add("Cast", features, to=TensorProto.FLOAT)
     inputs = [
-        helper.make_tensor_value_info(
-            name, TensorProto.DOUBLE if is_number else TensorProto.STRING, ["batch"]
-        )
-        for name, is_number in inputs_of(reader).items()
+        helper.make_tensor_value_info(name, kind, ["batch"]) for name, kind in inputs_of(reader).items()
     ]
     for node in model.graph.node:
         node.input[:] = [records if name == "records" else name for name in node.input]
@@ -273,8 +205,8 @@ def prepend(model: Any, reader: Table) -> Any:
         for node in own:
             node.output[:] = ["scores of the rows" if name == "scores" else name for name in node.output]
         before, graph.nodes = graph.nodes, []
-        absent = graph.add("IsNaN", graph.concatenate([graph.column(name) for name in refused]))
-        ones = graph.add("Cast", absent, to=TensorProto.FLOAT)
+        every = graph.concatenate([graph.column(name) for name in refused])
+        ones = graph.add("Cast", every, to=TensorProto.FLOAT)
         some = graph.add("ReduceMax", ones, graph.constant([1], np.int64), keepdims=1)
         is_refused = graph.add("Greater", some, graph.constant(0.5, np.float32))
         nan = graph.constant(np.nan, np.float32)
@@ -288,9 +220,20 @@ def prepend(model: Any, reader: Table) -> Any:
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     del model.graph.value_info[:]
-    if all(opset.domain != _ML for opset in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_ML, 4))
+    if all(opset.domain != ML for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(ML, 4))
     return model
+
+
+def _needed(reader: Table, dates: Mapping[str, Moments]) -> Iterator[str]:
+    """What the card refuses where it is missing: doubles [n], NaN there."""
+    for column in reader.columns:
+        if isinstance(column, Numeric | Binned) and column.missing == "refuse":
+            yield column.name
+        elif isinstance(column, Timestamp) and column.missing == "refuse":
+            yield dates[column.name].parts[-1]
+        elif isinstance(column, Date):
+            yield column.day
 
 
 def append_answers(
@@ -321,7 +264,7 @@ def append_answers(
         best = graph.add("ArgMax", "scores", axis=1, keepdims=0)
         keys = [*range(len(classes))]
         name = graph.add(
-            "LabelEncoder", best, domain=_ML, keys_int64s=keys, values_strings=[*classes], default_string=""
+            "LabelEncoder", best, domain=ML, keys_int64s=keys, values_strings=[*classes], default_string=""
         )
         outputs.append((name, "predicted", TensorProto.STRING, ["batch"]))
         if is_probability:
@@ -332,13 +275,13 @@ def append_answers(
     for name, output, kind, shape in outputs:
         model.graph.node.append(helper.make_node("Identity", [name], [output], name=output))
         model.graph.output.append(helper.make_tensor_value_info(output, kind, shape))
-    if all(opset.domain != _ML for opset in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_ML, 4))
+    if all(opset.domain != ML for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(ML, 4))
     return model
 
 
 def made_up_rows(reader: Table, count: int = 64) -> dict[str, NDArray[Any]]:
-    """Rows that the card allows, in the form of the graph's inputs: inside and outside of bounds, missing, unknown."""
+    """Rows that the card allows, as they are in the table: inside and outside of bounds, missing, unknown."""
     draw = np.random.default_rng(0)
     rows: dict[str, NDArray[Any]] = {}
     for column in reader.columns:
@@ -355,10 +298,32 @@ def made_up_rows(reader: Table, count: int = 64) -> dict[str, NDArray[Any]]:
             rows[column.name] = draw.choice(
                 np.array([*column.categories, "", "unknown to the card"], object), count
             )
+        elif isinstance(column, Hashed):
+            rows[column.name] = np.array([*["", "a"], *map(str, range(count - 2))], object)
+        elif isinstance(column, Timestamp):
+            first, last = (day.toordinal() for day in column.days)
+            days = draw.integers(max(1, first - 400), last + 400, count)
+            times = draw.choice(["", "T09:30", " 23:59:59.5", "T00:00:01+01:00"], count)
+            dates = [f"{date.fromordinal(day)}{time}" for day, time in zip(days, times, strict=True)]
+            rows[column.name] = np.array(dates, object)
+            if column.missing != "refuse":
+                rows[column.name][:3] = "", "none", f"{column.years[0]:04d}-02-30"
         elif isinstance(column, Date):
             rows[column.month] = draw.choice(np.array(column.months, object), count)
             rows[column.day] = draw.integers(1, 29, count).astype(np.float64)
     return rows
+
+
+def as_inputs(rows: Mapping[str, NDArray[Any]], reader: Table) -> dict[str, NDArray[Any]]:
+    """Rows of the table as inputs of the graph."""
+    hashed = [column for column in reader.columns if isinstance(column, Hashed)]
+    cells = {
+        column.name: np.array(
+            [encoding.cell_of(text, column, reader.missing) for text in rows[column.name]], np.int64
+        )
+        for column in hashed
+    }
+    return {**rows, **cells}
 
 
 def features_of(rows: Mapping[str, NDArray[Any]], reader: Table) -> NDArray[np.float32]:
@@ -368,23 +333,20 @@ def features_of(rows: Mapping[str, NDArray[Any]], reader: Table) -> NDArray[np.f
     return encoding.features(table, reader, "made-up rows")
 
 
-def complete(path: Path, model: TrainedModel, card: Path) -> None:
+def complete(path: Path, model: TrainedModel, privacy: str) -> None:
     """Add to an ONNX file of a model how a table's rows are prepared, what scores mean, and facts in its metadata.
 
     Args:
         path: From the input `records` to the output `scores`.
         model: The model that it was made of.
-        card: The run's privacy card, if it has one, whose promise goes into the metadata.
+        privacy: What its privacy card promises, which goes into the metadata.
 
     Raises:
         RefusedError: If the file gives other scores for made-up rows than the model does.
     """
-    whole, reader, target = onnx.load(str(path)), reader_in(model.preparation), target_in(model.facts)
-    preparation = model.preparation or {}
-    table = reader if isinstance(reader, Table) and preparation.get("transform") == "none" else None
-    unknown = [] if table is None else columns_without_onnx(table)
-    has_preparation = table is not None and not unknown
-    if table is not None and has_preparation:
+    whole, target = onnx.load(str(path)), target_in(model.facts)
+    table, preparation = table_of(model), model.preparation or {}
+    if table is not None:
         whole = prepend(whole, table)
     if model.predicts in ("class", "number", "labels"):
         whole = append_answers(
@@ -394,31 +356,62 @@ def complete(path: Path, model: TrainedModel, card: Path) -> None:
             is_probability=model.facts.get("model") not in MARGINS,
             has_labels=model.predicts == "labels",
         )
-    why = f", which ONNX cannot compute for {', '.join(unknown)}" if unknown else ""
     facts: dict[str, Any] = {
         "predicts": model.predicts,
         "classes": list(model.classes),
-        "columns": [] if table is None else [*inputs_of(table), *unknown],
-        "preparation": "in this file"
-        if has_preparation
-        else f"not in this file{why}: records are as prepared",
+        "columns": [] if table is None else [*inputs_of(table)],
+        "preparation": _what_records_are(preparation) if table is None else "in this file",
+        "privacy": privacy,
     }
+    if table is not None and (hashed := _hashes(table)):
+        facts["hashed"] = hashed
     if preparation.get("encoder"):
         facts["encoder"] = preparation["encoder"]  # with the digest of its weights
-    if card.is_file():
-        facts["privacy"] = statement(load_card(card))
     for name, value in facts.items():
         entry = whole.metadata_props.add()
         entry.key, entry.value = name, value if isinstance(value, str) else json.dumps(value)
     onnx.save(whole, str(path))
-    if table is not None and has_preparation:
+    if table is not None:
         _compare(path, model, table)
+
+
+def table_of(model: TrainedModel) -> Table | None:
+    """The columns of a model of a table as it is, whose preparation belongs into the file."""
+    reader = reader_in(model.preparation)
+    is_as_it_is = (model.preparation or {}).get("transform") == "none"
+    return reader if isinstance(reader, Table) and is_as_it_is else None
+
+
+def _what_records_are(preparation: Mapping[str, Any]) -> str:
+    """What to feed a file without the preparation."""
+    encoder, transform = preparation.get("encoder"), preparation.get("transform", "none")
+    if encoder:
+        return (
+            f"not in this file: records are what the public encoder {encoder['name']} makes, whose weights have the"
+            f" SHA-256 {encoder['sha256']}"
+        )
+    if transform != "none":
+        return f"not in this file: records are as epsilonflow's transform {transform!r} makes them"
+    return "not in this file: records are as prepared"
+
+
+def _hashes(reader: Table) -> dict[str, Any]:
+    """How the cell of each hashed text is computed: BLAKE2b of 8 bytes with the key, big-endian, modulo the cells."""
+    return {
+        column.name: {
+            "cells": column.cells,
+            "key": encoding.hash_key(column).hex(),
+            "missing": list(reader.missing),
+        }
+        for column in reader.columns
+        if isinstance(column, Hashed)
+    }
 
 
 def _compare(path: Path, model: TrainedModel, table: Table) -> None:
     rows = made_up_rows(table)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (scores,) = session.run(["scores"], rows)
+    (scores,) = session.run(["scores"], as_inputs(rows, table))
     with torch.no_grad():
         expected = model(torch.from_numpy(features_of(rows, table))).numpy()
     far = float(np.abs(scores - expected).max())

@@ -123,16 +123,26 @@ def _hashed(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], w
     """The cell of each value, NaN if it is missing; float64 [n]."""
     text = _trim(values, where)
     absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))
-    key = hashlib.sha256(column.salt.encode()).digest()
-
-    def cell(value: str) -> int:
-        return (
-            int.from_bytes(hashlib.blake2b(value.encode(), key=key, digest_size=8).digest(), "big")
-            % column.cells
-        )
-
-    cells = [np.nan if value is None else float(cell(value)) for value in text.to_pylist()]
+    key = hash_key(column)
+    cells = [
+        np.nan if value is None else float(_cell(value, key, column.cells)) for value in text.to_pylist()
+    ]
     return np.where(absent, np.nan, np.array(cells, np.float64))
+
+
+def hash_key(column: Hashed) -> bytes:
+    """The key of the column's hash, which is public."""
+    return hashlib.sha256(column.salt.encode()).digest()
+
+
+def cell_of(text: str, column: Hashed, missing: tuple[str, ...]) -> int:
+    """The cell of one text, the number of cells for a missing one."""
+    text = text.strip()
+    return column.cells if text in missing else _cell(text, hash_key(column), column.cells)
+
+
+def _cell(value: str, key: bytes, cells: int) -> int:
+    return int.from_bytes(hashlib.blake2b(value.encode(), key=key, digest_size=8).digest(), "big") % cells
 
 
 def _moments(

@@ -269,7 +269,7 @@ def test_an_export_that_says_something_else_is_refused(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tasks.export._torchscript", lambda model, _inputs, path: lambda given: model(given) + 1e-3
+        "tasks.export._torchscript", lambda model, _inputs, _privacy, path: lambda given: model(given) + 1e-3
     )
     with pytest.raises(RefusedError, match="gives other scores than the model"):
         export(artifacts, "torchscript", tmp_path / "model.pt")

@@ -207,9 +207,7 @@ def _agree(cards: list[tuple[dict[str, Any], Path | None]], folder: Path, count:
 def rdp_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computes each Rényi bound once: they take most of the time, and most edits leave the events as they are."""
     rdp = verify_card.rdp
-    once = lru_cache(maxsize=1000)(
-        lambda event, orders, adjacency: rdp(json.loads(event), orders, adjacency)
-    )
+    once = lru_cache(maxsize=1000)(lambda event, orders, adjacency: rdp(json.loads(event), orders, adjacency))
     monkeypatch.setattr(
         verify_card, "rdp", lambda event, orders, adjacency: once(json.dumps(event), orders, adjacency)
     )
