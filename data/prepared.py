@@ -19,13 +19,13 @@ from numpy.typing import DTypeLike, NDArray
 from data.card import DataRefusedError
 from data.description import DatasetInfo
 from data.files import hide, try_lock
-from data.readers.records import PARTS, Block, Features, Part
+from data.readers.records import PARTS, Block, Features, Part, Records
 from data.targets import IGNORED
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[Any]]
 PREPARATION = "preparation.json"
-LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
+LOCK, _CONTENTS, _DIGESTS, _HALVES = "lock", "contents", "digests.json", "test_halves.npy"
 _PEOPLE_AT_ONCE = 1024
 
 
@@ -160,7 +160,7 @@ def portions_of(folder: Path) -> Iterator[Path]:
 
 def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
     """Write the arrays; returns the number of records of each part, and a digest of those that a run releases of."""
-    owners = bytearray()
+    owners, halves = bytearray(), bytearray()
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
@@ -174,12 +174,37 @@ def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[M
             labels[block.part].append(block.records.labels)
             if public.rows_per_user is not None and block.part == "train":
                 owners += b"".join(block.owners)
+            if block.part == "test":
+                halves += bytes(owner[0] & 1 for owner in block.owners)
+    if _has_halves(public):
+        np.save(folder / _HALVES, np.frombuffer(halves, np.uint8))
     if public.rows_per_user is not None:
         features["train"], labels["train"] = _group_by_user(folder, owners, public)
     digest = _joint(features["train"].digest, labels["train"].digest)
     if public.holdout == "private":  # noise must not be drawn again for others
         digest = _joint(bytes.fromhex(digest), features["test"].digest + labels["test"].digest)
     return {part: labels[part].count for part in PARTS}, digest
+
+
+def _has_halves(public: DatasetInfo) -> bool:
+    """Whether the folder says in which half of the people held out each row is; otherwise the rows do."""
+    return public.holdout == "private" and public.per_person is not None
+
+
+def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
+    """The half of the held-out people that each row is in, 0 or 1, [n]: by a hash of its person, or else of the row.
+
+    Raises DataRefusedError for a table of people that an earlier version prepared.
+    """
+    if _has_halves(data.public):
+        with suppress(OSError):
+            return np.load(folder / _HALVES).astype(np.int64)  # type: ignore[no-any-return]
+        raise DataRefusedError(_not_whole(folder))
+    rows = Records(np.asarray(data.test_features), np.asarray(data.test_labels)).canonical()
+    hashed = (
+        hashlib.blake2b(row, key=b"half of the held-out records", digest_size=1).digest() for row in rows
+    )
+    return np.array([digest[0] & 1 for digest in hashed], np.int64)
 
 
 def _joint(features: bytes, labels: bytes) -> str:
@@ -241,7 +266,8 @@ def _padding(written: Mapping[Part, int], at_most: int, public: DatasetInfo) -> 
     labels = prod(public.label_shape) * _label_kind(public).itemsize
     test = prod(public.input_shape) * _kind(public).itemsize + labels
     train = test * prod(public.rows)
-    return at_most * train - written["train"] * train - written["test"] * test
+    halves = at_most - written["test"] if _has_halves(public) else 0
+    return at_most * train - written["train"] * train - written["test"] * test + halves
 
 
 class _Rows:

@@ -180,7 +180,19 @@ def _evaluated(
 
 
 def _histogram(wanted: params.Evaluation, public: DatasetInfo) -> HistogramSpec:
-    return histogram_of(public.label_type, _groups(wanted.by, public), cross=wanted.cross)
+    if wanted.recalibrate and public.per_person not in (None, 1) and public.rows_per_user is None:
+        raise RefusedError(
+            "privacy.evaluation.recalibrate was given, and a person's rows are records of their own here, which would"
+            " be on both sides of what fits and what judges it; leave it out, or declare pooled under person in the"
+            " data card."
+        )
+    return histogram_of(
+        public.label_type,
+        _groups(wanted.by, public),
+        cross=wanted.cross,
+        halves=wanted.recalibrate,
+        compared=wanted.compare_with is not None,
+    )
 
 
 def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
@@ -382,8 +394,16 @@ def _request_entries(settings: Params, public: DatasetInfo) -> dict[str, Any]:
         "count_noise": settings.privacy.count_noise,
         "noise": settings.privacy.noise,
         "diagnostics": settings.privacy.diagnostics,
-        **({"held_out": privacy.evaluation.model_dump()} if public.holdout == "private" else {}),
+        **({"held_out": _evaluation_entries(privacy.evaluation)} if public.holdout == "private" else {}),
     }
+
+
+def _evaluation_entries(wanted: params.Evaluation) -> dict[str, Any]:
+    """The evaluation that is asked for; the model compared with by its content, for no other gets the same noise."""
+    entries = wanted.model_dump()
+    if wanted.compare_with is not None:
+        entries["compare_with"] = models.digest(Path(wanted.compare_with))
+    return entries
 
 
 def _code(settings: Params) -> dict[str, str]:

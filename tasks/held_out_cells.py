@@ -4,10 +4,12 @@ What is counted here is private: it leaves only by `algorithms.core.held_out`, w
 its own since the evaluate stage, which scores public records, depends on no barrier.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms import models
@@ -26,17 +28,26 @@ from data.targets import LabelType
 from tasks.held_out import outputs_a_record, passes, predictions, record_scores, records_a_pass
 
 
-def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = False) -> HistogramSpec:
-    """The histogram to release for a target; raises RefusedError if it would have too many cells."""
+def histogram_of(
+    label_type: LabelType,
+    groups: Groups = (),
+    *,
+    cross: bool = False,
+    halves: bool = False,
+    compared: bool = False,
+) -> HistogramSpec:
+    """The histogram to release for a target; raises RefusedError if it would have too many cells, or no such halves."""
     kinds: dict[str, Kind] = {"class": "classes", "number": "number"}
     kind = kinds.get(label_type.kind, "score")
     classes = len(label_type.names) if kind == "classes" else 1
     try:
-        return histogram_for("two classes" if classes == 2 else kind, classes, groups, cross)
+        return histogram_for(
+            "two classes" if classes == 2 else kind, classes, groups, cross, halves=halves, compared=compared
+        )
     except ValueError as error:
+        setting = "privacy.evaluation.recalibrate" if halves and classes != 2 else "privacy.evaluation.by"
         raise RefusedError(
-            f"the held-out records are private, and {str(error).removesuffix('.')}; change privacy.evaluation.by, or"
-            " the target."
+            f"the held-out records are private, and {str(error).removesuffix('.')}; change {setting}, or the target."
         ) from None
 
 
@@ -55,23 +66,52 @@ def passes_alone(model: Model, public: DatasetInfo) -> tuple[int, ComputeConfig,
     return 1 if reads_values else engine.physical_batch, compute, engine
 
 
+Trained: TypeAlias = tuple[Model, Mapping[str, Tensor]]
+"""A model and its parameters by name."""
+
+
 def count_held_out(
-    spec: HistogramSpec, model: Model, parameters: Mapping[str, Tensor], data: HeldOut
+    spec: HistogramSpec,
+    trained: Trained,
+    data: HeldOut,
+    other: Trained | None = None,
+    halves: NDArray[np.int64] | None = None,
 ) -> Floats:
     """The exact cells of the histogram, [cells]; private.
 
     A record's score may not depend on who else is held out, or one person could move many records to other cells.
+
+    other: the model compared with, where the histogram compares. halves: [n], of each record, where it has halves.
     """
     label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
-    size, compute, engine = passes_alone(model, data.public)
-    with fixed_arithmetic(compute, engine):
-        for _, scores, labels, _ in passes(model, parameters, data, filled=size):
-            values = (
-                record_scores(label_type, scores, labels)[:, None]
-                if spec.kind == "score"
-                else predictions(label_type, scores)
-            )
-            rows = slice(start, start := start + len(labels))
-            groups = data.group_indices([column for column, _ in spec.groups], rows)
-            cells += count(spec, values.double().numpy(), labels.numpy(), groups, data.weights[rows])
+    before = (
+        None if other is None else np.concatenate([_bounded(data, *rest) for rest in _scored(other, data)])
+    )
+    for scores, labels in _scored(trained, data):
+        is_bounded, score = spec.kind == "score", _bounded(data, scores, labels)
+        values = score[:, None] if is_bounded else predictions(label_type, scores).double().numpy()
+        rows = slice(start, start := start + len(labels))
+        cells += count(
+            spec,
+            values,
+            labels.numpy(),
+            data.group_indices([column for column, _ in spec.groups], rows),
+            data.weights[rows],
+            None if halves is None else halves[rows],
+            None if before is None else score - before[rows],
+        )
     return cells
+
+
+def _scored(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores and labels of the held-out records, pass by pass, each from its record alone."""
+    size, compute, engine = passes_alone(trained[0], data.public)
+    with fixed_arithmetic(compute, engine):
+        for _, scores, labels, _ in passes(*trained, data, filled=size):
+            yield scores, labels
+
+
+def _bounded(data: HeldOut, scores: Tensor, labels: Tensor) -> Floats:
+    """A score from 0 to 1 of each record, [n]."""
+    score: Floats = record_scores(data.public.label_type, scores, labels).double().numpy()
+    return score

@@ -21,17 +21,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from algorithms import models
 from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
 from algorithms.core.held_out import release_evaluation
 from algorithms.core.plan import Plan
 from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
-from algorithms.errors import RefusedError
+from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.evaluation import recalibration_of
 from algorithms.gradients import ProcessLostError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
-from algorithms.models.saved import load_model
+from algorithms.models.saved import facts_of, load_model, set_temperature
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
@@ -42,14 +44,14 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.files import read_json
-from data.prepared import digest_of, load_as, load_held_out, preparation_in, prepared_again_error
+from data.prepared import digest_of, halves_of, load_as, load_held_out, preparation_in, prepared_again_error
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
-from tasks.held_out_cells import count_held_out
+from tasks.held_out_cells import Trained, count_held_out
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
@@ -114,6 +116,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     device_of(job.settings.performance.device)
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
+    _model_compared(job, root)
     with claim_run(
         job.digest(home),
         ledger,
@@ -206,16 +209,19 @@ def _evaluate_into(
     was_evaluated: what the ledger has of a run that was killed after it was settled, which does the same again; else
     None. Raises RefusedError if that cannot be done now.
     """
-    planned, trained = job.plan.evaluation, len(trace.rows)
+    planned, steps = job.plan.evaluation, len(trace.rows)
     if planned is None or was_evaluated is False:
         return False
     try:
-        model, parameters = load_model(folder / "model.safetensors", allow_code=named_code(charge.root))
+        file = folder / "model.safetensors"
+        trained = load_model(file, allow_code=named_code(charge.root))
+        other = _model_compared(job, charge.root)
         data = load_held_out(job.prepared)
         if data.public != job.public:
             raise prepared_again_error(job.prepared)
         _check_same_records(job, charge)  # after the arrays are mapped, as in `load_as`
-        cells = count_held_out(planned.spec, model, parameters, data)
+        halves = halves_of(data, job.prepared) if planned.spec.halves else None
+        cells = count_held_out(planned.spec, trained, data, other, halves)
         released = release_evaluation(
             planned,
             cells,
@@ -225,6 +231,8 @@ def _evaluate_into(
             composed=0.0 if job.plan.adjacency == ADD_OR_REMOVE_ONE.name else job.plan.cost.epsilon,
         )
         (folder / EVALUATION).write_text(released.to_json() + "\n", encoding="utf-8")
+        if planned.spec.halves and (recalibration := recalibration_of(released)) is not None:
+            set_temperature(file, recalibration.temperature)
     except Exception as error:
         if was_evaluated:
             raise RefusedError(
@@ -236,10 +244,32 @@ def _evaluate_into(
             " same.",
             type(error).__name__,
         )
-        del trace.rows[trained:]  # where the file could not be written, nothing was released
+        del trace.rows[steps:]  # where the file could not be written, nothing was released
         (folder / EVALUATION).unlink(missing_ok=True)
         return False
     return True
+
+
+def _model_compared(job: Job, root: Path) -> Trained | None:
+    """The model that the evaluation compares with, if any; raises RefusedError if it is another than the plan's."""
+    path = job.settings.privacy.evaluation.compare_with
+    if path is None:
+        return None
+    if models.digest(Path(path)) != job.document["held_out"]["compare_with"]:
+        raise RefusedError(f"{path} has changed since it was planned to be compared with; calibrate again.")
+    check_comparable(Path(path), job.public)
+    return load_model(Path(path), allow_code=named_code(root))
+
+
+def check_comparable(path: Path, public: DatasetInfo) -> None:
+    """Raise ModelRefusedError unless the model in a file was trained on records like these, for the same target."""
+    facts, described = facts_of(path), json.loads(json.dumps(_data_facts(public)))
+    names = described.keys() | {"target", "padding", "cells"}
+    if differing := [name for name in names if facts.get(name) != described.get(name)]:
+        raise ModelRefusedError(
+            f"{path} has other {min(differing).replace('_', ' ')} than {public.dataset!r}, so its scores cannot be"
+            " compared; leave out privacy.evaluation.compare_with, or name another file."
+        )
 
 
 def _check_same_records(job: Job, charge: Charge) -> None:
@@ -310,14 +340,7 @@ def save_model(
     facts = {
         "model": model.name,
         "model_settings": model.settings,
-        "tokens": public.tokens,
-        "input_shape": public.input_shape,
-        "classes": public.label_type.names,
-        "outputs": public.outputs,
-        "predicts": public.label_type.kind,
-        **({} if public.target is None else {"target": public.target.model_dump(mode="json")}),
-        **({} if public.padding == 0 else {"padding": public.padding}),
-        **({} if public.cells is None else {"cells": asdict(public.cells)}),
+        **_data_facts(public),
         "dataset": public.dataset,
         "algorithm": algorithm,
         "front": None if front is None else front.settings,
@@ -327,6 +350,20 @@ def save_model(
         "epsilonflow": json.dumps(facts)
     }  # one key, so that the order of keys does not change the file
     save_file(cpu_copies(in_file(model, model.published_tensors(released))), path, metadata=described)
+
+
+def _data_facts(public: DatasetInfo) -> dict[str, Any]:
+    """The facts in a model's file about its records and its target."""
+    return {
+        "tokens": public.tokens,
+        "input_shape": public.input_shape,
+        "classes": public.label_type.names,
+        "outputs": public.outputs,
+        "predicts": public.label_type.kind,
+        **({} if public.target is None else {"target": public.target.model_dump(mode="json")}),
+        **({} if public.padding == 0 else {"padding": public.padding}),
+        **({} if public.cells is None else {"cells": asdict(public.cells)}),
+    }
 
 
 def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:

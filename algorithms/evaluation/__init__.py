@@ -1,11 +1,9 @@
 """Private evaluation: one noisy histogram of held-out records, and all metrics as post-processing of it.
 
 `histogram` says what is counted and what one person can change; `estimates` computes metrics with intervals, `expected`
-how wide these will be. `groups`, `curves`, `imbalance`, `recalibration` and `comparison` are further uses of the same
-release. Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
+how wide these will be. `groups`, `curves`, `imbalance` and `recalibration` are further uses of the same release. Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
 """
 
-from algorithms.evaluation.comparison import Comparison, comparison_of
 from algorithms.evaluation.curves import (
     CalibrationBin,
     Threshold,
@@ -24,7 +22,6 @@ from algorithms.evaluation.recalibration import Recalibration, recalibration_of
 __all__ = [
     "CalibrationBin",
     "ClassMetrics",
-    "Comparison",
     "Decision",
     "Estimate",
     "GroupDifference",
@@ -38,7 +35,6 @@ __all__ = [
     "calibration_error_of",
     "cheapest_threshold",
     "class_metrics_of",
-    "comparison_of",
     "count",
     "expected_errors",
     "expected_group_errors",

@@ -6,7 +6,6 @@ scaled to [-1, 1]. Where noise drowns a metric there is none: this is decided fr
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -62,6 +61,8 @@ def reasons_of(released: Released) -> Mapping[str, str]:
 def outcomes_of(released: Released) -> dict[str, Outcome]:
     """The metrics by name, or the reason why there is none."""
     outcomes = outcomes_of_view(released.view())
+    if released.spec.compared:
+        outcomes["difference"] = _difference_of_models(released)
     if released.has_invalid:
         return dict.fromkeys(outcomes, _INVALID)
     return outcomes
@@ -75,13 +76,6 @@ def outcomes_of_view(view: View) -> dict[str, Outcome]:
         return _of_classes(view)
     if view.spec.kind == "number":
         return _of_numbers(view)
-    if view.spec.kind == "difference":
-        sums = difference_sums(view.tables["difference"], view.noise_std)
-        return {
-            "difference": mean_of_sums(
-                sums.differences, sums.people, sums.squares, sums.noise, sums.people_noise
-            )
-        }
     cells, nodes = independent(view.tables["score"], view.noise_std), score_nodes(view.spec.bins)
     return {"score": mean(cells, nodes, np.ones_like(nodes), has_units=False, least=0.0)}
 
@@ -361,31 +355,24 @@ def _of_numbers(view: View) -> dict[str, Outcome]:
     }
 
 
-# Differences of bounded scores
+# The difference of two models
 
 
-@dataclass(frozen=True)
-class DifferenceSums:
-    """Noisy sums over people of their difference and of its square, and the number of people.
+def _difference_of_models(released: Released) -> Outcome:
+    """The mean score of the model less that of the model it is compared with, on the same people.
 
-    noise, people_noise: standard deviations of the noise in the sum of differences and in the number of people.
+    A score is from 0 to 1, such as whether a class is right. Of equal models 2.5 % of intervals start above 0.
     """
-
-    differences: float
-    people: float
-    squares: float
-    noise: float
-    people_noise: float
-
-
-def difference_sums(cells: Floats, noise_std: float) -> DifferenceSums:
-    """The sums that `histogram.difference_cells` scales."""
-    scale = math.sqrt(1 + 2 * SIDE_SHARE**2)
+    spec = released.spec
+    differences, people, squares = spec.comparison_cells(released.values)
+    scale = (
+        math.sqrt(1 + 2 * SIDE_SHARE**2) / spec.comparison_norm
+    )  # undoes that of `histogram.difference_cells`
     side = scale / SIDE_SHARE
-    return DifferenceSums(
-        float(cells[0]) * scale,
-        float(cells[1]) * side,
-        float(cells[2]) * side,
-        noise_std * scale,
-        noise_std * side,
+    return mean_of_sums(
+        float(differences) * scale,
+        float(people) * side,
+        float(squares) * side,
+        released.noise_std * scale,
+        released.noise_std * side,
     )

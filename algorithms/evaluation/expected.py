@@ -41,7 +41,8 @@ def expected_group_errors(
 def _expected(spec: HistogramSpec, at_most: int, noise_std: float) -> Released:
     """Cells without noise that are said to have it."""
     halves = np.arange(_PEOPLE) % 2 if spec.halves else None
-    cells = count(spec, *_made_up(spec), halves=halves) * at_most / _PEOPLE
+    differences = np.tile([1.0, -1.0, *[0.0] * 8], _PEOPLE // 10) if spec.compared else None
+    cells = count(spec, *_made_up(spec), halves=halves, differences=differences) * at_most / _PEOPLE
     return Released(spec, cells, noise_std)
 
 
@@ -71,6 +72,4 @@ def _made_up(spec: HistogramSpec) -> tuple[Floats, Floats, Integers]:
     if spec.kind == "number":
         target = draw.uniform(-0.6, 0.6, _PEOPLE)
         return (target + draw.normal(0.0, 0.205, _PEOPLE))[:, None], target, groups
-    if spec.kind == "difference":
-        return draw.choice([-1.0, 0.0, 1.0], (_PEOPLE, 1), p=[0.1, 0.8, 0.1]), np.zeros(_PEOPLE), groups
     return draw.beta(6.0, 2.0, (_PEOPLE, 1)), np.zeros(_PEOPLE), groups

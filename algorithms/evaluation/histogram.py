@@ -17,17 +17,19 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Kind: TypeAlias = Literal["two classes", "classes", "number", "score", "difference"]
+Kind: TypeAlias = Literal["two classes", "classes", "number", "score"]
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Groups: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
-_BINS: dict[Kind, int] = {"two classes": 64, "classes": 16, "number": 12, "score": 3, "difference": 3}
+_BINS: dict[Kind, int] = {"two classes": 64, "classes": 16, "number": 12, "score": 3}
 _TARGET_NODES, _TARGET_BINS = 8, 16
 _MAX_CONFUSION = 32
 """Up to so many classes the table of predicted class and label is released as a whole."""
 SIDE_SHARE = 0.25
 """Of the norm of a difference of scores, what counts the people."""
+_SUMS = 3
+"""The cells of a comparison: differences, people, squared differences."""
 _MAX_CELLS = 2**20
 MAX_LOG_ODDS, MAX_LOSS = 8.0, 9.0
 """Where log-odds of two classes, and the log loss of more, are cut off."""
@@ -45,6 +47,7 @@ class HistogramSpec:
         cross: whether groups are the combinations of all columns' values rather than the values of each column.
         halves: whether scores of two classes are also counted in two halves of the people, so that a recalibration is
             judged on people to whom it was not fitted.
+        compared: whether the difference to another model's scores is released, too.
 
     Example:
         >>> spec = histogram_for("two classes", 2, (("sex", ("f", "m")),))
@@ -60,11 +63,13 @@ class HistogramSpec:
     groups: Groups = ()
     cross: bool = False
     halves: bool = False
+    compared: bool = False
 
     @property
     def cells(self) -> int:
         """Length of the released vector; its last cell counts records that cannot be evaluated."""
-        return self._block * sum(map(len, self.all_parts.values())) + math.prod(self.half_shape) + 1
+        tables = self._block * sum(map(len, self.all_parts.values()))
+        return tables + math.prod(self.half_shape) + _SUMS * self.compared + 1
 
     @property
     def sensitivity(self) -> float:
@@ -72,18 +77,26 @@ class HistogramSpec:
 
         A record enters one table of every name in all records, and one of every name in each of its groups. A person
         with several records enters their weighted sum, whose norm is at most the weights' sum, 1, times that of one.
+        A comparison has as large a norm as all tables together, so that its noise is sqrt(2) times that of a release of
+        its own, however many tables there are.
         """
-        return math.sqrt(self._entered)
+        return math.hypot(math.sqrt(self._entered), self.comparison_norm)
+
+    @property
+    def comparison_norm(self) -> float:
+        """Bound on the L2 norm of what a record adds to the sums of a comparison; 0 without one."""
+        return math.sqrt(self._entered) if self.compared else 0.0
 
     @property
     def l1_sensitivity(self) -> float:
         """The same in the L1 norm, for Laplace noise: for weights at three nodes at most 5/4 a table, for counts 1.
 
         Quadratic Lagrange weights add up to 1, and the only negative one is at least -1/8 where the distances between
-        nodes do not shrink. The three sums of a difference have the L1 norm (1 + 1/4 + 1/4) / sqrt(1 + 2/16).
+        nodes do not shrink. The three sums of a comparison of L2 norm 1 have the L1 norm
+        (1 + 1/4 + 1/4) / sqrt(1 + 2/16), which is sqrt(2).
         """
-        of_table = {"two classes": 1.0, "difference": math.sqrt(2.0)}.get(self.kind, 1.25)
-        return of_table * self._entered
+        of_table = 1.0 if self.kind == "two classes" else 1.25
+        return of_table * self._entered + math.sqrt(2.0) * self.comparison_norm
 
     @property
     def _entered(self) -> int:
@@ -101,8 +114,8 @@ class HistogramSpec:
                 "target": (_TARGET_NODES,),
                 "error x target": (self.bins + 1, _TARGET_BINS),
             }
-        if self.kind in ("score", "difference"):
-            return {self.kind: (self.bins,)}
+        if self.kind == "score":
+            return {"score": (self.bins,)}
         classes = self.outputs
         confusion: dict[str, tuple[int, ...]] = (
             {"predicted x label": (classes, classes)}
@@ -149,8 +162,8 @@ class HistogramSpec:
     def tables_of(self, part: str, values: Floats) -> dict[str, Floats]:
         """The tables by name, [groups, ...], as views of the released vector.
 
-        The vector holds all records' tables, then those of each group of each part, the table of halves, and the cell
-        of records that cannot be evaluated.
+        The vector holds all records' tables, then those of each group of each part, the table of halves, the sums of a
+        comparison, and the cell of records that cannot be evaluated.
         """
         names = list(self.all_parts)
         before = sum(len(self.all_parts[name]) for name in names[: names.index(part)])
@@ -163,8 +176,20 @@ class HistogramSpec:
             for (name, shape), table in zip(self.shapes.items(), tables, strict=True)
         }
 
+    def half_cells(self, values: Floats) -> Floats:
+        """The table of halves as a view of the released vector, [half, bins, 2]."""
+        end = len(values) - 1 - _SUMS * self.compared
+        return values[end - math.prod(self.half_shape) : end].reshape(self.half_shape)
+
+    def comparison_cells(self, values: Floats) -> Floats:
+        """The sums of a comparison as a view of the released vector, [3], or [0] without one."""
+        return values[len(values) - 1 - _SUMS * self.compared : -1]
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        document = asdict(self)
+        if not self.compared:  # as it was written before there were comparisons
+            del document["compared"]
+        return json.dumps(document, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "HistogramSpec":
@@ -173,7 +198,9 @@ class HistogramSpec:
             fields = json.loads(text)
             groups = tuple((column, tuple(values)) for column, values in fields.pop("groups"))
             spec = cls(**fields, groups=groups)
-            expected = histogram_for(spec.kind, spec.outputs, groups, spec.cross, halves=spec.halves)
+            expected = histogram_for(
+                spec.kind, spec.outputs, groups, spec.cross, halves=spec.halves, compared=spec.compared
+            )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError("this is not the description of a histogram of held-out records.") from error
         if spec != expected:
@@ -182,7 +209,13 @@ class HistogramSpec:
 
 
 def histogram_for(
-    kind: Kind, outputs: int, groups: Groups = (), cross: bool = False, *, halves: bool = False
+    kind: Kind,
+    outputs: int,
+    groups: Groups = (),
+    cross: bool = False,
+    *,
+    halves: bool = False,
+    compared: bool = False,
 ) -> HistogramSpec:
     """The histogram for this kind of target, by a rule that depends on nothing else.
 
@@ -209,7 +242,7 @@ def histogram_for(
         raise ValueError(
             f"only scores of two classes can be recalibrated, so a histogram of {kind} has no halves."
         )
-    spec = HistogramSpec(kind, outputs, _BINS[kind], groups, cross, halves)
+    spec = HistogramSpec(kind, outputs, _BINS[kind], groups, cross, halves, compared)
     if spec.cells > _MAX_CELLS:
         raise ValueError(
             f"the histogram would have {spec.cells:,} cells, at most {_MAX_CELLS:,} are allowed; name fewer columns of"
@@ -277,18 +310,19 @@ def count(
     group_indices: Integers | None = None,
     weights: Floats | None = None,
     halves: Integers | None = None,
+    differences: Floats | None = None,
 ) -> Floats:
     """The cells' sums over records, [cells]. They are private: only noisy ones may leave.
 
     Args:
         spec: the histogram.
-        scores: [n, outputs], probabilities of classes, a number in [-1, 1], a bounded score in [0, 1], or the
-            difference of two of them.
+        scores: [n, outputs], probabilities of classes, a number in [-1, 1], or a bounded score in [0, 1].
         labels: [n], class indices, or the number in [-1, 1]; not read for bounded scores.
         group_indices: [n, len(spec.groups)], the index of the record's value in each column, anything outside the
             declared ones if it is none of them.
         weights: [n], 1 / k for each of a person's k records; 1 each if None. Outside of [0, 1] they are clipped.
         halves: [n], 0 or 1, the same for all records of a person, by a keyed hash; needed where the spec has halves.
+        differences: [n], each record's score from 0 to 1 less that of the other model; needed where the spec compares.
 
     Records with scores that are not finite or labels outside of the classes are counted in the last cell alone, and
     records in none of a column's declared groups in no table of that column.
@@ -300,6 +334,10 @@ def count(
         raise ValueError("this histogram has groups, so the index of every column's value is needed.")
     cells = np.zeros(spec.cells)
     valid = np.isfinite(scores).all(axis=1)
+    if spec.compared:
+        if differences is None:
+            raise ValueError("this histogram compares two models, so `differences` is needed.")
+        valid &= np.isfinite(differences)
     if spec.kind == "number":
         valid &= np.isfinite(np.asarray(labels, np.float64))
     elif spec.kind in ("two classes", "classes"):
@@ -322,7 +360,11 @@ def count(
             contributions[f"score x label, {spec.resolutions[-2]}"][0],
             math.prod(spec.half_shape),
         )
-        cells[-1 - size : -1] = np.bincount(np.asarray(halves)[valid] % 2 * size // 2 + index, weights, size)
+        at = np.asarray(halves)[valid] % 2 * size // 2 + index
+        spec.half_cells(cells)[...] = np.bincount(at, weights, size).reshape(spec.half_shape)
+    if differences is not None:
+        sums = weights @ difference_cells(np.clip(differences[valid], -1.0, 1.0))
+        spec.comparison_cells(cells)[...] = spec.comparison_norm * sums
     return cells
 
 
@@ -360,8 +402,6 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
     ones = np.ones(len(scores))
     if spec.kind == "score":
         return {"score": _at_nodes(spread(np.clip(scores[:, 0], 0.0, 1.0), score_nodes(spec.bins)))}
-    if spec.kind == "difference":
-        return {"difference": _at_nodes(difference_cells(np.clip(scores[:, 0], -1.0, 1.0)))}
     if spec.kind == "number":
         target = np.clip(np.asarray(labels, np.float64), -1.0, 1.0)
         error = np.abs(np.clip(scores[:, 0], -1.0, 1.0) - target)
@@ -473,9 +513,8 @@ class Released:
 
     def half(self, which: int) -> Floats:
         """The noisy cells of score x label in one half of the people, [bins, 2]."""
-        shape = self.spec.half_shape
-        both: Floats = self.values[-1 - math.prod(shape) : -1].reshape(shape)
-        return both[which]  # type: ignore[no-any-return]
+        half: Floats = self.spec.half_cells(self.values)[which]
+        return half
 
     @property
     def has_invalid(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
@@ -130,6 +131,8 @@ def adapted(
 
 FACTS = "epsilonflow"
 """The only key of the file's metadata: everything that is not a parameter, as JSON."""
+TEMPERATURE = "temperature"
+"""The fact that says by what scores are divided; missing for a model that is not recalibrated."""
 
 
 def facts_of(path: Path) -> dict[str, Any]:
@@ -194,7 +197,20 @@ def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) 
     )
     if cells is not None:
         model = behind_cells(model, cells["sizes"], cells["weights"])
-    return model if features is None else in_front(features, model)
+    if features is not None:
+        model = in_front(features, model)
+    temperature, scores = facts.get(TEMPERATURE), model.scores
+    return model if temperature is None else replace(model, scores=lambda out: scores(out) / temperature)
+
+
+def set_temperature(path: Path, temperature: float) -> None:
+    """Let the model in a file divide its scores by a temperature, so that its probabilities are recalibrated."""
+    facts = facts_of(path) | {TEMPERATURE: temperature}
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    fresh = path.with_suffix(".recalibrated")
+    save_file(tensors, fresh, metadata={FACTS: json.dumps(facts)})
+    fresh.replace(path)
 
 
 class TrainedModel(nn.Module):

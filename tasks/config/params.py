@@ -100,12 +100,16 @@ class Evaluation(StrictModel):
 
     epsilon: what the people held out may lose, at the run's delta; null for as much as those trained on, which costs
     nothing more. by: columns of the data card by whose values metrics are given, too. cross: whether by all
-    combinations of these values.
+    combinations of these values. compare_with: the file of another model, whose difference to the new one on the same
+    people is released, too. recalibrate: for two classes, whether the model's probabilities get a temperature from the
+    same release if it helps beyond the noise.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)
     by: list[Word] = Field(default_factory=list)
     cross: bool = False
+    compare_with: str | None = Field(default=None, min_length=1, exclude_if=lambda value: value is None)
+    recalibrate: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class Privacy(StrictModel):

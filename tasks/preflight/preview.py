@@ -105,10 +105,10 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
 
         names = block_names(card, root=root, url=database_url(card.blocks))
         questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
-    return replace(balances, questions=tuple(questions), held_out=_held_out_records(card))
+    return replace(balances, questions=tuple(questions), held_out=held_out_records(card))
 
 
-def _held_out_records(card: DataCard) -> int:
+def held_out_records(card: DataCard) -> int:
     """About how many records are held out, at most, by the numbers that the card declares."""
     if card.records.test is not None:
         return card.records.test

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import takewhile
-from math import exp, hypot, inf, log
+from math import exp, inf, log
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ from algorithms.core.receipt import reserved_events
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.extension import NotUsableError
 from algorithms.models import ModelRefusedError
+from algorithms.models.saved import load_model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import (
     Balance,
@@ -39,7 +40,7 @@ from algorithms.privacy.ledger import (
 from data import DatasetInfo, dataset_info
 from data.card import DataCard, data_card
 from data.documents import load_yaml
-from data.files import write_text
+from data.files import read_json, write_text
 from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config import database_url, home, params, retraining_for
@@ -47,23 +48,24 @@ from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
+from tasks.preflight.preview import held_out_records
 from tasks.preflight.registration import planned_run
 from tasks.prepare import public_of
 from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
+from tasks.retraining.year import Year, year_ahead
 from tasks.runs import store
 from tasks.runs.ledger import declare, missing_blocks, open_ledger
 from tasks.runs.metrics import (
     describe_metric,
-    headline_estimate,
     headline_metric,
-    is_private,
-    metric_name,
 )
 from tasks.runs.stage_main import refusals, shortage
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
 from tasks.tracking.runs import log_promotion
+from tasks.train import check_comparable
 
 _CLOSE, _MAX_PLANS = 0.01, 12
+_COMPARED = "privacy.evaluation.compare_with"
 
 
 def epsilon_for(
@@ -140,11 +142,15 @@ class TooFewBlocksError(RefusedError):
 
 @dataclass(frozen=True)
 class Next:
-    """The next retraining: its blocks, its epsilon, and the change to params.yaml."""
+    """The next retraining: its blocks, its epsilon, and the change to params.yaml.
+
+    year: of comparisons with the model in use, where held-out people are private; else None.
+    """
 
     blocks: tuple[str, ...]
     epsilon: float
     edit: ParamsEdit
+    year: Year | None = None
 
 
 def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]) -> list[Block]:
@@ -225,6 +231,11 @@ def next_of(
     changes["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:
         changes["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
+    if card.holdout == "private" and registry.serving is not None:
+        in_use = registry.serving / "model.safetensors"
+        data = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params.data
+        if _is_comparable(in_use, public_of(card, data), root):
+            changes[_COMPARED] = str(in_use.relative_to(root))
     # Before epsilon is known.
     planned = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params
     public, privacy = replace(public_of(card, planned.data), blocks=used), planned.privacy
@@ -235,7 +246,24 @@ def next_of(
     balance = ledger.balance(public.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
     changes |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
-    return Next(used, epsilon, apply_overrides(root, ParamOverrides(settings=changes)))
+    edit, evaluation = apply_overrides(root, ParamOverrides(settings=changes)), None
+    if card.holdout == "private":
+        evaluation = plan(epsilon).evaluation
+    if evaluation is None:
+        return Next(used, epsilon, edit)
+    smallest, people = _smallest(settings, standing), held_out_records(card)
+    ahead = year_ahead(settings, standing, balance, smallest=smallest, evaluation=evaluation, people=people)
+    return Next(used, epsilon, edit, ahead)
+
+
+def _is_comparable(model: Path, public: DatasetInfo, root: Path) -> bool:
+    """Whether the model in a file can be evaluated on a data set; not one of other data or code."""
+    try:
+        check_comparable(model, public)
+        load_model(model, allow_code=named_code(root))
+    except (ModelRefusedError, NotUsableError, RuntimeError):
+        return False
+    return True
 
 
 def _smallest(settings: Retraining, standing: list[Block]) -> Price:
@@ -386,6 +414,8 @@ def _begin(work: Work, period: str) -> Outcome:
     )
     work.states.write(state)
     work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
+    if chosen.year is not None:
+        work.say(str(chosen.year))
     return _run(work, state)
 
 
@@ -412,6 +442,7 @@ def _recipe_of(work: Work, before: list[State]) -> Recipe:
     recipe = Recipe.of(before[-1].params if before else here)
     if str(recipe.model.get("start")).startswith(f"models/{work.settings.name}/"):
         recipe.model["start"] = None
+    recipe.privacy.get("evaluation", {}).pop("compare_with", None)  # decided for each retraining
     if work.file is not None:
         write_recipe(work.file, recipe)
         work.say(
@@ -441,7 +472,8 @@ def _recipe_values(text: str) -> dict[str, Any]:
     groups = {name: getattr(parsed, name) for name in ("data", "privacy", "model")}
     documents = {name: group.model_dump() for name, group in groups.items()}
     documents |= {"algorithm": parsed.algorithm_settings, "features": parsed.features_settings or {}}
-    decided = ("data.blocks", "privacy.epsilon", "model.start")
+    documents["privacy"]["evaluation"] = parsed.privacy.evaluation.model_dump()
+    decided = ("data.blocks", "privacy.epsilon", "model.start", _COMPARED)
     return {key: value for key, value in _by_dotted_key(documents) if key not in decided}
 
 
@@ -555,41 +587,41 @@ Decision: TypeAlias = tuple[bool, str, tuple[tuple[str, str], ...]]
 """Whether to promote the new model, why, and the models compared."""
 
 
-def _decide_by_releases(work: Work, entry: Path, serving: Path | None) -> Decision:
-    """The same where held-out records are private: by what was released of each model, on the people of its own blocks.
+def _decide_by_release(work: Work, entry: Path, serving: Path | None) -> Decision:
+    """The same where held-out people are private: by what was released of the difference of both models on them.
 
-    Nothing more is spent. A gain counts only where it is above the noise of both releases and the chance of who was
-    held out, so that no model is promoted by noise.
+    The release is that of the new model's run, so nothing more is spent. A gain counts only where it is above the noise
+    and the chance of who was held out, so that no model is promoted by noise.
     """
-    registry = work.registry
-    fresh = registry.metrics(entry.name)
+    fresh = work.registry.metrics(entry.name)
     candidate = f"new: {entry.name}", describe_metric(fresh)
     if serving is None or serving == entry:
         words = f"the model {entry.name} serves, with private held-out {describe_metric(fresh)}."
         return True, words, (candidate,)
-    old = registry.metrics(serving.name)
-    new_estimate, old_estimate = headline_estimate(fresh), headline_estimate(old) if is_private(old) else None
-    if new_estimate is None or old_estimate is None:
-        return (
-            False,
-            f"the model {serving.name} stays: noise drowns the {metric_name(fresh)} of one of the two models, or only"
-            " one of them has it of private records.",
-            (candidate,),
-        )
-    models = candidate, (f"in use before: {serving.name}", describe_metric(old))
-    gain = new_estimate[0] - old_estimate[0]
-    unsure = hypot(new_estimate[0] - new_estimate[1], old_estimate[2] - old_estimate[0])
-    compared = f"private held-out {describe_metric(fresh)}, against {describe_metric(old)} of {serving.name}"
-    certain = f"a gain of {gain:.3g}, of which noise and chance may be {unsure:.2g}"
-    if gain - unsure >= work.settings.minimal_gain:
-        return True, f"the model {entry.name} serves: {compared}; {certain}.", models
-    return False, f"the model {serving.name} stays; the new one has {compared}: {certain}.", models
+    compared_with = read_json(entry / "plan.json").get("held_out", {}).get("compare_with")
+    if compared_with != store.sha256_of(serving / "model.safetensors"):
+        words = f"the model {serving.name} stays: the new one was not compared with it."
+        return False, words, (candidate,)
+    models = (
+        candidate,
+        (f"in use before: {serving.name}", describe_metric(work.registry.metrics(serving.name))),
+    )
+    gain = fresh.get("test_difference")
+    if gain is None:
+        return False, f"the model {serving.name} stays: noise drowns the difference of the two.", models
+    certain = (
+        f"{describe_metric(fresh)}, a gain in the mean score of {gain['value']:.3g} on the same private people"
+        f" ({gain['low']:.3g} to {gain['high']:.3g} with noise and chance)"
+    )
+    if gain["low"] >= work.settings.minimal_gain:
+        return True, f"the model {entry.name} serves in place of {serving.name}: {certain}.", models
+    return False, f"the model {serving.name} stays; the new one has {certain}.", models
 
 
 def _decide_promotion(work: Work, entry: Path, serving: Path | None) -> Decision:
     """Whether to promote the new model, why, and the models compared on the held-out records of its own blocks."""
     if DatasetInfo.read(work.root / "datasets/prepared").holdout == "private":
-        return _decide_by_releases(work, entry, serving)
+        return _decide_by_release(work, entry, serving)
     prepared, allowed = work.root / "datasets" / "prepared", named_code(work.root)
     fresh = metrics_of(entry / "model.safetensors", prepared, allow_code=allowed)
     candidate = f"new: {entry.name}", describe_metric(fresh)

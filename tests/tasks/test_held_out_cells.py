@@ -27,7 +27,7 @@ def counted(module: nn.Module, features: Any, info: DatasetInfo) -> Any:
     model = Model("tried", module, cross_entropy, scores=lambda outputs: outputs)
     labels = np.arange(len(features)) % 2
     held_out = HeldOut(info, features.astype(np.float32), labels)
-    return count_held_out(histogram_of(info.label_type), model, dict(module.named_parameters()), held_out)
+    return count_held_out(histogram_of(info.label_type), (model, dict(module.named_parameters())), held_out)
 
 
 @pytest.mark.parametrize("make", [EvenOdds, Asking])

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ from tasks.config import params
 from tasks.export import release
 from tasks.held_out_cells import count_held_out
 from tasks.preflight.preview import RunPreview
-from tasks.retraining import Registry, delivery
 from tasks.runs import store
 from tasks.runs.charge import Charge
 from tasks.runs.summary import run_summary
@@ -71,7 +69,7 @@ def exact_cells(visits: Visits) -> Any:
     root = visits.place.root
     spec = released_of(visits).spec
     return count_held_out(
-        spec, *load_model(root / "artifacts/model.safetensors"), load_held_out(root / "datasets/prepared")
+        spec, load_model(root / "artifacts/model.safetensors"), load_held_out(root / "datasets/prepared")
     )
 
 
@@ -493,34 +491,6 @@ def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
         scores = rng.dirichlet([1.0, 1.0], 3)
         cells = count(spec, scores, rows.test_labels, weights=rows.weights)
         assert np.linalg.norm(cells) <= spec.sensitivity * (1 + 1e-9)
-
-
-def estimate(value: float, half: float) -> dict[str, float]:
-    return {"value": value, "low": value - half, "high": value + half}
-
-
-@pytest.mark.parametrize(
-    ("new", "gain", "promotes"),
-    [
-        (estimate(0.90, 0.03), 0.0, True),  # a gain of .1 where noise and chance may be .05
-        (estimate(0.84, 0.03), 0.0, False),
-        (estimate(0.90, 0.03), 0.06, False),
-        (None, 0.0, False),
-    ],
-)
-def test_retraining_promotes_nothing_by_noise(
-    new: dict[str, float] | None, gain: float, promotes: bool, tmp_path: Path
-) -> None:
-    facts = {"held_out": "private", "evaluation_epsilon": 1.0}
-    metrics = {"new": new, "old": estimate(0.80, 0.04)}
-    for name, accuracy in metrics.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.json").write_text(json.dumps(facts | {"test_accuracy": accuracy}))
-    work: Any = SimpleNamespace(registry=Registry(tmp_path), settings=SimpleNamespace(minimal_gain=gain))
-    decided, words, _ = delivery._decide_by_releases(work, tmp_path / "new", tmp_path / "old")
-    assert decided is promotes
-    assert ("noise and chance may be 0.05" in words) is (new is not None)
-    assert delivery._decide_by_releases(work, tmp_path / "new", None)[0]
 
 
 def test_metrics_are_given_by_declared_groups_with_their_differences(clinic: Visits) -> None:

@@ -1,66 +1,70 @@
-"""The difference of two models on the same people."""
+"""The difference of two models on the same people, released with the other tables."""
+
+import math
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
-from algorithms.evaluation import Released, count, expected_errors, histogram_for, metrics_of
-from algorithms.evaluation.comparison import comparison_of
+from algorithms.evaluation import Released, count, expected_errors, histogram_for, metrics_of, reasons_of
 
-SPEC = histogram_for("difference", 1)
+ALONE = histogram_for("score", 1, compared=True)
+BESIDE_OTHERS = histogram_for("two classes", 2, compared=True)
 
 
-def compared(draw, people, gain, noise):
-    """Of the people a share is right by one model alone, `gain` more by the second."""
+def compared(spec, draw, people, gain, noise):
+    """Of the people a share is right by one model alone, `gain` more by this one."""
     changes = draw.choice([1.0, 0.0, -1.0], people, p=[0.1 + gain, 0.8 - gain, 0.1])
     share = np.unique(changes, return_counts=True)[1] / people
-    cells = people * count(SPEC, np.array([-1.0, 0.0, 1.0])[:, None], np.zeros(3), weights=share)
-    return Released(SPEC, cells + draw.normal(0.0, noise, SPEC.cells), noise)
+    scores = np.full((3, spec.outputs), 0.5)
+    cells = people * count(spec, scores, np.zeros(3), weights=share, differences=np.array([-1.0, 0.0, 1.0]))
+    return Released(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
 
 
+@pytest.mark.parametrize("spec", [ALONE, BESIDE_OTHERS])
 @pytest.mark.parametrize(("people", "noise"), [(1000, 3.73), (5000, 26.7), (50_000, 16.3)])
-def test_the_interval_covers_and_the_probability_is_calibrated(people, noise):
-    draw = np.random.default_rng(31)
-    gain = 0.02
-    drawn = [comparison_of(compared(draw, people, gain, noise)) for _ in range(600)]
-    covered = np.mean([each.difference.low <= gain <= each.difference.high for each in drawn])
+def test_the_interval_covers(spec, people, noise):
+    draw, gain = np.random.default_rng(31), 0.02
+    drawn = [metrics_of(compared(spec, draw, people, gain, noise))["difference"] for _ in range(600)]
+    covered = np.mean([each.low <= gain <= each.high for each in drawn])
     assert 0.93 <= covered <= 0.97
-    # z = gain n / sd is normal with this mean and deviation 1, so the probability is above .975 as often as z > 1.96.
-    mean = gain * people / np.sqrt(people * (0.2 + gain) + (noise * np.sqrt(1.125)) ** 2)
-    often = norm.sf(1.96 - mean)
-    assert np.mean([each.probability_better > 0.975 for each in drawn]) == pytest.approx(often, abs=0.06)
 
 
-def test_equal_models_are_called_better_as_often_as_said():
+def test_equal_models_are_told_apart_as_often_as_said():
     draw = np.random.default_rng(32)
-    called = [comparison_of(compared(draw, 2000, 0.0, 10.0)).probability_better > 0.95 for _ in range(1000)]
-    assert 0.03 < np.mean(called) < 0.07
+    drawn = [metrics_of(compared(ALONE, draw, 2000, 0.0, 10.0))["difference"] for _ in range(1000)]
+    assert 0.01 < np.mean([each.low > 0 for each in drawn]) < 0.04
 
 
-def test_a_years_52_comparisons_have_the_deviation_that_one_sum_has():
-    # Epsilon 1 a year is noise of 3.73 sqrt(52) each: .54 points of accuracy with 5,000 people, 2.7 with 1,000.
-    noise = 3.73 * np.sqrt(52)
-    draw = np.random.default_rng(33)
-    for people, deviation in ((5000, 0.0054), (1000, 0.027)):
-        same = np.zeros(people)  # no sampling error
-        cells = count(SPEC, same[:, None], same)
-        values = [
-            comparison_of(Released(SPEC, cells + draw.normal(0, noise, SPEC.cells), noise)).difference.value
-            for _ in range(300)
-        ]
-        assert np.std(values) == pytest.approx(1.06 * deviation, rel=0.12)
-    assert expected_errors(SPEC, 5000, noise)["difference"] == pytest.approx(
-        np.hypot(np.sqrt(0.2 / 5000), 1.06 * 0.0054), rel=0.05
+@pytest.mark.parametrize("spec", [ALONE, BESIDE_OTHERS])
+def test_a_years_52_comparisons_have_the_deviation_of_half_a_release(spec):
+    # Epsilon 1 a year is noise of 3.73 sqrt(52) each: .54 points of accuracy with 5,000 people in a release of one sum.
+    # The comparison has half of the squared norm, of which the sum of differences has 1 / 1.125: 1.5 times as much.
+    noise, draw = 3.73 * math.sqrt(52) * spec.sensitivity, np.random.default_rng(33)
+    people = 5000
+    same = np.zeros(people)  # no sampling error
+    scores = np.full((people, spec.outputs), 0.5)
+    cells = count(spec, scores, same, differences=same)
+    drawn = [
+        metrics_of(Released(spec, cells + draw.normal(0, noise, spec.cells), noise))["difference"]
+        for _ in range(300)
+    ]
+    assert np.std([each.value for each in drawn]) == pytest.approx(1.5 * 0.0054, rel=0.12)
+    assert expected_errors(spec, people, noise)["difference"] == pytest.approx(
+        math.hypot(math.sqrt(0.2 / 5000), 1.5 * 0.0054), rel=0.05
     )
 
 
-def test_noise_that_drowns_the_difference_leaves_an_even_chance():
-    nobody = Released(SPEC, np.zeros(SPEC.cells), 100.0)
-    assert comparison_of(nobody).difference is None and metrics_of(nobody)["difference"] is None
-    assert comparison_of(nobody).probability_better == 0.5
+def test_noise_that_drowns_the_difference_shows_none():
+    nobody = Released(ALONE, np.zeros(ALONE.cells), 100.0)
+    assert metrics_of(nobody)["difference"] is None and "too few" in reasons_of(nobody)["difference"]
 
 
-def test_a_model_whose_scores_are_not_finite_is_not_called_better():
-    changes = np.repeat([1.0, np.nan], [900, 100])[:, None]
-    broken = comparison_of(Released(SPEC, count(SPEC, changes, changes), 5.0))
-    assert broken.difference is None and broken.probability_better == 0.5
+def test_a_model_whose_scores_are_not_finite_is_not_compared():
+    changes = np.repeat([1.0, np.nan], [900, 100])
+    cells = count(ALONE, np.full((1000, 1), 0.5), np.zeros(1000), differences=changes)
+    assert metrics_of(Released(ALONE, cells, 5.0))["difference"] is None
+
+
+def test_no_comparison_is_described_as_before_there_were_any():
+    assert "compared" not in histogram_for("score", 1).to_json()
+    assert '"compared": true' in ALONE.to_json()

@@ -18,7 +18,8 @@ SPECS = {
     "a hundred": (histogram_for("classes", 100), math.sqrt(5)),
     "number, crossed": (histogram_for("number", 1, GROUPS, cross=True), math.sqrt(6)),
     "score": (histogram_for("score", 1), 1.0),
-    "difference": (histogram_for("difference", 1), 1.0),
+    "score, compared": (histogram_for("score", 1, compared=True), math.sqrt(2)),
+    "two, compared": (histogram_for("two classes", 2, GROUPS[:1], halves=True, compared=True), math.sqrt(22)),
     "two, halves": (histogram_for("two classes", 2, halves=True), math.sqrt(6)),
 }
 EXTREMES = [
@@ -45,16 +46,29 @@ def hostile_records(spec, draw):
     scores[:300] = fair * 2 - 1 if spec.kind == "number" else fair
     labels = draw.choice(EXTREMES, 600) if spec.kind == "number" else draw.integers(-2, spec.outputs + 2, 600)
     groups = draw.integers(-2, 5, (600, len(spec.groups)))
-    return scores, labels, groups
+    differences = draw.choice([*EXTREMES, -0.3, -0.9999999], 600) if spec.compared else None
+    return scores, labels, groups, differences
+
+
+def of_rows(differences, rows):
+    return None if differences is None else differences[rows]
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_no_record_adds_more_than_the_sensitivity(name):
     spec, sensitivity = SPECS[name]
     assert spec.sensitivity == pytest.approx(sensitivity)
-    scores, labels, groups = hostile_records(spec, np.random.default_rng(1))
+    scores, labels, groups, differences = hostile_records(spec, np.random.default_rng(1))
     parts = [
-        count(spec, scores[[i]], labels[[i]], groups[[i]], np.array([weight]), np.array([i]))
+        count(
+            spec,
+            scores[[i]],
+            labels[[i]],
+            groups[[i]],
+            np.array([weight]),
+            np.array([i]),
+            of_rows(differences, [i]),
+        )
         for i in range(0, 600, 4)
         for weight in (1.0, 7.0)
     ]
@@ -68,11 +82,17 @@ def test_no_record_adds_more_than_the_sensitivity(name):
 def test_all_rows_of_a_person_together_add_at_most_the_sensitivity(name):
     spec, sensitivity = SPECS[name]
     draw = np.random.default_rng(2)
-    scores, labels, groups = hostile_records(spec, draw)
+    scores, labels, groups, differences = hostile_records(spec, draw)
     for rows in (2, 3, 17):
         picked = draw.integers(0, 600, rows)
         person = count(
-            spec, scores[picked], labels[picked], groups[picked], np.full(rows, 1 / rows), np.full(rows, 1)
+            spec,
+            scores[picked],
+            labels[picked],
+            groups[picked],
+            np.full(rows, 1 / rows),
+            np.full(rows, 1),
+            of_rows(differences, picked),
         )
         assert np.linalg.norm(person) <= sensitivity * (1 + 1e-12)
 
@@ -150,6 +170,11 @@ def test_what_does_not_fit_is_refused():
         histogram_for("two classes", 2, tuple((f"c{i}", tuple("abcdefghij")) for i in range(5)), cross=True)
 
 
+def test_a_comparison_needs_the_differences():
+    with pytest.raises(ValueError, match="compares two models"):
+        count(histogram_for("score", 1, compared=True), np.zeros((3, 1)), np.zeros(3))
+
+
 def test_groups_are_needed_where_they_are_counted():
     with pytest.raises(ValueError, match="every column"):
         count(histogram_for("score", 1, GROUPS), np.zeros((3, 1)), np.zeros(3))
@@ -176,7 +201,6 @@ def test_laplace_noise_covers_nearly_as_often():
         ("classes", 100, 16, 2 + 2 * 16 + 16 + 200 + 100 + 1),
         ("number", 1, 12, 13 + 8 + 13 * 16 + 1),
         ("score", 1, 3, 3 + 1),
-        ("difference", 1, 3, 3 + 1),
     ],
 )
 def test_what_earlier_runs_have_released_can_be_read(kind, outputs, bins, cells):

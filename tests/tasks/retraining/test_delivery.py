@@ -241,10 +241,10 @@ def test_a_worse_model_is_kept_beside_the_one_that_serves(place: Place) -> None:
     }
 
 
-def test_private_held_out_people_of_weekly_models_are_compared_by_what_was_released(
+def test_private_held_out_people_of_weekly_models_are_never_read_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody reads them again, nothing more is charged, and noise promotes no model."""
+    """What was released of them with each model says which one serves."""
 
     def refusing(*_: Any, **__: Any) -> None:
         raise AssertionError("held-out records were read")
