@@ -42,6 +42,26 @@ def test_one_more_record_moves_its_own_cells_alone(make: Any, count: int, two_cl
     assert np.array_equal(with_more - alone, counted(module, loud, two_classes))
 
 
+def test_in_a_comparison_a_record_moves_its_own_cells_alone(two_classes: DatasetInfo) -> None:
+    """Also where only one of the two models can take many records at once."""
+    torch.manual_seed(0)
+    draw = np.random.default_rng(1)
+    features, loud = draw.normal(size=(100, WIDTH)), np.full((2, WIDTH), 100.0)
+    spec = histogram_of(two_classes.label_type, compared=True)
+    models = [
+        Model("tried", make(), cross_entropy, scores=lambda outputs: outputs) for make in (EvenOdds, Asking)
+    ]
+    trained, other = ((model, dict(model.module.named_parameters())) for model in models)
+
+    def cells_of(rows: Any) -> Any:
+        held_out = HeldOut(two_classes, rows.astype(np.float32), np.arange(len(rows)) % 2)
+        return count_held_out(spec, trained, held_out, other)
+
+    both = cells_of(np.concatenate([loud, features]))
+    assert np.allclose(both - cells_of(features), cells_of(loud), atol=1e-12)
+    assert np.abs(spec.comparison_cells(both)).min() > 0
+
+
 @pytest.mark.parametrize("make", [EvenOdds, Asking])
 def test_a_score_of_a_search_does_not_depend_on_other_records(make: Any, two_classes: DatasetInfo) -> None:
     """In a pass of the barrier, with and without two others in front."""

@@ -17,9 +17,9 @@ from ruamel.yaml import YAML
 
 from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan
-from algorithms.errors import RefusedError
+from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.evaluation import Released, count, histogram_for
-from algorithms.models.saved import load_model
+from algorithms.models.saved import load_model, set_temperature
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.card import load, text, verify, verify_card
@@ -491,6 +491,56 @@ def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
         scores = rng.dirichlet([1.0, 1.0], 3)
         cells = count(spec, scores, rows.test_labels, weights=rows.weights)
         assert np.linalg.norm(cells) <= spec.sensitivity * (1 + 1e-9)
+
+
+def test_a_model_is_compared_with_another_on_the_same_people(clinic: Visits) -> None:
+    root = clinic.place.root
+    first = clinic.train()
+    other = root / "other.safetensors"
+    other.write_bytes((root / "artifacts/model.safetensors").read_bytes())
+    clinic.place.set("privacy", epsilon=9.0, evaluation={"compare_with": other.name})
+    assert clinic.train() != first
+    clinic.finish()
+    released = released_of(clinic)
+    exact = [
+        evaluate.metrics_of(file, root / "datasets/prepared")["test_accuracy"]
+        for file in (root / "artifacts/model.safetensors", other)
+    ]
+    people = len(load_held_out(root / "datasets/prepared").test_labels)
+    # The comparison's norm is that of the five tables, sqrt(5), and its sum of differences has 1 / sqrt(1.125) of it.
+    noise = released.noise_std * math.sqrt(1.125) / math.sqrt(5) / people
+    shown = read(clinic, "metrics.json")["test_difference"]
+    assert abs(shown["value"] - (exact[0] - exact[1])) < 5 * noise
+    assert shown["high"] - shown["low"] > 2 * 1.9 * noise
+    card = load(root / "artifacts/privacy_card.json")
+    assert verify(card, root / "artifacts").passed
+    assert not [name for name, passed, _ in verify_card.verify(root / "artifacts") if passed is False]
+
+
+def test_another_model_than_planned_is_not_compared_with(clinic: Visits) -> None:
+    """The same noise for the difference to a second model would tell what the first difference was."""
+    root = clinic.place.root
+    clinic.train()
+    other = root / "other.safetensors"
+    other.write_bytes((root / "artifacts/model.safetensors").read_bytes())
+    clinic.place.set("privacy", evaluation={"compare_with": other.name})
+    set_temperature(other, 2.0)
+    with pytest.raises(RefusedError, match=r"made for another held_out.*calibrate"):
+        train.main()
+    assert clinic.runs == 1
+
+
+def test_a_model_of_other_records_is_refused_before_anything_is_spent(clinic: Visits) -> None:
+    root = clinic.place.root
+    clinic.train()
+    content = (root / "artifacts/model.safetensors").read_bytes()
+    (root / "other.safetensors").write_bytes(
+        content.replace(b'predicts\\": \\"class', b'predicts\\": \\"chaos')
+    )
+    clinic.place.set("privacy", evaluation={"compare_with": "other.safetensors"})
+    with pytest.raises(ModelRefusedError, match="other predicts than 'visits'"):
+        train.main()
+    assert clinic.runs == 1
 
 
 def test_metrics_are_given_by_declared_groups_with_their_differences(clinic: Visits) -> None:
