@@ -182,9 +182,8 @@ def _evaluated(
 def _histogram(wanted: params.Evaluation, public: DatasetInfo) -> HistogramSpec:
     if wanted.recalibrate and public.per_person not in (None, 1) and public.rows_per_user is None:
         raise RefusedError(
-            "privacy.evaluation.recalibrate was given, and a person's rows are records of their own here, which would"
-            " be on both sides of what fits and what judges it; leave it out, or declare pooled under person in the"
-            " data card."
+            "privacy.evaluation.recalibrate was given, and each row of a person is a record of its own here, so that"
+            " one person could both fit and judge a temperature; leave it out, or group_privacy in the data card."
         )
     return histogram_of(
         public.label_type,

@@ -16,12 +16,16 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit, logit
 from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.evaluation import (
     Estimate,
+    Recalibration,
     Released,
+    calibration_curve,
+    calibration_error_of,
     cheapest_threshold,
     class_metrics_of,
     count,
@@ -29,6 +33,8 @@ from algorithms.evaluation import (
     groups_of,
     histogram_for,
     reasons_of,
+    recalibration_of,
+    thresholds_of,
 )
 from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.models import Model
@@ -48,6 +54,7 @@ from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 READS: tuple[str, ...] = ()
 _INTERVALS = 10
 _IN_UNITS = ("rmse", "mae", "mean_rmse")
+_AT_THRESHOLDS = ("selected", "precision", "recall", "false_positive_rate", "lift")
 _MAX_DRAWN = 100_000
 """Upper bound on the words or tokens in a figure."""
 
@@ -402,6 +409,8 @@ def _of_release(
         )
     released = Released.from_json(path.read_text(encoding="utf-8"))
     document = private_metrics(released, public.label_type) | uneven_metrics(released, public)
+    if released.spec.halves:
+        document |= _recalibrated(document, recalibration_of(released), public.label_type)
     return facts | document, class_tables(released, names)
 
 
@@ -411,6 +420,20 @@ def private_metrics(released: Released, label_type: LabelType) -> dict[str, Any]
     With those of groups, by column, and the differences between groups.
     """
     document: dict[str, Any] = _documents("test_", released_metrics(released), label_type)
+    if curve := calibration_curve(released):
+        error = {"calibration_error": calibration_error_of(released)}
+        document |= _documents("test_", error, label_type)
+        document["calibration"] = [
+            {"low": point.low, "high": point.high, "predicted": point.predicted}
+            | _documents("", {"observed": point.observed}, label_type)
+            for point in curve
+        ]
+    if thresholds := thresholds_of(released):
+        document["thresholds"] = [
+            {"threshold": one.threshold}
+            | _documents("", {name: getattr(one, name) for name in _AT_THRESHOLDS}, label_type)
+            for one in thresholds
+        ]
     if reasons := reasons_of(released):
         document["not_shown"] = {f"test_{name}": reason for name, reason in reasons.items()}
     if released.spec.groups:
@@ -431,6 +454,27 @@ def private_metrics(released: Released, label_type: LabelType) -> dict[str, Any]
             for column, groups in by_column.items()
         }
     return document
+
+
+def _recalibrated(
+    document: Mapping[str, Any], recalibration: Recalibration | None, label_type: LabelType
+) -> dict[str, Any]:
+    """What recalibration says and changes: the probabilities from which on a class is named are those of the model."""
+    if recalibration is None:
+        return {"recalibration": None}
+    temperature = recalibration.temperature
+
+    def shown(probability: float) -> float:
+        return float(expit(logit(probability) / temperature))
+
+    changed: dict[str, Any] = {
+        "recalibration": {"temperature": temperature}
+        | _documents("", {"log_loss_gain": recalibration.gain}, label_type),
+        "thresholds": [one | {"threshold": shown(one["threshold"])} for one in document["thresholds"]],
+    }
+    if "decision" in document:
+        changed["decision"] = document["decision"] | {"threshold": shown(document["decision"]["threshold"])}
+    return changed
 
 
 def _documents(

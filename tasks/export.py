@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import ModelRefusedError, RefusedError
-from algorithms.models.saved import TrainedModel, load, load_model
+from algorithms.models.saved import TEMPERATURE, TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, verify, verify_card
 from algorithms.privacy.card import load as load_card
@@ -212,6 +212,11 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
             f"the model {model.facts['model']!r} is of no library, or learned features come before it; export it to"
             " huggingface, onnx or torchscript."
         )
+    if TEMPERATURE in model.facts:
+        raise RefusedError(
+            "the model's scores are divided by a temperature, which a model of the library alone does not do; export it"
+            " to huggingface, onnx or torchscript."
+        )
     from algorithms.models.public_models import read_pretrained, save_pretrained
 
     module, parameters = load_model(_beside(artifacts) / "model.safetensors")
@@ -351,7 +356,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     """For a model of Hugging Face: write the files that its library needs, compare the scores, and describe the use."""
     settings = model.facts.get("model_settings") or {}
     is_its_own = model.facts["model"] == "huggingface" and settings.get("replace_batch_norm") is not True
-    if not is_its_own or model.facts.get("front"):
+    if not is_its_own or model.facts.get("front") or TEMPERATURE in model.facts:
         return ""
     from algorithms.models.public_models import library_model, write_beside
 

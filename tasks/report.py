@@ -44,6 +44,7 @@ from tasks.reporting.figures import (
     Curve,
     Drawing,
     Picture,
+    calibration_figure,
     class_figure,
     confusion_figure,
     correlated_figure,
@@ -166,7 +167,8 @@ def compose(
         spec = filter_from_json(run.plan["filter"])
         promised = risk_profile(spec, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
-    every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
+    only_on_page = drawings(past) | _calibration(run.metrics)
+    every = pictures | {name: draw(*drawing) for name, drawing in only_on_page.items()}
     result = score(run.metrics, run.classes)
     history_text = history_variables(past, read=len(run.receipt.get("blocks", ())))
     text = page(
@@ -182,6 +184,14 @@ def compose(
         other_software=reuse_note(run.receipt, is_public=run.public.is_public),
     )
     return Report(run, card, curve, past, pictures, text)
+
+
+def _calibration(metrics: Mapping[str, Any]) -> dict[str, tuple[Drawing, str]]:
+    """The calibration curve, where private held-out records have one."""
+    if "calibration" not in metrics:
+        return {}
+    words = "The observed share by predicted probability, with 95 % intervals."
+    return {"calibration": (lambda theme: calibration_figure(metrics["calibration"], theme=theme), words)}
 
 
 def _noise(run: Run) -> Drawing:

@@ -1,7 +1,8 @@
 """Private evaluation: one noisy histogram of held-out records, and all metrics as post-processing of it.
 
 `histogram` says what is counted and what one person can change; `estimates` computes metrics with intervals, `expected`
-how wide these will be. `groups`, `curves`, `imbalance` and `recalibration` are further uses of the same release. Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
+how wide these will be. `groups`, `curves`, `imbalance` and `recalibration` are further uses of the same release.
+Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
 """
 
 from algorithms.evaluation.curves import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from algorithms.core.plan import Plan
-from algorithms.evaluation import expected_errors
+from algorithms.evaluation import expected_errors, expected_group_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
@@ -152,11 +152,21 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     said = ", ".join(f"{name} {error:.2g}" for name, error in shown.items() if error is not None)
     drowned = ", ".join(name for name, error in shown.items() if error is None)
     people = f"with {preview.held_out:,} records held out, about as many as the data card allows"
+    by_group = expected_group_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
     return [
         ("held-out records", price),
         ("standard errors of its metrics", f"{said or 'none is shown'}, {people}"),
+        *((f"of each group of {column}", _errors_text(of_one)) for column, of_one in by_group.items()),
         *([("drowned by noise", f"{drowned}; the run trains and does not show them")] if drowned else []),
     ]
+
+
+def _errors_text(errors: Mapping[str, float | None]) -> str:
+    """Standard errors of a group's metrics, if its groups are equally large."""
+    shown = ", ".join(
+        f"{name.replace('_', ' ')} {error:.2g}" for name, error in errors.items() if error is not None
+    )
+    return f"{shown or 'none is shown'}, if the groups are equally large"
 
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:

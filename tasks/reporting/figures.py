@@ -1,7 +1,7 @@
 """The report's figures in a light and a dark theme, drawn only from released values and held-out metrics."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +219,23 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlabel="right answers", ylabel="class (held-out records)")
     legend(axes, theme, outside=True)
+    return figure
+
+
+def calibration_figure(points: Sequence[Mapping[str, Any]], *, theme: Theme) -> "Figure":
+    """Draw the observed share with its 95 % interval by predicted probability. points: as in metrics.json."""
+    figure, axes = empty(theme)
+    axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
+    axes.plot((0, 1), (0, 1), color=theme.muted, linestyle=":", label="calibrated")
+    predicted = [point["predicted"] for point in points]
+    value, low, high = (
+        np.array([point["observed"][end] for point in points]) for end in ("value", "low", "high")
+    )
+    reach = np.maximum([value - low, high - value], 0.0)
+    axes.errorbar(
+        predicted, value, reach, color=theme.accent, marker="o", markersize=3, label="with 95 % intervals"
+    )
+    legend(axes, theme)
     return figure
 
 

@@ -153,10 +153,25 @@ def _private_rows(metrics: Metrics) -> Rows:
     estimates = private_estimates(metrics)
     if not estimates:
         return [("held-out metrics", NOT_EVALUATED)]
-    return [("held-out metrics", f"{private_words(metrics)}; 95 % intervals")] + [
-        (f"test {name}", DROWNED if estimate is None else _estimate_text(estimate, name))
-        for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
-    ]
+    return (
+        [("held-out metrics", f"{private_words(metrics)}; 95 % intervals")]
+        + [
+            (f"test {name}", DROWNED if estimate is None else _estimate_text(estimate, name))
+            for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
+        ]
+        + ([("recalibration", _recalibration_text(metrics))] if "recalibration" in metrics else [])
+    )
+
+
+def _recalibration_text(metrics: Metrics) -> str:
+    recalibration = metrics["recalibration"]
+    if recalibration is None:
+        return "none, as it does not help beyond the noise"
+    return (
+        f"the model's log-odds are divided by {recalibration['temperature']:.3g}; on people who did not fit this its"
+        f" log loss is smaller by {_estimate_text(recalibration['log_loss_gain'], 'log_loss')}, while log loss and"
+        " calibration are stated as before it"
+    )
 
 
 def _estimate_text(estimate: Mapping[str, float], name: str) -> str:
@@ -189,7 +204,9 @@ def _private_text(metrics: Metrics) -> ReportText:
     )
     if drowned:
         text += f" Not shown, as noise drowns them: {', '.join(drowned)}."
-    text += groups
+    if "recalibration" in metrics:
+        text += f" Recalibration: {_recalibration_text(metrics)}."
+    text += _thresholds_text(metrics.get("thresholds", ())) + groups
     estimate = headline_estimate(metrics)
     tile = "–" if estimate is None else format_metric(estimate[0], name, 1)
     note = f"{name} on private records it never saw ({private_words(metrics)})"
@@ -198,6 +215,27 @@ def _private_text(metrics: Metrics) -> ReportText:
             f"; 95 % interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
         )
     return ReportText(tile, note, text, None if estimate else f"No {name} is known: {DROWNED}.", captions)
+
+
+def _thresholds_text(thresholds: Sequence[Mapping[str, Any]]) -> str:
+    """A table of every other threshold of two classes, as HTML."""
+    if not thresholds:
+        return ""
+    columns = ("selected", "precision", "recall", "lift")
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("from a probability of", *columns))
+    rows = [
+        f"<tr><td>{one['threshold']:.3g}</td>"
+        + "".join(
+            f"<td>{'unknown' if one[name] is None else _estimate_text(one[name], name)}</td>"
+            for name in columns
+        )
+        + "</tr>"
+        for one in thresholds[1::2]
+    ]
+    return (
+        "</p><p>Where the second class is predicted from one probability on:</p>"
+        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div><p>'
+    )
 
 
 def _groups_text(of_column: tuple[str, Sequence[Mapping[str, Any]]]) -> str:

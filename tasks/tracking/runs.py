@@ -134,6 +134,8 @@ def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
                 continue
             logged.log_artifact(file_artifact(kind, run.card, artifacts))
         _log_curves(logged, run)
+        for name, frame in curve_tables(run.metrics).items():
+            logged.log({f"test/{name}": _table(frame)})
         logged.summary.update(summary(run.metrics, run.card))
 
 
@@ -199,6 +201,15 @@ def history(run: Finished) -> Iterator[dict[str, float]]:
             numbers |= {f"{name}/{kind}": value for name, value in zip(NOISE, values, strict=True)}
         finite = {key: float(value) for key, value in numbers.items() if np.isfinite(value)}
         yield {STEP: float(step + 1)} | finite
+
+
+def curve_tables(metrics: Metrics) -> dict[str, pd.DataFrame]:
+    """The calibration curve and the metrics at thresholds of private held-out records, each with its interval."""
+    return {
+        name: pd.json_normalize(metrics[name], sep="_")
+        for name in ("calibration", "thresholds")
+        if name in metrics
+    }
 
 
 def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:

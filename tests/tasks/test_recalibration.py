@@ -1,0 +1,186 @@
+"""A temperature from the released histogram: in the model's file, in whatever is exported of it, and in metrics."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from algorithms import load
+from algorithms.errors import RefusedError
+from algorithms.evaluation import Released, recalibration_of
+from algorithms.models.saved import TEMPERATURE, facts_of, load_model
+from data.prepared import halves_of, load_held_out
+from epsilonflow import sklearn
+from tasks import evaluate, train
+from tasks.export import export
+from tasks.runs import store
+from tasks.runs.summary import run_summary
+from tasks.tracking.runs import curve_tables
+from tests.support.cards import csv_of, label, number
+from tests.support.own_records import declared, finish
+from tests.support.workspace import Workspace, killed_in, prepared_digits, workspace
+
+__all__ = ["declared", "prepared_digits", "workspace"]
+
+Declared = Callable[..., None]
+
+
+@pytest.fixture
+def underconfident(workspace: Workspace, declared: Declared) -> Workspace:
+    """A price that decides the answer, and a model of five small steps, which hardly says so."""
+    prices = np.random.default_rng(0).random(6000)
+    lines = [f"{price:.4f},{'yes' if price > 0.5 else 'no'}" for price in prices]
+    (workspace.root / "fruit.csv").write_text("\n".join(["price,kind", *lines]) + "\n")
+    reader = csv_of(number("price", 0, 1), label("kind"))
+    declared(
+        "fruit.csv", model={"name": "softmax"}, reader=reader, holdout="private", records={"at_most": 9000}
+    )
+    workspace.set("privacy", epsilon=8.0, evaluation={"recalibrate": True})
+    return workspace
+
+
+def read(workspace: Workspace, name: str) -> Any:
+    return json.loads((workspace.root / "artifacts" / name).read_text())
+
+
+def test_the_model_in_use_and_all_its_exports_are_recalibrated(underconfident: Workspace) -> None:
+    finish(underconfident)
+    root, artifacts = underconfident.root, underconfident.root / "artifacts"
+    temperature = facts_of(artifacts / "model.safetensors")[TEMPERATURE]
+    assert 0 < temperature < 0.8  # it was too unsure
+    parameters = load_model(artifacts / "model.safetensors")[1]
+    weight, bias = sorted(parameters.values(), key=torch.Tensor.dim, reverse=True)
+    prices = torch.tensor([[0.1], [0.45], [0.9]])
+    by_hand = torch.softmax((prices @ weight.T + bias) / temperature, dim=-1)
+    assert torch.allclose(load(artifacts)(prices).softmax(-1), by_hand, atol=1e-6)
+    table = pd.DataFrame({"price": prices[:, 0].numpy()})
+    assert np.allclose(sklearn.load(artifacts).predict_proba(table), by_hand.numpy(), atol=1e-6)
+    assert export(artifacts, "torchscript", root / "model.pt") < 1e-5
+    metrics = read(underconfident, "metrics.json")
+    said = metrics["recalibration"]
+    assert said["temperature"] == temperature and said["log_loss_gain"]["low"] > 0
+    # Its probabilities are right, on held-out people who are in no part of the fit, by their exact log loss.
+    data = load_held_out(root / "datasets/prepared")
+    second = np.asarray(halves_of(data, root / "datasets/prepared")) == 1
+    assert 0.4 < second.mean() < 0.6
+    scores = load(artifacts)(torch.from_numpy(np.array(data.test_features)[second]))
+    labels = torch.from_numpy(np.array(data.test_labels)[second])
+    loss = [float(torch.nn.functional.cross_entropy(scores * one, labels)) for one in (1.0, temperature)]
+    assert loss[0] < loss[1]
+    assert "log-odds are divided by" in dict(run_summary(root))["recalibration"]
+
+
+def test_onnx_has_the_temperature(underconfident: Workspace) -> None:
+    pytest.importorskip("onnxruntime", exc_type=ImportError)
+    pytest.importorskip("onnxscript", exc_type=ImportError)
+    finish(underconfident)
+    assert export(underconfident.root / "artifacts", "onnx", underconfident.root / "model.onnx") < 1e-4
+
+
+def test_curves_and_thresholds_have_intervals_wherever_they_are_shown(underconfident: Workspace) -> None:
+    finish(underconfident)
+    metrics = read(underconfident, "metrics.json")
+    for point in metrics["calibration"]:
+        assert point["observed"]["low"] <= point["observed"]["value"] <= point["observed"]["high"]
+    assert len(metrics["thresholds"]) == 15
+    # The middle one is even odds; the others are where the recalibrated model says what the histogram's edges say.
+    temperature, odds = (
+        metrics["recalibration"]["temperature"],
+        np.sinh(np.arcsinh(16) * np.linspace(-1, 1, 63)) / 2,
+    )
+    shown = [one["threshold"] for one in metrics["thresholds"]]
+    assert shown == pytest.approx((1 / (1 + np.exp(-odds[3::4] / temperature))).tolist())
+    page = (underconfident.root / "artifacts/report.html").read_text()
+    assert "the observed share by predicted probability, with 95 % intervals" in page.lower()
+    assert page.count("<tr><td>") >= 7 and "Where the second class is predicted" in page
+    tables = curve_tables(metrics)
+    assert {"predicted", "observed_value", "observed_low", "observed_high"} <= set(tables["calibration"])
+    assert {"threshold", "recall_value", "recall_low", "lift_high"} <= set(tables["thresholds"])
+
+
+def test_a_killed_run_has_the_same_temperature(underconfident: Workspace) -> None:
+    with killed_in(store.Run, "finish"):
+        underconfident.train()
+    underconfident.train()
+    released = Released.from_json((underconfident.root / "artifacts/evaluation.json").read_text())
+    found = recalibration_of(released)
+    assert found is not None
+    model = underconfident.root / "artifacts/model.safetensors"
+    assert facts_of(model)[TEMPERATURE] == found.temperature
+    assert store.sha256_of(model) == read(underconfident, "receipt.json")["sha256"]["model.safetensors"]
+
+
+def test_without_a_gain_beyond_noise_nothing_changes(
+    underconfident: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "recalibration_of", lambda _: None)
+    monkeypatch.setattr(evaluate, "recalibration_of", lambda _: None)
+    finish(underconfident)
+    assert TEMPERATURE not in facts_of(underconfident.root / "artifacts/model.safetensors")
+    assert read(underconfident, "metrics.json")["recalibration"] is None
+
+
+def test_only_two_classes_can_be_recalibrated(workspace: Workspace, declared: Declared) -> None:
+    lines = [f"{at / 300:.4f},3" for at in range(300)]
+    (workspace.root / "fruit.csv").write_text("\n".join(["price,kind", *lines]) + "\n")
+    reader = csv_of(number("price", 0, 1), label("kind"))
+    declared(
+        "fruit.csv",
+        model={"name": "linear"},
+        reader=reader,
+        holdout="private",
+        classes=[],
+        target={"bounds": [0, 9]},
+    )
+    with pytest.raises(
+        RefusedError, match=r"only scores of two classes.*change privacy.evaluation.recalibrate"
+    ):
+        workspace.set("privacy", evaluation={"recalibrate": True})
+
+
+PEOPLE = {"column": "who", "per_person": 2}
+
+
+def people_of(workspace: Workspace, declared: Declared, person: dict[str, Any]) -> NDArray[np.int64]:
+    """Prices by which rows can be told; each of 200 people has two, whose sum is 1."""
+    prices = np.random.default_rng(1).integers(1, 1000, 200) / 1000
+    rows = [(who, price) for who, one in enumerate(prices) for price in (one, 1 - one)]
+    lines = [f"p{who},{price:.3f},{'yes' if price > 0.5 else 'no'}" for who, price in rows]
+    (workspace.root / "fruit.csv").write_text("\n".join(["who,price,kind", *lines]) + "\n")
+    reader = csv_of(number("price", 0, 1), label("kind"), {"name": "who", "kind": "ignored"})
+    declared(
+        "fruit.csv",
+        model={"name": "softmax"},
+        reader=reader,
+        holdout="private",
+        person=person,
+        records={"at_most": 9000},
+    )
+    return np.array([who for who, _ in rows])
+
+
+def test_all_rows_of_a_person_are_in_one_half(workspace: Workspace, declared: Declared) -> None:
+    people_of(workspace, declared, PEOPLE)
+    folder = workspace.root / "datasets/prepared"
+    data = load_held_out(folder)
+    halves, prices = halves_of(data, folder), np.asarray(data.test_features)[:, 0]
+    by_person: dict[float, set[int]] = {}
+    for price, half in zip(prices, halves, strict=True):
+        by_person.setdefault(round(min(price, 1 - price), 3), set()).add(int(half))
+    assert len(by_person) > 15 and {frozenset(each) for each in by_person.values()} == {
+        frozenset({0}),
+        frozenset({1}),
+    }
+
+
+def test_rows_of_a_person_that_are_records_of_their_own_are_refused(
+    workspace: Workspace, declared: Declared
+) -> None:
+    people_of(workspace, declared, PEOPLE | {"group_privacy": True})
+    with pytest.raises(RefusedError, match="both fit and judge a temperature"):
+        workspace.set("privacy", evaluation={"recalibrate": True})
