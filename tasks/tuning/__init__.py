@@ -24,6 +24,7 @@ from algorithms.privacy.accounting.events import Schedule, Trials, after_shared,
 from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
+from data.card import data_card
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
@@ -86,9 +87,9 @@ class Draw(StrictModel):
 class Objective(StrictModel):
     """What a search maximises.
 
-    on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public.
-    "private" sets aside a share of the training records, each by its own coin, and maximises the sum of their
-    `record_scores` with noise of this multiplier, which is charged with the trial.
+    on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public, and
+    is the default where it does. "private" sets aside a share of the training records, each by its own coin, and
+    maximises the sum of their `record_scores` with noise of this multiplier, which is charged with the trial.
     """
 
     on: Literal["public", "private"] = "public"
@@ -132,8 +133,19 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Tuning:
 
 
 def load_here(root: Path, file: Path, *, allow_code: Collection[str] = ()) -> Tuning:
-    """Do `load` for a file of the checkout at `root`, which may also name the code that the checkout names."""
-    return load(root / file, allow_code={*allow_code, *named_code(root)})
+    """Do `load` for a file of the checkout at `root`, which may also name the code that the checkout names.
+
+    Where the held-out records of the checkout's data set are private, the objective is so, too, unless the file says
+    what it is.
+    """
+    tuning = load(root / file, allow_code={*allow_code, *named_code(root)})
+    if "on" in tuning.objective.model_fields_set:
+        return tuning
+    settings = params.load(root / "params.yaml", reads=("data",))
+    if data_card(settings.data.dataset, root / "data" / "cards").holdout == "public":
+        return tuning
+    private = tuning.objective.model_copy(update={"on": "private"})
+    return tuning.model_copy(update={"objective": private})
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:

@@ -84,7 +84,8 @@ def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(clinic: Vis
     assert (trace["kind"] == "evaluation").sum() == 1
     clinic.finish()
     metrics = read(clinic, "metrics.json")
-    facts = {"held_out", "evaluation_epsilon", "not_shown", "by_class", "epsilon", "delta", "run_id"}
+    facts = {"held_out", "evaluation_epsilon", "not_shown", "by_class", "calibration", "thresholds"}
+    facts |= {"epsilon", "delta", "run_id"}
     assert all(name in facts or name.startswith("test_") for name in metrics)
     assert set(metrics["test_accuracy"]) == {"value", "low", "high"}
     assert (metrics["held_out"], metrics["run_id"]) == ("private", run_id)
@@ -463,6 +464,10 @@ def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits
         tuning.plan_search(tuning.Tuning.model_validate(settings), base, clinic.place.public)
     private = settings | {"objective": {"on": "private"}}
     plan = tuning.plan_search(tuning.Tuning.model_validate(private), base, clinic.place.public)
+    file = clinic.place.root / "tune.yaml"
+    clinic.place.set("data", dataset="visits")
+    YAML(typ="safe", pure=True).dump(settings, file)
+    assert tuning.load_here(clinic.place.root, file).objective.on == "private"  # where nothing is said
     assert not [document for document in plan.plans if "evaluation" in document or "held_out" in document]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -23,6 +24,7 @@ from torch.distributed import FileStore
 
 from algorithms.core.software import Software
 from algorithms.errors import RefusedError
+from algorithms.evaluation import Released
 from algorithms.gradients import ProcessLostError
 from algorithms.privacy.barrier.process_group import ProcessGroup
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -265,9 +267,15 @@ def test_the_key_and_the_checkpoint_are_sent_encrypted(size: int, monkeypatch: p
         processes.broadcast_sealed(ProcessGroup(1, 2, 2, SECRET), None)
 
 
+def evaluation(place: Workspace) -> Released:
+    return Released.from_json((place.root / "artifacts/evaluation.json").read_text())
+
+
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:
+    """Of the held-out records, too: the first process evaluates them, once."""
+    workspace.declare(holdout="private")
     workspace.set("privacy", noise="seeded")
-    receipt, alone = workspace.train(), released(workspace)
+    receipt, alone, evaluated = workspace.train(), released(workspace), evaluation(workspace)
     workspace.mark_used()
     own = {"EPSILONFLOW_HOME": str(workspace.home), "PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -283,4 +291,10 @@ def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:
     assert workspace.receipt["run_id"] != receipt["run_id"]  # it was trained, not handed out
     assert workspace.receipt["events"] == receipt["events"]
     assert torch.allclose(alone, released(workspace), rtol=0.0, atol=1e-6) and float(alone.norm()) > 0
+    again = evaluation(workspace)
+    # The same noise of the same key; a record at a bin's edge may be in the next one.
+    assert again.spec == evaluated.spec and np.abs(again.values - evaluated.values).sum() < 8
+    assert receipt["evaluation_epsilon"] == workspace.receipt["evaluation_epsilon"] <= 3.0
+    trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
+    assert (trace["kind"] == "evaluation").sum() == 1
     assert reservations(workspace) == ["reserve", "settle"] * 2
