@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.card import text as sentences
 from algorithms.privacy.ledger import Composition, Ledger
 from tasks.ledger_page import page
 from tests.support.browser import seen
-from tests.support.checkout import Checkout
+from tests.support.checkout import PROJECT, Checkout
 
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]
 
@@ -30,6 +31,14 @@ def ledger(own_home: Path) -> Ledger:
         if number < 2:
             ledger.settle(run_id, cost, events=EVENTS)
     return ledger
+
+
+def test_templates_call_sentences_that_there_are() -> None:
+    """A name that is gone is no error until a page is made, and then no run has a report."""
+    templates = [path.read_text() for path in (PROJECT / "tasks").rglob("*.j2")]
+    called = {name for text in templates for name in re.findall(r"\bsaid\.(\w+)\(", text)}
+    assert {"statement", "side_channels"} < called
+    assert {name for name in called if not hasattr(sentences, name)} == set()
 
 
 def test_the_ledgers_page_says_who_spent_what_and_what_is_left(ledger: Ledger) -> None:
