@@ -2,9 +2,12 @@
 
 Each line has a fact with its place, or says that you must answer. No line concludes anything in law.
 
-Sources: NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees, March 2025. European Data
-Protection Board, Opinion 28/2024 on data protection aspects of AI models, 17 December 2024, section 3.2. Regulation
-(EU) 2024/1689 (AI Act) of 13 June 2024, Annex IV, points 1 to 3.
+Sources, and how far they were read. Regulation (EU) 2024/1689 (AI Act) of 13 June 2024, Annex IV: points 1 to 9 as they
+are worded; those on data and accuracy are shortened here. NIST SP 800-226, Guidelines for Evaluating Differential
+Privacy Guarantees: the initial public draft of 11 December 2023, whose pyramid names the components; of the final
+version of March 2025 the abstract alone. European Data Protection Board, Opinion 28/2024 on certain data protection
+aspects related to the processing of personal data in the context of AI models, 17 December 2024: its executive summary
+and an outline of section 3.2.2. What was not read word for word is a paraphrase, and the page says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +35,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Source:
-    """A document that asks."""
+    """A document that asks. wording: how near to it the questions are."""
 
     title: str
     published: str
+    wording: str
     lines: tuple[Line, ...]
 
 
@@ -55,39 +59,62 @@ def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Mapping[s
     return Source(
         "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
         "March 2025",
+        "Paraphrased, after the components of the pyramid and the sections of the initial public draft of 11 December"
+        " 2023; of the final version the abstract was read.",
         (
             Line(
-                "What are the privacy parameters?", words.statement(card), "card: setting, accounting.epsilon"
+                "2.2 and 2.3 What are epsilon and the other parameters, of which variant?",
+                words.statement(card),
+                "card: setting, accounting.epsilon",
             ),
             Line(
-                "What is the unit of privacy?",
+                "2.4 What is the unit of privacy?",
                 words.protection_sentence(card),
                 "card: setting.unit, setting.adjacency",
             ),
-            Line("How do releases compose?", words.population(card), "card: accounting; the ledger"),
             Line(
-                "Who is trusted with the data?",
-                "The curator, the machine and the code that ran; see the threat model.",
+                "2.5 What do all releases on the same people cost together?",
+                words.population(card),
+                "card: accounting; the ledger",
+            ),
+            Line(
+                "2.6 Is anything released beside it without differential privacy?",
+                " ".join(words.not_protected(card)),
+                "card: setting, mechanism",
+            ),
+            _utility("3.2 How useful is what is released?", metrics),
+            _open(
+                "3.3 Does it create or magnify systemic, human or statistical bias?",
+                "no metric of a group is computed, since each would tell of its records",
+            ),
+            Line("3.5 Are choices of settings part of the cost?", words.tuning(card), "card: events"),
+            Line(
+                "4.1 How may the data be queried?",
+                "By one training run, whose releases were decided before the records were read; nobody asks queries.",
+                "card: mechanism.queries, accounting.composition",
+            ),
+            Line(
+                "4.2 Who is trusted, and who is an adversary?",
+                "The curator, the machine and the code that ran are trusted; see the threat model.",
                 "docs/threat-model.md",
             ),
             Line(
-                "Are the mechanism and its implementation correct?",
+                "4.3 Are algorithm and implementation correct, floating-point arithmetic included?",
                 f"{words.noise(card)} {words.software(card)}. {words.rounding(ran.rounding, ran.device)}",
                 "card: implementation; recomputed by verify_card.py",
             ),
-            _audit_line("Was the implementation tested against its claim?", audit),
-            Line("Are hyperparameters part of the cost?", words.tuning(card), "card: events"),
+            _audit_line("4.3 Was the implementation tested against its claim?", audit),
             Line(
-                "What side channels remain?",
+                "4.3 What side channels remain?",
                 words.side_channels(card),
                 "card: implementation; docs/threat-model.md",
             ),
-            _utility("How useful is what is released?", metrics),
+            _open("4.4 How are the raw data stored, and who has access to them?", "outside of training"),
+            _open("4.5 To whom were the data exposed when they were collected?", "outside of training"),
             _open(
-                "Is the value of epsilon suited to this use?",
+                "2.2 Is the value of epsilon suited to this use?",
                 "a judgement about people and harm, which no run makes",
             ),
-            _open("Who has access to the data, and how is it collected and kept?", "outside of training"),
         ),
     )
 
@@ -95,41 +122,64 @@ def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Mapping[s
 def _edpb(card: PrivacyCard, audit: Mapping[str, Any] | None) -> Source:
     setting = card.setting
     return Source(
-        "EDPB Opinion 28/2024, section 3.2: what is considered where a model is claimed to be anonymous",
+        "EDPB Opinion 28/2024, section 3.2.2: what is considered where a model is claimed to be anonymous",
         "17 December 2024",
+        "Paraphrased, after the headings of section 3.2.2 and the executive summary; the opinion itself was not read"
+        " word for word.",
         (
             Line(
-                "From which sources are the training data?",
+                "Selection of sources: from which are the training data?",
                 f"{setting.title}; {setting.source}",
                 "card: setting.source",
             ),
             _open(
-                "Were sources chosen, and data minimised, for the purpose?",
+                "Selection of sources: what was done to avoid or limit personal data, and to leave out inappropriate"
+                " sources?",
+                "before the data card",
+            ),
+            Line(
+                "Data preparation: how were records prepared?",
+                words.transform(card.mechanism),
+                "card: mechanism.transform",
+            ),
+            _open(
+                "Data preparation and minimisation: could anonymous or pseudonymised data do, and was less used?",
                 "the data card lists columns, not reasons",
             ),
             Line(
-                "Which methods limit what the model keeps of one person?",
+                "Methodological choices: which methods, such as differential privacy, limit what the model keeps of one"
+                " person?",
                 words.statement(card),
                 "card: setting, events",
             ),
-            Line("How were records prepared?", words.transform(card.mechanism), "card: mechanism.transform"),
             Line(
-                "Who or what is left out of that?",
+                "Methodological choices: who or what is left out of that?",
                 " ".join(words.not_protected(card)),
                 "card: setting, mechanism",
             ),
-            _audit_line("Was resistance to attacks tested, such as membership inference?", audit),
             _open(
-                "Were attacks on this very model tested: inversion, extraction, reconstruction?",
+                "Measures regarding outputs: does something lower the likelihood that queries obtain personal data?",
+                "not known to a run",
+            ),
+            Line(
+                "Analysis: can an audit by documents evaluate these measures?",
+                "The card is signed, and epsilon is recomputed from its events by `card verify` and by verify_card.py,"
+                " which is one file without epsilonflow.",
+                "card: events, evidence",
+            ),
+            _audit_line("Testing: was the method tested for membership inference?", audit),
+            _open(
+                "Testing: was this very model tested for attribute and membership inference, exfiltration,"
+                " regurgitation of training data, model inversion and reconstruction?",
                 "audits try the method on made-up records, not this model",
             ),
             _open(
-                "Is the likelihood of identification insignificant, by all means reasonably likely to be"
-                " used?",
+                "Is the likelihood insignificant that personal data are extracted from the model, or obtained by"
+                " queries, with all means reasonably likely to be used?",
                 "a conclusion for you, of which the facts above are a part",
             ),
             _open(
-                "Is there an impact assessment, and advice of the data protection officer?",
+                "Documentation: is there an impact assessment, and advice of the data protection officer?",
                 "not known to a run",
             ),
         ),
@@ -140,40 +190,73 @@ def _ai_act(card: PrivacyCard, metrics: Mapping[str, Any] | None) -> Source:
     setting, mechanism = card.setting, card.mechanism
     records = "private, and not on the card" if setting.records is None else f"{setting.records:,}"
     model = f"{mechanism.model.name}, {mechanism.model.parameters:,} parameters, trained by {mechanism.algorithm}."
+    ran = card.implementation
     return Source(
         "AI Act, Regulation (EU) 2024/1689, Annex IV: items on data and accuracy",
         "13 June 2024",
+        "Shortened from the wording of points 1 to 4.",
         (
             _open(
-                "1(a) What is the system's intended purpose, and who provides it?",
+                "1(a) What are the intended purpose, the provider, and the version in relation to previous ones?",
                 "`deployment` of the data card may say so",
             ),
             Line(
-                "2(a) How was it developed, with what third-party parts?",
+                "1(c) Which versions of software are relevant?",
+                f"{words.software(card)}.",
+                "card: implementation",
+            ),
+            Line(
+                "2(a) By which methods and steps was it developed, with what pre-trained systems of third parties?",
                 f"{model} {words.model_parts(mechanism.model)}",
                 "card: mechanism.model",
             ),
             Line(
-                "2(b) What are the design choices, and what is optimised?",
-                words.features(mechanism.features),
+                "2(b) What are the key design choices, and what is it designed to optimise for?",
+                f"{words.features(mechanism.features)} Settings of {mechanism.algorithm}:"
+                f" {', '.join(f'{name} {value}' for name, value in mechanism.settings.items()) or 'none'}.",
                 "card: mechanism; plan.json",
             ),
+            _open(
+                "2(b) With what rationale and assumptions, with regard to which persons or groups?",
+                "a run has settings, not reasons",
+            ),
             Line(
-                "2(d) What are the training data, their provenance, scope and main characteristics?",
+                "2(c) Which computational resources were used to train and test it?",
+                f"Device: {ran.device}. Python {ran.python}.",
+                "card: implementation.device",
+            ),
+            Line(
+                "2(d) Which data sets were used for training: provenance, scope and main characteristics?",
                 f"{setting.title}. Source: {setting.source}. Licence: {setting.licence}."
                 f" Number of records: {records}.",
                 "card: setting; the data card",
             ),
-            _open("2(d) How were the data selected, labelled and cleaned?", "before the data card"),
-            _utility("2(g) How was it validated and tested, with what accuracy?", metrics),
+            _open(
+                "2(d) How were the data obtained and selected, labelled and cleaned?", "before the data card"
+            ),
+            _utility(
+                "2(g) How was it validated and tested, on what data, by which metrics of accuracy?", metrics
+            ),
             _open(
                 "2(g) What are potentially discriminatory impacts?",
                 "metrics are of all held-out records together",
             ),
+            Line(
+                "2(g) Where are logs and reports, dated and signed by the responsible persons?",
+                "The card is signed by the owner's key; the ledger has the date of each run. A person's signature is"
+                " yours to give.",
+                "card: signature; the ledger",
+            ),
             _open(
-                "3 What is the accuracy for specific persons or groups?",
+                "3 What is the accuracy for specific persons or groups on which it is to be used?",
                 "no metric of a group is computed, since each would tell of its records",
             ),
+            _open(
+                "3 What unintended outcomes, and risks to health, safety, fundamental rights and of discrimination,"
+                " are foreseeable?",
+                "not known to a run",
+            ),
+            _open("4 Are the performance metrics appropriate for this system?", "a judgement about its use"),
         ),
     )
 

@@ -3,7 +3,7 @@
 A week's retraining is delivered to a process of its own, in which the fault begins when a stage does: before the
 first, in each of the five, and after the last, where models are compared. Then the fault ends, and the retraining is
 delivered again until it has ended. What must hold is checked as after a kill; and what the delivery said is a
-sentence, whoever reads it.
+sentence, whoever reads it. `--weeks 52` is a year at one place, with a trouble of its data in each week besides.
 """
 
 import io
@@ -36,9 +36,10 @@ from benchmarks.postgres import server
 from tasks.retraining.delivery import Work, retrain
 from tasks.runs.stage_main import main_of
 from tasks.runs.stages import REFUSED, STAGES, StageFailedError, StageRefusedError
-from tests.soak import kills_check
+from tests.soak import kills_check, troubles
 from tests.soak.kills_child import imported
 from tests.soak.kills_place import PARAMS, Place, make
+from tests.soak.troubles import Trouble
 from tests.soak.year import _inside, _prepare
 from tests.support.wandb_stand_in import standing_in
 
@@ -73,6 +74,7 @@ def deliver(fault: Fault, week: int, moment: str | None, told: Connection) -> No
     os.environ |= {"TMPDIR": str(place.home.parent), "WANDB_API_KEY": "0" * 40}
     tempfile.tempdir = None
     store.PATIENCE_SECONDS = _PATIENCE_SECONDS
+    said: list[str] = []
 
     def stage(name: str, root: Path) -> None:
         if name == moment:
@@ -84,10 +86,10 @@ def deliver(fault: Fault, week: int, moment: str | None, told: Connection) -> No
     try:
         if moment == "before":
             fault.strike()
-        outcome = retrain(Work(place.settings, place.root, stage, lambda _: None), now=place.moment(week))
-        told.send((outcome.kind, outcome.message))
+        outcome = retrain(Work(place.settings, place.root, stage, said.append), now=place.moment(week))
+        told.send((outcome.kind, outcome.message, said))
     except Exception:
-        told.send(("raised", traceback.format_exc()))
+        told.send(("raised", traceback.format_exc(), said))
 
 
 def _stage(name: str, root: Path) -> None:
@@ -112,12 +114,50 @@ def tried(fault: Fault) -> Iterator[dict[str, Any]]:
 
 
 def a_year(faults: list[Fault], weeks: int, draw: random.Random) -> Iterator[dict[str, Any]]:
-    """A row for each week of one place, with a fault at random at a moment at random."""
+    """A row for each week of one place: a trouble, then a fault at random at a moment at random."""
     _delivered(faults[0], 0, None)
+    following = troubles.in_turn(draw)
     for week in range(1, weeks + 1):
-        fault = draw.choice(faults)
+        fault, trouble = draw.choice(faults), following()
         lasts = 1 if fault.lasts == 1 else draw.randint(1, fault.lasts)
-        yield {"week": week} | _under(replace(fault, lasts=lasts), week, draw.choice(fault.moments))
+        begun = _troubled(fault, trouble, week)
+        if trouble.kinds == troubles.ENDED:
+            yield {"week": week} | begun
+            continue
+        row = _under(replace(fault, lasts=lasts), week, draw.choice(fault.moments))
+        both = {"trouble": begun["trouble"], "then": begun["then"]} | row
+        yield {"week": week} | both | {"wrong": "; ".join(filter(None, (begun["wrong"], row["wrong"])))}
+
+
+def _troubled(fault: Fault, trouble: Trouble, week: int) -> dict[str, Any]:
+    """What a delivery said in a trouble, which is mended then, and what is wrong."""
+    place = fault.place
+    place.arrive(week)
+    before = kills_check.rows_of(place)
+    trouble.begin(place, week)
+    params = (place.root / "params.yaml").read_text()
+    kind, words, said = _delivered(fault, week, None)
+    rows = kills_check.rows_of(place)
+    trouble.end(place, week)
+    wrong = kills_check.problems(place, before, rows)
+    charged = {row["run_id"] for row in rows[len(before) :] if row["kind"] == "reserve"}
+    if kind not in trouble.kinds:
+        wrong.append(f"ended as {kind}: {words}")
+    elif trouble.words not in " ".join([*said, words]):
+        wrong.append(f"did not say {trouble.words!r}: {words}")
+    wrong += [] if not _NO_SENTENCE.search(words) else [f"no sentence: {words}"]
+    wrong += [] if (place.root / "params.yaml").read_text() == params else ["params.yaml was changed"]
+    if trouble.kinds == troubles.ENDED:
+        wrong += kills_check.ended_badly(place, rows, week)
+        wrong += [] if len(charged) == 1 else [f"{len(charged)} runs charged"]
+        wrong += [words for run_id in charged for words in troubles.other_recipe(place, run_id)]
+    elif charged:
+        wrong.append(f"{len(charged)} runs charged in a trouble")
+    return {
+        **{"trouble": trouble.name, "then": kind, "fault": "", "from": "", "first": kind},
+        "said": words.replace(f"{place.home.parent}/", ""),
+        **{"lasted": 0, "deliveries": 1, "last": kind, "charged": len(charged), "wrong": "; ".join(wrong)},
+    }
 
 
 def _under(fault: Fault, week: int, moment: str) -> dict[str, Any]:
@@ -135,11 +175,12 @@ def _under(fault: Fault, week: int, moment: str) -> dict[str, Any]:
     wrong = kills_check.problems(fault.place, before, rows)
     wrong += kills_check.ended_badly(fault.place, rows, week)
     wrong += [
-        f"no sentence: {words}" for kind, words in said if kind == "raised" or _NO_SENTENCE.search(words)
+        f"no sentence: {words}" for kind, words, _ in said if kind == "raised" or _NO_SENTENCE.search(words)
     ]
     wrong += [] if said[-1][0] in ("promoted", "kept", "done") else [f"ended as {said[-1]}"]
     charged = {row["run_id"] for row in rows[len(before) :] if row["kind"] == "reserve"}
     wrong += [] if len(charged) == 1 else [f"{len(charged)} runs charged"]
+    wrong += [words for run_id in charged for words in troubles.other_recipe(fault.place, run_id)]
     return {
         "fault": fault.name,
         "from": moment,
@@ -153,18 +194,19 @@ def _under(fault: Fault, week: int, moment: str) -> dict[str, Any]:
     }
 
 
-def _delivered(fault: Fault, week: int, moment: str | None) -> tuple[str, str]:
+def _delivered(fault: Fault, week: int, moment: str | None) -> tuple[str, str, list[str]]:
+    """How the delivery ended, its message, and what it said on the way."""
     fault.place.arrive(week)
     told, child = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=deliver, args=(fault, week, moment, child))
     process.start()
     child.close()
     try:
-        kind, words = told.recv()
+        kind, words, said = told.recv()
     except EOFError:
-        kind, words = "killed", ""
+        kind, words, said = "killed", "", []
     process.join()
-    return kind, words
+    return kind, words, said
 
 
 @contextmanager

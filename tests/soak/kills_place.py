@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,16 @@ RETRAINING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Place:
-    """A checkout, the home of its runs, and the ledger that it charges; dvc: whether its stages are run by DVC."""
+    """A checkout, the home of its runs, and the ledger that it charges.
+
+    dvc: whether its stages are run by DVC. held_back: the numbers of blocks that do not arrive.
+    """
 
     root: Path
     home: Path
     url: str
     dvc: bool = False
+    held_back: set[int] = field(default_factory=set)
 
     @property
     def settings(self) -> Retraining:
@@ -80,7 +84,7 @@ class Place:
         """The blocks that are there in a week."""
         for index in range(week + _FIRST_BLOCKS):
             path = self.root / CARD["blocks"]["path"] / f"w{index:03}.csv"
-            if not path.exists():
+            if index not in self.held_back and not path.exists():
                 drawn = np.random.default_rng(index).integers(0, 101, (_RECORDS, 2))
                 lines = [f"{age},{weight},{'yes' if age > weight else 'no'}" for age, weight in drawn]
                 path.write_text("\n".join(["age,weight,answer", *lines]) + "\n")

@@ -53,9 +53,19 @@ def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
     violated = lines(card, METRICS, AUDIT | {"is_violated": True})
     assert any("refutes its claim" in (line.fact or "") for line in violated)
     # Whether it is lawful, harmless or anonymous is nobody's to say but yours.
-    for words in ("suited to this use", "likelihood of identification", "discriminatory"):
+    for words in ("suited to this use", "likelihood insignificant", "discriminatory"):
         (line,) = [line for line in given if words in line.question]
         assert line.fact is None
+
+
+def test_each_source_has_a_date_and_says_how_near_its_questions_are(tmp_path: Path) -> None:
+    folders, card = run_in(tmp_path)
+    text = html.unescape(page(card, folders.artifacts, tmp_path))
+    for words in ("March 2025. Paraphrased", "17 December 2024. Paraphrased", "13 June 2024. Shortened"):
+        assert words in text
+    # The points of Annex IV on data and accuracy, by their numbers in the Regulation.
+    for point in ("1(a)", "1(c)", "2(a)", "2(b)", "2(c)", "2(d)", "2(g)"):
+        assert f"<td>{point} " in text
 
 
 def test_a_seeded_run_says_first_that_it_is_not_private(tmp_path: Path) -> None:

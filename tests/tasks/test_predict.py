@@ -330,7 +330,7 @@ def test_a_run_whose_card_does_not_hold_is_not_released(artifacts: Path, tmp_pat
 def test_an_export_whose_scores_are_no_numbers_is_not_written(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: float
 ) -> None:
-    def write(_model: Any, inputs: torch.Tensor, path: Path) -> Any:
+    def write(_model: Any, inputs: torch.Tensor, _privacy: str, path: Path) -> Any:
         path.write_text("a model")
         return lambda given: torch.full((len(given), 10), score)
 

@@ -1,0 +1,134 @@
+"""What goes wrong with a week's data, or is done in between, in the year of `tests.soak.faults`.
+
+Each trouble is there for one delivery. Either it is refused or skipped in a sentence that says what to do, and nothing
+is charged until it has ended; or the week is delivered, by its own recipe.
+"""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from algorithms.privacy.ledger import Ledger
+from tests.soak.kills_place import CARD, PARAMS, POPULATION, Place
+
+ENDED = ("promoted", "kept")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Of a week.
+
+    begin, end: make and mend it. kinds: how the delivery may end meanwhile. words: what it then says, in its log or its
+    outcome.
+    """
+
+    name: str
+    begin: Callable[[Place, int], object]
+    end: Callable[[Place, int], object]
+    kinds: tuple[str, ...]
+    words: str
+
+
+def _file(place: Place, index: int) -> Path:
+    return place.root / CARD["blocks"]["path"] / f"w{index:03}.csv"
+
+
+def _newest(week: int) -> int:
+    """The block that a week brings; the one before is charged since the week before."""
+    return week + 2
+
+
+def _take(index_of: Callable[[int], int]) -> Callable[[Place, int], object]:
+    """Takes a block away, which stays away while it is held back."""
+
+    def begin(place: Place, week: int) -> None:
+        place.held_back.add(index_of(week))
+        _file(place, index_of(week)).unlink()
+
+    return begin
+
+
+def _arrive(place: Place, week: int) -> None:
+    place.held_back.clear()
+    place.arrive(week)
+
+
+def _repeat(place: Place, week: int) -> None:
+    shutil.copyfile(_file(place, _newest(week) - 1), _file(place, _newest(week)))
+
+
+def _deliver_right(place: Place, week: int) -> None:
+    _file(place, _newest(week)).unlink()
+    place.arrive(week)
+
+
+def _correct(place: Place, week: int) -> None:
+    with _file(place, _newest(week) - 1).open("a") as file:
+        file.write("33,44,no\n")
+
+
+def _restore(place: Place, week: int) -> None:
+    path = _file(place, _newest(week) - 1)
+    path.write_text(path.read_text().removesuffix("33,44,no\n"))
+
+
+def _overrule(place: Place, week: int) -> None:
+    Ledger.open(place.url).overrule(POPULATION, f"w{_newest(week) - 1:03}", by="the owner")
+
+
+def _choose_other_settings(place: Place, week: int) -> None:
+    """As a run of somebody else leaves params.yaml, of another recipe and another data set."""
+    algorithm = PARAMS["algorithm"] | {"steps": 2 + week, "update": {"learning_rate": 0.001}}
+    yaml = YAML(typ="safe", pure=True)
+    yaml.dump(CARD | {"name": "others", "population": "others"}, place.root / "data/cards/others.yaml")
+    yaml.dump(
+        PARAMS | {"algorithm": algorithm, "data": {"dataset": "others"}, "model": {"name": "softmax"}},
+        place.root / "params.yaml",
+    )
+
+
+def _nothing(_place: Place, _week: int) -> None:
+    return None
+
+
+TROUBLES = (
+    Trouble("none", _nothing, _nothing, ENDED, ""),
+    Trouble("another run in between", _choose_other_settings, _nothing, ENDED, ""),
+    Trouble(
+        "a charged block is gone", _take(lambda week: _newest(week) - 2), _arrive, ENDED, "are not there"
+    ),
+    Trouble("the block is late", _take(_newest), _arrive, ("skipped",), "no retraining in"),
+    Trouble(
+        "the block is one of before", _repeat, _deliver_right, ("refused",), "epsilonflow ledger overrule"
+    ),
+    Trouble("a charged block is changed", _correct, _restore, ("refused",), "does not hold the records"),
+    Trouble("a charged block is corrected", _correct, _overrule, ("refused",), "epsilonflow ledger overrule"),
+)
+
+
+def in_turn(draw: random.Random) -> Callable[[], Trouble]:
+    """Troubles in an order of chance, each as often as the others."""
+    waiting: list[Trouble] = []
+
+    def following() -> Trouble:
+        if not waiting:
+            waiting.extend(draw.sample(TROUBLES, len(TROUBLES)))
+        return waiting.pop()
+
+    return following
+
+
+def other_recipe(place: Place, run_id: str) -> list[str]:
+    """What is wrong with the recipe of a model, in sentences."""
+    path = place.registry / run_id / "plan.json"
+    if not path.is_file():
+        return []
+    plan = json.loads(path.read_text())
+    planned = (plan["dataset"], plan["model"]["name"], plan["steps"])
+    own = (POPULATION, PARAMS["model"]["name"], PARAMS["algorithm"]["steps"])
+    return [] if planned == own else [f"a model by another recipe: {planned}"]
