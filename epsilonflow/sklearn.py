@@ -6,7 +6,7 @@ declared here, since reading it would tell of single records: bounds of numbers,
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -28,6 +28,7 @@ from sklearn.utils.validation import (
 from algorithms.errors import RefusedError
 from algorithms.fitting import Fitted
 from algorithms.fitting import fit as train
+from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
@@ -65,6 +66,13 @@ FORBIDDEN_CHECKS: dict[str, str] = {
     "check_regressors_train": _SCORE,
 }
 """The checks of scikit-learn's `check_estimator` that privacy forbids to pass, and why."""
+
+
+_LOSSES: Mapping[str, Callable[[float], Any]] = {
+    "squared_error": lambda _: "mse_loss",
+    "poisson": lambda _: CountLoss(),
+    "quantile": QuantileLoss,
+}
 
 
 class PrivacyCostWarning(UserWarning):
@@ -136,7 +144,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         encoding = encoding_of_bounds(self.bounds, numbers.shape[1]) if reset else self.encoding_
         return encoding, pd.DataFrame(numbers, columns=[str(k) for k in range(numbers.shape[1])])
 
-    def _fit(self, X: Any, target: NDArray[Any], outputs: int, loss: str) -> Self:
+    def _fit(self, X: Any, target: NDArray[Any], outputs: int, loss: Any) -> Self:
         """Train on a checked target and remember the cost."""
         encoding, table = self._encode(X, reset=True)
         assert isinstance(encoding, TableEncoding)
@@ -316,6 +324,8 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     Args:
         target_bounds: (low, high) of the target, to which it and predictions are clamped; from what you know without
             looking. A data card as `schema` may declare them instead.
+        loss: "squared_error" for the mean, "poisson" for the mean of counts, "quantile" for a quantile.
+        quantile: Its level.
 
     The other arguments and the attributes are those of `DPClassifier`.
 
@@ -338,6 +348,8 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         schema: Any = None,
         bounds: Any = None,
         target_bounds: tuple[float, float] | None = None,
+        loss: str = "squared_error",
+        quantile: float = 0.5,
         steps: int = 100,
         method: Any = None,
         dataset: str = "in_memory",
@@ -352,6 +364,8 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         self.schema = schema
         self.bounds = bounds
         self.target_bounds = target_bounds
+        self.loss = loss
+        self.quantile = quantile
         self.steps = steps
         self.method = method
         self.dataset = dataset
@@ -375,7 +389,19 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         if not np.isfinite(numbers).all():
             raise RefusedError("y contains NaN or infinity; leave these records out.")
         self.target_ = self._declared_target()
-        return self._fit(X, self.target_.scale(numbers), 1, "mse_loss")
+        return self._fit(X, self.target_.scale(numbers), 1, _LOSSES[self._check_loss()](self.quantile))
+
+    def _check_loss(self) -> str:
+        """The loss; raises RefusedError for another name, or a target that does not fit it."""
+        if self.loss not in _LOSSES:
+            raise RefusedError(f"the loss is {self.loss!r}; choose one of {', '.join(_LOSSES)}.")
+        if self.loss == "quantile" and not 0.0 < self.quantile < 1.0:
+            raise RefusedError(f"quantile is {self.quantile!r}; give a number between 0 and 1, such as 0.9.")
+        if self.loss == "poisson" and self.target_.bounds[0] != 0.0:
+            raise RefusedError(
+                "the Poisson loss is of counts, which begin at 0; give target_bounds=(0, high)."
+            )
+        return str(self.loss)
 
     def _declared_target(self) -> Number:
         if self.target_bounds is None and self.schema is not None and not isinstance(self.schema, dict):
@@ -398,7 +424,10 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The predicted number of each row, within the target's bounds."""
         check_is_fitted(self, "result_")
-        return self.target_.in_units(self._outputs(X)[:, 0])
+        outputs = self._outputs(X)
+        if self.loss == "poisson" and isinstance(self.result_, Fitted):  # of `load`, they are scores already
+            outputs = CountLoss().scores(torch.from_numpy(outputs)).numpy()
+        return self.target_.in_units(outputs[:, 0])
 
 
 def load(path: str | Path) -> DPClassifier | DPRegressor:
@@ -421,9 +450,8 @@ def load(path: str | Path) -> DPClassifier | DPRegressor:
     model = load_model(path)
     encoding = encoding_of_model(model)
     estimator: DPClassifier | DPRegressor
-    if model.predicts == "number":
-        target = target_in(model.facts)
-        assert isinstance(target, Number)
+    target = target_in(model.facts)
+    if isinstance(target, Number):
         estimator = DPRegressor(schema=encoding)
         estimator.target_ = target
     elif model.predicts == "class" and model.facts.get("model") not in MARGINS:

@@ -34,6 +34,7 @@ from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
 from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
+from data.targets import level_of
 from tasks.config import home, params
 from tasks.config.params import Params
 from tasks.held_out_cells import histogram_of
@@ -83,6 +84,7 @@ def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
         words_sha256=public.words_sha256,
         padding=public.padding,
         predicts=public.label_type.kind,
+        level=level_of(public.label_type),
         settings=chosen.own_settings,
     )
     if chosen.class_weights is not None:

@@ -42,7 +42,7 @@ from algorithms.models.saved import load_model as load_model
 from data import DatasetInfo
 from data.files import read_json
 from data.prepared import HeldOut, load_held_out
-from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
+from data.targets import IGNORED, Count, Labels, LabelType, NextToken, Number, Quantile, Tags
 from tasks.config import home
 from tasks.config.own_code import named_code
 from tasks.csv_files import write_csv
@@ -111,7 +111,11 @@ def _pairs(
 
 def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.metrics`."""
-    if isinstance(label_type, Number):
+    if isinstance(label_type, Count):
+        metrics = _of_counts(label_type, evaluation, labels)
+    elif isinstance(label_type, Quantile):
+        metrics = _of_quantiles(label_type, evaluation, labels)
+    elif isinstance(label_type, Number):
         metrics = _of_numbers(label_type, evaluation, labels)
     elif isinstance(label_type, Labels):
         metrics = _of_labels(label_type, evaluation, labels)
@@ -174,6 +178,54 @@ def _of_numbers(label_type: Number, evaluation: Evaluation, labels: NDArray[Any]
         "test_rmse": squared**0.5,
         "test_mae": float(np.abs(predicted - real).mean()),
         "mean_rmse": spread**0.5,
+    }
+
+
+def _of_counts(label_type: Count, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """The mean Poisson deviance of predicted rates, beside the errors of a number.
+
+    test_d2: the share of the deviance that the model explains, 0 for always predicting the mean of these records, whose
+    deviance is mean_deviance.
+    """
+    real, rates = (label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
+    deviance, alone = poisson_deviance(real, rates), poisson_deviance(real, np.full_like(real, real.mean()))
+    errors = _of_numbers(label_type, evaluation, labels)
+    return {
+        "test_d2": 1.0 - deviance / alone if alone > 0 else 0.0,
+        "test_deviance": deviance,
+        "mean_deviance": alone,
+    } | {name: errors[name] for name in ("test_rmse", "test_mae", "mean_rmse")}
+
+
+def poisson_deviance(counts: NDArray[np.float64], rates: NDArray[np.float64]) -> float:
+    """2 (y log(y / r) - y + r), averaged over records; rates of almost 0 count as a millionth of the largest count."""
+    rates = np.maximum(rates, 1e-6 * max(1.0, float(counts.max(initial=0.0))))
+    logs = np.zeros_like(counts)
+    np.log(counts / rates, where=counts > 0, out=logs)
+    return float(2.0 * np.mean(counts * logs - counts + rates))
+
+
+def _of_quantiles(label_type: Quantile, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """The mean pinball loss of a predicted quantile, in its own units, and the share of records at or below it.
+
+    test_pinball_explained: the share of the loss that the model saves (R1 of Koenker and Machado 1999), 0 for always
+    predicting this quantile of these records, whose loss is constant_pinball_loss.
+    """
+    real, predicted = (
+        label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
+    )
+    level = label_type.quantile
+
+    def loss(of: NDArray[np.float64]) -> float:
+        return float(np.maximum(level * (real - of), (level - 1.0) * (real - of)).mean())
+
+    found, alone = loss(predicted), loss(np.full_like(real, np.quantile(real, level, method="inverted_cdf")))
+    return {
+        "test_pinball_explained": 1.0 - found / alone if alone > 0 else 0.0,
+        "test_pinball_loss": found,
+        "constant_pinball_loss": alone,
+        "test_coverage": float((real <= predicted).mean()),
+        "level": level,
     }
 
 

@@ -171,7 +171,7 @@ def _huggingface(
     folder.mkdir()
     # the model's facts, from which the network is rebuilt by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
-    names = model.classes or (("number",) if model.predicts == "number" else ())
+    names = model.classes or (("number",) if "bounds" in (model.target or {}) else ())
     if names:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: place for place, name in enumerate(names)}

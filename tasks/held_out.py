@@ -13,7 +13,7 @@ from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
 from data.description import DatasetInfo
 from data.prepared import HeldOut
-from data.targets import IGNORED, LabelType, Tags
+from data.targets import IGNORED, LabelType, Number, Quantile, Tags
 
 _BATCH = 1024
 MAX_OUTPUTS = 2**24
@@ -61,7 +61,8 @@ def predictions(label_type: LabelType, scores: Tensor) -> Tensor:
 def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tensor:
     """Score the model's output for each record from 0 to 1, from that record alone: shape [batch].
 
-    A class scores 1 if it is right. A number scores 1 minus the squared error in [-1, 1], at least 0. Labels score the
+    A class scores 1 if it is right. A number scores 1 minus the squared error in [-1, 1], at least 0; a
+    quantile 1 minus the pinball loss over its largest value. Labels score the
     F1 within the record, and tags the F1 within the record without the outside tag; if there are none and none was
     predicted, the score is 1. A text scores the share of next tokens that were ranked first.
 
@@ -75,7 +76,11 @@ def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tens
         >>> record_scores(Labels(labels=("a", "b")), torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.6667])
     """
-    if label_type.kind == "number":
+    if isinstance(label_type, Quantile):
+        above = labels - scores[:, 0].clamp(-1.0, 1.0)
+        pinball = torch.maximum(label_type.quantile * above, (label_type.quantile - 1.0) * above)
+        return 1.0 - pinball / (2.0 * max(label_type.quantile, 1.0 - label_type.quantile))
+    if isinstance(label_type, Number):
         return 1.0 - (scores[:, 0].clamp(-1.0, 1.0) - labels).square().clamp(max=1.0)
     if label_type.kind == "class":
         return (scores.argmax(dim=-1) == labels).float()

@@ -37,7 +37,7 @@ def histogram_of(
     compared: bool = False,
 ) -> HistogramSpec:
     """The histogram to release for a target; raises RefusedError if it would have too many cells, or no such halves."""
-    kinds: dict[str, Kind] = {"class": "classes", "number": "number"}
+    kinds: dict[str, Kind] = {"class": "classes", "number": "number", "count": "number"}
     kind = kinds.get(label_type.kind, "score")
     classes = len(label_type.names) if kind == "classes" else 1
     try:

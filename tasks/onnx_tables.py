@@ -348,7 +348,7 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
     table, preparation = table_of(model), model.preparation or {}
     if table is not None:
         whole = prepend(whole, table)
-    if model.predicts in ("class", "number", "labels"):
+    if isinstance(target, Number) or model.predicts in ("class", "labels"):
         whole = append_answers(
             whole,
             classes=model.classes,

@@ -102,17 +102,18 @@ def build(
     words_sha256: str | None = None,
     padding: int = 0,
     predicts: str | None = None,
+    level: float = 0.5,
     settings: Mapping[str, Any] | None = None,
 ) -> Model:
     """Build the named model for an input shape and a number of classes; `seed` decides its random start.
 
-    predicts: class, number, labels, next token or tags; by default a class, or a number if classes is 1. precision:
-    float32 or bfloat16. tokens: size of the vocabulary if records are tokens. words_sha256: of the vocabulary, for word
-    vectors from a file. padding: the entry that pads a text. settings: of the model. Raises ModelRefusedError for an
-    unknown name or setting, and for a model that does not fit the data.
+    predicts: class, number, count, quantile, labels, next token or tags; by default a class, or a number if classes is
+    1. level: of a quantile. precision: float32 or bfloat16. tokens: size of the vocabulary if records are tokens.
+    words_sha256: of the vocabulary, for word vectors from a file. padding: the entry that pads a text. settings: of the
+    model. Raises ModelRefusedError for an unknown name or setting, and for a model that does not fit the data.
     """
     predicts = predicts or ("number" if classes == 1 else "class")
-    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts)
+    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts, level)
     if is_own(name):
         return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
     if name not in CATALOGUE:

@@ -146,7 +146,7 @@ class ModelSpec:
     input_shape: of one record. classes: the number of outputs, 1 for the prediction of a number. tokens: size of the
     vocabulary, including padding and unknown words; None for real-valued features. words_sha256: of the vocabulary
     file, with one word per line from entry 2 on; None if the data do not state it. padding: the entry that pads a text.
-    predicts: class, number, labels, next token or tags.
+    predicts: class, number, count, quantile, labels, next token or tags. level: of a quantile.
     """
 
     input_shape: tuple[int, ...]
@@ -155,6 +155,7 @@ class ModelSpec:
     words_sha256: str | None = None
     padding: int = 0
     predicts: str = "class"
+    level: float = 0.5
 
 
 class Settings(BaseModel):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.models.model import LossBounds, Model, ModelSpec
+from algorithms.models.number_losses import CountLoss, QuantileLoss
 
 MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, not log-odds."""
@@ -78,12 +79,24 @@ def classifier(name: str, module: nn.Module, notes: tuple[str, ...] = ()) -> Mod
 
 @dataclass(frozen=True)
 class Objective:
-    """losses: as in `Model`. bounds: from the number of outputs. of_tokens: whether each token has a label."""
+    """losses, scores: as in `Model`, None for the model's own scores. bounds: from the number of outputs. of_tokens:
+    whether each token has a label."""
 
     losses: Callable[[Tensor, Tensor], Tensor]
     bounds: Callable[[int], LossBounds | None]
     label_dtype: torch.dtype = torch.int64
     of_tokens: bool = False
+    scores: Callable[[Tensor], Tensor] | None = None
+
+
+def _of_quantile(level: float) -> Objective:
+    loss = QuantileLoss(level)
+    bounds = LossBounds(slope=loss.slope, curvature=loss.curvature, least=0.0)
+    return Objective(loss, lambda _: bounds, torch.float32, scores=loss.scores)
+
+
+_COUNT = CountLoss()
+POISSON = LossBounds(slope=math.inf, curvature=_COUNT.curvature, least=0.0)
 
 
 def _of_labels(count: int) -> LossBounds:
@@ -93,6 +106,8 @@ def _of_labels(count: int) -> LossBounds:
 
 OBJECTIVES: Mapping[str, Objective] = {
     "number": Objective(squared_error, lambda _: SQUARED, torch.float32),
+    "count": Objective(_COUNT, lambda _: POISSON, torch.float32, scores=_COUNT.scores),
+    "quantile": _of_quantile(0.5),
     "labels": Objective(binary_cross_entropy, _of_labels, torch.float32),
     "next token": Objective(next_token, lambda _: None, of_tokens=True),
     "tags": Objective(token_cross_entropy, lambda _: None, of_tokens=True),
@@ -121,9 +136,10 @@ def predicting(model: Model, given: ModelSpec) -> Model:
     """Turn a model for classes into one for the data's target; a loss of the model's own is kept."""
     if given.predicts == "class":
         return model
-    found = OBJECTIVES[given.predicts]
+    found = _of_quantile(given.level) if given.predicts == "quantile" else OBJECTIVES[given.predicts]
     shape = given.input_shape if found.of_tokens else (given.classes,) if given.predicts == "labels" else ()
     model = replace(model, label_shape=shape, label_dtype=found.label_dtype)
     if model.losses is not cross_entropy:
         return model
-    return replace(model, losses=found.losses, bounds=found.bounds(given.classes))
+    scores = found.scores or model.scores
+    return replace(model, losses=found.losses, scores=scores, bounds=found.bounds(given.classes))

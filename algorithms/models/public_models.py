@@ -101,7 +101,10 @@ _PEFT = {
     "language-modelling": "CAUSAL_LM",
 }
 """PEFT's names of the tasks."""
-_PROBLEMS = {"labels": "multi_label_classification", "number": "regression"}
+_PROBLEMS = {
+    "labels": "multi_label_classification",
+    **dict.fromkeys(("number", "count", "quantile"), "regression"),
+}
 """A sequence classifier's `problem_type` for targets other than classes."""
 
 

@@ -193,6 +193,7 @@ def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) 
         tokens=facts.get("tokens"),
         padding=facts.get("padding", 0),
         predicts=facts.get("predicts"),
+        level=(facts.get("target") or {}).get("quantile", 0.5),
         settings=settings,
     )
     if cells is not None:

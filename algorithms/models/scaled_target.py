@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models.model import Model
+from algorithms.models.number_losses import CountLoss, QuantileLoss
 
 
 class TargetScaling(nn.Module):
@@ -58,4 +59,6 @@ def predicted_number(outputs: Tensor) -> Tensor:
 def behind_scaling(scaling: TargetScaling, model: Model) -> Model:
     """The model of a number, trained and read on its own scale."""
     module = ScaledTarget(OrderedDict(features=scaling, model=model.module))
+    if isinstance(model.losses, CountLoss | QuantileLoss):  # which take the centre and the scale themselves
+        return replace(model, module=module)
     return replace(model, module=module, losses=scaled_squared_error, scores=predicted_number)

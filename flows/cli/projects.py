@@ -71,9 +71,9 @@ def check_data(
 
 
 _OPTIONS = {
-    "a table": ("from", "label"),
+    "a table": ("from", "label", "counts", "quantile"),
     "images": ("classes", "size", "encoder"),
-    "texts": ("label", "classes", "bounds", "tags", "next-token", "encoder"),
+    "texts": ("label", "classes", "bounds", "counts", "quantile", "tags", "next-token", "encoder"),
 }
 """What `init` takes for each kind of records, beside what it takes for all."""
 
@@ -144,6 +144,13 @@ def init(
     bounds: Annotated[
         str, typer.Option(help="Predict a number from texts, between LOW,HIGH, instead of classes.")
     ] = "",
+    counts: Annotated[
+        bool,
+        typer.Option("--counts", help="The number to predict is a count: its mean, by the Poisson loss."),
+    ] = False,
+    quantile: Annotated[
+        float | None, typer.Option(help="Predict this quantile of the number, such as 0.9, not its mean.")
+    ] = None,
     tags: Annotated[
         str, typer.Option(help="Predict a tag for each word of a text, instead of classes: O,B-PER,I-PER.")
     ] = "",
@@ -176,6 +183,8 @@ def init(
         columns=columns,
         classes=classes,
         bounds=bounds,
+        counts=counts,
+        quantile=quantile,
         tags=tags,
         next_token=next_token,
         encoder=encoder,
@@ -216,6 +225,8 @@ class _Options:
     columns: str
     classes: str
     bounds: str
+    counts: bool
+    quantile: float | None
     tags: str
     next_token: bool
     encoder: str | None
@@ -259,6 +270,8 @@ class _Options:
             "size": self.size,
             "classes": self.classes,
             "bounds": self.bounds,
+            "counts": self.counts,
+            "quantile": self.quantile,
             "tags": self.tags,
             "next-token": self.next_token,
             "encoder": self.encoder,
@@ -320,6 +333,7 @@ def _declare_texts(
         tags=_split_list(options.tags),
         next_token=options.next_token,
     )
+    target = project.of_number(target, counts=options.counts, quantile=options.quantile)
     person = _person_of(talk, options, header, [*columns, *labels])
     return project.of_texts(
         name, file, columns, labels, target, max_records, encoder=encoder, **options.for_all_kinds, **person
@@ -335,6 +349,7 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
     else:
         columns, classes = _columns_asked(talk, header, options.person)
         target = project.target_keys(classes=classes)
+    target = project.of_number(target, counts=options.counts, quantile=options.quantile)
     max_records = options.at_most or _number_asked(talk)
     taken = [column["name"] for column in columns if column["kind"] != "ignored"]
     person = _person_of(talk, options, header, taken)

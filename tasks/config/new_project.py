@@ -259,6 +259,26 @@ def target_keys(
     return {"classes": list(classes)}
 
 
+def of_number(predicts: Mapping[str, Any], *, counts: bool, quantile: float | None) -> dict[str, Any]:
+    """The keys of a card for a number's mean, for that of counts, or for a quantile.
+
+    Raises ParamsRefusedError where no number is predicted, or both are asked for.
+    """
+    if not counts and quantile is None:
+        return dict(predicts)
+    if counts and quantile is not None:
+        raise ParamsRefusedError(
+            "--counts is for the mean of counts, and --quantile for a quantile; give one."
+        )
+    if "bounds" not in predicts.get("target", {}):
+        raise ParamsRefusedError(
+            f"--{'counts' if counts else 'quantile'} is for a number to predict, with bounds; leave it out."
+        )
+    if quantile is not None and not 0 < quantile < 1:
+        raise ParamsRefusedError(f"--quantile is {quantile:g}; give a number between 0 and 1, such as 0.9.")
+    return {"target": predicts["target"] | ({"counts": True} if counts else {"quantile": quantile})}
+
+
 def _column(one: Mapping[str, Any], path: Path, label: Sequence[str], person: str | None) -> dict[str, Any]:
     name, limits = one["name"], one.get("constraints", {})
     if name in label:

@@ -24,6 +24,7 @@ from data.card import DataCard, DataRefusedError, Records, data_card
 from data.description import cells_of, feature_norms
 from data.documents import DocumentError, load_yaml
 from data.files import write_text
+from data.targets import Number, level_of
 from tasks.config import params
 from tasks.config.params import Model, Params, ParamsRefusedError
 
@@ -87,7 +88,7 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
             settings["sampling_rate"], float(f"{_MAX_BATCH / card.records.at_most:.2g}")
         )
     settings = _with_learning_rate(settings, card, model, epsilon)
-    if "noise_limit" in settings.get("update", {}) and card.label_type.kind == "number":
+    if "noise_limit" in settings.get("update", {}) and isinstance(card.label_type, Number):
         return Recipe(model, settings, features=_target_scale(epsilon))
     return Recipe(model, settings)
 
@@ -118,7 +119,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         rate = np.interp(
             math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
         )
-        if entry["model"] == "unit_linear" and card.label_type.kind == "number":
+        if entry["model"] == "unit_linear" and isinstance(card.label_type, Number):
             norm = math.hypot(1.0, UnitSettings().bias)
             momentum = settings.get("update", {}).get("momentum", 0.0)
             rate = np.minimum(rate, stable_rate(SQUARED, norm, momentum))
@@ -145,7 +146,7 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     falls = advised.settings.get("update", {}).get("schedule") != "constant"
     stays = "" if falls else f", at most {_MAX_RATE:g}, at which it stays"
     stable = ""
-    if kind == "tables" and card.label_type.kind == "number":
+    if kind == "tables" and isinstance(card.label_type, Number):
         stable = ", and at most half of the rate at which the squared error could diverge"
     predicted = f"the target of {card.target.kind}" if card.target else f"{len(card.classes)} classes"
     return {
@@ -169,10 +170,13 @@ def _target_scale(epsilon: float) -> dict[str, Any]:
 def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, str]:
     cells = cells_of(card)
     assert cells is not None
-    limit = _NOISE_OF_A_NUMBER if card.label_type.kind == "number" else _NOISE_OF_ALL_STEPS
-    loss = {"number": "the squared error", "labels": "the loss of the labels"}.get(
-        card.label_type.kind, "the loss"
-    )
+    limit = _NOISE_OF_A_NUMBER if isinstance(card.label_type, Number) else _NOISE_OF_ALL_STEPS
+    loss = {
+        "number": "the squared error",
+        "count": "the Poisson loss",
+        "quantile": "the rounded pinball loss",
+        "labels": "the loss of the labels",
+    }.get(card.label_type.kind, "the loss")
     return {
         "model": f"a number for each of the table's {cells.total:,} cells, of which a row activates {len(cells.sizes)}",
         "batch size" if has_batch else "sampling rate": f"{size}: larger ones gain little and cost time",
@@ -243,15 +247,19 @@ def _with_learning_rate(
         seed=0,
         tokens=card.tokens,
         predicts=card.label_type.kind,
+        level=level_of(card.label_type),
     )
     if cells is not None:
+        if card.label_type.kind == "labels" and made.bounds is not None and "clip_norm" in settings:
+            # Gradients are no longer than the slope of their mean loss, and noise is drawn for the clip norm.
+            settings = settings | {"clip_norm": float(f"{made.bounds.slope:.4g}")}
         rate = stable_rate(made.bounds, cells.norms[1], momentum)
         if "noise_limit" not in update:  # of a method that cannot keep to it by the noise that it plans
             of_a_step = _NOISE_OF_A_STEP * settings.get("clip_norm", 1.0) / (records * epsilon)
             moved = of_a_step * math.sqrt(settings.get("steps", 300) / 3.0) / (1.0 - momentum)
             rate = min(rate, _NOISE_OF_ALL_STEPS / moved)
         update = update | {"learning_rate": float(f"{rate:.2g}")}
-        if "noise_limit" in update and card.label_type.kind == "number":
+        if "noise_limit" in update and isinstance(card.label_type, Number):
             update["noise_limit"] = _NOISE_OF_A_NUMBER
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)

@@ -375,6 +375,13 @@ def verdict_on_number(r2: float) -> str:
     return f"{how} always naming the mean"
 
 
+_NUMBER_CAPTIONS = (
+    "Predictions that are in the interval of the real number, by that interval; in brackets how many held-out records"
+    " it has.",
+    "Real against predicted numbers, by ten equal intervals. On the diagonal both are in one.",
+)
+
+
 def _number_rows(metrics: Metrics) -> Rows:
     return [
         ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
@@ -395,11 +402,67 @@ def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f" {rmse:.4g} (root mean squared) and {mae:.4g} (on average); always naming the mean of these records is off by"
         f" {mean:.4g} (root mean squared).",
         None if r2 > 0 else f"The model is {verdict_on_number(r2)}.",
+        _NUMBER_CAPTIONS,
+    )
+
+
+def _count_rows(metrics: Metrics) -> Rows:
+    return [
+        ("deviance explained (D2)", f"{metrics['test_d2']:.2%}"),
+        ("mean Poisson deviance", f"{metrics['test_deviance']:.4g}"),
+        ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
         (
-            "Predictions that are in the interval of the real number, by that interval; in brackets how many held-out"
-            " records it has.",
-            "Real against predicted numbers, by ten equal intervals. On the diagonal both are in one.",
+            "mean Poisson deviance of the mean",
+            f"{metrics['mean_deviance']:.4g}: the model is {verdict_on_number(metrics['test_d2'])}",
         ),
+    ]
+
+
+def _count_text(metrics: Metrics, records: int, _: float) -> ReportText:
+    d2, deviance, alone = (metrics[name] for name in ("test_d2", "test_deviance", "mean_deviance"))
+    return ReportText(
+        percent(d2),
+        f"of the Poisson deviance explained (D2) on {records:,} records it never saw; always naming their mean:"
+        " 0 %",
+        f"On {records:,} held-out records the model explains <b>{percent(d2)}</b> of the Poisson deviance (D2): its"
+        f" mean is {deviance:.4g}, and {alone:.4g} for always naming the mean of these records. The predicted mean of a"
+        f" count is off by {metrics['test_rmse']:.4g} (root mean squared), that of all records by"
+        f" {metrics['mean_rmse']:.4g}.",
+        None if d2 > 0 else f"The model is {verdict_on_number(d2)}.",
+        _NUMBER_CAPTIONS,
+    )
+
+
+def verdict_on_quantile(explained: float) -> str:
+    """How a model compares with always naming the quantile of the held-out records, which explains 0."""
+    how = "better than" if explained > 0 else "no better than" if explained == 0 else "worse than"
+    return f"{how} always naming the quantile of all records"
+
+
+def _quantile_rows(metrics: Metrics) -> Rows:
+    explained = metrics["test_pinball_explained"]
+    return [
+        ("pinball loss explained (R1)", f"{explained:.2%}"),
+        ("mean pinball loss", f"{metrics['test_pinball_loss']:.4g}"),
+        ("records at or below their quantile", f"{metrics['test_coverage']:.2%} of {metrics['level']:.2%}"),
+        (
+            "mean pinball loss of the quantile of all records",
+            f"{metrics['constant_pinball_loss']:.4g}: the model is {verdict_on_quantile(explained)}",
+        ),
+    ]
+
+
+def _quantile_text(metrics: Metrics, records: int, _: float) -> ReportText:
+    explained, loss = metrics["test_pinball_explained"], metrics["test_pinball_loss"]
+    return ReportText(
+        percent(explained),
+        f"of the pinball loss explained (R1) on {records:,} records it never saw; always naming their quantile: 0 %",
+        f"On {records:,} held-out records the model explains <b>{percent(explained)}</b> of the pinball loss (R1): its"
+        f" mean is {loss:.4g}, and {metrics['constant_pinball_loss']:.4g} for always naming the quantile of these"
+        f" records. {percent(metrics['test_coverage'])} of the records are at or below their predicted quantile, where"
+        f" {percent(metrics['level'])} should be.",
+        None if explained > 0 else f"The model is {verdict_on_quantile(explained)}.",
+        _NUMBER_CAPTIONS,
     )
 
 
@@ -513,6 +576,22 @@ _TAGS = ("test_token_f1", "test_token_accuracy", "majority_accuracy")
 _KINDS: Mapping[Kind | Literal["entities"], _MetricKind] = {
     "class": _MetricKind(("test_accuracy",), _class_rows, _class_text),
     "number": _MetricKind(("test_r2", "test_rmse", "test_mae", "mean_rmse"), _number_rows, _number_text),
+    "count": _MetricKind(
+        ("test_d2", "test_deviance", "mean_deviance", "test_rmse", "test_mae", "mean_rmse"),
+        _count_rows,
+        _count_text,
+    ),
+    "quantile": _MetricKind(
+        (
+            "test_pinball_explained",
+            "test_pinball_loss",
+            "constant_pinball_loss",
+            "test_coverage",
+            "level",
+        ),
+        _quantile_rows,
+        _quantile_text,
+    ),
     "labels": _MetricKind(
         (
             "test_micro_f1",
