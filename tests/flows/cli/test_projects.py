@@ -611,7 +611,10 @@ def test_links_that_cannot_be_followed_are_refused(tmp_path: Path, name: str, ta
     [
         (["--unit", ""], "no data card can be made of what was declared (key unit: String should"),
         (["--cap", "nan"], "declared (key cap.epsilon: Input should be a finite number); change that."),
-        (["--classes", "no,yes"], "--classes is not for a table, which takes --from, --label, --counts, --quantile; leave it out."),
+        (
+            ["--classes", "no,yes"],
+            "--classes is not for a table, which takes --from, --label, --counts, --quantile; leave it out.",
+        ),
         (["--images", "photos"], "--from is not for images"),
     ],
 )
