@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.learned_features import Features
+from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict, from_registry
 from algorithms.errors import RefusedError
@@ -265,7 +265,7 @@ def _head_of(model: Model) -> tuple[str, int]:
     return matrices[0], model.shapes[matrices[0]][0]
 
 
-FEATURES: dict[str, type[Features]] = {
+FEATURES: dict[str, type[FeatureLearner]] = {
     "whitened": Whitened,
     "principal_components": PrincipalComponents,
     "standardised": Standardised,
@@ -274,6 +274,6 @@ FEATURES: dict[str, type[Features]] = {
 }
 
 
-def from_settings(settings: Mapping[str, Any]) -> Features:
+def from_settings(settings: Mapping[str, Any]) -> FeatureLearner:
     """The features that `settings` name under "name", with the other keys as their settings; see `from_registry`."""
     return from_registry(settings, FEATURES, "kind of features", needs=("releases", "learn", "module"))

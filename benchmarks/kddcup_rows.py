@@ -28,9 +28,9 @@ from algorithms.core import training
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import DataCard, dataset_info, prepared
-from data.card import File, Split, data_card
+from data.card import File, SplitRule, data_card
 from data.formats import Categorical, Column, Csv, Label, Numeric
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.reading import read
 from tasks.calibrate import model_for, plan_for
 from tasks.config import params
@@ -119,7 +119,7 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             settings.algorithm,
             plan_for(settings, data.public),
             model_for(settings, data.public),
-            open_records=lambda: Records(data.train_features, data.train_labels),
+            open_records=lambda: RecordBatch(data.train_features, data.train_labels),
             generator=seeded_generator(0),
             run_id="rows",
             folder=folder,
@@ -138,7 +138,7 @@ def _with_a_split(card: DataCard, path: Path, records: int) -> DataCard:
         update={
             "files": {"train": File(path=os.path.relpath(path), sha256=checksum)},
             "records": card.records.model_copy(update={"train": None, "test": None, "at_most": records}),
-            "split": Split(salt="rows", test_fraction=0.05),
+            "split": SplitRule(salt="rows", test_fraction=0.05),
         }
     )
 

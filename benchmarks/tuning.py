@@ -24,8 +24,8 @@ from tasks import prepare
 from tasks.calibrate import calibrate
 from tasks.config import data_mirror, params
 from tasks.config.overrides import recipe
-from tasks.tuning import READS, Draw, Objective, SearchPlan, Tuning, candidates, plan_search
-from tasks.tuning.search import Trial
+from tasks.tuning import READS, Draw, SearchObjective, SearchPlan, Tuning, candidates, plan_search
+from tasks.tuning.search import SearchTrial
 
 What = Literal["recipe", "advised", "tuned", "best of the grid for free"]
 _COLUMNS = ("set", "epsilon", "seed", "what", "accuracy", "trial_epsilon", "trials")
@@ -102,7 +102,9 @@ class Job:
         with tempfile.TemporaryDirectory(dir=work) as folder:
             place, prepared = Path(folder) / "trial", work / self.dataset
             secrets = contents(prepared), key, False
-            Trial(document, plan, Objective(), prepared, public, *secrets, "measured", place).run()
+            SearchTrial(
+                document, plan, SearchObjective(), prepared, public, *secrets, "measured", place
+            ).run()
             return float(json.loads((place / "score.json").read_text()))
 
 

@@ -26,9 +26,9 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import dataset_info
 from data.card import DataCard, data_card
-from data.card import Records as Numbers
+from data.card import RecordCounts as Numbers
 from data.prepared import HeldOut
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.calibrate import model_for, plan_for
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -152,7 +152,7 @@ def accuracy(
             chosen.algorithm,
             plan,
             model_for(chosen, public),
-            open_records=lambda: Records(made.features[:n], made.labels[:n]),
+            open_records=lambda: RecordBatch(made.features[:n], made.labels[:n]),
             generator=seeded_generator(seed),
             run_id="study",
             folder=Path(os.devnull),

@@ -23,7 +23,7 @@ from rich.table import Table
 from data.card import data_card
 from data.files import write_text
 from tasks.comparing import load, trials
-from tasks.comparing.trial import Place
+from tasks.comparing.trial import ComparisonFolder
 from tasks.config.overrides import with_values
 from tasks.config.params import ParamsRefusedError, StrictModel, in_words, read_yaml
 from tasks.runs.stage_main import refusals
@@ -137,7 +137,7 @@ def progress_of(file: Path, root: Path) -> tuple[int, int]:
     comparison = load(file)
     cards = {problem.dataset: data_card(problem.dataset) for problem in comparison.problems}
     wanted = {trial.digest for trial in trials(comparison, cards, file=file.name)}
-    return len(wanted & Place(root, comparison.name).finished_digests()), len(wanted)
+    return len(wanted & ComparisonFolder(root, comparison.name).finished_digests()), len(wanted)
 
 
 def run_item(item: Item, root: Path, *, full: bool, workers: int) -> None:
@@ -152,7 +152,9 @@ def run_item(item: Item, root: Path, *, full: bool, workers: int) -> None:
         file = definition_file(item, definition, root, full=full)
         compare([file], workers=workers)
         if item.figure is not None and definition == item.definitions[0]:
-            import_module("comparisons.deep_figures").main(item.figure, Place(root, file.stem).folder, drawn)
+            import_module("comparisons.deep_figures").main(
+                item.figure, ComparisonFolder(root, file.stem).folder, drawn
+            )
 
 
 def table_of(papers: dict[str, Paper], root: Path) -> Table:

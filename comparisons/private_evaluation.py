@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from sklearn.metrics import f1_score, log_loss, precision_score, recall_score, roc_auc_score
 
-from algorithms.evaluation import HistogramSpec, Released, count, histogram_for, metrics_of
+from algorithms.evaluation import HistogramSpec, ReleasedHistogram, count, histogram_for, metrics_of
 from algorithms.evaluation.histogram import score_edges
 
 Array = NDArray[np.float64]
@@ -41,11 +41,11 @@ class Population:
         rows = range(len(self.labels))
         return np.stack([count(self.spec, self.scores[[i]], self.labels[[i]]) for i in rows])
 
-    def released(self, people: int, epsilon: float, draw: np.random.Generator) -> Released:
+    def released(self, people: int, epsilon: float, draw: np.random.Generator) -> ReleasedHistogram:
         """A noisy histogram of a sample."""
         cells = draw.multinomial(people, self.frequencies) @ self._cells_of_each
         noise = NOISE[epsilon] * self.spec.sensitivity
-        return Released(self.spec, cells + draw.normal(0.0, noise, self.spec.cells), noise)
+        return ReleasedHistogram(self.spec, cells + draw.normal(0.0, noise, self.spec.cells), noise)
 
 
 def two_classes(positive: float, mean: tuple[float, float], spread: tuple[float, float]) -> Population:

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from algorithms.methods.momentum import (
     Array,
-    Curve,
+    Curvature,
     Stage,
     coefficients,
     divide_epsilon,
@@ -37,14 +37,14 @@ from algorithms.methods.momentum import (
 )
 from tasks.reporting.figures import LIGHT, Theme, png
 
-QUADRATIC = Curve(smoothness=1.0, strong_convexity=0.1)
+QUADRATIC = Curvature(smoothness=1.0, strong_convexity=0.1)
 STEP_SIZES = (0.1, 0.5, 1.0)
 MOMENTA = np.linspace(0.0, 0.99, 100)
 NOISES = (1e-2, 1e-4)
 START = 10.0
 """E_0, the initial error in Figure 1."""
 STEPS = 250
-STAGED = Curve(smoothness=20.0, strong_convexity=1.0)
+STAGED = Curvature(smoothness=20.0, strong_convexity=1.0)
 STAGE_COUNTS = (2, 3, 4, 5)
 
 Method = Literal["heavy ball", "Nesterov"]
@@ -55,7 +55,7 @@ _LONG_ENOUGH = 1000
 _DOTS_PER_INCH = 160
 
 
-def rate(method: Method, curve: Curve, step_size: float, momentum: float) -> float:
+def rate(method: Method, curve: Curvature, step_size: float, momentum: float) -> float:
     """The spectral radius of a method without noise on a quadratic: the larger one of both ends of the spectrum."""
     ends = (curve.strong_convexity, curve.smoothness)
     blocks = [_block(method, end, step_size, momentum) for end in ends]
@@ -70,7 +70,7 @@ def _block(method: Method, eigenvalue: float, step_size: float, momentum: float)
     return np.array([[(1.0 + momentum) * shrunk, -momentum * shrunk], [1.0, 0.0]])
 
 
-def settled_error(curve: Curve, step_size: float, momentum: float) -> float:
+def settled_error(curve: Curvature, step_size: float, momentum: float) -> float:
     """L / 2 times the stationary squared distance that Laplace noise of scale 1 causes in the heavy ball.
 
     For a quadratic with two coordinates, one at each end of the spectrum.
@@ -82,7 +82,7 @@ def settled_error(curve: Curve, step_size: float, momentum: float) -> float:
 
 
 def error_bound(
-    method: Method, curve: Curve, step_size: float, momentum: float, *, noise: float, steps: Array
+    method: Method, curve: Curvature, step_size: float, momentum: float, *, noise: float, steps: Array
 ) -> Array:
     """The bound of Figure 1 after each number of iterations in `steps`, in their shape.
 
@@ -97,7 +97,7 @@ def error_bound(
 
 
 def heavy_ball_bound(
-    curve: Curve,
+    curve: Curvature,
     step_size: float,
     momentum: float,
     *,

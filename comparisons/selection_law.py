@@ -19,7 +19,7 @@ from algorithms.models import Model, build
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.comparing import Trial
 from tasks.comparing.trial import Context, plan_trial, sides
 from tasks.comparing.work import prepare_data, work_of
@@ -31,7 +31,7 @@ FOLDS = 3
 class ObservedBarrier(Barrier):
     """A barrier over public records that keeps how far the law of each of its choices is from uniform."""
 
-    def observe(self, records: Records, model: Model, scale: float) -> None:
+    def observe(self, records: RecordBatch, model: Model, scale: float) -> None:
         """Set what the law is computed from. scale: of the noise on a total loss."""
         self._inputs = torch.from_numpy(records.features)
         self._labels, self._model, self._scale = torch.from_numpy(records.labels), model, scale

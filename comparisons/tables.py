@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
 from algorithms.core.training import train
-from algorithms.evaluation import Released, cheapest_threshold, count, histogram_for
+from algorithms.evaluation import ReleasedHistogram, cheapest_threshold, count, histogram_for
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.card import DataCard, data_card
 from data.description import DatasetInfo
 from data.formats import Table
 from data.prepared import Prepared, load
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.calibrate import model_for, plan_for
 from tasks.config import data_mirror, params
 from tasks.config.overrides import Recipe, recipe
 from tasks.config.step_sizes import noise_for_share
-from tasks.evaluate import Evaluation, compute_metrics, evaluate
+from tasks.evaluate import EvaluationResult, compute_metrics, evaluate
 from tasks.prepare import prepare
 
 SHARE = 0.2
@@ -234,10 +234,10 @@ def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: 
 
 def scored(
     settings: params.Params, public: DatasetInfo, held: Prepared, seed: int
-) -> tuple[float, Evaluation]:
+) -> tuple[float, EvaluationResult]:
     """The seconds of a run with seeded noise, and its predictions on the held-out records."""
     plan, model = plan_for(settings, public), model_for(settings, public)
-    records = Records(np.array(held.train_features), np.array(held.train_labels))
+    records = RecordBatch(np.array(held.train_features), np.array(held.train_labels))
     began = time.perf_counter()
     state, _, model = train(
         settings.algorithm,
@@ -373,7 +373,7 @@ def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[
             spec = histogram_for("two classes", 2)
             noise = spec.sensitivity * noise_for_share(1.0, epsilon)
             drawn = np.random.default_rng([seed, int(100 * epsilon)]).normal(0.0, noise, spec.cells)
-            released = Released(spec, count(spec, scores[first], labels[first]) + drawn, noise)
+            released = ReleasedHistogram(spec, count(spec, scores[first], labels[first]) + drawn, noise)
             decision = cheapest_threshold(released, (1.0, 50.0))
             cuts = {"half": 0.5} | (
                 {} if decision is None or weight > 1 else {"cheapest": decision.at.threshold}

@@ -46,7 +46,7 @@ from data.formats import (
     Texts,
     Tokens,
 )
-from data.targets import Classes, Labels, LabelType, NextToken, Strict, Tags, Target, Word
+from data.targets import CardPart, Classes, Labels, LabelType, NextToken, Tags, Target, Word
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -61,7 +61,7 @@ class DataRefusedError(ValueError):
     """
 
 
-class File(Strict):
+class File(CardPart):
     """A file to download from `urls` (tried in turn), a `path` below the project root, or a file of a mirror.
 
     path: may be a folder. Its checksum covers the names and contents of all files in it, except hidden files and
@@ -120,7 +120,7 @@ class File(Strict):
             raise ValueError("only a file with urls may have md5 in place of sha256")
 
 
-class Records(Strict):
+class RecordCounts(CardPart):
     """How many records there are: public `train` and `test` counts, or only a bound on both together."""
 
     train: PositiveInt | None = None
@@ -128,7 +128,7 @@ class Records(Strict):
     at_most: PositiveInt | None = None
 
     @model_validator(mode="after")
-    def _counts_or_bound(self) -> "Records":
+    def _counts_or_bound(self) -> "RecordCounts":
         counts = self.train is not None and self.test is not None and self.at_most is None
         bound = self.train is None and self.test is None and self.at_most is not None
         if not counts and not bound:
@@ -136,14 +136,14 @@ class Records(Strict):
         return self
 
 
-class Cap(Strict):
+class Cap(CardPart):
     """What all runs on the population together may spend."""
 
     epsilon: Annotated[FiniteFloat, Field(gt=0)]
     delta: Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
-class Composition(Strict):
+class DeclaredComposition(CardPart):
     """How the runs on the population add up: basic sums, zCDP, or Rényi at an order that never changes.
 
     order: of Rényi. runs: instead of an order, how many runs like the first are planned; when the population is first
@@ -155,7 +155,7 @@ class Composition(Strict):
     runs: Annotated[int, Field(ge=2)] | None = Field(default=None, exclude_if=lambda runs: runs is None)
 
     @model_validator(mode="after")
-    def _order_or_runs_of_renyi_alone(self) -> "Composition":
+    def _order_or_runs_of_renyi_alone(self) -> "DeclaredComposition":
         if (self.kind == "renyi") != (self.order is not None or self.runs is not None):
             raise ValueError("composition.order or composition.runs is needed for renyi, and only then")
         if None not in (self.order, self.runs):
@@ -165,14 +165,14 @@ class Composition(Strict):
         return self
 
 
-class Split(Strict):
+class SplitRule(CardPart):
     """The rule that decides for each record whether it is a test record: a public salt and the expected share."""
 
     salt: Word
     test_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)]
 
 
-class Person(Strict):
+class Person(CardPart):
     """The person whose record each row is, who is then the unit of privacy instead of the record.
 
     column: the column with the person's id, which is never a feature; 17.0 and 17 are one id. per_person: how many
@@ -204,7 +204,7 @@ class Person(Strict):
         return self.per_person if self.group_privacy else 1
 
 
-class DataCard(Strict):
+class DataCard(CardPart):
     """A data set as its owner declares it; raises pydantic.ValidationError if the parts do not fit together.
 
     folder: the folder of its files in a mirror and among the downloads, if not its name; data sets may share one.
@@ -233,13 +233,14 @@ class DataCard(Strict):
     unit: Word
     population: Word
     cap: Cap
-    composition: Composition = Field(
-        default=Composition(kind="basic"), exclude_if=lambda value: value == Composition(kind="basic")
+    composition: DeclaredComposition = Field(
+        default=DeclaredComposition(kind="basic"),
+        exclude_if=lambda value: value == DeclaredComposition(kind="basic"),
     )
     blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda value: value == 1)
     holdout: Literal["public", "private"]
     holdout_why: Word | None = Field(default=None, exclude_if=lambda value: value is None)
-    records: Records
+    records: RecordCounts
     classes: tuple[Word, ...] = ()
     target: Target | None = Field(default=None, exclude_if=lambda value: value is None)
     # in no dump, since they change no model
@@ -250,7 +251,7 @@ class DataCard(Strict):
     reader: Format
     files: dict[str, File] = Field(default_factory=dict)
     alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda value: not value)
-    split: Split | None = None
+    split: SplitRule | None = None
     blocks: Source | None = Field(default=None, exclude_if=lambda value: value is None)
     person: Person | None = Field(default=None, exclude_if=lambda value: value is None)
     # in no dump, since what models are used for changes no run

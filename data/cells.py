@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from data.targets import Strict
+from data.targets import CardPart
 
 _MOST_TREES = 1024
 Values: TypeAlias = NDArray[np.float64]
 """Of a part, [n]: numbers as shares of their bounds, categories as their places; NaN if missing."""
 
 
-class CellSettings(Strict):
+class CellSettings(CardPart):
     """How the columns of a table become cells.
 
     grids: cells of each pair of grids, a linear and a logarithmic one, of a number's bounds. trees: how many random
@@ -123,7 +123,7 @@ def _rounded_down(weight: float) -> float:
 
 
 @dataclass(frozen=True)
-class Split:
+class CellTest:
     """A public test of one part: whether a number reaches a threshold on a scale, or is among some categories."""
 
     part: int
@@ -166,21 +166,21 @@ class CellEncoding:
         return [part for column in self.columns for part in column]
 
     @cached_property
-    def trees(self) -> list[list[Split]]:
+    def trees(self) -> list[list[CellTest]]:
         """The splits of each tree; drawn from the seed alone, each of a part that was drawn, too."""
         draws = _Draws(self.settings.seed)
         return [[self._split(draws) for _ in range(self.settings.depth)] for _ in range(self.settings.trees)]
 
-    def _split(self, draws: _Draws) -> Split:
+    def _split(self, draws: _Draws) -> CellTest:
         place = int(draws.draw() * len(self.parts))
         part = self.parts[place]
         if isinstance(part, Grids):
-            return Split(place, scale=int(draws.draw() * (1 + part.logarithmic)), threshold=draws.draw())
+            return CellTest(place, scale=int(draws.draw() * (1 + part.logarithmic)), threshold=draws.draw())
         if part.is_ordered:
             step = 1 + int(draws.draw() * max(1, part.count - 1))
-            return Split(place, passing=frozenset(range(step, part.count)))
+            return CellTest(place, passing=frozenset(range(step, part.count)))
         order = sorted(range(part.count), key=[draws.draw() for _ in range(part.count)].__getitem__)
-        return Split(place, passing=frozenset(order[: (part.count + 1) // 2]))
+        return CellTest(place, passing=frozenset(order[: (part.count + 1) // 2]))
 
     @cached_property
     def facts(self) -> CellFacts:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from data.targets import Strict, Word
+from data.targets import CardPart, Word
 
 
 def _checked_day(day: str) -> str:
@@ -13,7 +13,7 @@ def _checked_day(day: str) -> str:
     return day
 
 
-class Deployment(Strict):
+class Deployment(CardPart):
     """Who publishes models of these records, and what for.
 
     curators: who publishes. use: what for. region: what the records describe, or whose law applies. contact: who

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from data.card import DataCard, DataRefusedError, File, Split
+from data.card import DataCard, DataRefusedError, File, SplitRule
 from data.cells import CellFacts
 from data.formats import (
     Categorical,
@@ -49,7 +49,7 @@ def rule_of(card: DataCard) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def _of_the_split(card: DataCard, rule: Split) -> dict[str, Any]:
+def _of_the_split(card: DataCard, rule: SplitRule) -> dict[str, Any]:
     """Here and below, keys with their default values are left out, so that keys that are added later change no rule."""
     split = rule.model_dump(mode="json", exclude_defaults=True)
     if card.person is not None:
@@ -143,7 +143,7 @@ class DatasetInfo:
     test_records: the numbers of training and test records, or None if they are private. input_shape: shape of one
     record's features. holdout: "public" means that the test records are declared public, "private" that they leave as
     one noised histogram alone. holdout_why: why test records of a private data set are public. composition,
-    composition_order, composition_runs: how the population's runs add up; see `data.card.Composition`.
+    composition_order, composition_runs: how the population's runs add up; see `data.card.DeclaredComposition`.
     blocks_per_person: in how many blocks a person may have records. blocks: the blocks of the prepared records; empty
     for a population without blocks. holdout_rule: for private records, a digest of the rule by which records are held
     out; see `rule_of`. blocks_by: a description of what divides private records into blocks, or None. feature_norms:

@@ -23,12 +23,12 @@ from pydantic import (
 )
 
 from data.cells import Categories, CellEncoding, CellSettings, Grids, Part
-from data.targets import Strict, Word
+from data.targets import CardPart, Word
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
-class _Column(Strict):
+class _Column(CardPart):
     name: Word
 
     @property
@@ -258,20 +258,20 @@ Encoding: TypeAlias = Annotated[str, AfterValidator(_encoding_of_bytes)]
 Md5: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
-class Idx(Strict):
+class Idx(CardPart):
     """Four gzipped IDX files: train_images, train_labels, test_images, test_labels."""
 
     kind: Literal["idx"]
 
 
-class Digits(Strict):
+class Digits(CardPart):
     """The digits that come with scikit-learn; `sha256` is the checksum of the pixels and then the labels as bytes."""
 
     kind: Literal["digits"]
     sha256: Sha256
 
 
-class Synthetic(Strict):
+class Synthetic(CardPart):
     """Synthetic records: features are uniform in [0, 1], classes are the two sides of a hyperplane through 0.
 
     features_seed, hyperplane_seed: seeds of the generators. sha256: checksum of the expected features and labels, first
@@ -284,14 +284,14 @@ class Synthetic(Strict):
     sha256: Sha256
 
 
-class SkipLines(Strict):
+class SkipLines(CardPart):
     """Lines to leave out at the top of each file."""
 
     train: NonNegativeInt = 0
     test: NonNegativeInt = 0
 
 
-class Table(Strict):
+class Table(CardPart):
     """The common part of CSV and Parquet: the columns, and the spellings of a missing value.
 
     cells: instead of a feature for each number and category, the cells that a row activates; see `data.cells`. A
@@ -379,7 +379,7 @@ class Parquet(Table):
     kind: Literal["parquet"]
 
 
-class Cifar(Strict):
+class Cifar(CardPart):
     """Batches of coloured images in one `archive`, or in separate files whose roles are their names.
 
     train, test: names of the batches, without a suffix. labels: which of a record's labels is the class; "fine" is the
@@ -397,7 +397,7 @@ class Cifar(Strict):
         return frozenset((*self.train, self.test))
 
 
-class Reviews(Strict):
+class Reviews(CardPart):
     """Texts in a tar `archive`, one per file: .../train or test/CLASS/NUMBER_RATING.txt, in UTF-8.
 
     words: the member of the archive with the public list of words, one per line, most frequent first; without it, the
@@ -419,7 +419,7 @@ class Datasets(Table):
     kind: Literal["datasets"]
 
 
-class Pixels(Strict):
+class Pixels(CardPart):
     """The settings of readers of images, which `Images` describes."""
 
     mode: Literal["RGB", "L"]
@@ -445,7 +445,7 @@ class Images(Pixels):
     kind: Literal["images"]
 
 
-class Rows(Strict):
+class Rows(CardPart):
     """Rows with named columns, including the label's, in a file or in the folder of `save_to_disk`.
 
     label: the column of the class, or the columns of several labels; none if the next token is predicted.
@@ -493,7 +493,7 @@ class ImageTable(Pixels, Rows):
         return (self.image,)
 
 
-class Tokens(Strict):
+class Tokens(CardPart):
     """Words as tokens, from a public list in the file `words`, one per line, most frequent first.
 
     vocabulary, length, words_sha256: as for `reviews`.
@@ -524,13 +524,13 @@ class Texts(Rows):
         return self.columns
 
 
-class Own(Strict):
+class Own(CardPart):
     """Your own reader: `factory` is `package.module:factory`, which receives `settings` and returns a function.
 
-    The function takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it
-    must process each record independently. source_sha256: checksum of all source files of its package and of
-    what it imports from the project; write zeros first, and `epsilonflow data check` prints it. texts: whether the
-    features are texts, for a text encoder.
+    The function takes the files by role, or {"new": PATH} to predict on, and yields
+    `data.readers.records.RecordBlock`s; it must process each record independently. source_sha256: checksum of all
+    source files of its package and of what it imports from the project; write zeros first, and `epsilonflow data
+    check` prints it. texts: whether the features are texts, for a text encoder.
     each_record_alone: the owner's declaration that it reads each record by itself; private records need it, since the
     reader cannot be tried on them, and the privacy card shows it.
     """
@@ -556,7 +556,7 @@ OF_ROWS = (Table, Texts, ImageTable)
 Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
 
 
-class Folder(Strict):
+class Folder(CardPart):
     """One file per block in a folder below the project root; the file's name without its suffix is the block's name."""
 
     kind: Literal["folder"]
@@ -575,7 +575,7 @@ class Folder(Strict):
         return path
 
 
-class Query(Strict):
+class Query(CardPart):
     """The rows of a query, one column of which names the block.
 
     url_from: the environment variable with the SQLAlchemy URL, which is never in a file. query: a SELECT. column: the

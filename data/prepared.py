@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from data.card import DataRefusedError
 from data.description import DatasetInfo
 from data.files import hide, try_lock
-from data.readers.records import PARTS, Block, Features, Part, Records
+from data.readers.records import PARTS, Features, Part, RecordBatch, RecordBlock
 from data.targets import IGNORED
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
@@ -74,7 +74,7 @@ class Prepared(HeldOut):
 
 def write(
     folder: Path,
-    blocks: Iterable[Block],
+    blocks: Iterable[RecordBlock],
     public: DatasetInfo,
     *,
     salt: Salt,
@@ -158,7 +158,7 @@ def portions_of(folder: Path) -> Iterator[Path]:
             os.close(held)
 
 
-def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
+def _fill(folder: Path, blocks: Iterable[RecordBlock], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
     """Write the arrays; returns the number of records of each part, and a digest of those that a run releases of."""
     owners, halves = bytearray(), bytearray()
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
         with suppress(OSError):
             return np.load(folder / _HALVES).astype(np.int64)  # type: ignore[no-any-return]
         raise DataRefusedError(_not_whole(folder))
-    rows = Records(np.asarray(data.test_features), np.asarray(data.test_labels)).canonical()
+    rows = RecordBatch(np.asarray(data.test_features), np.asarray(data.test_labels)).canonical()
     hashed = (
         hashlib.blake2b(row, key=b"half of the held-out records", digest_size=1).digest() for row in rows
     )

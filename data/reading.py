@@ -21,7 +21,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from data.card import DataCard, DataRefusedError, Split
+from data.card import DataCard, DataRefusedError, SplitRule
 from data.files import PUBLIC_KEY, keyed_digest
 from data.formats import (
     OF_ROWS,
@@ -41,7 +41,7 @@ from data.formats import (
 )
 from data.readers import images, texts
 from data.readers.encoding import check_columns
-from data.readers.records import PARTS, Block, OwnReader, Records, check_blocks
+from data.readers.records import PARTS, OwnReader, RecordBatch, RecordBlock, check_blocks
 from data.readers.rows import RowReader
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -58,7 +58,7 @@ _ROWS = 65536
 """How many rows are fetched from a database at a time."""
 
 
-def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
+def split(blocks: Iterable[RecordBlock], rule: SplitRule) -> Iterator[RecordBlock]:
     """Divide records into training and test records by `rule`, in their order and regardless of their previous part.
 
     A record's side depends only on its own features and label, or on its key if it has one, and on the rule's public
@@ -70,7 +70,7 @@ def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
         yield replace(block, part="test", records=block.records[test])
 
 
-def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
+def is_test(records: RecordBatch, rule: SplitRule) -> NDArray[np.bool_]:
     """Whether a keyed BLAKE2b hash of each record's bytes is in the test fraction; bool [n]."""
     salted = hashlib.blake2b(key=hashlib.sha256(rule.salt.encode()).digest(), digest_size=8)
     keys = records.keys
@@ -92,7 +92,7 @@ def read(
     key: bytes = PUBLIC_KEY,
     own: OwnReader | None = None,
     as_texts: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     """Read the training and test records of `card` in blocks, checked against what it declares.
 
     Tables, texts and coloured images are read block by block; other formats are small and come as one block.
@@ -140,7 +140,7 @@ def row_reader(card: DataCard, files: Mapping[str, Path], *, key: bytes, as_text
 
 def _of_the_source(
     card: DataCard, files: Mapping[str, Path], *, key: bytes, own: OwnReader | None, as_texts: bool
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     if isinstance(card.reader, Idx):
         return images.read_idx(files, shape=card.input_shape)
     if isinstance(card.reader, Digits):
@@ -156,7 +156,7 @@ def _of_the_source(
     if isinstance(card.reader, Images):
         declared = card.reader
         return (
-            Block(part, records)
+            RecordBlock(part, records)
             for part in PARTS
             if part in files
             for records in images.read_folder(files[part], declared, card.classes, card.input_shape)
@@ -292,7 +292,7 @@ def read_blocks(
     digests: Digests,
     key: bytes = PUBLIC_KEY,
     as_texts: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked against the card.
 
     All blocks of a query are read in one `snapshot`, so a row that moves between blocks meanwhile is in one of them.
@@ -310,12 +310,12 @@ def read_blocks(
 
 def _held_out(
     card: DataCard, rows: RowReader, files: Mapping[str, Path], digests: Digests
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     if "test" not in files:
         return
     path = files["test"]
     for some in digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared, path):
-        yield Block("test", rows.records(some, str(path)))
+        yield RecordBlock("test", rows.records(some, str(path)))
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
     if same := [name for name, contents in digests.by_block.items() if held_out & _contents(contents)]:
         raise DataRefusedError(
@@ -333,7 +333,7 @@ def _trained_on(
     *,
     root: Path,
     url: Database,
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     with snapshot(card, url) as connection:
         for name in chosen:
             yield from _records(card, rows, name, elsewhere, digests, root=root, connection=connection)
@@ -348,7 +348,7 @@ def _records(
     *,
     root: Path,
     connection: sa.Connection | None,
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     """The records of a block, passed on as its rows come; if records are selected by person, after all rows are
     read.
     """
@@ -364,7 +364,7 @@ def _records(
         held = list(count_block_rows)
         chosen = rows.select_per_person(lambda: iter(held), elsewhere, "train")
     for some in chosen:
-        yield Block("train", rows.records(some, where), source=name)
+        yield RecordBlock("train", rows.records(some, where), source=name)
 
 
 def _source(card: DataCard) -> Source:

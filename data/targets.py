@@ -21,21 +21,21 @@ from pydantic import (
 )
 
 Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
-Kind: TypeAlias = Literal["class", "number", "count", "quantile", "labels", "next token", "tags"]
+TargetKind: TypeAlias = Literal["class", "number", "count", "quantile", "labels", "next token", "tags"]
 IGNORED = -100
 """The label of a position that does not count, as in PyTorch's losses."""
 
 
-class Strict(BaseModel):
+class CardPart(BaseModel):
     """A part of a card: no unknown keys, no silent conversions, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class _Target(Strict):
+class _Target(CardPart):
     """kind: what is predicted. label_dtype: type of the labels for training."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[TargetKind]
     label_dtype: ClassVar[DTypeLike] = np.int64
 
     @property
@@ -70,7 +70,7 @@ class _Target(Strict):
 class Classes(_Target):
     """One of several classes, by name; the label is its index."""
 
-    kind: ClassVar[Kind] = "class"
+    kind: ClassVar[TargetKind] = "class"
     classes: tuple[Word, ...]
 
     @property
@@ -81,7 +81,7 @@ class Classes(_Target):
 class Number(_Target):
     """A number in the label's column, clamped to `bounds`, and scaled to [-1, 1] for training."""
 
-    kind: ClassVar[Kind] = "number"
+    kind: ClassVar[TargetKind] = "number"
     label_dtype: ClassVar[DTypeLike] = np.float32
     bounds: tuple[FiniteFloat, FiniteFloat]
 
@@ -114,7 +114,7 @@ class Number(_Target):
 class Count(Number):
     """How often something happened: the label's number from 0 to the upper bound; the model predicts its mean."""
 
-    kind: ClassVar[Kind] = "count"
+    kind: ClassVar[TargetKind] = "count"
     counts: Literal[True]
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ class Count(Number):
 class Quantile(Number):
     """A quantile of the label's number, such as 0.9: the number below which so many of similar records are."""
 
-    kind: ClassVar[Kind] = "quantile"
+    kind: ClassVar[TargetKind] = "quantile"
     quantile: Annotated[FiniteFloat, Field(gt=0, lt=1)]
 
 
@@ -137,7 +137,7 @@ class Labels(_Target):
     Any other value, including none, means that the record does not have the label.
     """
 
-    kind: ClassVar[Kind] = "labels"
+    kind: ClassVar[TargetKind] = "labels"
     label_dtype: ClassVar[DTypeLike] = np.float32
     labels: tuple[Word, ...]
     yes: tuple[Word, ...] = ("1", "1.0", "true", "True", "TRUE")
@@ -159,7 +159,7 @@ class Labels(_Target):
 class NextToken(_Target):
     """The next token at each token of a text: language modelling. Padding does not count."""
 
-    kind: ClassVar[Kind] = "next token"
+    kind: ClassVar[TargetKind] = "next token"
     next: Literal["token"]
 
     def outputs(self, tokens: int | None) -> int:
@@ -179,7 +179,7 @@ class Tags(_Target):
     it is declared; otherwise the word does not count.
     """
 
-    kind: ClassVar[Kind] = "tags"
+    kind: ClassVar[TargetKind] = "tags"
     tags: tuple[Word, ...]
     outside: Word | None = None
     words: PositiveInt = 256

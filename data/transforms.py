@@ -20,7 +20,7 @@ import numpy as np
 from data.card import DataCard, DataRefusedError
 from data.description import ANGLES, SCALES, EncoderFacts, scattered_shape
 from data.files import write_whole
-from data.readers.records import Block, Features, Records, add_features
+from data.readers.records import Features, RecordBatch, RecordBlock, add_features
 from data.targets import LabelType
 
 _SCATTERED_AT_ONCE, _ENCODED_AT_ONCE = 256, 512
@@ -31,7 +31,7 @@ _MEANS, _DEVIATIONS = (
 Encode = Callable[[Any], Features]
 
 
-def scatter(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+def scatter(card: DataCard, blocks: Iterable[RecordBlock]) -> Iterator[RecordBlock]:
     """Replace the pixels of each image by its features, some hundred images at a time.
 
     An image's features are the same, bit for bit, with any block contents. Raises DataRefusedError as `scattered_shape`
@@ -54,14 +54,14 @@ def scatter(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def encode_records(
-    blocks: Iterable[Block],
+    blocks: Iterable[RecordBlock],
     facts: EncoderFacts,
     load: Callable[[], Encode],
     label_type: LabelType,
     *,
     folder: Path,
     say: Callable[[int], object],
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     """Replace the records of the blocks by their features from a frozen public network.
 
     Encoded portions are kept until all records are encoded, so a killed prepare stage can be resumed.
@@ -107,7 +107,7 @@ def encode_records(
         done += len(features)
         say(done)
         row_labels = label_type.align_labels(features, some.records.labels, facts.padding)
-        yield replace(some, records=Records(*row_labels, some.records.keys))
+        yield replace(some, records=RecordBatch(*row_labels, some.records.keys))
     shutil.rmtree(folder)
 
 
@@ -117,8 +117,8 @@ def _save(path: Path, values: Features) -> None:
 
 
 def _map_features(
-    blocks: Iterable[Block], features_of: Callable[[Features], Features], *, at_once: int
-) -> Iterator[tuple[Block, Features]]:
+    blocks: Iterable[RecordBlock], features_of: Callable[[Features], Features], *, at_once: int
+) -> Iterator[tuple[RecordBlock, Features]]:
     """Portions of the blocks, and the new features of their records.
 
     `features_of` gets at most `at_once` records at a time. It is called by as many workers as torch has threads, each

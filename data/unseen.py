@@ -32,7 +32,7 @@ from data.formats import (
     Tokens,
 )
 from data.readers import encoding, images, rows, texts
-from data.readers.records import Block, Features, OwnReader, Records, files_in
+from data.readers.records import Features, OwnReader, RecordBatch, RecordBlock, files_in
 from data.targets import Classes, Tags, Target
 from data.transforms import scatter
 
@@ -143,7 +143,7 @@ def records_in(
         yield from records
     else:
         for some in records:
-            whole = Block("test", Records(some.features, np.zeros(len(some.names), np.int64)))
+            whole = RecordBlock("test", RecordBatch(some.features, np.zeros(len(some.names), np.int64)))
             made = [block.records.features for block in scatter(card, [whole])]
             yield Unseen(some.names, np.concatenate(made))
 

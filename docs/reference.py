@@ -86,7 +86,7 @@ def params() -> str:
 
 def data_card() -> str:
     """Every key of a data card."""
-    from data.card import Cap, Composition, DataCard, File, Person, Records, Split
+    from data.card import Cap, DataCard, DeclaredComposition, File, Person, RecordCounts, SplitRule
     from data.formats import (
         Binned,
         Categorical,
@@ -118,7 +118,7 @@ def data_card() -> str:
         *_section(DataCard, ""),
     ]
     parts: Mapping[str, Iterable[Any]] = {
-        "Parts": (File, Records, Cap, Split, Composition, Person),
+        "Parts": (File, RecordCounts, Cap, SplitRule, DeclaredComposition, Person),
         "Readers (`reader.kind`)": (
             Csv,
             Parquet,

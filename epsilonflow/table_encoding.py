@@ -18,7 +18,7 @@ from torch import nn
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.models.cells import Cells
+from algorithms.models.cells import CellVectors
 from algorithms.models.saved import TrainedModel
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
@@ -66,7 +66,7 @@ class TableEncoding:
         assert cells is not None
         linear = nn.Linear(cells.facts.total, outputs, bias=False)
         nn.init.zeros_(linear.weight)
-        return nn.Sequential(Cells(cells.facts.sizes, cells.facts.weights), linear)
+        return nn.Sequential(CellVectors(cells.facts.sizes, cells.facts.weights), linear)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
 from tasks.comparing.work import (
-    Problem,
-    Work,
+    ComparisonWork,
+    SkippedTrial,
     lock_comparison,
     plan_group,
     prepare_data,
@@ -40,7 +40,7 @@ from tasks.comparing.work import (
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout
 from tasks.tuning import load_here
-from tasks.tuning.search import Trial, deliver, one_by_one, shares
+from tasks.tuning.search import SearchTrial, deliver, one_by_one, shares
 
 Runner = Literal["threads", "dask", "ray"]
 _MAX_NAMED = 3
@@ -53,13 +53,13 @@ _QUIET = {
 
 
 @task(name="plan", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def plan(context: Context, group: TrialGroup) -> list[Problem]:
+def plan(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Make the plans of a group of trials."""
     return plan_group(context, group)
 
 
 @task(name="run", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def run(context: Context, group: TrialGroup) -> list[Problem]:
+def run(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Run a group of trials."""
     return run_group(context, group)
 
@@ -104,7 +104,7 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
     return flow_result(compared)
 
 
-def _run_trials(work: Work, *, renew: bool) -> State[Any]:
+def _run_trials(work: ComparisonWork, *, renew: bool) -> State[Any]:
     prepare_data(work)
     wanted = work.unfinished(renew=renew)
     refused = _each(plan, work, list(groups(wanted)))
@@ -124,7 +124,7 @@ def _run_trials(work: Work, *, renew: bool) -> State[Any]:
     return Completed(message=f"The {len(finished.table)} runs are in {work.place.folder / PAGE}")
 
 
-def _each(action: Any, work: Work, parts: Sequence[TrialGroup]) -> list[Problem]:
+def _each(action: Any, work: ComparisonWork, parts: Sequence[TrialGroup]) -> list[SkippedTrial]:
     """Submit a task for each group and return the problems. On an interrupt, running trials end and no others start."""
     futures = [action.submit(work.context, group) for group in parts]
     try:
@@ -134,24 +134,24 @@ def _each(action: Any, work: Work, parts: Sequence[TrialGroup]) -> list[Problem]
         raise
 
 
-def _first_problems(problems: Sequence[Problem]) -> str:
+def _first_problems(problems: Sequence[SkippedTrial]) -> str:
     sentences = _in_words(problems)
     more = f"; and {len(sentences) - _MAX_NAMED} more" if len(sentences) > _MAX_NAMED else ""
     return "; ".join(sentences[:_MAX_NAMED]) + more
 
 
-def _in_words(problems: Sequence[Problem]) -> list[str]:
+def _in_words(problems: Sequence[SkippedTrial]) -> list[str]:
     """Describe the problems, each once for all seeds and folds."""
     return list(dict.fromkeys(problem.in_words() for problem in problems))
 
 
 @task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def run_share(trials: Sequence[Trial]) -> None:
+def run_share(trials: Sequence[SearchTrial]) -> None:
     """Train and score a share of the trials."""
     one_by_one(trials)
 
 
-def run_side_by_side(trials: Sequence[Trial], *, workers: int) -> None:
+def run_side_by_side(trials: Sequence[SearchTrial], *, workers: int) -> None:
     """Run all trials on the flow's task runner."""
     for future in [run_share.submit(share) for share in shares(trials, workers)]:
         future.result()

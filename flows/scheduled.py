@@ -32,7 +32,7 @@ from flows.deployed import (
 )
 from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
-from tasks.retraining.delivery import Outcome, Work, deliver
+from tasks.retraining.delivery import DeliveryWork, Outcome, deliver
 from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
 from tasks.runs.stages import checkout
 
@@ -51,7 +51,7 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     def work() -> State[Any]:
         label_run("retrain")
         root, say = checkout(), get_run_logger().info
-        work = Work(load(root / file), root, stage_task, say, root / file, accept_recipe)
+        work = DeliveryWork(load(root / file), root, stage_task, say, root / file, accept_recipe)
         settings = work.settings
         label_run("retrain", settings.name, settings.period(datetime.now(UTC)), tags=[settings.dataset])
         outcome = deliver(work)
@@ -68,7 +68,7 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     return flow_result(work)
 
 
-def publish_retraining(work: Work, outcome: Outcome) -> None:
+def publish_retraining(work: DeliveryWork, outcome: Outcome) -> None:
     """Make the artifacts of a retraining: the card and metrics of its run, the models compared, the blocks' budgets."""
     publish(work.root)
     compared = [

@@ -69,7 +69,7 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
     return in_front(module, model)
 
 
-def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
+def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:
     """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
     cells, shape = public.cells, public.input_shape
     if cells is not None:
@@ -162,7 +162,7 @@ def _evaluated(
     """The plan with the evaluation of private held-out records; as it is where the data card declares them public."""
     wanted = settings.privacy.evaluation
     if public.holdout == "public":
-        if wanted != params.Evaluation():
+        if wanted != params.EvaluationParams():
             raise RefusedError(
                 f"privacy.evaluation was given, and the held-out records of {public.dataset!r} are declared public, so"
                 " that their exact metrics leave; leave it out, or say holdout: private in the data card."
@@ -181,7 +181,7 @@ def _evaluated(
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
 
 
-def _histogram(wanted: params.Evaluation, public: DatasetInfo) -> HistogramSpec:
+def _histogram(wanted: params.EvaluationParams, public: DatasetInfo) -> HistogramSpec:
     if wanted.recalibrate and public.per_person not in (None, 1) and public.rows_per_user is None:
         raise RefusedError(
             "privacy.evaluation.recalibrate was given, and each row of a person is a record of its own here, so that"
@@ -208,7 +208,7 @@ def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
     return tuple((name, declared[name]) for name in columns)
 
 
-def _caught_by(attack: params.Attack, schedule: Schedule, adjacency: str) -> float:
+def _caught_by(attack: params.AttackTarget, schedule: Schedule, adjacency: str) -> float:
     return float(max_detection_rate(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
 
 
@@ -238,7 +238,7 @@ def _price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedul
             yield ratio
 
 
-def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
+def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> Plan:
     """Plan with the largest epsilon, to within half a percent, that keeps the attack to what is allowed."""
     low = high = 1.0
     plan = at(low)
@@ -264,7 +264,7 @@ def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
     return plan
 
 
-def withstands(plan: Plan, attack: params.Attack) -> bool:
+def withstands(plan: Plan, attack: params.AttackTarget) -> bool:
     """Whether no attacker can recognise more than the target allows."""
     return bool(
         max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
@@ -363,7 +363,7 @@ def plan_in(artifacts: Path) -> bytes:
     return path.read_bytes()
 
 
-def model_files(chosen: params.Model) -> dict[str, str]:
+def model_files(chosen: params.ModelParams) -> dict[str, str]:
     """The SHA-256 of each file that a model is built from, by its key; raises ModelRefusedError if one is missing."""
     named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
@@ -399,7 +399,7 @@ def _request_entries(settings: Params, public: DatasetInfo) -> dict[str, Any]:
     }
 
 
-def _evaluation_entries(wanted: params.Evaluation) -> dict[str, Any]:
+def _evaluation_entries(wanted: params.EvaluationParams) -> dict[str, Any]:
     """The evaluation that is asked for; the model compared with by its content, for no other gets the same noise."""
     entries = wanted.model_dump()
     if wanted.compare_with is not None:
@@ -418,7 +418,7 @@ def _code(settings: Params) -> dict[str, str]:
     return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
-def _check_secret(privacy: params.Privacy, public: DatasetInfo) -> None:
+def _check_secret(privacy: params.PrivacyParams, public: DatasetInfo) -> None:
     if privacy.noise == "seeded" and not public.is_public:
         raise RefusedError(
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"

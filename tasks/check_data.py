@@ -39,7 +39,7 @@ from data.formats import (
 )
 from data.readers import encoding, images
 from data.readers.encoding import check_columns
-from data.readers.records import Block, files_in, stand_ins
+from data.readers.records import RecordBlock, files_in, stand_ins
 from data.readers.rows import tables
 from data.reading import Digests, block_files, block_names, read, read_blocks, snapshot
 from data.targets import Classes, Labels, Number
@@ -52,7 +52,7 @@ _REFUSED = "refused"  # how a refusal of the reader begins, where it would name 
 
 
 @dataclass(frozen=True)
-class Look:
+class DataFindings:
     """The findings.
 
     checksums: by path, the line with key and checksum for each file whose checksum on the card is wrong. counts: for
@@ -69,7 +69,7 @@ class Look:
     remarks: tuple[str, ...] = ()
 
 
-def look(name: str, root: Path, *, counted: bool) -> Look:
+def look(name: str, root: Path, *, counted: bool) -> DataFindings:
     """Check the data set of a card in the checkout at `root`.
 
     name: name of the data set, or path of its card. counted: whether to count values of private records. Raises
@@ -89,7 +89,7 @@ def _about_held_out(card: DataCard) -> list[str]:
     return [f"the held-out records are declared public, and their exact metrics leave: {card.holdout_why}"]
 
 
-def _look(card: DataCard, root: Path, *, counted: bool) -> Look:
+def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
         return _look_at_blocks(card, card.blocks, root, counted=counted, key=key)
@@ -107,7 +107,7 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> Look:
         right[card.reader.factory] = f"source_sha256: {source}"
     if right:
         first = next(iter(right))
-        return Look(card, right, None, f"{first} has another checksum than its card declares")
+        return DataFindings(card, right, None, f"{first} has another checksum than its card declares")
     counts: dict[str, int] = {}
     refused, used, files, labels = None, 0, dict[str, Path](), set[int]()
     remarks = questions_about(card)
@@ -140,10 +140,10 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> Look:
         remarks.append("only one class is in the files, so there is nothing to learn")
     if "train" in files:
         remarks += _of_the_rows(card, files["train"])
-    return Look(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
+    return DataFindings(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
 
 
-def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, key: bytes) -> Look:
+def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, key: bytes) -> DataFindings:
     """Read all blocks that are there now, each whole, and the card's test file."""
     counts, refused, paths = dict[str, int](), None, dict[str, Path]()
     try:
@@ -173,7 +173,7 @@ def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool
     ]
     remarks = (*questions_about(card), *_in_words(counts), *faults)
     shown = counts if counted or card.public else None
-    return Look(card, {}, shown, refused, _about_blocks(source), remarks)
+    return DataFindings(card, {}, shown, refused, _about_blocks(source), remarks)
 
 
 def _header(card: DataCard, file: Path) -> list[str]:
@@ -217,7 +217,7 @@ def _about_blocks(source: Source) -> str | None:
     )
 
 
-def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
+def _stand_ins(block: RecordBlock, reader: Format) -> Iterator[tuple[str, int]]:
     """Count the records of images and texts that were replaced by the stand-in because they cannot be read."""
     if not isinstance(reader, Pixels | Texts):
         return

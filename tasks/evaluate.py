@@ -23,7 +23,7 @@ from algorithms.errors import RefusedError
 from algorithms.evaluation import (
     Estimate,
     Recalibration,
-    Released,
+    ReleasedHistogram,
     calibration_curve,
     calibration_error_of,
     cheapest_threshold,
@@ -60,7 +60,7 @@ _MAX_DRAWN = 100_000
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Predictions on the held-out records.
 
     predicted: [n, ...]. loss: the mean loss of a record, or of a token if there is an output for each token. scores:
@@ -74,7 +74,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PredictionPairs:
     """Pairs of true and predicted values, as indices into `names`, for figures of a model's errors."""
 
     predicted: NDArray[np.int64]
@@ -82,7 +82,7 @@ class Drawn:
     names: tuple[str, ...]
 
 
-def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
+def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> EvaluationResult:
     """Compute predictions and mean loss on the held-out records."""
     label_type = data.public.label_type
     predicted, losses, weights, all_scores = [], [], [], []
@@ -95,11 +95,11 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
         weights.append(counts.double())
     weight = torch.cat(weights)
     loss = float((torch.cat(losses) * weight).sum() / weight.sum().clamp(min=1.0))
-    return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(all_scores).numpy())
+    return EvaluationResult(torch.cat(predicted).numpy(), loss, torch.cat(all_scores).numpy())
 
 
 def _pairs(
-    label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]
+    label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Predicted and true labels of the tokens that count, [count] each."""
     predicted, real = evaluation.predicted, np.asarray(labels)
@@ -109,7 +109,9 @@ def _pairs(
     return predicted[counts], real[counts]
 
 
-def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def compute_metrics(
+    label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any]
+) -> dict[str, Any]:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.metrics`."""
     if isinstance(label_type, Count):
         metrics = _of_counts(label_type, evaluation, labels)
@@ -128,7 +130,7 @@ def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArr
     return metrics | {"test_loss": evaluation.loss}
 
 
-def uneven_metrics(released: Released, public: DatasetInfo) -> dict[str, Any]:
+def uneven_metrics(released: ReleasedHistogram, public: DatasetInfo) -> dict[str, Any]:
     """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals."""
     per_class, label_type = class_metrics_of(released), public.label_type
     document: dict[str, Any] = {}
@@ -149,11 +151,13 @@ def uneven_metrics(released: Released, public: DatasetInfo) -> dict[str, Any]:
     return document
 
 
-def exact_histogram(public: DatasetInfo, evaluation: Evaluation, labels: NDArray[Any]) -> Released:
+def exact_histogram(
+    public: DatasetInfo, evaluation: EvaluationResult, labels: NDArray[Any]
+) -> ReleasedHistogram:
     """The histogram of public held-out records of classes, without noise."""
     classes = len(public.label_type.names)
     spec = histogram_for("two classes" if classes == 2 else "classes", classes)
-    return Released(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
+    return ReleasedHistogram(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
 
 
 def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ())
     return compute_metrics(data.public.label_type, evaluate(*trained, data), data.test_labels)
 
 
-def _of_numbers(label_type: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_numbers(label_type: Number, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
     """Errors of a predicted number in its own units.
 
     test_r2: 1 - MSE / variance, 0 for always predicting the mean of these records. mean_rmse: the error of that
@@ -181,7 +185,7 @@ def _of_numbers(label_type: Number, evaluation: Evaluation, labels: NDArray[Any]
     }
 
 
-def _of_counts(label_type: Count, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_counts(label_type: Count, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
     """The mean Poisson deviance of predicted rates, beside the errors of a number.
 
     test_d2: the share of the deviance that the model explains, 0 for always predicting the mean of these records, whose
@@ -205,7 +209,7 @@ def poisson_deviance(counts: NDArray[np.float64], rates: NDArray[np.float64]) ->
     return float(2.0 * np.mean(counts * logs - counts + rates))
 
 
-def _of_quantiles(label_type: Quantile, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_quantiles(label_type: Quantile, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
     """The mean pinball loss of a predicted quantile, in its own units, and the share of records at or below it.
 
     test_pinball_explained: the share of the loss that the model saves (R1 of Koenker and Machado 1999), 0 for always
@@ -229,7 +233,7 @@ def _of_quantiles(label_type: Quantile, evaluation: Evaluation, labels: NDArray[
     }
 
 
-def _of_labels(label_type: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_labels(label_type: Labels, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
     """Metrics of several labels.
 
     F1 over all pairs of a record and a label, and averaged over labels; the AUC of each label that some but not all
@@ -260,7 +264,9 @@ def _of_labels(label_type: Labels, evaluation: Evaluation, labels: NDArray[Any])
     }
 
 
-def _of_next_tokens(label_type: NextToken, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_next_tokens(
+    label_type: NextToken, evaluation: EvaluationResult, labels: NDArray[Any]
+) -> dict[str, Any]:
     """unigram_perplexity: the perplexity of predicting each token by its frequency in these texts."""
     predicted, real = _pairs(label_type, evaluation, labels)
     shares = np.unique(real, return_counts=True)[1] / max(1, len(real))
@@ -271,7 +277,7 @@ def _of_next_tokens(label_type: NextToken, evaluation: Evaluation, labels: NDArr
     }
 
 
-def _of_tags(label_type: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_tags(label_type: Tags, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
     """F1 over all words and all tags except the outside one, and over entities if the tags are B-TYPE and I-TYPE.
 
     majority_accuracy: the accuracy of always predicting the most frequent tag.
@@ -345,7 +351,7 @@ def entity_f1(
     return 2 * len(predicted_spans & real_spans) / max(1, len(predicted_spans) + len(real_spans))
 
 
-def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, Any]:
+def _of_classes(evaluation: EvaluationResult, labels: NDArray[np.int64]) -> dict[str, Any]:
     """majority_accuracy: the accuracy of always predicting the most frequent class of these `test_records` records."""
     accuracy = float(np.mean(evaluation.predicted == labels))
     majority = float(np.bincount(labels).max() / len(labels))
@@ -358,8 +364,8 @@ def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, 
 
 
 def figure_pairs(
-    label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None
-) -> Drawn:
+    label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any], tokens: int | None = None
+) -> PredictionPairs:
     """True and predicted values for figures.
 
     These are classes or tags; numbers in ten equal intervals of the declared bounds; next tokens in ten intervals of
@@ -370,20 +376,20 @@ def figure_pairs(
         names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
         scaled = (np.clip(np.asarray(x, np.float64), -1, 1) for x in (evaluation.scores[:, 0], labels))
         predicted, real = (_interval((x + 1) / 2) for x in scaled)
-        return Drawn(predicted, real, names)
+        return PredictionPairs(predicted, real, names)
     if isinstance(label_type, Labels):
         named, has = (_with_none(x) for x in (evaluation.predicted, np.asarray(labels)))
         _, row, column = np.nonzero(np.logical_and(has[:, :, None], named[:, None, :]))
-        return Drawn(column, row, (*label_type.labels, "none of them"))
+        return PredictionPairs(column, row, (*label_type.labels, "none of them"))
     if not label_type.has_tokens:
-        return Drawn(evaluation.predicted, labels, label_type.names)
+        return PredictionPairs(evaluation.predicted, labels, label_type.names)
     pairs = [x[:: -(-len(x) // _MAX_DRAWN) or 1] for x in _pairs(label_type, evaluation, labels)]
     if isinstance(label_type, Tags):
-        return Drawn(pairs[0], pairs[1], label_type.tags)
+        return PredictionPairs(pairs[0], pairs[1], label_type.tags)
     ends = np.linspace(0, tokens or 1, _INTERVALS + 1).astype(np.int64)
     names = tuple(f"{low} to {high - 1}" for low, high in pairwise(ends))
     predicted, real = (_interval(x / max(1, tokens or 1)) for x in pairs)
-    return Drawn(predicted, real, names)
+    return PredictionPairs(predicted, real, names)
 
 
 def _with_none(labels: NDArray[Any]) -> NDArray[np.bool_]:
@@ -396,7 +402,9 @@ def _interval(shares: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.clip((shares * _INTERVALS).astype(np.int64), 0, _INTERVALS - 1)
 
 
-def classification_metrics(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, float | None]:
+def classification_metrics(
+    evaluation: EvaluationResult, labels: NDArray[np.int64]
+) -> dict[str, float | None]:
     """AUC (one class against the rest, averaged), F1 averaged over classes, and the expected calibration error.
 
     AUC is None if a class has no records or scores are not finite. The calibration error is the distance between the
@@ -427,7 +435,7 @@ def classification_metrics(evaluation: Evaluation, labels: NDArray[np.int64]) ->
     }
 
 
-def write_plots(folder: Path, drawn: Drawn) -> None:
+def write_plots(folder: Path, drawn: PredictionPairs) -> None:
     """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
     names, hits = np.array(drawn.names, object), drawn.predicted == drawn.real
     pairs = pd.DataFrame({"actual": names[drawn.real], "predicted": names[drawn.predicted]})
@@ -459,14 +467,14 @@ def _of_release(
             f"{path} is not the evaluation of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc"
             " checkout` brings back files that belong together."
         )
-    released = Released.from_json(path.read_text(encoding="utf-8"))
+    released = ReleasedHistogram.from_json(path.read_text(encoding="utf-8"))
     document = private_metrics(released, public.label_type) | uneven_metrics(released, public)
     if released.spec.halves:
         document |= _recalibrated(document, recalibration_of(released), public.label_type)
     return facts | document, class_tables(released, names)
 
 
-def private_metrics(released: Released, label_type: LabelType) -> dict[str, Any]:
+def private_metrics(released: ReleasedHistogram, label_type: LabelType) -> dict[str, Any]:
     """The metrics of a released histogram: an estimate with its interval each, None where noise drowns it.
 
     With those of groups, by column, and the differences between groups.
@@ -546,7 +554,9 @@ def _documents(
     return documents
 
 
-def class_tables(released: Released | None, names: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def class_tables(
+    released: ReleasedHistogram | None, names: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables of predictions by class, from released cells; empty where none were released."""
     shown = None if released is None else released_confusion(released)
     if shown is None or len(names) != len(shown):
@@ -568,7 +578,7 @@ def class_tables(released: Released | None, names: Sequence[str]) -> tuple[pd.Da
     )
 
 
-def released_confusion(released: Released) -> NDArray[np.float64] | None:
+def released_confusion(released: ReleasedHistogram) -> NDArray[np.float64] | None:
     """The noisy table of predicted class by label, [classes, classes], if the histogram has one."""
     try:
         return released.table(

@@ -15,7 +15,7 @@ from torch import Tensor
 from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, count, histogram_for
-from algorithms.evaluation.histogram import Floats, Groups, Kind
+from algorithms.evaluation.histogram import Floats, Groups, HistogramKind
 from algorithms.gradients import Engine
 from algorithms.gradients.arithmetic import WHOLE
 from algorithms.models import Model
@@ -23,7 +23,7 @@ from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from data.description import DatasetInfo
 from data.prepared import HeldOut
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.targets import LabelType
 from tasks.held_out import outputs_a_record, passes, predictions, record_scores, records_a_pass
 
@@ -37,7 +37,7 @@ def histogram_of(
     compared: bool = False,
 ) -> HistogramSpec:
     """The histogram to release for a target; raises RefusedError if it would have too many cells, or no such halves."""
-    kinds: dict[str, Kind] = {"class": "classes", "number": "number", "count": "number"}
+    kinds: dict[str, HistogramKind] = {"class": "classes", "number": "number", "count": "number"}
     kind = kinds.get(label_type.kind, "score")
     classes = len(label_type.names) if kind == "classes" else 1
     try:
@@ -61,7 +61,7 @@ def passes_alone(model: Model, public: DatasetInfo) -> tuple[int, ComputeConfig,
         torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(outputs_a_record(public)))
     )
     features = np.empty((0, *public.input_shape), np.float32 if public.tokens is None else np.int32)
-    engine = compute.engine(models.for_evaluation(model), Records(features, np.empty(0, np.int64)))
+    engine = compute.engine(models.for_evaluation(model), RecordBatch(features, np.empty(0, np.int64)))
     reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
     return 1 if reads_values else engine.physical_batch, compute, engine
 

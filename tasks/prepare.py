@@ -24,7 +24,7 @@ from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
-from data.readers.records import Block, OwnReader
+from data.readers.records import OwnReader, RecordBlock
 from data.reading import Database, Digests, block_names, read, read_blocks, snapshot, word_list
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
@@ -43,7 +43,7 @@ _EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
 
 
-def public_of(card: DataCard, chosen: params.Data) -> DatasetInfo:
+def public_of(card: DataCard, chosen: params.DataParams) -> DatasetInfo:
     """The public description of a card's records as they will be prepared.
 
     Raises DataRefusedError for a transform that the records cannot have, ModelRefusedError for a missing encoder.
@@ -71,7 +71,7 @@ def reader_of(reader: Format | None) -> OwnReader | None:
     return lambda files: _refuse_errors(made, files, reader.factory)
 
 
-def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[Block]:
+def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[RecordBlock]:
     """The blocks of the user's own reader, whose errors become a refusal without their messages."""
     try:
         yield from made(files)
@@ -90,7 +90,7 @@ def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> 
         ) from None
 
 
-def encoder_of(chosen: params.Encoder) -> "Encoder":
+def encoder_of(chosen: params.EncoderParams) -> "Encoder":
     """The named encoder, without its weights; raises ModelRefusedError if it is not available."""
     from algorithms.encoders import Frozen, encoder  # here, since torch takes seconds to import
 
@@ -103,7 +103,7 @@ def encoder_of(chosen: params.Encoder) -> "Encoder":
 
 
 def loader_of(
-    chosen: params.Encoder, target: Target | None, *, tried_on: Sequence[int] | None = None
+    chosen: params.EncoderParams, target: Target | None, *, tried_on: Sequence[int] | None = None
 ) -> Callable[[], "Encode"]:
     """The function that loads the named encoder's weights. If words are tagged, it must be a tokenizer.
 
@@ -129,7 +129,7 @@ def loader_of(
 
 def encoder_of_model(
     preparation: Mapping[str, Any] | None, *, allow_code: Collection[str] = ()
-) -> params.Encoder | None:
+) -> params.EncoderParams | None:
     """The encoder whose output a model was trained on, if any.
 
     allow_code: encoders of the user's own that the model's file may name; NotUsableError is raised for others. Raises
@@ -139,7 +139,7 @@ def encoder_of_model(
     if not carried:
         return None
     expected = carried.pop("sha256")
-    chosen = params.Encoder.model_validate(carried)
+    chosen = params.EncoderParams.model_validate(carried)
     check_allowed(chosen.name, allow_code, "the model's file")
     if encoder_of(chosen).sha256 != expected:
         raise ModelRefusedError(
@@ -149,7 +149,7 @@ def encoder_of_model(
     return chosen
 
 
-def facts_of(chosen: params.Encoder) -> EncoderFacts:
+def facts_of(chosen: params.EncoderParams) -> EncoderFacts:
     """The public facts of the named encoder."""
     encoder = encoder_of(chosen)
     settings = json.dumps(chosen.settings, sort_keys=True)
@@ -278,7 +278,7 @@ def chosen_blocks(
     return tuple(name for name in there_are if not named or name in named)
 
 
-def _append_digest(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
+def _append_digest(records: Iterable[RecordBlock], words: list[str]) -> Iterator[RecordBlock]:
     """Pass the records on, and at the end append a digest of all of them to `words`."""
     digest = hashlib.sha256()
     for block in records:

@@ -41,7 +41,7 @@ from tasks.reporting import (
     score,
 )
 from tasks.reporting.figures import (
-    Curve,
+    CostCurve,
     Drawing,
     Picture,
     calibration_figure,
@@ -76,7 +76,7 @@ _POINTS, _MAX_EVENTS = 24, 64
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResults:
     """Results of the earlier stages. pairs, classes: confusion.csv and per_class.csv. trace: one row per release."""
 
     plan: Mapping[str, Any]
@@ -96,9 +96,9 @@ class Report:
     for a run on a whole population. pictures: the figures of the run itself, by name.
     """
 
-    run: Run
+    run: RunResults
     card: PrivacyCard
-    curve: Curve
+    curve: CostCurve
     history: History
     pictures: Mapping[str, Picture]
     page: str
@@ -131,7 +131,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     return made
 
 
-def _past(run: Run, root: Path) -> History:
+def _past(run: RunResults, root: Path) -> History:
     """Earlier runs on the same blocks."""
     if not is_on_blocks(run.receipt):
         return nothing()
@@ -139,7 +139,7 @@ def _past(run: Run, root: Path) -> History:
 
 
 def compose(
-    run: Run,
+    run: RunResults,
     past: History,
     *,
     folder: Path | None,
@@ -194,7 +194,7 @@ def _calibration(metrics: Mapping[str, Any]) -> dict[str, tuple[Drawing, str]]:
     return {"calibration": (lambda theme: calibration_figure(metrics["calibration"], theme=theme), words)}
 
 
-def _noise(run: Run) -> Drawing:
+def _noise(run: RunResults) -> Drawing:
     """The noise on each release; for correlated steps the noise in the parameters, which matters for them."""
     correlated = run.trace[run.trace["noise"] == "correlated"]
     course = run.plan["method_params"].get("course")
@@ -205,12 +205,12 @@ def _noise(run: Run) -> Drawing:
     return lambda theme: correlated_figure(scaled, theme=theme)
 
 
-def _read(artifacts: Path, prepared: Path) -> Run:
+def _read(artifacts: Path, prepared: Path) -> RunResults:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
     classes = read_csv(artifacts / "plots" / "per_class.csv")
-    return Run(
+    return RunResults(
         plan=read_json(artifacts / "plan.json"),
         receipt=read_json(artifacts / "receipt.json"),
         metrics=read_json(artifacts / "metrics.json"),
@@ -223,7 +223,7 @@ def _read(artifacts: Path, prepared: Path) -> Run:
     )
 
 
-def epsilon_curve(run: Run) -> Curve:
+def epsilon_curve(run: RunResults) -> CostCurve:
     """Epsilon of the releases so far, after about 24 steps including the last one; empty without noise.
 
     If the releases were fixed in advance and few of them differ, they are accounted like the run's total; otherwise the
@@ -231,11 +231,11 @@ def epsilon_curve(run: Run) -> Curve:
     """
     so_far = _trace_curve(run.trace)
     if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
-        return Curve([], [])
+        return CostCurve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
     steps = [so_far.steps[index] for index in chosen]
     if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MAX_EVENTS:
-        return Curve(steps, [so_far.epsilon[index] for index in chosen])
+        return CostCurve(steps, [so_far.epsilon[index] for index in chosen])
     accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
     costs = [
         epsilon(
@@ -246,21 +246,21 @@ def epsilon_curve(run: Run) -> Curve:
         )
         for step in steps[:-1]
     ]
-    return Curve(steps, [*costs, run.receipt["epsilon"][accountant]])
+    return CostCurve(steps, [*costs, run.receipt["epsilon"][accountant]])
 
 
-def _is_fixed(run: Run) -> bool:
+def _is_fixed(run: RunResults) -> bool:
     """Whether the releases were fixed in advance, rather than chosen adaptively under a filter."""
     return filter_from_json(run.plan["filter"]) == FIXED
 
 
-def _trace_curve(trace: pd.DataFrame) -> Curve:
+def _trace_curve(trace: pd.DataFrame) -> CostCurve:
     """The cost after each step according to the trace, which counts steps from 0; empty if it is infinite."""
     costs = trace[np.isfinite(trace["epsilon"])].groupby("step")["epsilon"].last()
-    return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
+    return CostCurve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
-def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
+def _drawings(run: RunResults, curve: CostCurve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its alternative text."""
     bound, target = _trace_curve(run.trace), run.plan["target"]["epsilon"]
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
@@ -308,8 +308,8 @@ def track(root: Path) -> str:
     if is_logged(card.evidence.run_id, settings, root):
         return f"{name} is logged at W&B already, {settings.mode}"
     drawn = read_csv(artifacts / "plots" / "epsilon.csv")
-    curve = Curve(drawn["step"].astype(int).tolist(), drawn["epsilon"].astype(float).tolist())
-    finished = tracking.Finished(card, run.metrics, run.trace, run.public, curve)
+    curve = CostCurve(drawn["step"].astype(int).tolist(), drawn["epsilon"].astype(float).tolist())
+    finished = tracking.FinishedRun(card, run.metrics, run.trace, run.public, curve)
     if not tracking.log_run(finished, settings, artifacts=artifacts, root=root):
         return f"{name} is not logged at W&B; `epsilonflow track` tries again"
     note_logged(card.evidence.run_id, settings, root)

@@ -45,7 +45,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.files import read_json
 from data.prepared import digest_of, halves_of, load_as, load_held_out, preparation_in, prepared_again_error
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
@@ -138,7 +138,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.public))
 
 
-def _log_claim(run: store.Run, public: DatasetInfo) -> None:
+def _log_claim(run: store.RunAttempt, public: DatasetInfo) -> None:
     """Say whether the run is trained or its result is handed out, which `flows` show."""
     if run.result is None:
         _LOG.info(TRAINING)
@@ -369,7 +369,7 @@ def _data_facts(public: DatasetInfo) -> dict[str, Any]:
 def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
     """The training loop, given all that is the same in each process of a run."""
 
-    def records() -> Records:
+    def records() -> RecordBatch:
         data = load_as(job.prepared, job.public)
         # Of the arrays that are mapped: a copy that was interrupted has another file `contents` than arrays.
         if job.group.count > 1 and not job.group.agrees(digest_of(data.train_features, data.train_labels)):
@@ -377,7 +377,7 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
                 "the processes of this run have other training records, or the same in another order, so that some"
                 " would count twice and others never; prepare them on one machine and copy datasets/prepared to all."
             )
-        return Records(data.train_features, data.train_labels)
+        return RecordBatch(data.train_features, data.train_labels)
 
     return partial(
         run_training,

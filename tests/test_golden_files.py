@@ -13,7 +13,7 @@ import pytest
 from algorithms.privacy.card import check_charged, load, verify
 from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
-from tasks.config.params import Model
+from tasks.config.params import ModelParams
 from tasks.runs import store
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -63,7 +63,7 @@ def test_a_run_of_before_is_recognised(index: int, tmp_path: Path) -> None:
     (tmp_path / "contents").write_text(run["contents"])
     digest = store.training_digest(
         plan,
-        Model(**run["model"]),
+        ModelParams(**run["model"]),
         tuple(run["blocks"]),
         DatasetInfo.from_json(json.dumps(public)),
         tmp_path,

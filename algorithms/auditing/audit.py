@@ -31,8 +31,8 @@ from scipy.stats import chi2, gamma, norm
 from algorithms.auditing.bounds import (
     ALARM,
     Attack,
-    Curve,
     Power,
+    TradeOffCurve,
     by_guesses,
     claim_of,
     curve_of,
@@ -44,7 +44,7 @@ from algorithms.auditing.bounds import (
 from algorithms.auditing.game import (
     Answer,
     Game,
-    Played,
+    GameTranscript,
     contribution,
     key_of,
     length_of,
@@ -92,7 +92,7 @@ ROOM = 1e-3
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """One direct check. claimed, seen: in the same unit. chance: probability of such a value if the claim is true."""
 
     name: str
@@ -116,8 +116,8 @@ class Audit:
     claimed: float
     delta: float
     attacks: tuple[Attack, ...]
-    checks: tuple[Check, ...]
-    curve: Curve
+    checks: tuple[AuditCheck, ...]
+    curve: TradeOffCurve
     power: Power
     runs: int
     canaries: int
@@ -151,13 +151,13 @@ def scores(game: Game, plan: Plan, seeds: Iterable[int]) -> Array:
     return np.array(found, dtype=np.float64).reshape(-1, 2)
 
 
-def one_run(game: Game, plan: Plan, seed: int) -> Played:
+def one_run(game: Game, plan: Plan, seed: int) -> GameTranscript:
     """Play a run in which each canary is included by a fair coin."""
     coins = key_of("who is in", game.algorithm, seed).stream(0).coins(game.canaries, 0.5)
     return play(game, plan, coins, key_of("one run", game.algorithm, seed))
 
 
-def attacks_of(game: Game, plan: Plan, run: Played, claimed: Profile) -> list[Attack]:
+def attacks_of(game: Game, plan: Plan, run: GameTranscript, claimed: Profile) -> list[Attack]:
     """The attacks on one run: by all answers, and by the released parameters alone."""
     canaries = range(game.canaries)
     white = np.array([log_likelihood(game, plan, run.answers, i, alone=False) for i in canaries])
@@ -177,7 +177,7 @@ _LAWS: dict[type, tuple[tuple[type[dp.DpEvent], ...], Callable[[int], Any], int]
 """By mechanism: its events, the law of the sum of its draws' powers, and which power."""
 
 
-def noise_checks(game: Game, played: Played) -> list[Check]:
+def noise_checks(game: Game, played: GameTranscript) -> list[AuditCheck]:
     """Check the amount of noise, in answers without contributions."""
     found = []
     for kind, (_event, law, power) in _LAWS.items():
@@ -187,11 +187,11 @@ def noise_checks(game: Game, played: Played) -> list[Check]:
         total = float((np.abs(values) ** power).sum())
         detail = f"{len(values)} draws of {kind.__name__} noise, over what the charged event says"
         seen = (total / len(values)) ** (1 / power)
-        found.append(Check("noise", 1.0, seen, float(law(len(values)).cdf(total)), detail))
+        found.append(AuditCheck("noise", 1.0, seen, float(law(len(values)).cdf(total)), detail))
     return found
 
 
-def noise_of(game: Game, played: Played, kind: type) -> Array:
+def noise_of(game: Game, played: GameTranscript, kind: type) -> Array:
     """All noise of one kind that is observed without contributions, in units of the charged noise; shape [draws]."""
     rows = []
     for answer, event in [pair for pair in _seen_alone(played) if type(pair[0].noise) is kind]:
@@ -201,7 +201,7 @@ def noise_of(game: Game, played: Played, kind: type) -> Array:
     return np.concatenate(rows) if rows else np.zeros(0)
 
 
-def _seen_alone(played: Played) -> list[tuple[Answer, dp.DpEvent]]:
+def _seen_alone(played: GameTranscript) -> list[tuple[Answer, dp.DpEvent]]:
     """The answers in coordinates that no record moves, with their events; correlated noise is whitened."""
     pairs = zip(played.answers, played.events, strict=True)
     found = [(answer, event) for answer, event in pairs if answer.kind in ("gradient", "minimum")]
@@ -224,7 +224,7 @@ def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
     return next((number for number in found if number is not None), None)
 
 
-def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
+def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditCheck]:
     """Check how far one record moves a sum, in units of the bound, and after how many steps it takes part again.
 
     From runs with and without the record, with the same coins and noise.
@@ -257,13 +257,13 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
     allowed = 2.0 if plan.adjacency == REPLACE_ONE.name else 1.0
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"
     found = [
-        Check(
+        AuditCheck(
             "reach of a record", allowed, max_reach, 0.0 if max_reach > allowed * (1 + ROOM) else 1.0, detail
         )
     ]
     if parts and math.isfinite(nearest):
         detail = "steps from one in which the record moved the sum to the next, at least"
-        found.append(Check("steps between", parts, nearest, 0.0 if nearest < parts else 1.0, detail))
+        found.append(AuditCheck("steps between", parts, nearest, 0.0 if nearest < parts else 1.0, detail))
     return found
 
 
@@ -277,7 +277,7 @@ def _same_question(one: Answer, other: Answer) -> bool:
     )
 
 
-def coin_checks(game: Game, plan: Plan, run: Played) -> list[Check]:
+def coin_checks(game: Game, plan: Plan, run: GameTranscript) -> list[AuditCheck]:
     """Check how often canaries take part, and whether the coins and noise of two answers are independent."""
     inside = np.flatnonzero(run.coins)
     rows, rates, are_independent = [], [], True
@@ -291,13 +291,15 @@ def coin_checks(game: Game, plan: Plan, run: Played) -> list[Check]:
         rows.append(np.array(projected))
         rates.append(answer.sampling.rate)
     noise = [answer.value[game.silent] / answer.scale for answer, _ in _seen_alone(run)]
-    found: list[Check] = []
+    found: list[AuditCheck] = []
     if rows:
         seen, claimed = np.concatenate(rows), np.repeat(rates, len(inside))
         score = float((seen - claimed).mean() / (seen - claimed).std() * math.sqrt(len(seen)))
         detail = "how often a canary is in a sum; the noise averages out"
         found.append(
-            Check("sampling rate", float(np.mean(rates)), float(seen.mean()), float(norm.sf(score)), detail)
+            AuditCheck(
+                "sampling rate", float(np.mean(rates)), float(seen.mean()), float(norm.sf(score)), detail
+            )
         )
         if are_independent:
             centred = [row - rate for row, rate in zip(rows, rates, strict=True)]
@@ -316,7 +318,7 @@ def _part(game: Game, answer: Answer, canary: int) -> float:
     return float(answer.value[support] @ whole[support] / (whole[support] @ whole[support]))
 
 
-def dependence(name: str, rows: Sequence[Array], detail: str) -> Check:
+def dependence(name: str, rows: Sequence[Array], detail: str) -> AuditCheck:
     """The most dependent pair of releases; the probability is corrected for the number of pairs."""
     strongest, pairs = 0.0, list(combinations(range(len(rows)), 2))
     for one, other in pairs:
@@ -327,7 +329,7 @@ def dependence(name: str, rows: Sequence[Array], detail: str) -> Check:
     inside = max(-1 + 1e-15, min(1 - 1e-15, strongest))
     score = abs(math.atanh(inside)) * math.sqrt(max(1, len(rows[0]) - 3))  # Fisher's transform
     chance = min(1.0, 2 * float(norm.sf(score)) * max(1, len(pairs)))
-    return Check(name, 0.0, strongest, chance, f"correlation over {detail}")
+    return AuditCheck(name, 0.0, strongest, chance, f"correlation over {detail}")
 
 
 def audit(
@@ -391,7 +393,7 @@ _STEPS, _PARTS, _WORDS = 4, 2, 8
 
 
 @dataclass(frozen=True)
-class Tested:
+class MechanismAudit:
     """A mechanism's audit. claimed: epsilon of its event at delta 1e-5."""
 
     name: str
@@ -407,7 +409,7 @@ class _Neighbours:
     scores: Callable[[Release, Stream, bool, int], Array]
 
 
-def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> list[Tested]:
+def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> list[MechanismAudit]:
     """The audit of every mechanism at a noise multiplier of 1, of correlated noise at 1.5.
 
     Args:
@@ -429,7 +431,7 @@ def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> lis
         accountant: Accountant = "rdp" if isinstance(schedule[0][0], dp.dp_event.ZCDpEvent) else "pld"
         claimed, cost = family_of(schedule, DELTA, accountant=accountant)
         attack = many_runs(np.stack(sides, axis=1), claimed, cost, DELTA)
-        found.append(Tested(name, epsilon(schedule, DELTA, accountant=accountant), attack))
+        found.append(MechanismAudit(name, epsilon(schedule, DELTA, accountant=accountant), attack))
     return found
 
 

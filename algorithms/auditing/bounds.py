@@ -223,7 +223,7 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TradeOffCurve:
     """The trade-off curve of the claim, and the attack's rates at thresholds that were not chosen from its scores."""
 
     alarms: tuple[float, ...]
@@ -393,9 +393,9 @@ def _min_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
     return low
 
 
-def curve_of(found: Array, claimed: Profile) -> Curve:
+def curve_of(found: Array, claimed: Profile) -> TradeOffCurve:
     """The claimed trade-off curve, and the observed rates at all thresholds."""
     alarms = np.linspace(0.0, 1.0, 101)
     thresholds = np.quantile(found, _THRESHOLDS)
     seen = tuple((float((found[:, 0] >= t).mean()), float((found[:, 1] < t).mean())) for t in thresholds)
-    return Curve(tuple(alarms.tolist()), tuple(misses(claimed, alarms).tolist()), seen)
+    return TradeOffCurve(tuple(alarms.tolist()), tuple(misses(claimed, alarms).tolist()), seen)

@@ -164,7 +164,7 @@ def _one_layer(width: int) -> nn.Linear:
 
 
 @dataclass(frozen=True)
-class Records:
+class CanaryRecords:
     """features [n, width], labels [n]: 1 of a canary."""
 
     features: NDArray[np.float32]
@@ -189,14 +189,14 @@ class Answer:
     @property
     def scale(self) -> float:
         """The claimed scale of the noise on the sum."""
-        if isinstance(self.bound, Minimum):  # as a sum of gradients: see `Watched.minimum`
+        if isinstance(self.bound, Minimum):  # as a sum of gradients: see `RecordingBarrier.minimum`
             return float(self.noise.scale(self.bound)) * (
                 1.0 if self.noise.is_inside else self.bound.regularisation
             )
         return float(self.noise.scale(self.bound))
 
 
-class Watched(Barrier):
+class RecordingBarrier(Barrier):
     """The real barrier, with all answers recorded."""
 
     def __init__(self, *args: Any, seen: list[Answer], **kwargs: Any) -> None:
@@ -243,7 +243,7 @@ class Watched(Barrier):
 
 
 @dataclass(frozen=True)
-class Played:
+class GameTranscript:
     """coins: of the canaries. answers: of the barrier, in order. events: charged for each. released: the parameters,
     [width].
     """
@@ -274,7 +274,7 @@ def key_of(*parts: object) -> Generator:
 
 def play(
     game: Game, plan: Plan, coins: NDArray[np.bool_], generator: Generator, *, blank: bool = False
-) -> Played:
+) -> GameTranscript:
     """One run of the method on made-up records.
 
     coins: shape [canaries]: which canaries are included, or under replace-one which have their features rather than
@@ -289,7 +289,7 @@ def play(
     else:
         canaries, labels = canaries[coins], np.ones(int(coins.sum()), np.int64)
     zeros = np.zeros((game.zeros, game.width))
-    records = Records(
+    records = CanaryRecords(
         np.concatenate([zeros, canaries]).astype(np.float32),
         np.concatenate([np.zeros(game.zeros, np.int64), labels]),
     )
@@ -307,9 +307,9 @@ def play(
             compute=_Examined(physical_batch=64),
             checkpoint_seconds=math.inf,
             on_step=lambda *_: None,
-            barrier_of=lambda *args, **kwargs: Watched(*args, seen=seen, **kwargs),
+            barrier_of=lambda *args, **kwargs: RecordingBarrier(*args, seen=seen, **kwargs),
         )
-    return Played(coins, seen, trace.events(), method.released(state).detach().double().numpy())
+    return GameTranscript(coins, seen, trace.events(), method.released(state).detach().double().numpy())
 
 
 def contribution(game: Game, answer: Answer, features: Array) -> Array:

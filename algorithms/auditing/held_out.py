@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from algorithms.auditing.audit import ROOM, Check, Tested, charged_multiplier, dependence
+from algorithms.auditing.audit import ROOM, AuditCheck, MechanismAudit, charged_multiplier, dependence
 from algorithms.auditing.bounds import Attack, family_of, many_runs
 from algorithms.core.held_out import EvaluationPlan, release_evaluation
 from algorithms.evaluation import HistogramSpec, count, histogram_for
@@ -35,7 +35,7 @@ class EvaluationAudit:
 
     claimed: float
     attack: Attack
-    checks: tuple[Check, ...]
+    checks: tuple[AuditCheck, ...]
 
     @property
     def is_violated(self) -> bool:
@@ -89,14 +89,14 @@ def audit_evaluation(
     ]
     reach = max(moved) / spec.sensitivity
     checks = (
-        Check(
+        AuditCheck(
             "noise",
             1.0,
             float(np.sqrt(squares / amount)),
             float(chi2(amount).cdf(squares)),
             f"{amount} cells without people, over what the charged event says",
         ),
-        Check(
+        AuditCheck(
             "reach of a record",
             1.0,
             reach,
@@ -108,7 +108,7 @@ def audit_evaluation(
     return EvaluationAudit(cost(1.0), many_runs(pairs, claimed, cost, DELTA), checks)
 
 
-def audit_held_out(*, draws: int, seed: int) -> list[Tested]:
+def audit_held_out(*, draws: int, seed: int) -> list[MechanismAudit]:
     """The audits of the histograms of two classes and of a number, as those of mechanisms.
 
     A check that fails refutes the claim as an attack does, and is what the row's detail then says.
@@ -121,7 +121,7 @@ def audit_held_out(*, draws: int, seed: int) -> list[Tested]:
         found = audit_evaluation(spec, draws=draws, seed=seed)
         failed = ", ".join(check.name for check in found.checks if check.is_violated)
         attack = replace(found.attack, is_violated=found.is_violated, detail=failed or found.attack.detail)
-        rows.append(Tested(f"histogram of held-out records, {name}", found.claimed, attack))
+        rows.append(MechanismAudit(f"histogram of held-out records, {name}", found.claimed, attack))
     return rows
 
 

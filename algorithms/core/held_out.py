@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import torch
 
 from algorithms.errors import RefusedError
-from algorithms.evaluation import HistogramSpec, Released
+from algorithms.evaluation import HistogramSpec, ReleasedHistogram
 from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import L1, L2
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json
@@ -93,7 +93,7 @@ def release_evaluation(
     trace: Trace,
     step: int,
     composed: float = 0.0,
-) -> Released:
+) -> ReleasedHistogram:
     """Release the histogram and record it in the run's trace.
 
     cells: exact, [cells]; they are private. generator: of the run, so that a resumed run draws the same noise. step:
@@ -104,4 +104,4 @@ def release_evaluation(
     so_far = max([composed, planned.epsilon, *(row.epsilon for row in trace.rows[-1:])])
     trace.step = step
     trace.record(release, release.event(), noise_std=planned.noise_std, epsilon=so_far)
-    return Released(planned.spec, noisy.numpy(), planned.noise_std)
+    return ReleasedHistogram(planned.spec, noisy.numpy(), planned.noise_std)

@@ -17,13 +17,13 @@ from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, installed
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, Records
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Release
 
 
-class Features(Protocol):
+class FeatureLearner(Protocol):
     """A kind of learned features.
 
     releases: its queries, for records of a shape; raises RefusedError for shapes that do not fit. learn: makes the
@@ -38,14 +38,14 @@ class Features(Protocol):
     def module(self, shape: Shape) -> Front: ...
 
 
-def schedule_of(features: Features, shape: Shape, records: int | None, count_noise: float) -> Schedule:
+def schedule_of(features: FeatureLearner, shape: Shape, records: int | None, count_noise: float) -> Schedule:
     """The events of learning the features; a count of the records comes first if their number is private."""
     first = [] if records is not None else [count_release(count_noise)]
     return [(release.event(), 1) for release in (*first, *features.releases(shape))]
 
 
 def learn_buffers(
-    features: Features, barrier: Barrier, records: int | None, count_noise: float
+    features: FeatureLearner, barrier: Barrier, records: int | None, count_noise: float
 ) -> dict[str, Tensor]:
     """Learn the buffers of the features' module, by the releases of `schedule_of`."""
     number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
@@ -61,11 +61,11 @@ class LearnedFeatures:
 
 
 def learn_shared_features(
-    features: Features,
+    features: FeatureLearner,
     plan: Plan,
     model: Model,
     *,
-    records: Records,
+    records: RecordArrays,
     generator: Generator,
     compute: ComputeConfig,
 ) -> tuple[LearnedFeatures, Trace]:
@@ -86,7 +86,7 @@ def learn_shared_features(
     return learn_features(features, barrier, model, plan), trace
 
 
-def learn_features(features: Features, barrier: Barrier, model: Model, plan: Plan) -> LearnedFeatures:
+def learn_features(features: FeatureLearner, barrier: Barrier, model: Model, plan: Plan) -> LearnedFeatures:
     """Learn features by the releases of `schedule_of`, and the initial parameters if the kind gives them."""
     row_barrier = user_level_barrier(barrier, plan.facts.rows_per_user)
     learned = learn_buffers(features, row_barrier, plan.facts.records, plan.target.count_noise)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
 from algorithms.core.method import STORED_AS
-from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, Steps
+from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, StepCount
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
@@ -142,13 +142,13 @@ def check_no_noise_limit(update: OptimizerConfig, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Sampled(Descent):
+class SampledMethod(Descent):
     """Settings of noisy gradient steps over samples.
 
     expected_batch_size: if the number of records is public. sampling_rate: if it is private.
     """
 
-    steps: Steps
+    steps: StepCount
     expected_batch_size: Count | None = None
     sampling_rate: Share | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -19,7 +19,7 @@ from algorithms.core.unknown_names import check_settings
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
 MAX_STEPS = 1_000_000
-Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+StepCount = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 """More take minutes to plan."""
 Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from algorithms.core.checkpoint import collect, load, save
-from algorithms.core.learned_features import Features, LearnedFeatures, learn_features
+from algorithms.core.learned_features import FeatureLearner, LearnedFeatures, learn_features
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan
 from algorithms.core.user_level import user_level_model
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers, installed
-from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, Records
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.mechanisms.noise import Generator
@@ -50,7 +50,7 @@ def train(
     plan: Plan,
     model: Model,
     *,
-    open_records: Callable[[], Records],
+    open_records: Callable[[], RecordArrays],
     generator: Generator,
     run_id: str,
     folder: Path,
@@ -59,7 +59,7 @@ def train(
     checkpoint_seconds: float,
     on_step: OnStep,
     on_state: OnState | None = None,
-    features: Features | None = None,
+    features: FeatureLearner | None = None,
     diagnostics: Diagnostics | None = None,
     barrier_of: Callable[..., Barrier] | None = None,
     shared_features: tuple[LearnedFeatures, Trace] | None = None,

@@ -15,7 +15,13 @@ from algorithms.evaluation.curves import (
 from algorithms.evaluation.estimates import metrics_of, reasons_of
 from algorithms.evaluation.expected import expected_errors, expected_group_errors
 from algorithms.evaluation.groups import GroupDifference, GroupMetrics, group_differences, groups_of
-from algorithms.evaluation.histogram import HistogramSpec, Released, View, count, histogram_for
+from algorithms.evaluation.histogram import (
+    HistogramSpec,
+    NoisyTables,
+    ReleasedHistogram,
+    count,
+    histogram_for,
+)
 from algorithms.evaluation.imbalance import ClassMetrics, Decision, cheapest_threshold, class_metrics_of
 from algorithms.evaluation.intervals import Estimate
 from algorithms.evaluation.recalibration import Recalibration, recalibration_of
@@ -28,10 +34,10 @@ __all__ = [
     "GroupDifference",
     "GroupMetrics",
     "HistogramSpec",
+    "NoisyTables",
     "Recalibration",
-    "Released",
+    "ReleasedHistogram",
     "Threshold",
-    "View",
     "calibration_curve",
     "calibration_error_of",
     "cheapest_threshold",

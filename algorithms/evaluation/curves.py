@@ -14,10 +14,10 @@ from algorithms.evaluation.estimates import (
     scored_cells,
     sigmoid,
 )
-from algorithms.evaluation.histogram import Floats, Released, View, score_edges
+from algorithms.evaluation.histogram import Floats, NoisyTables, ReleasedHistogram, score_edges
 from algorithms.evaluation.intervals import (
-    Cells,
     Estimate,
+    NoisyCells,
     Outcome,
     Z,
     estimate_in,
@@ -59,13 +59,13 @@ class CalibrationBin:
     observed: Estimate
 
 
-def thresholds_of(released: Released) -> tuple[Threshold, ...]:
+def thresholds_of(released: ReleasedHistogram) -> tuple[Threshold, ...]:
     """Metrics of two classes at 15 public thresholds, which are even in the bins; empty for other kinds."""
     is_of_two = released.spec.kind == "two classes" and not released.has_invalid
     return thresholds_of_view(released.view()) if is_of_two else ()
 
 
-def thresholds_of_view(view: View) -> tuple[Threshold, ...]:
+def thresholds_of_view(view: NoisyTables) -> tuple[Threshold, ...]:
     """As `thresholds_of`, of a group."""
     cells, bins = scored_cells(view), view.spec.bins
     return tuple(threshold_at(cells, cut) for cut in range(bins // _POINTS, bins, bins // _POINTS))
@@ -85,7 +85,7 @@ def threshold_at(cells: ScoredCells, cut: int) -> Threshold:
     )
 
 
-def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:
+def calibration_curve(released: ReleasedHistogram) -> tuple[CalibrationBin, ...]:
     """Predicted probability against the observed share: of the second of two classes, else of the predicted class.
 
     Neighbouring bins are merged until noise no longer drowns their share; what is left over joins the last.
@@ -95,7 +95,7 @@ def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:
     return () if bins is None else bins.points
 
 
-def calibration_error_of(released: Released) -> Estimate | None:
+def calibration_error_of(released: ReleasedHistogram) -> Estimate | None:
     """The root mean square distance of predicted probability and observed share, over the bins of the curve.
 
     Noise and sampling make every distance larger. Each bin's squared sum of differences has their variance subtracted,
@@ -124,18 +124,18 @@ def calibration_error_of(released: Released) -> Estimate | None:
 class _Bins:
     """cells: [bins x 2], of which `gaps` is predicted less observed. points: the curve. people: each point's cells."""
 
-    cells: Cells
+    cells: NoisyCells
     gaps: Floats
     points: tuple[CalibrationBin, ...]
     people: tuple[Floats, ...]
 
 
-def _calibration_bins(released: Released) -> _Bins | None:
+def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
     spec = released.spec
     if released.has_invalid:
         return None
     if spec.kind == "two classes":
-        cells: Cells = scored_cells(released.view())
+        cells: NoisyCells = scored_cells(released.view())
         bins, group = spec.bins, spec.bins // _POINTS
         means = extrapolated(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
         edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
@@ -168,13 +168,13 @@ def _calibration_bins(released: Released) -> _Bins | None:
     )
 
 
-def _share_between(cells: Cells, bins: int, start: int, end: int) -> Outcome:
+def _share_between(cells: NoisyCells, bins: int, start: int, end: int) -> Outcome:
     """The observed share in some bins."""
     return proportion(cells, _between(bins, start, end, (0.0, 1.0)), _between(bins, start, end, (1.0, 0.0)))
 
 
 def _point(
-    cells: Cells, means: Floats, start: int, end: int, ends: tuple[float, float], share: Estimate
+    cells: NoisyCells, means: Floats, start: int, end: int, ends: tuple[float, float], share: Estimate
 ) -> CalibrationBin:
     people = _between(len(means), start, end, (1.0, 1.0))
     mean = cells.total(np.repeat(means, 2) * people) / cells.total(people)

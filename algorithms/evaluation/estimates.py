@@ -15,8 +15,8 @@ from algorithms.evaluation.histogram import (
     MAX_LOG_ODDS,
     SIDE_SHARE,
     Floats,
-    Released,
-    View,
+    NoisyTables,
+    ReleasedHistogram,
     error_nodes,
     loss_nodes,
     score_edges,
@@ -28,8 +28,8 @@ from algorithms.evaluation.intervals import (
     DROWNED,
     MAX_NOISE,
     TOO_FEW,
-    Cells,
     Estimate,
+    NoisyCells,
     Outcome,
     area_under_curve,
     estimate_in,
@@ -48,17 +48,17 @@ one of the outer bins, which have no width to extrapolate, where more than the s
 _INVALID = "the model's scores are not finite, or labels unknown, for more of the held-out records than noise explains."
 
 
-def metrics_of(released: Released) -> Mapping[str, Estimate | None]:
+def metrics_of(released: ReleasedHistogram) -> Mapping[str, Estimate | None]:
     """The metrics by name; None where noise drowns them, or a bias cannot be removed."""
     return {name: estimate_in(outcome) for name, outcome in outcomes_of(released).items()}
 
 
-def reasons_of(released: Released) -> Mapping[str, str]:
+def reasons_of(released: ReleasedHistogram) -> Mapping[str, str]:
     """One sentence for every metric that is None."""
     return {name: outcome for name, outcome in outcomes_of(released).items() if isinstance(outcome, str)}
 
 
-def outcomes_of(released: Released) -> dict[str, Outcome]:
+def outcomes_of(released: ReleasedHistogram) -> dict[str, Outcome]:
     """The metrics by name, or the reason why there is none."""
     outcomes = outcomes_of_view(released.view())
     if released.spec.compared:
@@ -68,7 +68,7 @@ def outcomes_of(released: Released) -> dict[str, Outcome]:
     return outcomes
 
 
-def outcomes_of_view(view: View) -> dict[str, Outcome]:
+def outcomes_of_view(view: NoisyTables) -> dict[str, Outcome]:
     """The metrics of all records or of a group."""
     if view.spec.kind == "two classes":
         return _of_two_classes(scored_cells(view))
@@ -83,7 +83,7 @@ def outcomes_of_view(view: View) -> dict[str, Outcome]:
 # Two classes
 
 
-class ScoredCells(Cells):
+class ScoredCells(NoisyCells):
     """Cells of score bin x label, [bins x 2] flattened, by least squares from all resolutions.
 
     The resolutions are y = A x + noise with the same A for both labels, so x is estimated by (A'A)^-1 A'y, which is
@@ -101,7 +101,7 @@ class ScoredCells(Cells):
         return self.values.reshape(-1, 2)
 
 
-def scored_cells(view: View) -> ScoredCells:
+def scored_cells(view: NoisyTables) -> ScoredCells:
     """The cells at the finest resolution."""
     solve, covariance = _least_squares(view.spec.resolutions)
     stacked = np.concatenate([view.tables[f"score x label, {size}"] for size in view.spec.resolutions])
@@ -224,7 +224,7 @@ def _larger_part(positive: Outcome) -> Outcome:
 # Classes
 
 
-def _of_classes(view: View) -> dict[str, Outcome]:
+def _of_classes(view: NoisyTables) -> dict[str, Outcome]:
     wrong_right = independent(view.tables["right"], view.noise_std)
     losses = independent(view.tables["log loss"], view.noise_std)
     nodes = loss_nodes(view.spec.bins)
@@ -236,7 +236,7 @@ def _of_classes(view: View) -> dict[str, Outcome]:
     }
 
 
-def class_cells(view: View) -> tuple[Cells, Floats, Floats, Floats]:
+def class_cells(view: NoisyTables) -> tuple[NoisyCells, Floats, Floats, Floats]:
     """Cells, and the weights [classes, cells] that add up each class's right records, its records, and the records that
     are predicted to be of it."""
     classes = view.spec.outputs
@@ -259,14 +259,14 @@ def class_cells(view: View) -> tuple[Cells, Floats, Floats, Floats]:
     )
 
 
-def _f1_of_classes(view: View) -> Outcome:
+def _f1_of_classes(view: NoisyTables) -> Outcome:
     cells, right, of_class, predicted = class_cells(view)
     is_joint = "predicted x label" in view.tables
     return macro_f1(cells, right, of_class + predicted, None if is_joint else (of_class, predicted))
 
 
 def macro_f1(
-    cells: Cells, right: Floats, named: Floats, apart: tuple[Floats, Floats] | None = None
+    cells: NoisyCells, right: Floats, named: Floats, apart: tuple[Floats, Floats] | None = None
 ) -> Outcome:
     """The mean over classes of F_k = 2 T_k / Q_k, by the delta method.
 
@@ -302,7 +302,7 @@ def macro_f1(
     return share(float(np.mean(2 * hits / totals) - bias), cells.noise(gradient, gradient), by_sample)
 
 
-def _majority(view: View) -> Outcome:
+def _majority(view: NoisyTables) -> Outcome:
     """The accuracy of always predicting the most frequent class.
 
     The largest of many noisy counts is too large, so it is that of shrunk ones. The interval holds those of all classes
@@ -330,7 +330,7 @@ def _majority(view: View) -> Outcome:
 # Numbers
 
 
-def _of_numbers(view: View) -> dict[str, Outcome]:
+def _of_numbers(view: NoisyTables) -> dict[str, Outcome]:
     """Errors above 1, half of the range, count as 1."""
     nodes = np.append(error_nodes(view.spec.bins), 1.0)
     errors = independent(view.tables["error"], view.noise_std)
@@ -358,7 +358,7 @@ def _of_numbers(view: View) -> dict[str, Outcome]:
 # The difference of two models
 
 
-def _difference_of_models(released: Released) -> Outcome:
+def _difference_of_models(released: ReleasedHistogram) -> Outcome:
     """The mean score of the model less that of the model it is compared with, on the same people.
 
     A score is from 0 to 1, such as whether a class is right. Of equal models 2.5 % of intervals start above 0.

@@ -11,7 +11,7 @@ import numpy as np
 
 from algorithms.evaluation.estimates import metrics_of
 from algorithms.evaluation.groups import groups_of
-from algorithms.evaluation.histogram import Floats, HistogramSpec, Integers, Released, count
+from algorithms.evaluation.histogram import Floats, HistogramSpec, Integers, ReleasedHistogram, count
 from algorithms.evaluation.intervals import Estimate
 
 _PEOPLE = 2000
@@ -38,12 +38,12 @@ def expected_group_errors(
     return {column: _errors(of_column[0].metrics) for column, of_column in groups.items()}
 
 
-def _expected(spec: HistogramSpec, at_most: int, noise_std: float) -> Released:
+def _expected(spec: HistogramSpec, at_most: int, noise_std: float) -> ReleasedHistogram:
     """Cells without noise that are said to have it."""
     halves = np.arange(_PEOPLE) % 2 if spec.halves else None
     differences = np.tile([1.0, -1.0, *[0.0] * 8], _PEOPLE // 10) if spec.compared else None
     cells = count(spec, *_made_up(spec), halves=halves, differences=differences) * at_most / _PEOPLE
-    return Released(spec, cells, noise_std)
+    return ReleasedHistogram(spec, cells, noise_std)
 
 
 def _errors(metrics: Mapping[str, Estimate | None]) -> Mapping[str, float | None]:

@@ -7,7 +7,7 @@ from itertools import combinations, product
 from typing import TypeAlias
 
 from algorithms.evaluation.estimates import outcomes_of_view
-from algorithms.evaluation.histogram import HistogramSpec, Released, View
+from algorithms.evaluation.histogram import HistogramSpec, NoisyTables, ReleasedHistogram
 from algorithms.evaluation.intervals import Estimate, difference, estimate_in
 
 MIN_SIZE = 8.0
@@ -42,7 +42,7 @@ class GroupDifference:
     metrics: Mapping[str, Estimate]
 
 
-def groups_of(released: Released) -> Mapping[str, tuple[GroupMetrics, ...]]:
+def groups_of(released: ReleasedHistogram) -> Mapping[str, tuple[GroupMetrics, ...]]:
     """The groups of each column, and those of all columns crossed, in their declared order; merged ones last.
 
     Groups that are too small are merged with each other. Which ones are is decided by their released sizes, so it is
@@ -97,7 +97,7 @@ def _groupings(spec: HistogramSpec) -> dict[str, tuple[str, _Members]]:
     return {**by_column, **by_part}
 
 
-def _groups(released: Released, part: str, members: _Members) -> tuple[GroupMetrics, ...]:
+def _groups(released: ReleasedHistogram, part: str, members: _Members) -> tuple[GroupMetrics, ...]:
     sizes = {name: size_of(released.view(part, indices)) for name, indices in members.items()}
     small = tuple(name for name, size in sizes.items() if _is_small(size))
     groups = [
@@ -112,14 +112,14 @@ def _groups(released: Released, part: str, members: _Members) -> tuple[GroupMetr
     return tuple(groups)
 
 
-def _metrics(released: Released, view: View) -> dict[str, Estimate | None]:
+def _metrics(released: ReleasedHistogram, view: NoisyTables) -> dict[str, Estimate | None]:
     outcomes = outcomes_of_view(view)
     return {
         name: None if released.has_invalid else estimate_in(outcome) for name, outcome in outcomes.items()
     }
 
 
-def size_of(view: View) -> Estimate:
+def size_of(view: NoisyTables) -> Estimate:
     """The number of people of a view, whose interval counts the noise alone."""
     smallest = min(view.tables.values(), key=lambda table: table.size)
     value, reach = float(smallest.sum()), 1.959964 * view.noise_std * math.sqrt(smallest.size)

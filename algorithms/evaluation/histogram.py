@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-Kind: TypeAlias = Literal["two classes", "classes", "number", "score"]
+HistogramKind: TypeAlias = Literal["two classes", "classes", "number", "score"]
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Groups: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
-_BINS: dict[Kind, int] = {"two classes": 64, "classes": 16, "number": 12, "score": 3}
+_BINS: dict[HistogramKind, int] = {"two classes": 64, "classes": 16, "number": 12, "score": 3}
 _TARGET_NODES, _TARGET_BINS = 8, 16
 _MAX_CONFUSION = 32
 """Up to so many classes the table of predicted class and label is released as a whole."""
@@ -57,7 +57,7 @@ class HistogramSpec:
         True
     """
 
-    kind: Kind
+    kind: HistogramKind
     outputs: int
     bins: int
     groups: Groups = ()
@@ -209,7 +209,7 @@ class HistogramSpec:
 
 
 def histogram_for(
-    kind: Kind,
+    kind: HistogramKind,
     outputs: int,
     groups: Groups = (),
     cross: bool = False,
@@ -222,8 +222,8 @@ def histogram_for(
     Raises:
         ValueError: if the kind, the outputs and the groups do not fit together, or there are too many cells.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"the kind of a histogram is {', '.join(get_args(Kind))}; got {kind!r}.")
+    if kind not in get_args(HistogramKind):
+        raise ValueError(f"the kind of a histogram is {', '.join(get_args(HistogramKind))}; got {kind!r}.")
     if not (outputs == 2 if kind == "two classes" else outputs >= 2 if kind == "classes" else outputs == 1):
         raise ValueError(f"a histogram of {kind} cannot have {outputs} outputs.")
     columns = [column for column, _ in groups]
@@ -467,7 +467,7 @@ def _at_nodes(weights: Floats) -> _Parts:
 
 
 @dataclass(frozen=True)
-class View:
+class NoisyTables:
     """Tables by name with their noisy cells, and the standard deviation of the noise in each cell."""
 
     spec: HistogramSpec
@@ -476,7 +476,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedHistogram:
     """The noisy histogram, which is all that leaves of the held-out records.
 
     values: [cells]. noise_std: standard deviation of the independent Gaussian noise in every cell.
@@ -496,11 +496,11 @@ class Released:
         """The noisy cells of one table, in its shape."""
         return self.view(part, (group,)).tables[name]
 
-    def view(self, part: str = "", groups: tuple[int, ...] = (0,)) -> "View":
+    def view(self, part: str = "", groups: tuple[int, ...] = (0,)) -> "NoisyTables":
         """The tables of all records, or the sums of those of some groups of a part.
 
         Example:
-            >>> released = Released(histogram_for("score", 1, (("sex", ("f", "m")),)), np.arange(10.0), 2.0)
+            >>> released = ReleasedHistogram(histogram_for("score", 1, (("sex", ("f", "m")),)), np.arange(10.0), 2.0)
             >>> both = released.view("sex", (0, 1))
             >>> both.tables["score"].tolist(), both.noise_std == math.sqrt(8)
             ([9.0, 11.0, 13.0], True)
@@ -509,7 +509,7 @@ class Released:
         tables = {
             name: table[chosen].sum(axis=0) for name, table in self.spec.tables_of(part, self.values).items()
         }
-        return View(self.spec, tables, self.noise_std * math.sqrt(len(groups)))
+        return NoisyTables(self.spec, tables, self.noise_std * math.sqrt(len(groups)))
 
     def half(self, which: int) -> Floats:
         """The noisy cells of score x label in one half of the people, [bins, 2]."""
@@ -530,7 +530,7 @@ class Released:
         return json.dumps(document, sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> "Released":
+    def from_json(cls, text: str) -> "ReleasedHistogram":
         """Raises ValueError for a text that `to_json` did not write."""
         try:
             document = json.loads(text)

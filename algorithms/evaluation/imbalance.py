@@ -11,8 +11,8 @@ import numpy as np
 
 from algorithms.evaluation.curves import Threshold, threshold_at
 from algorithms.evaluation.estimates import ScoredCells, class_cells, confusion_at, scored_cells
-from algorithms.evaluation.histogram import Floats, Released
-from algorithms.evaluation.intervals import Cells, Estimate, estimate_in, mean, proportion
+from algorithms.evaluation.histogram import Floats, ReleasedHistogram
+from algorithms.evaluation.intervals import Estimate, NoisyCells, estimate_in, mean, proportion
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Decision:
     constant_cost: Estimate | None
 
 
-def class_metrics_of(released: Released) -> tuple[ClassMetrics, ...]:
+def class_metrics_of(released: ReleasedHistogram) -> tuple[ClassMetrics, ...]:
     """The metrics of each class, in their order; empty for other kinds of targets, and where scores are not finite."""
     if released.has_invalid or released.spec.kind not in ("two classes", "classes"):
         return ()
-    cells: Cells
+    cells: NoisyCells
     if released.spec.kind == "two classes":
         cells = scored_cells(released.view())
         tn, fp, fn, tp = confusion_at(released.spec.bins, released.spec.bins // 2)
@@ -71,7 +71,7 @@ def class_metrics_of(released: Released) -> tuple[ClassMetrics, ...]:
     )
 
 
-def cheapest_threshold(released: Released, costs: Sequence[float]) -> Decision | None:
+def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> Decision | None:
     """The threshold at which mistakes cost least in the released histogram; None where it says nothing of two classes.
 
     Chosen on the people whom it is shown for, it looks a little cheaper than it is for others.
@@ -85,7 +85,7 @@ def cheapest_threshold(released: Released, costs: Sequence[float]) -> Decision |
         >>> chances, labels = np.repeat([0.05, 0.2, 0.8], [900, 80, 20]), np.repeat([0, 1], [940, 60])
         >>> spec = histogram_for("two classes", 2)
         >>> cells = count(spec, np.stack([1 - chances, chances], axis=1), labels)
-        >>> decision = cheapest_threshold(Released(spec, cells, 0.0), (1.0, 10.0))
+        >>> decision = cheapest_threshold(ReleasedHistogram(spec, cells, 0.0), (1.0, 10.0))
         >>> decision.at.recall.value, round(decision.cost.value, 3), round(decision.constant_cost.value, 3)
         (1.0, 0.04, 0.6)
     """

@@ -58,7 +58,7 @@ def estimate_in(outcome: Outcome) -> Estimate | None:
 
 
 @dataclass(frozen=True)
-class Cells:
+class NoisyCells:
     """Unbiased noisy cells and what is known of their noise.
 
     values: [k]. covariance: [k, k], of the noise.
@@ -79,13 +79,13 @@ class Cells:
         return self.total(weights) > _CLEAR * math.sqrt(self.noise(weights, weights))
 
 
-def independent(values: Floats, noise_std: float) -> Cells:
+def independent(values: Floats, noise_std: float) -> NoisyCells:
     """Cells, flattened, with independent noise."""
     flat = values.ravel()
-    return Cells(flat, noise_std**2 * np.eye(flat.size))
+    return NoisyCells(flat, noise_std**2 * np.eye(flat.size))
 
 
-def proportion(cells: Cells, hits: Floats, misses: Floats, *, twice: bool = False) -> Outcome:
+def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool = False) -> Outcome:
     """hits / (hits + misses) of two weighted sums; with `twice` 2 hits / (2 hits + misses), which is an F1.
 
     At the true share t of D = hits + misses people the sum hits - t D has variance D t (1 - t), and for an F1, whose D
@@ -106,7 +106,7 @@ def proportion(cells: Cells, hits: Floats, misses: Floats, *, twice: bool = Fals
 
 
 def mean(
-    cells: Cells,
+    cells: NoisyCells,
     top: Floats,
     everyone: Floats,
     *,
@@ -196,7 +196,7 @@ def mean_of_sums(total: float, people: float, squares: float, noise: float, peop
     return _inverted(total, people, variance, noise**2 + (value * people_noise) ** 2, -1.0, 1.0)
 
 
-def product_ratio(cells: Cells, above: tuple[Floats, Floats], below: tuple[Floats, Floats]) -> Outcome:
+def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[Floats, Floats]) -> Outcome:
     """The ratio of two products of weighted sums, such as a lift; the noise's covariance in each product is subtracted.
 
     The variance of the difference of products at a ratio t is that of its linear part.
@@ -221,7 +221,7 @@ def product_ratio(cells: Cells, above: tuple[Floats, Floats], below: tuple[Float
     return _inverted(top, bottom, variance, noise_at(value), least, value + reach, has_units=True)
 
 
-def mean_gain(cells: Cells, gains: Floats) -> Estimate | None:
+def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
     """The mean of what each person gains, by the noise and sample alone, however small it is beside them."""
     people = float(cells.values.sum())
     everyone = np.ones_like(gains)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algorithms.evaluation.histogram import MAX_LOG_ODDS, Floats, Released, score_edges
+from algorithms.evaluation.histogram import MAX_LOG_ODDS, Floats, ReleasedHistogram, score_edges
 from algorithms.evaluation.intervals import Estimate, independent, mean_gain
 
 _RANGE, _CANDIDATES, _CLEAR = 8.0, 121, 3.0
@@ -23,7 +23,7 @@ class Recalibration:
     gain: Estimate
 
 
-def recalibration_of(released: Released) -> Recalibration | None:
+def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
     """The temperature, or None where it does not help beyond the noise.
 
     It minimises the log loss of the first half's cells that stand out from the noise. It helps if the 95 % interval of
@@ -57,7 +57,7 @@ def _without_empty_bins(cells: Floats, noise_std: float) -> Floats:
     return np.where(sizes > _CLEAR * math.sqrt(2) * noise_std, cells, 0.0)
 
 
-def _half_centres(released: Released) -> Floats:
+def _half_centres(released: ReleasedHistogram) -> Floats:
     """Log-odds in the middle of the bins of the halves' table, [bins]."""
     bins = released.spec.bins
     width = bins // len(released.half(0))

@@ -32,7 +32,7 @@ class PassValues:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BatchComparison:
     """is_same: whether records have the same values, bit for bit, in passes of one size among other records.
 
     is_like_alone: whether their losses there are those in passes of one record, up to rounding.
@@ -55,7 +55,7 @@ def compare_batches(
     seeds: int,
     has_missing: bool,
     tolerance: float,
-) -> Comparison:
+) -> BatchComparison:
     """Compare made-up records in passes of `size` records, among others and at other positions.
 
     Args:
@@ -96,7 +96,7 @@ def compare_batches(
             is_same &= torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
         alone, together = loss_alone(records.alone(index)), before.evaluated[index : index + 1]
         is_like_alone &= torch.allclose(alone, together, rtol=tolerance, atol=tolerance, equal_nan=True)
-    return Comparison(is_same, is_like_alone)
+    return BatchComparison(is_same, is_like_alone)
 
 
 def _among_others(

@@ -27,7 +27,7 @@ from algorithms.gradients.arithmetic import (
     split_passes,
     wide,
 )
-from algorithms.gradients.batch_invariance import Comparison, PassValues, compare_batches
+from algorithms.gradients.batch_invariance import BatchComparison, PassValues, compare_batches
 from algorithms.gradients.clipping import L2, Clipping
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
@@ -268,7 +268,7 @@ class Engine:
             return shards.slice_of(point)
         return point.to("cpu" if self.passes.offload is not None else device)
 
-    def compare_passes(self, point: Tensor, device: torch.device) -> Comparison:
+    def compare_passes(self, point: Tensor, device: torch.device) -> BatchComparison:
         """Compare passes of the present size at a point [d]."""
         inspection, passes, size = self.inspection, self.passes, self.physical_batch
 

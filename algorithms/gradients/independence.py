@@ -46,7 +46,7 @@ def mixing_layer(module: nn.Module) -> str | None:
     return None
 
 
-class Seen(NamedTuple):
+class ObservedLosses(NamedTuple):
     """Some records, their losses [count] in one pass, and whether it may have drawn random numbers."""
 
     sample: SyntheticBatch
@@ -91,12 +91,12 @@ class ModelProbe:
         drawn = self.form.draw(count, seed)
         return drawn.in_64_bits() if self.is_exact else drawn
 
-    def see(self, sample: SyntheticBatch) -> Seen:
+    def see(self, sample: SyntheticBatch) -> ObservedLosses:
         """Run a pass; the seed fixes what dropout drops."""
         with same_randomness(self.seed):
             before = torch.default_generator.get_state()
             losses = self.passes.losses(self.parameters, sample.inputs, sample.labels)
-            return Seen(sample, losses, draws_since(before, sample.inputs))
+            return ObservedLosses(sample, losses, draws_since(before, sample.inputs))
 
     def losses(self, sample: SyntheticBatch) -> Tensor:
         """The losses [count] of a pass."""
@@ -117,7 +117,7 @@ class ModelProbe:
             a.double(), b.double(), rtol=self.tolerance, atol=self.tolerance, equal_nan=True
         )
 
-    def varies(self, seen: Seen, seeds: int) -> bool:
+    def varies(self, seen: ObservedLosses, seeds: int) -> bool:
         """Whether losses differ between seeds, or where all that is drawn is as small or as large as possible.
 
         A layer may rarely use what it draws, as stochastic depth does.
@@ -142,7 +142,7 @@ class ModelProbe:
         return False
 
 
-def check_shape(probe: ModelProbe, seen: Seen) -> None:
+def check_shape(probe: ModelProbe, seen: ObservedLosses) -> None:
     """Raises RecordsNotIndependentError unless there is one loss for each record."""
     count, shape = len(seen.sample.labels), list(seen.losses.shape)
     if shape != [count]:
@@ -203,7 +203,13 @@ def crowd(probe: ModelProbe) -> SyntheticBatch:
 
 
 def check_apart_briefly(
-    probe: ModelProbe, few: Seen, crowded: Seen, *, is_random: bool, draws_masks: bool, is_quick: bool
+    probe: ModelProbe,
+    few: ObservedLosses,
+    crowded: ObservedLosses,
+    *,
+    is_random: bool,
+    draws_masks: bool,
+    is_quick: bool,
 ) -> None:
     """`check_apart` for a model with slow passes: a record alone, and in batches of other kinds and sizes.
 
@@ -250,7 +256,9 @@ def still(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _check_same(probe: ModelProbe, seen: Seen, index: int, changed: SyntheticBatch | Seen, at: int) -> None:
+def _check_same(
+    probe: ModelProbe, seen: ObservedLosses, index: int, changed: SyntheticBatch | ObservedLosses, at: int
+) -> None:
     """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
     other = probe.see(changed) if isinstance(changed, SyntheticBatch) else changed
     if probe.close(seen.losses[index], other.losses[at]):

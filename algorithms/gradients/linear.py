@@ -162,7 +162,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _LinearLoss:
     """A loss of v = -y f(x), y in {-1, 1}: row sums clipped to [0, bound], which overwrite v, and the derivative."""
 
     sums: Callable[[Tensor, float], Tensor]
@@ -173,7 +173,7 @@ class _Kind:
 class _Signed(Losses):
     """Losses of v = -y f(x); features absorb the sign, since a linear f has -y f(x) = f(-y x)."""
 
-    kind: _Kind
+    kind: _LinearLoss
 
     def orient(self, features: Tensor) -> Tensor:
         return features.mul_(torch.where(self.labels == 1, -1.0, 1.0).to(features.dtype))
@@ -243,9 +243,9 @@ def _above_minus_one(negated: Tensor) -> Tensor:
     return (negated + 1.0 > 0.0).to(negated.dtype)
 
 
-_KINDS: Mapping[Callable[[Tensor, Tensor], Tensor], _Kind] = {
-    logistic_loss: _Kind(_logistic_sums, torch.sigmoid),
-    hinge_loss: _Kind(_hinge_sums, _above_minus_one),
+_KINDS: Mapping[Callable[[Tensor, Tensor], Tensor], _LinearLoss] = {
+    logistic_loss: _LinearLoss(_logistic_sums, torch.sigmoid),
+    hinge_loss: _LinearLoss(_hinge_sums, _above_minus_one),
 }
 """The losses with fast code."""
 

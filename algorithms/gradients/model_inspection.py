@@ -27,7 +27,7 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.independence import (
     MANY,
     ModelProbe,
-    Seen,
+    ObservedLosses,
     check_apart,
     check_apart_briefly,
     check_first_records,
@@ -40,7 +40,15 @@ from algorithms.gradients.independence import (
     still,
 )
 from algorithms.gradients.model import copy_module
-from algorithms.gradients.op_tracer import Memory, Operations, OpTracer, held_by, mixes, trace_model, tracing
+from algorithms.gradients.op_tracer import (
+    MemoryTracer,
+    Operations,
+    OpTracer,
+    held_by,
+    mixes,
+    trace_model,
+    tracing,
+)
 from algorithms.gradients.passes import Passes, PinnedBranches
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.randomness import same_randomness
@@ -168,7 +176,7 @@ def _measure(few: SyntheticBatch, run: Callable[[SyntheticBatch], T]) -> tuple[P
     """The peak memory of something that runs for one and for a few records, and its result for the few."""
     peaks = []
     for some in (few.alone(0), few):
-        with Memory() as memory, same_randomness():
+        with MemoryTracer() as memory, same_randomness():
             result = run(some)
         peaks.append(some.inputs.nbytes + memory.most)
     each = max(0, peaks[1] - peaks[0]) // (len(few.labels) - 1)
@@ -456,7 +464,7 @@ class _Trace:
     recorder: None if the calls cannot be recorded, for the given `reason`.
     """
 
-    seen: Seen
+    seen: ObservedLosses
     tracer: OpTracer
     recorder: GradSampleRecorder | None
     reason: UnrecordedError | None = None
@@ -477,8 +485,8 @@ def _trace(
     except UnrecordedError as error:
         with tracing(records, constants, pinned) as tracer:
             losses = probe.passes.losses(parameters, *records)
-        return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, None, error)
-    return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, recorder)
+        return _Trace(ObservedLosses(sample, losses, tracer.is_drawn), tracer, None, error)
+    return _Trace(ObservedLosses(sample, losses, tracer.is_drawn), tracer, recorder)
 
 
 def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
@@ -703,7 +711,7 @@ def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
 
 
 def _pins_are_safe(
-    probe: ModelProbe, pinned_branches: PinnedBranches, samples: list[SyntheticBatch], seen: Seen
+    probe: ModelProbe, pinned_branches: PinnedBranches, samples: list[SyntheticBatch], seen: ObservedLosses
 ) -> bool:
     """Whether records in passes with these pins have the same losses as each record alone; seen: one of the passes.
 
@@ -736,7 +744,7 @@ def _pins_are_safe(
 
 
 def _agrees_with_single_records(
-    probe: ModelProbe, passes: Passes, samples: list[SyntheticBatch], seen: Seen | None = None
+    probe: ModelProbe, passes: Passes, samples: list[SyntheticBatch], seen: ObservedLosses | None = None
 ) -> bool:
     """Whether records in one of these passes have the same losses as each record alone, in evaluation mode."""
     module, together = probe.passes.model.module, replace(probe, passes=passes)

@@ -187,7 +187,7 @@ class OpTracer(_TracerMode):
         return result
 
 
-class Memory(_TracerMode):
+class MemoryTracer(_TracerMode):
     """Counts the live bytes of tensors computed within its block, whoever holds them. most: the peak."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from algorithms.core.calibration import Repeated, plan_fixed
 from algorithms.core.method import PaperProtocol, PaperSwitch, paper_protocol
 from algorithms.core.minibatch import (
     DPSGDState,
-    Sampled,
+    SampledMethod,
     check_no_noise_limit,
     divisor_of,
     plan_gradient_steps,
@@ -45,7 +45,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class QuantileClipping(Sampled):
+class QuantileClipping(SampledMethod):
     """DP-SGD whose clip norm follows a quantile of the gradients' norms (Andrew, Thakkar, McMahan and Ramaswamy 2021).
 
     arXiv:1905.03871, Algorithm 1, on single records instead of users. Two releases a step:
@@ -157,7 +157,7 @@ class AdaCliPParams:
 
 
 @dataclass(frozen=True)
-class AdaCliP(Sampled):
+class AdaCliP(SampledMethod):
     """AdaCliP: coordinate-wise adaptive clipping (Pichapati et al. 2019, arXiv:1908.07643, Algorithm 1).
 
     One release a step: PoissonSampled(B / n, Gaussian(z)) on sums of (g - m) / b, each of norm at most 1. The shift m

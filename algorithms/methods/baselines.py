@@ -16,7 +16,7 @@ from torch import Tensor
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import ReleasedParameters, SingleRelease
 from algorithms.core.minibatch import Descent, DPSGDState, batches, divisor_of
-from algorithms.core.optimizers import Count, OptimizerConfig, Steps
+from algorithms.core.optimizers import Count, OptimizerConfig, StepCount
 from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.user_level import user_level_barrier
@@ -32,7 +32,7 @@ class NonPrivate(Descent):
     """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step."""
 
     by_coordinate: ClassVar[bool] = True
-    steps: Steps
+    steps: StepCount
     expected_batch_size: Count
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 

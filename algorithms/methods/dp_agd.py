@@ -39,7 +39,7 @@ _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384,
 
 
 @dataclass(frozen=True)
-class SelectionLaw:
+class SelectionDistribution:
     """How far the choice among candidates is from a uniform draw, by public numbers alone.
 
     candidates: their number. noise_scale: of the noise on a candidate's total loss. gain: the stated signal: how far
@@ -54,7 +54,9 @@ class SelectionLaw:
     distance: float | None
 
     @classmethod
-    def of(cls, release: Release, candidates: int, steps: int, facts: PlanningFacts) -> "SelectionLaw":
+    def of(
+        cls, release: Release, candidates: int, steps: int, facts: PlanningFacts
+    ) -> "SelectionDistribution":
         """The law of one of `steps` selections."""
         scale, bound = release.noise_scale, release.clipping.sensitivity
         if facts.records is None:
@@ -88,21 +90,21 @@ class Iteration:
 
     gradient_rho: float
     selection_multiplier: float
-    selection_law: SelectionLaw | None = None
+    selection_law: SelectionDistribution | None = None
     paper_protocol: PaperProtocol | None = None
 
 
 @dataclass(frozen=True)
-class Measured:
+class NoisySum:
     """A noisy sum of clipped gradients, [d]; its noise has the variance clip_norm^2 / (2 rho)."""
 
     total: Tensor
     rho: float
 
-    def average_with(self, other: "Measured") -> "Measured":
+    def average_with(self, other: "NoisySum") -> "NoisySum":
         """Both by their inverse variances, which add up."""
         rho = self.rho + other.rho
-        return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
+        return NoisySum((self.rho * self.total + other.rho * other.total) / rho, rho)
 
 
 def plan_sampled(
@@ -112,7 +114,7 @@ def plan_sampled(
     target: Target,
     facts: PlanningFacts,
     *,
-    law: Callable[[float], SelectionLaw],
+    law: Callable[[float], SelectionDistribution],
 ) -> Plan:
     """Equal parts of a Rényi budget, for Poisson samples; at the order that leaves the gradient the least noise.
 
@@ -144,7 +146,7 @@ def plan_sampled(
     )
 
 
-Steps = tuple[NotNegative, ...]
+StepGrid = tuple[NotNegative, ...]
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class Choices:
 
     iterations: int
     clip_norm: float
-    steps_grid: Steps
+    steps_grid: StepGrid
     step_range: float
     range_shrink: float
     keep_raised: bool
@@ -234,7 +236,7 @@ class DPAGD(Strict):
     keep_raised: bool | None = None
     clip_norm: Bound | None = None
     loss_bound: Bound = 3.0
-    steps_grid: Steps | None = None
+    steps_grid: StepGrid | None = None
     step_range: Positive | None = None
     range_every: Count = 10
     range_growth: Positive = 1.1
@@ -264,9 +266,9 @@ class DPAGD(Strict):
         self._check(facts)
         iterations, share, budget = self.choices.iterations, self.selection_share, target.budget
 
-        def law(multiplier: float) -> SelectionLaw:
+        def law(multiplier: float) -> SelectionDistribution:
             release = argmin_release(self.loss_bound, self._selection_noise(multiplier), self._sampling())
-            return SelectionLaw.of(release, len(self.choices.steps_grid), iterations, facts)
+            return SelectionDistribution.of(release, len(self.choices.steps_grid), iterations, facts)
 
         if self.sampling_rate is not None:
             return plan_sampled(iterations, share, self.sampling_rate, target, facts, law=law)
@@ -331,7 +333,7 @@ class DPAGD(Strict):
         """The last iterate or their average, as the settings ask, shape [d]."""
         return state.parameters if self.choices.iterates == "last" else state.average
 
-    def _measure_gradient(self, state: AGDState, rho: float, barrier: Barrier) -> Measured | None:
+    def _measure_gradient(self, state: AGDState, rho: float, barrier: Barrier) -> NoisySum | None:
         """A measurement of the gradient where it is afforded."""
         sampling, bound = self._sampling(), L2(self.choices.clip_norm)
         noise = Gaussian(1 / math.sqrt(2 * rho))
@@ -339,7 +341,7 @@ class DPAGD(Strict):
             return None
         at = state.parameters
         total = barrier.gradient(at, sampling=sampling, clipping=bound, noise=noise, divisor=1.0)
-        return Measured(total, rho)
+        return NoisySum(total, rho)
 
     def _state_after(
         self, state: AGDState, line: LineCandidates, chosen: int, *, max_step: float, rho: float
@@ -413,7 +415,7 @@ class Selection:
     """What the plan keeps: the noise multiplier of a round's selection, and its law; older plans have none."""
 
     selection_multiplier: float
-    selection_law: SelectionLaw | None = None
+    selection_law: SelectionDistribution | None = None
 
 
 @dataclass(frozen=True)
@@ -452,7 +454,9 @@ class PrivGene(Strict):
         each = rho * (1 - SLACK) / rounds
         multiplier = 1 / math.sqrt(8 * each)
         release = argmin_release(self.loss_bound, Gumbel(multiplier))
-        selection = Selection(multiplier, SelectionLaw.of(release, 2 * facts.parameters, rounds, facts))
+        selection = Selection(
+            multiplier, SelectionDistribution.of(release, 2 * facts.parameters, rounds, facts)
+        )
         return plan_zcdp(rho, target=target, facts=facts, steps=rounds, method_params=selection)
 
     def init(self, parameters: Tensor, plan: Plan) -> PrivGeneState:

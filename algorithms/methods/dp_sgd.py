@@ -14,7 +14,7 @@ from algorithms.core.calibration import Batches, Claim, Releases, Repeated, even
 from algorithms.core.minibatch import (
     Descent,
     DPSGDState,
-    Sampled,
+    SampledMethod,
     allocate_batches,
     batches,
     divisor_of,
@@ -22,7 +22,7 @@ from algorithms.core.minibatch import (
     noise_limit_factor,
     plan_gradient_steps,
 )
-from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Steps
+from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, StepCount
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
@@ -38,7 +38,7 @@ STEPS_AT_ONE = 150
 
 
 @dataclass(frozen=True)
-class DPSGD(Sampled):
+class DPSGD(SampledMethod):
     """DP-SGD: clip each record's gradient, sum over a Poisson sample, add Gaussian noise (Abadi et al. 2016, Alg. 1).
 
     One release a step: PoissonSampled(B / n, Gaussian(z)). Momentum, Adam, schedules and averaging come after it.
@@ -155,7 +155,7 @@ class SGDAdv(_LegacyAnalysis):
     clip_norm: the L2 bound C of a record's gradient.
     """
 
-    steps: Steps | None = None
+    steps: StepCount | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
@@ -207,7 +207,7 @@ class SGDMA(_LegacyAnalysis):
     standard deviation over C; null for the least that the moments accountant allows.
     """
 
-    steps: Steps = 10_000
+    steps: StepCount = 10_000
     clip_norm: Bound = 4.0
     noise_multiplier: Positive | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
@@ -272,7 +272,7 @@ class DPGD(Descent):
     """
 
     by_coordinate: ClassVar[bool] = True
-    steps: Steps | None = None
+    steps: StepCount | None = None
     clip_norm: Bound = 2.0
     update: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)
@@ -305,7 +305,7 @@ def steps_for(epsilon: float) -> int:
 
 
 @dataclass(frozen=True)
-class NormBoundSGD(Sampled):
+class NormBoundSGD(SampledMethod):
     """Noisy SGD without clipping: the bound on a record's gradient is public (Song, Chaudhuri and Sarwate 2013).
 
     One release a step: PoissonSampled(B / n, Gaussian(z)). A record's gradient is at most the loss's slope times the

@@ -63,7 +63,7 @@ from algorithms.privacy.mechanisms.sampling import Importance
 
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 
-Steps = tuple[float, int]
+RepeatedEvent = tuple[float, int]
 """A fraction K / (N C), and how many steps are taken at it."""
 
 
@@ -305,7 +305,7 @@ class DPIS(Strict):
         now = (fraction, per_epoch)
         later = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
 
-        def events(noise: float, *steps: Steps) -> Schedule:
+        def events(noise: float, *steps: RepeatedEvent) -> Schedule:
             return [
                 (self._release(plan.sampling_rate, at, noise).event(), count) for at, count in steps if count
             ]

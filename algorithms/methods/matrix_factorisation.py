@@ -23,7 +23,13 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.minibatch import DPSGDState, Sampled, divisor_of, gradient_steps, noise_limit_factor
+from algorithms.core.minibatch import (
+    DPSGDState,
+    SampledMethod,
+    divisor_of,
+    gradient_steps,
+    noise_limit_factor,
+)
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -340,7 +346,7 @@ def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping,
 
 
 @dataclass(frozen=True)
-class MatrixFactorisation(Sampled):
+class MatrixFactorisation(SampledMethod):
     """DP-MF: the noise of the iterates is the least by optimisation (Choquette-Choo et al. 2023, arXiv:2306.08153).
 
     Differences from the papers: Toeplitz strategies alone, optimised by L-BFGS; the workload has the schedule,
@@ -451,7 +457,7 @@ class MatrixFactorisation(Sampled):
 
 
 @dataclass(frozen=True)
-class DPFTRL(Sampled):
+class DPFTRL(SampledMethod):
     """DP-FTRL: sums of gradients with noise from binary trees (Kairouz et al. 2021, arXiv:2103.00039), no sampling.
 
     Every record takes part once in a pass over all records. A tree over `restart` passes has a noisy sum for each of

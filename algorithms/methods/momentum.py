@@ -37,7 +37,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
-from algorithms.core.optimizers import Count, NotNegative, Positive, Steps
+from algorithms.core.optimizers import Count, NotNegative, Positive, StepCount
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
@@ -63,7 +63,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curvature:
     """What is public about the objective: its smoothness L and its strong convexity mu."""
 
     smoothness: float
@@ -108,7 +108,7 @@ def truncate_stages(stages: Sequence[Stage], steps: int) -> list[Stage]:
     return kept
 
 
-def coefficients(stages: Sequence[Stage], curve: Curve) -> Array:
+def coefficients(stages: Sequence[Stage], curve: Curvature) -> Array:
     """a_t, shape [steps]: what b_t^2 in each coordinate adds to the error after the last iteration.
 
     Equations (28) and (34) of arXiv:2008.01989: 2^(s_T - s_t) prod_{i > t} (1 - sqrt(mu a_i)) a_t (1 + a_t L).
@@ -119,7 +119,7 @@ def coefficients(stages: Sequence[Stage], curve: Curve) -> Array:
 
 
 def error_bounds(
-    stages: Sequence[Stage], curve: Curve, *, gap: float, noise: float, power: float = 1.0 / 3.0
+    stages: Sequence[Stage], curve: Curvature, *, gap: float, noise: float, power: float = 1.0 / 3.0
 ) -> Array:
     """The bound (32) on the error after each iteration, were it the last; shape [steps].
 
@@ -135,7 +135,7 @@ def error_bounds(
     return np.asarray(start + noise * totals ** (1.0 / power))
 
 
-def _recursion(stages: Sequence[Stage], curve: Curve) -> tuple[Array, Array]:
+def _recursion(stages: Sequence[Stage], curve: Curvature) -> tuple[Array, Array]:
     """By iteration: the logarithm of what the error so far is multiplied by, and what b_t^2 adds; shapes [steps]."""
     shrinking, added = [], []
     for index, stage in enumerate(stages):
@@ -252,7 +252,7 @@ class PathParams(NoiseSchedule):
 
 
 @dataclass(frozen=True)
-class Settings(Strict):
+class MomentumSettings(Strict):
     """Settings that the methods share.
 
     steps: iterations, or the most of them where their number is chosen. relative_step: c in the step size c / L.
@@ -264,7 +264,7 @@ class Settings(Strict):
     """
 
     by_coordinate: ClassVar[bool] = True
-    steps: Steps
+    steps: StepCount
     relative_step: Positive = 1.0
     regularisation: NotNegative = 0.01
     batch_size: Count | None = None
@@ -279,7 +279,7 @@ class Settings(Strict):
         """How many times a record's bound neighbouring sums may lie apart."""
         return 2.0 if self.adjacency == "REPLACE_ONE" else 1.0
 
-    def curve(self, facts: PlanningFacts) -> Curve:
+    def curve(self, facts: PlanningFacts) -> Curvature:
         """L and mu; raises RefusedError without a public bound, and for a number given by hand without its mark."""
         if self.smoothness_is_data_dependent is not (self.smoothness is not None):
             raise RefusedError(
@@ -289,9 +289,9 @@ class Settings(Strict):
             )
         convexity = 2.0 * self.regularisation
         known = self.smoothness if self.smoothness is not None else facts.smoothness() + convexity
-        return Curve(known, convexity)
+        return Curvature(known, convexity)
 
-    def step_size(self, curve: Curve) -> float:
+    def step_size(self, curve: Curvature) -> float:
         """c / L; raises RefusedError where it is longer than 1 / mu."""
         if self.relative_step * curve.strong_convexity > curve.smoothness:
             raise RefusedError(
@@ -375,7 +375,7 @@ class Settings(Strict):
         self,
         target: Target,
         facts: PlanningFacts,
-        curve: Curve,
+        curve: Curvature,
         stages: Sequence[Stage],
         importance: Array,
         *,
@@ -414,7 +414,7 @@ class Settings(Strict):
         )
 
     def best_length(
-        self, target: Target, facts: PlanningFacts, curve: Curve, stages: Sequence[Stage], gap: float
+        self, target: Target, facts: PlanningFacts, curve: Curvature, stages: Sequence[Stage], gap: float
     ) -> int:
         """The number of iterations with the least error bound (32), from a public bound on the objective's gap.
 
@@ -442,7 +442,7 @@ class Settings(Strict):
 
 
 @dataclass(frozen=True)
-class HeavyBall(Settings):
+class HeavyBall(MomentumSettings):
     """DP-SHB: Polyak's heavy ball, with the same noise in each iteration; with momentum 0 it is DP-GD.
 
     momentum: beta, or None for (1 - sqrt(a mu)) / (1 + sqrt(a mu)) at step size a.
@@ -477,7 +477,7 @@ PAPERS_GAP = 10.0
 
 
 @dataclass(frozen=True)
-class Nesterov(Settings):
+class Nesterov(MomentumSettings):
     """DP-NAG and DP-MASG: Nesterov's accelerated gradient, asked for at the extrapolated point.
 
     variant: one step size ("nag") or stages ("masg"); "_opt" ends after the number of iterations with the least error

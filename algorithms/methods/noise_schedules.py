@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.core.minibatch import (
     DPSGDState,
-    Sampled,
+    SampledMethod,
     check_no_noise_limit,
     divisor_of,
     multiplier_at,
@@ -33,7 +33,7 @@ MIN_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
-class DPSGDDecay(Sampled):
+class DPSGDDecay(SampledMethod):
     """DP-SGD-Decay: the noise falls from epoch to epoch (Yu, Liu, Pu, Gursoy and Truex 2019, arXiv:1904.02200).
 
     One release a step: PoissonSampled(B / n, Gaussian(sigma_e)) in epoch e.
@@ -162,7 +162,7 @@ class ADPSGDState(DPSGDState):
 
 
 @dataclass(frozen=True)
-class ADPSGD(Sampled):
+class ADPSGD(SampledMethod):
     """ADP-SGD: noise that grows as the steps of SGD become shorter (Wu, Wang, Cristali, Gu and Willett 2021).
 
     "Adaptive differentially private empirical risk minimization", Algorithms 1 and 3. One release a step:

@@ -18,8 +18,8 @@ from algorithms.models.libraries import CHECKPOINT, digest, public_folder
 from algorithms.models.model import (
     LossBounds,
     Model,
+    ModelSettings,
     ModelSpec,
-    Settings,
     batch_experts,
     cannot_be_made,
     check_module,
@@ -53,7 +53,7 @@ class Architecture:
     """How a model is built. settings: their class. takes_tokens: whether inputs are tokens instead of real numbers."""
 
     make: Callable[[ModelSpec, Any], Model]
-    settings: type[Settings] = Settings
+    settings: type[ModelSettings] = ModelSettings
     takes_tokens: bool = False
 
 

@@ -17,13 +17,13 @@ from algorithms.gradients import RecordMap
 from algorithms.models.model import Model
 
 
-class Cells(RecordMap):
+class CellVectors(RecordMap):
     """The vectors of rows: for each position p of a row, weights[p] in the cell that its number says, zeros elsewhere.
 
     sizes: the number of cells of each position. A number that is no cell's counts as the nearest one that is.
 
     Example:
-        >>> Cells((2, 3), (0.6, 0.8))(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        >>> CellVectors((2, 3), (0.6, 0.8))(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         tensor([[0.0000, 0.6000, 0.8000, 0.0000, 0.0000],
                 [0.6000, 0.0000, 0.0000, 0.0000, 0.8000]])
     """
@@ -58,11 +58,11 @@ def behind_cells(model: Model, sizes: Sequence[int], weights: Sequence[float]) -
         raise ModelRefusedError(
             "the table is encoded as numbers of cells, which bfloat16 would round; set model.precision to float32."
         )
-    layers = OrderedDict(cells=Cells(sizes, weights), model=model.module)
+    layers = OrderedDict(cells=CellVectors(sizes, weights), model=model.module)
     return replace(model, module=nn.Sequential(layers))
 
 
-def cells_before(module: nn.Module) -> Cells | None:
+def cells_before(module: nn.Module) -> CellVectors | None:
     """The map of rows to vectors in front of a model's module, or None."""
     found = dict(module.named_children()).get("cells")
-    return found if isinstance(found, Cells) else None
+    return found if isinstance(found, CellVectors) else None

@@ -164,7 +164,7 @@ _MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True)
-class View:
+class ShiftedView:
     """An image shifted by whole pixels, with edges padded by reflection, and optionally mirrored left to right."""
 
     down: int
@@ -182,20 +182,20 @@ class View:
 
 
 VIEWS = tuple(
-    View(_PIXELS * down, _PIXELS * right, is_mirrored)
+    ShiftedView(_PIXELS * down, _PIXELS * right, is_mirrored)
     for (down, right), is_mirrored in product(_SHIFTS, (False, True))
 )
 """The image itself, its mirror image, then both with each shift."""
 
 
-class Seen(nn.Sequential):
+class NetworkOfViews(nn.Sequential):
     """Applies the layers of a network to several views of each record: [batch, ...] -> [batch, views, o]."""
 
-    views: tuple[View, ...] = ()
+    views: tuple[ShiftedView, ...] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
         # One view at a time: convolutions have no closed form if several rows of a batch belong to one record.
-        each = [super(Seen, self).forward(view.of(inputs)) for view in self.views]  # type: ignore[no-untyped-call]
+        each = [super(NetworkOfViews, self).forward(view.of(inputs)) for view in self.views]  # type: ignore[no-untyped-call]
         return torch.stack(each, dim=1)
 
 
@@ -215,7 +215,7 @@ def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
             f"model.augmentations is {count}, but views are of images of 1 to {_MOST_CHANNELS} channels, not of inputs"
             f" of shape {shape}; set model.augmentations to 1."
         )
-    seen = Seen()
+    seen = NetworkOfViews()
     for name, layer in model.module.named_children():
         seen.add_module(name, layer)
     seen.views = VIEWS[:count]
@@ -238,10 +238,10 @@ def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
 
 def for_evaluation(model: Model) -> Model:
     """The model for a single view of each record: the record itself."""
-    if not any(isinstance(layer, Seen) for layer in model.module.modules()):
+    if not any(isinstance(layer, NetworkOfViews) for layer in model.module.modules()):
         return model
     module = copy.deepcopy(model.module)
     for layer in module.modules():
-        if isinstance(layer, Seen):
+        if isinstance(layer, NetworkOfViews):
             layer.views = VIEWS[:1]
     return replace(model, module=module)

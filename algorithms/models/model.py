@@ -158,7 +158,7 @@ class ModelSpec:
     level: float = 0.5
 
 
-class Settings(BaseModel):
+class ModelSettings(BaseModel):
     """The settings of one model; unknown names and wrong types are refused. Settings that end in `_file` are paths."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -168,7 +168,7 @@ class Settings(BaseModel):
         return self.model_dump()
 
 
-_S = TypeVar("_S", bound=Settings)
+_S = TypeVar("_S", bound=ModelSettings)
 
 
 def settings_of(kind: type[_S], values: Mapping[str, Any], name: str) -> _S:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import logistic_loss
 from algorithms.models.libraries import digest
-from algorithms.models.model import ACTIVATIONS, LossBounds, Model, ModelSpec, Settings
+from algorithms.models.model import ACTIVATIONS, LossBounds, Model, ModelSettings, ModelSpec
 from algorithms.models.objectives import LOGISTIC, as_they_are, classifier, cross_entropy
 
 Losses = Callable[[Tensor, Tensor], Tensor]
@@ -87,7 +87,7 @@ def _two_scores(outputs: Tensor) -> Tensor:
     return torch.cat([-outputs, outputs], dim=-1) / 2
 
 
-class DenseSettings(Settings):
+class DenseSettings(ModelSettings):
     """hidden: units of the hidden layer."""
 
     hidden: int = Field(default=1000, ge=1)
@@ -193,13 +193,13 @@ _SMALLEST_NORM = 1e-6
 """The smallest norm to divide by, so that a record of zeros does not become NaN."""
 
 
-class GroupSettings(Settings):
+class GroupSettings(ModelSettings):
     """groups: number of channel groups to normalise; 0 for none, as when learned features are normalised."""
 
     groups: int = Field(default=27, ge=0)
 
 
-class UnitSettings(Settings):
+class UnitSettings(ModelSettings):
     """bias: the constant feature."""
 
     bias: float = Field(default=0.3, ge=0)
@@ -374,7 +374,7 @@ def _lines(path: Path, setting: str) -> Iterator[tuple[int, str]]:
 _UNITS, _HIDDEN = 32, 16
 
 
-class TextSettings(Settings):
+class TextSettings(ModelSettings):
     """Settings of a model of words.
 
     embedding: "random" and "glove" are frozen, "learned" is trained with the rest. embedding_file: word vectors. width:

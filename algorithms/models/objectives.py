@@ -78,7 +78,7 @@ def classifier(name: str, module: nn.Module, notes: tuple[str, ...] = ()) -> Mod
 
 
 @dataclass(frozen=True)
-class Objective:
+class LossObjective:
     """losses, scores: as in `Model`, None for the model's own scores. bounds: from the number of outputs. of_tokens:
     whether each token has a label."""
 
@@ -89,10 +89,10 @@ class Objective:
     scores: Callable[[Tensor], Tensor] | None = None
 
 
-def _of_quantile(level: float) -> Objective:
+def _of_quantile(level: float) -> LossObjective:
     loss = QuantileLoss(level)
     bounds = LossBounds(slope=loss.slope, curvature=loss.curvature, least=0.0)
-    return Objective(loss, lambda _: bounds, torch.float32, scores=loss.scores)
+    return LossObjective(loss, lambda _: bounds, torch.float32, scores=loss.scores)
 
 
 _COUNT = CountLoss()
@@ -104,13 +104,13 @@ def _of_labels(count: int) -> LossBounds:
     return LossBounds(slope=1.0 / math.sqrt(count), curvature=0.25 / count, least=0.0)
 
 
-OBJECTIVES: Mapping[str, Objective] = {
-    "number": Objective(squared_error, lambda _: SQUARED, torch.float32),
-    "count": Objective(_COUNT, lambda _: POISSON, torch.float32, scores=_COUNT.scores),
+OBJECTIVES: Mapping[str, LossObjective] = {
+    "number": LossObjective(squared_error, lambda _: SQUARED, torch.float32),
+    "count": LossObjective(_COUNT, lambda _: POISSON, torch.float32, scores=_COUNT.scores),
     "quantile": _of_quantile(0.5),
-    "labels": Objective(binary_cross_entropy, _of_labels, torch.float32),
-    "next token": Objective(next_token, lambda _: None, of_tokens=True),
-    "tags": Objective(token_cross_entropy, lambda _: None, of_tokens=True),
+    "labels": LossObjective(binary_cross_entropy, _of_labels, torch.float32),
+    "next token": LossObjective(next_token, lambda _: None, of_tokens=True),
+    "tags": LossObjective(token_cross_entropy, lambda _: None, of_tokens=True),
 }
 
 

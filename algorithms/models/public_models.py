@@ -23,8 +23,8 @@ from algorithms.models.libraries import digest, imported_library, public_folder,
 from algorithms.models.model import (
     Model,
     ModelRefusedError,
+    ModelSettings,
     ModelSpec,
-    Settings,
     batch_experts,
     cannot_be_made,
 )
@@ -36,7 +36,7 @@ _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
 """Entries of a configuration that this module sets itself."""
 
 
-class Adapter(Settings):
+class Adapter(ModelSettings):
     """Low-rank adapters (Hu et al. 2022) by PEFT: everything except adapters and head is frozen.
 
     kind: low-rank adapters. rank: of each adapter. alpha: adapters are scaled by alpha / rank. targets: name suffixes
@@ -49,7 +49,7 @@ class Adapter(Settings):
     targets: list[str] | None = Field(default=None, min_length=1)
 
 
-class _Public(Settings):
+class _Public(ModelSettings):
     """Settings of both libraries' models.
 
     checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine. Its head

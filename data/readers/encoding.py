@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from data.card import DataRefusedError
 from data.cells import Values
 from data.formats import Binned, Categorical, Column, Date, Hashed, Label, Numeric, Table, Timestamp
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
@@ -53,7 +53,7 @@ def _shares(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
 
 def records(
     table: pa.Table, declared: Table, label_type: LabelType, path: str, *, has_split: bool = False
-) -> Records:
+) -> RecordBatch:
     """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
     value.
 
@@ -64,8 +64,8 @@ def records(
     made = features(table, declared, path)
     found = labels(table, declared.label_columns, label_type, declared.missing, path)
     if declared.cells is None or not has_split:
-        return Records(made, found)
-    return Records(made, found, [*Records(_shares(table, declared, path), found).canonical()])
+        return RecordBatch(made, found)
+    return RecordBatch(made, found, [*RecordBatch(_shares(table, declared, path), found).canonical()])
 
 
 def _fill(

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from data.card import DataRefusedError
-from data.card import Records as Numbers
+from data.card import RecordCounts as Numbers
 from data.formats import Cifar, Digits, Images, ImageTable, Pixels, Synthetic
 from data.readers import encoding
-from data.readers.records import PARTS, Block, Records, check_is_of_the_path, files_in
+from data.readers.records import PARTS, RecordBatch, RecordBlock, check_is_of_the_path, files_in
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
@@ -50,13 +50,13 @@ _Source: TypeAlias = Path | bytes | None
 
 def read_folder(
     folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]
-) -> Iterator[Records]:
+) -> Iterator[RecordBatch]:
     """Read some hundred images at a time, in the order of `image_files`: float32 in [0, 1] (pixel / 255) of `shape`."""
     each = image_files(folder, classes)
     for start in range(0, len(each), _AT_ONCE):
         some = each[start : start + _AT_ONCE]
         features, keys = pixels([path for _, path in some], declared, shape)
-        yield Records(features, np.array([label for label, _ in some], np.int64), keys)
+        yield RecordBatch(features, np.array([label for label, _ in some], np.int64), keys)
 
 
 def image_files(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
@@ -243,16 +243,16 @@ def _decode(
     return image_values[None] if shape[0] == 1 else np.ascontiguousarray(image_values.transpose(2, 0, 1))
 
 
-def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[Block]:
+def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[RecordBlock]:
     """Read one block per part: images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
     Raises DataRefusedError, which names the file, if one is not IDX, is truncated, or does not have such images.
     """
     for part in PARTS:
-        yield Block(part, _of_idx(files[f"{part}_images"], files[f"{part}_labels"], shape))
+        yield RecordBlock(part, _of_idx(files[f"{part}_images"], files[f"{part}_labels"], shape))
 
 
-def _of_idx(images: Path, labels: Path, shape: tuple[int, ...]) -> Records:
+def _of_idx(images: Path, labels: Path, shape: tuple[int, ...]) -> RecordBatch:
     pixels, classes = parse_idx(images), parse_idx(labels)
     if classes.ndim != 1:
         raise DataRefusedError(f"{labels} must hold one label a record; give the published label file.")
@@ -266,7 +266,7 @@ def _of_idx(images: Path, labels: Path, shape: tuple[int, ...]) -> Records:
         )
     scaled = pixels.reshape(-1, *shape).astype(np.float32)
     scaled /= 255.0
-    return Records(scaled, classes.astype(np.int64))
+    return RecordBatch(scaled, classes.astype(np.int64))
 
 
 def parse_idx(path: Path) -> NDArray[np.uint8]:
@@ -319,7 +319,9 @@ _CifarRows: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.integer]]
 """Pixels [n, size] and labels [n]."""
 
 
-def read_cifar(files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, ...]) -> Iterator[Block]:
+def read_cifar(
+    files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, ...]
+) -> Iterator[RecordBlock]:
     """Read blocks of some thousand images: float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
     files: `archive`, or a file for each batch by its name. Raises DataRefusedError, which names the file, if one is
@@ -330,7 +332,7 @@ def read_cifar(files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, 
             for pixels, labels in _cifar_batch(files, name, declared, size=int(np.prod(shape))):
                 images = pixels.reshape(-1, *shape).astype(np.float32)
                 images /= 255.0
-                yield Block(part, Records(images, labels.astype(np.int64)))
+                yield RecordBlock(part, RecordBatch(images, labels.astype(np.int64)))
 
 
 def _cifar_batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size: int) -> Iterator[_CifarRows]:
@@ -381,7 +383,7 @@ def _in_a_pickle(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_CifarRo
         yield pixels[start : start + _CIFAR_ROWS], labels[start : start + _CIFAR_ROWS]
 
 
-def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
+def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[RecordBlock]:
     """The 1797 images as one block: float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
 
     Raises DataRefusedError if the installed scikit-learn has other digits than the declared ones.
@@ -395,10 +397,10 @@ def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
             "the digits of the installed scikit-learn are not the declared ones; install the locked one."
         )
     images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
-    yield Block("train", Records(images, labels.astype(np.int64)))
+    yield RecordBlock("train", RecordBatch(images, labels.astype(np.int64)))
 
 
-def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[Block]:
+def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[RecordBlock]:
     """One block per part: features uniform in [0, 1] as float32 [n, features], label 1 if X w is positive, else 0.
 
     The generators are NumPy's RandomState, whose numbers never change. Features are drawn column by column, first for
@@ -414,10 +416,10 @@ def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> I
         part.add_to(digest)
     if digest.hexdigest() != declared.sha256:
         raise DataRefusedError("the synthetic records are not the declared ones; install the locked NumPy.")
-    yield Block("train", train)
-    yield Block("test", test)
+    yield RecordBlock("train", train)
+    yield RecordBlock("test", test)
 
 
-def _synthetic(uniform: RandomState, normal: NDArray[np.float64], n: int) -> Records:
+def _synthetic(uniform: RandomState, normal: NDArray[np.float64], n: int) -> RecordBatch:
     points = uniform.random_sample((len(normal), n)).T
-    return Records(np.ascontiguousarray(points, np.float32), (points @ normal > 0).astype(np.int64))
+    return RecordBatch(np.ascontiguousarray(points, np.float32), (points @ normal > 0).astype(np.int64))

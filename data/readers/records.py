@@ -35,7 +35,7 @@ def add_features(features: Features, digest: "hashlib._Hash") -> None:
 
 
 @dataclass(frozen=True)
-class Records:
+class RecordBatch:
     """A batch of records: features float32 [n, *shape], labels int64 [n], indices into the declared classes.
 
     If a card declares a target, labels are as `data.readers.encoding.labels` returns them, before an encoder. If it
@@ -63,22 +63,22 @@ class Records:
             features, labels = (self.features[some] + 0.0).astype("<f4"), (self.labels[some] + 0).astype(kind)
             yield from (one.tobytes() + label.tobytes() for one, label in zip(features, labels, strict=True))
 
-    def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "Records":
+    def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "RecordBatch":
         keys = self.keys
         if keys is not None:
             keys = keys[chosen] if isinstance(chosen, slice) else list(compress(keys, chosen))
-        return Records(self.features[chosen], self.labels[chosen], keys)
+        return RecordBatch(self.features[chosen], self.labels[chosen], keys)
 
 
 @dataclass(frozen=True)
-class Block:
+class RecordBlock:
     """Some records of a part that were read together; the blocks of a part are in the order of its source.
 
     source: the records' block of the population, if it has blocks.
     """
 
     part: Part
-    records: Records
+    records: RecordBatch
     source: str = ""
 
     @property
@@ -88,13 +88,13 @@ class Block:
         before = b"%d " % len(block) + block
         return [blake2b(before + key, digest_size=16).digest() for key in self.records.keys or ()]
 
-    def portions(self, size: int) -> Iterator["Block"]:
+    def portions(self, size: int) -> Iterator["RecordBlock"]:
         """The same records in portions of at most `size`."""
         for start in range(0, len(self.records), size):
             yield replace(self, records=self.records[start : start + size])
 
 
-OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[Block]]
+OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[RecordBlock]]
 """A reader of the user's own, as its factory returns it."""
 
 
@@ -130,7 +130,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def check_blocks(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+def check_blocks(card: DataCard, blocks: Iterable[RecordBlock]) -> Iterator[RecordBlock]:
     """Pass on the blocks that have records, and check them; at the end, check the number of records.
 
     If a person's rows are one training record, people are counted. Raises DataRefusedError if the records are not as
@@ -168,7 +168,7 @@ def stand_ins(features: Features, reader: Format) -> NDArray[np.bool_]:
     return np.zeros(len(features), bool)
 
 
-def _check_values(card: DataCard, part: str, records: Records) -> None:
+def _check_values(card: DataCard, part: str, records: RecordBatch) -> None:
     if records.features.dtype != object:
         _check_features(card, part, records)
     if card.target is not None:
@@ -180,7 +180,7 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
         )
 
 
-def _check_features(card: DataCard, part: str, records: Records) -> None:
+def _check_features(card: DataCard, part: str, records: RecordBatch) -> None:
     if records.features.shape != (len(records), *card.input_shape):
         raise DataRefusedError(
             f"the {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "

@@ -48,7 +48,7 @@ from data.formats import (
 )
 from data.readers import encoding, images, texts
 from data.readers.encoding import check_columns
-from data.readers.records import PARTS, Block, Features, Part, Records
+from data.readers.records import PARTS, Features, Part, RecordBatch, RecordBlock
 from data.targets import Classes, LabelType, Number, Tags
 
 _BLOCK_BYTES = 4 * 2**20
@@ -115,7 +115,7 @@ class RowReader:
         """Names of the columns that are read, including the person's."""
         return tuple(dict.fromkeys((*self.declared.in_the_file, *self._person)))
 
-    def read(self) -> Iterator[Block]:
+    def read(self) -> Iterator[RecordBlock]:
         """The records of the train file and, if there is one, of the test file.
 
         A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError,
@@ -129,14 +129,14 @@ class RowReader:
                 for some in self.select_per_person(
                     partial(self.tables, part, self.files[part]), elsewhere[part], part
                 ):
-                    yield Block(part, self.records(some, str(self.files[part])))
+                    yield RecordBlock(part, self.records(some, str(self.files[part])))
 
     def tables(self, part: Part, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         card = self.card
         return tables(part, path, self.declared, card.label_type, more=self._person, names_rows=card.public)
 
-    def records(self, some: pa.Table, where: str) -> Records:
+    def records(self, some: pa.Table, where: str) -> RecordBatch:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
         declared, label_type = self.declared, self.card.label_type
         if isinstance(declared, Table):
@@ -153,12 +153,12 @@ class RowReader:
                 )
                 features = texts.as_features(joined, declared, self._words)
             check_columns(some, (label.name for label in declared.label_columns), where)
-            made = Records(
+            made = RecordBatch(
                 features, encoding.labels(some, declared.label_columns, label_type, ("",), where), keys
             )
         if self.card.person is None:
             return made
-        return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
+        return RecordBatch(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
 
     def held_out_people(self) -> frozenset[bytes]:
         """All people that the test file names, if the card names a person column and has such a file."""

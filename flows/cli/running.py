@@ -116,7 +116,7 @@ _NOISE = re.compile(
 
 
 @dataclass
-class Steps:
+class StageOutput:
     """Prints what the stages of a run write, in a readable form.
 
     verbose: show everything unchanged. is_reused: whether training handed out an existing result.
@@ -251,7 +251,7 @@ AllowCode = Annotated[
 
 
 @contextmanager
-def listening(steps: Steps) -> Iterator[None]:
+def listening(steps: StageOutput) -> Iterator[None]:
     """Within the block, show what the stages of a flow write, without Prefect's own lines."""
     if not steps.verbose:
         quieten_prefect()
@@ -269,7 +269,7 @@ def listening(steps: Steps) -> Iterator[None]:
 class _StepsHandler(logging.Handler):
     """Shows what the stages of a flow write."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StageOutput) -> None:
         super().__init__()
         self._steps = steps
 
@@ -296,7 +296,7 @@ class _Stopped(BaseException):
 
 
 def stoppable(
-    work: Callable[[], T], root: Path, stays: str | None = None, *, steps: Steps | None = None
+    work: Callable[[], T], root: Path, stays: str | None = None, *, steps: StageOutput | None = None
 ) -> T:
     """Call `work`, which runs stages in the checkout at `root` and shows them by `steps`, and return its result.
 

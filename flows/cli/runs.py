@@ -16,7 +16,7 @@ import typer
 from flows.cli import ledger
 from flows.cli.running import (
     AllowCode,
-    Steps,
+    StageOutput,
     Verbose,
     has_prefect_api,
     in_checkout,
@@ -80,7 +80,7 @@ def run(
         say(f"{EXISTING}{f'; {note}' if note else ''}:")
     else:
         _look_ahead(root, edit.params)
-        steps = Steps(verbose)
+        steps = StageOutput(verbose)
         result = _delivered(overrides, root, steps)
         if steps.is_reused:
             say(f"{EXISTING}:")
@@ -97,7 +97,7 @@ def _what(settings: "Params") -> str:
     )
 
 
-def _delivered(overrides: "ParamOverrides", root: Path, steps: Steps) -> "Rows":
+def _delivered(overrides: "ParamOverrides", root: Path, steps: StageOutput) -> "Rows":
     """Run the pipeline; as a Prefect flow if there is a server."""
     if has_prefect_api():
         with listening(steps):
@@ -207,14 +207,14 @@ def retrain(
     """Train again on new blocks of data if a retraining is due. Repeating it in the same period costs nothing."""
     from tasks.runs.stages import checkout
 
-    root, steps, file = checkout(), Steps(verbose), in_checkout(file).absolute()
+    root, steps, file = checkout(), StageOutput(verbose), in_checkout(file).absolute()
     if give_up:
         message = _give_up(root, file, yes=yes)
     elif not has_prefect_api():
         from tasks.retraining import load
-        from tasks.retraining.delivery import Work, deliver
+        from tasks.retraining.delivery import DeliveryWork, deliver
 
-        work = Work(load(file), root, steps.run, steps.line, file, accept_recipe)
+        work = DeliveryWork(load(file), root, steps.run, steps.line, file, accept_recipe)
         message = stoppable(lambda: deliver(work).message_or_raise(), root, steps=steps)
     else:
         with listening(steps):
@@ -228,7 +228,7 @@ def retrain(
 def _give_up(root: Path, file: Path, *, yes: bool) -> str:
     from tasks.retraining import delivery, load
 
-    work = delivery.Work(load(file), root, lambda *_: None, lambda _: None)
+    work = delivery.DeliveryWork(load(file), root, lambda *_: None, lambda _: None)
     with work.states.try_lock() as free:
         state = work.states.open() if free else None
         if state is None:
@@ -304,7 +304,7 @@ def tune(
 
     settings = load_here(root, file, allow_code=allow_code or ())
     if runner == "threads" and not has_prefect_api():
-        steps = Steps(verbose)
+        steps = StageOutput(verbose)
         say(f"searching: at most epsilon {settings.epsilon:g} for all trials together ...", error=True)
         work = partial(deliver, settings, root, say=steps.line, run_all=partial(in_threads, workers))
         say(stoppable(work, root, steps=steps))

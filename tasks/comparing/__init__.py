@@ -27,10 +27,10 @@ from data.description import Transform
 from tasks.calibrate import model_files
 from tasks.config.overrides import with_values
 from tasks.config.params import (
-    Data,
-    Encoder,
-    Memory,
-    Model,
+    DataParams,
+    EncoderParams,
+    MemoryParams,
+    ModelParams,
     ParamsRefusedError,
     StrictModel,
     in_words,
@@ -70,19 +70,19 @@ class Problem(StrictModel):
     dataset: Word
     model: Word
     transform: Transform = "none"
-    encoder: Encoder | None = None
+    encoder: EncoderParams | None = None
     model_settings: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_a_possible_model(self) -> Self:
-        keys = Model.model_fields.keys() - {"name", "seed"}
+        keys = ModelParams.model_fields.keys() - {"name", "seed"}
         unknown = sorted(self.model_settings.keys() - keys)
         if unknown:
             raise ValueError(
                 f"unknown key model_settings.{unknown[0]}, the keys are {', '.join(sorted(keys))}"
             )
         try:
-            Model.model_validate({"name": self.model} | self.model_settings)
+            ModelParams.model_validate({"name": self.model} | self.model_settings)
         except ValidationError as error:
             raise ValueError(in_words(error.errors()[0], "model_settings")) from None
         return self
@@ -115,7 +115,7 @@ class Method(StrictModel):
         return algorithm
 
 
-class Objective(StrictModel):
+class TrainingObjective(StrictModel):
     """Mean training loss at the released parameters, plus regularisation times their squared L2 norm."""
 
     regularisation: float = Field(default=0.0, ge=0)
@@ -128,7 +128,7 @@ class Record(StrictModel):
     only for the first seed or fold.
     """
 
-    objective: Objective | None = None
+    objective: TrainingObjective | None = None
     curves: bool = False
     diagnostics: bool = False
 
@@ -151,7 +151,7 @@ class Comparison(StrictModel):
     record: Record = Record()
     skip_refused: bool = False
     published: Word | None = None
-    performance: Memory = Memory()
+    performance: MemoryParams = MemoryParams()
 
 
 class Variant(Method):
@@ -372,7 +372,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     problems = [
         (
             problem,
-            model_files(Model.model_validate({"name": problem.model} | problem.model_settings)),
+            model_files(ModelParams.model_validate({"name": problem.model} | problem.model_settings)),
             {}
             if problem.encoder is None
             else problem.encoder.model_dump() | {"sha256": facts_of(problem.encoder).sha256},
@@ -451,7 +451,7 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
             f"{file}: the records of {problem.dataset!r} are private, and a comparison as a whole is charged to"
             " nobody; compare on public data sets."
         )
-    public_of(card, Data(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
+    public_of(card, DataParams(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
     if problem.model not in MODELS and not is_own(problem.model):
         raise ParamsRefusedError(
             f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."

@@ -20,14 +20,14 @@ from matplotlib.ticker import LogFormatter, NullFormatter
 from algorithms.plain_text import for_figure
 from data.files import write_text, write_whole
 from tasks.comparing import METRICS, Trial, read_published
-from tasks.comparing.trial import Place, write_parquet
-from tasks.comparing.work import Work
+from tasks.comparing.trial import ComparisonFolder, write_parquet
+from tasks.comparing.work import ComparisonWork
 from tasks.config import params
 from tasks.csv_files import write_csv
 from tasks.reporting import environment
 from tasks.reporting.figures import Picture, Theme, apply_theme, picture
 from tasks.runs.metrics import HELD_OUT_METRICS
-from tasks.tracking.runs import Member, log_group
+from tasks.tracking.runs import GroupMember, log_group
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
 METRIC_COLUMNS = [*HELD_OUT_METRICS, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
@@ -84,7 +84,7 @@ def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
     return joined.assign(difference=joined["ours"] - joined["value"])
 
 
-def results(place: Place, trials: tuple[Trial, ...]) -> pd.DataFrame:
+def results(place: ComparisonFolder, trials: tuple[Trial, ...]) -> pd.DataFrame:
     """One row per finished trial, in the order of the trials, with the metrics of the targets that occur.
 
     A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
@@ -267,7 +267,7 @@ def _heading(metric: str) -> str:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table of texts."""
 
     title: str
@@ -275,7 +275,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def result_tables(totals: pd.DataFrame) -> list[Table]:
+def result_tables(totals: pd.DataFrame) -> list[TextTable]:
     """A table per problem and metric: methods as rows, epsilons as columns, mean and standard error in each cell."""
     tables = []
     for names, rows in totals.groupby(["dataset", "model"], sort=False):
@@ -284,10 +284,12 @@ def result_tables(totals: pd.DataFrame) -> list[Table]:
     return tables
 
 
-def published_table(rows: pd.DataFrame) -> Table:
+def published_table(rows: pd.DataFrame) -> TextTable:
     """Published numbers beside ours. rows: from `results.beside`."""
     header = ("figure", "data", "method", "epsilon", "metric", "published", "ours", "difference")
-    return Table("Published numbers beside ours", header, [_beside(row) for row in rows.to_dict("records")])
+    return TextTable(
+        "Published numbers beside ours", header, [_beside(row) for row in rows.to_dict("records")]
+    )
 
 
 def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
@@ -305,7 +307,7 @@ def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
     )
 
 
-def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
+def _table(title: str, rows: pd.DataFrame, metric: str) -> TextTable:
     epsilons = sorted(rows["epsilon"].dropna().unique())
     body = []
     for label, of_method in rows.groupby("label", sort=False):
@@ -320,7 +322,7 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
     header = (
         ["method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)] if epsilons else ["method", "result"]
     )
-    return Table(title, header, body)
+    return TextTable(title, header, body)
 
 
 def _mean_text(mean: float, stderr: float, metric: str) -> str:
@@ -332,7 +334,7 @@ def _mean_text(mean: float, stderr: float, metric: str) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
+class ComparisonReport:
     """The finished tables, and the figures by name. runs: all finished ones, also of trials that left the file."""
 
     table: pd.DataFrame
@@ -341,7 +343,7 @@ class Report:
     runs: int
 
 
-def report(work: Work, *, refused: Sequence[str]) -> Report:
+def report(work: ComparisonWork, *, refused: Sequence[str]) -> ComparisonReport:
     """Write results.parquet, results.csv, summary.csv, the figures, report.html and page.md from all finished trials.
 
     refused: sentences that say why trials could not run.
@@ -361,10 +363,10 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     markdown = environment(below=_HERE, markdown=True).get_template("comparison.md.j2")
     write_text(place.folder / PAGE, html.render(content))
     write_text(place.folder / MARKDOWN, markdown.render(content))
-    return Report(table, totals, pictures, runs)
+    return ComparisonReport(table, totals, pictures, runs)
 
 
-def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -> dict[str, object]:
+def _content(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -> dict[str, object]:
     """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
     published_rows = (
@@ -382,7 +384,7 @@ def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -
     }
 
 
-def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
+def _facts(work: ComparisonWork, table: pd.DataFrame) -> list[tuple[str, str]]:
     comparison, versions = work.comparison, table["code"].nunique()
     folds = comparison.folds
     repeats = (
@@ -404,7 +406,7 @@ def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
     return facts
 
 
-def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str, Picture]:
+def _pictures(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str, Picture]:
     pictures = {}
     by_metric: dict[str, list[pd.DataFrame]] = {}
     for _, rows in totals.groupby(PROBLEM, sort=False):
@@ -434,7 +436,7 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     return pictures
 
 
-def _all_rows(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
+def _all_rows(place: ComparisonFolder, table: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The curves or traces of the finished trials in one table, with the columns that identify a trial."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []
@@ -459,7 +461,7 @@ def _noise(traces: pd.DataFrame) -> pd.DataFrame:
     return traces.assign(label=traces["label"].where(kinds == 1, named), release=traces["release"] + 1)
 
 
-def log_comparison(work: Work, report: Report) -> bool:
+def log_comparison(work: ComparisonWork, report: ComparisonReport) -> bool:
     """Log the comparison as a group: a run per method with its tables, and a summary with all tables and the figures.
 
     The settings are those of params.yaml. Returns whether it was logged.
@@ -469,7 +471,7 @@ def log_comparison(work: Work, report: Report) -> bool:
     return log_group(work.comparison.name, list(_members(work, report)), settings, root=root)
 
 
-def _members(work: Work, report: Report) -> Iterator[Member]:
+def _members(work: ComparisonWork, report: ComparisonReport) -> Iterator[GroupMember]:
     comparison, folder = work.comparison, work.place.folder
     shared: dict[str, Any] = {"comparison": comparison.name, "title": comparison.title, "private": False}
     for method, rows in report.table.groupby("method", sort=False):
@@ -479,8 +481,8 @@ def _members(work: Work, report: Report) -> Iterator[Member]:
             "algorithm": comparison.methods[str(method)].algorithm,
         }
         tables = {"results": rows, "summary": report.totals[report.totals["method"] == method]}
-        yield Member(str(method), config, {"cells": len(rows), "runs": report.runs}, tables)
-    yield Member(
+        yield GroupMember(str(method), config, {"cells": len(rows), "runs": report.runs}, tables)
+    yield GroupMember(
         "summary",
         shared,
         {"cells": len(report.table), "runs": report.runs},

@@ -35,7 +35,7 @@ from data import DatasetInfo
 from data.card import DataRefusedError
 from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, Prepared, load
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.calibrate import READS, model_for, plan_for
 from tasks.comparing import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
@@ -52,7 +52,7 @@ _BATCH, _AT_ONCE = 4096, 32
 
 
 @dataclass(frozen=True)
-class Place:
+class ComparisonFolder:
     """The folder of one comparison. root: the checkout, as an absolute path."""
 
     root: Path
@@ -116,8 +116,8 @@ class Sides:
     """The training and test records of a trial. public: the public facts of exactly these records."""
 
     public: DatasetInfo
-    train: Records
-    test: Records
+    train: RecordBatch
+    test: RecordBatch
 
 
 def cut(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -170,12 +170,12 @@ def sides(store: Path, trial: Trial) -> Sides:
     folder = prepared_folder(store, trial)
     data = _load_records(folder)
     if trial.fold is None:
-        train = Records(data.train_features, data.train_labels)
-        return Sides(data.public, train, Records(data.test_features, data.test_labels))
+        train = RecordBatch(data.train_features, data.train_labels)
+        return Sides(data.public, train, RecordBatch(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
     public, *places = _fold_records(folder, trial.fold)
-    return Sides(public, *(Records(features[side], labels[side]) for side in places))
+    return Sides(public, *(RecordBatch(features[side], labels[side]) for side in places))
 
 
 def public_of(store: Path, trial: Trial) -> DatasetInfo:
@@ -213,7 +213,7 @@ class Context:
     result.
     """
 
-    place: Place
+    place: ComparisonFolder
     code: str
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
@@ -252,7 +252,7 @@ def _params(trial: Trial) -> Params:
     return params.parse(document, reads=READS, name=f"methods.{trial.method}")
 
 
-class Curve:
+class ParameterTrail:
     """Keeps the released parameters after selected steps: after each of up to 200 steps, otherwise after about 200.
 
     start: the algorithm's state before the first step.
@@ -301,7 +301,7 @@ def points(steps: int) -> set[int]:
     return {*dense.tolist(), *even.tolist()}
 
 
-def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.float64]:
+def mean_losses(model: Model, parameters: Tensor, part: RecordBatch) -> NDArray[np.float64]:
     """The mean loss over the records at each of several parameters, shape [k, d] -> [k]."""
 
     def total(point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ class _Trained:
     model: Model
     parameters: torch.Tensor
     trace: Trace
-    curve: Curve | None
+    curve: ParameterTrail | None
     diagnostics: Diagnostics | None
     seconds: float
     steps: int
@@ -384,7 +384,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
     model, settings = deepcopy(_model(trial, data.public)), _params(trial)
     algorithm = settings.algorithm
     start = algorithm.init(model.initial_parameters(), plan)
-    curve = Curve(algorithm.released, plan.steps, start=start) if trial.record["curves"] else None
+    curve = ParameterTrail(algorithm.released, plan.steps, start=start) if trial.record["curves"] else None
     diagnostics, steps = Diagnostics() if trial.is_diagnosed else None, [0]
 
     began = time.perf_counter()

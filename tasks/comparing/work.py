@@ -16,8 +16,8 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import data_card
 from tasks.comparing import Comparison, Trial, TrialGroup, code_digest, load, read_published, trials
 from tasks.comparing.trial import (
+    ComparisonFolder,
     Context,
-    Place,
     make_ready,
     plan_trial,
     prepared_folder,
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Work:
+class ComparisonWork:
     """A comparison and its trials, in the order of its file."""
 
     comparison: Comparison
@@ -41,7 +41,7 @@ class Work:
     trials: tuple[Trial, ...]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ComparisonFolder:
         """The folder of its files."""
         return self.context.place
 
@@ -54,7 +54,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SkippedTrial:
     """A trial that did not run, and a sentence that says why."""
 
     trial: Trial
@@ -67,7 +67,7 @@ class Problem:
 
 
 @contextmanager
-def lock_comparison(place: Place) -> Iterator[None]:
+def lock_comparison(place: ComparisonFolder) -> Iterator[None]:
     """Lock the comparison within the block; raises ParamsRefusedError if another process has locked it."""
     for folder in (place.trials, place.plans, place.failures):
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def lock_comparison(place: Place) -> Iterator[None]:
         yield
 
 
-def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Work:
+def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> ComparisonWork:
     """Read and check a comparison's file; its data sets are not prepared yet.
 
     allow_code: code of the user's own that the file may name, besides what params.yaml and data cards name. Raises
@@ -98,27 +98,29 @@ def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Work
         read_published(root / comparison.published)
     wanted = tuple(trials(comparison, cards, file=file.name))
     compute = ComputeConfig(**comparison.performance.model_dump())
-    return Work(comparison, Context(Place(root, comparison.name), code_digest(), compute), wanted)
+    return ComparisonWork(
+        comparison, Context(ComparisonFolder(root, comparison.name), code_digest(), compute), wanted
+    )
 
 
-def prepare_data(work: Work) -> None:
+def prepare_data(work: ComparisonWork) -> None:
     """Prepare each data set that does not exist yet; raises DataRefusedError."""
     for trial in {prepared_folder(work.place.store, trial): trial for trial in work.trials}.values():
         make_ready(work.place.store, trial, root=work.place.root)
 
 
-def plan_group(context: Context, group: TrialGroup) -> list[Problem]:
+def plan_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Make the plans of a group, which are kept on disk; returns the trials that cannot run."""
     problems = []
     for trial in group:
         try:
             plan_trial(context, trial)
         except refusals() as refusal:
-            problems.append(Problem(trial, " ".join(str(refusal).split())))
+            problems.append(SkippedTrial(trial, " ".join(str(refusal).split())))
     return problems
 
 
-def run_group(context: Context, group: TrialGroup) -> list[Problem]:
+def run_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Run the trials of a group one after the other until a stop is requested; returns those that failed."""
     problems = []
     for trial in group:
@@ -129,12 +131,12 @@ def run_group(context: Context, group: TrialGroup) -> list[Problem]:
         except Exception as error:  # a trial that fails must not stop the others
             path = context.place.failures / f"{trial.digest}.txt"
             path.write_text(traceback.format_exc(), encoding="utf-8")
-            problems.append(Problem(trial, " ".join(str(error).split()) or type(error).__name__))
+            problems.append(SkippedTrial(trial, " ".join(str(error).split()) or type(error).__name__))
     return problems
 
 
 @contextmanager
-def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
+def progress(place: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[None]:
     """Within the block, show how many of the groups' trials are done, and which one finished last.
 
     It is read from the folder of results, so that it does not matter which process runs the trials: a bar on a

@@ -20,13 +20,13 @@ from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from data.card import DataCard, DataRefusedError, Records, data_card
+from data.card import DataCard, DataRefusedError, RecordCounts, data_card
 from data.description import cells_of, feature_norms
 from data.documents import DocumentError, load_yaml
 from data.files import write_text
 from data.targets import Number, level_of
 from tasks.config import params
-from tasks.config.params import Model, Params, ParamsRefusedError
+from tasks.config.params import ModelParams, Params, ParamsRefusedError
 
 if TYPE_CHECKING:
     from algorithms.core.method import PaperSwitch
@@ -213,7 +213,7 @@ def _kind(card: DataCard) -> str:
     return "images" if len(card.input_shape) == 3 else "tables"
 
 
-def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
+def _with_batches(settings: dict[str, Any], records: RecordCounts) -> dict[str, Any]:
     """Replace a share of the records by a batch size; an algorithm without privacy has no sampling rate."""
     of = {"sampling_rate": records.train, "batch_share": records.train or records.at_most}
     share = next((name for name in of if name in settings and of[name] is not None), None)
@@ -423,7 +423,9 @@ def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon:
     unchanged = {key: getattr(stands.model, key) for key in ("seed", "precision")}
     if overrides.dataset is None:
         unchanged["class_weights"] = stands.model.class_weights
-    _update_in_place(document["model"], Model(name=chosen.model, **unchanged, **chosen.of_model).model_dump())
+    _update_in_place(
+        document["model"], ModelParams(name=chosen.model, **unchanged, **chosen.of_model).model_dump()
+    )
     _update_in_place(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for untransformed records, or for the output of the encoder.
     if chosen.encoder or "transform" in document["data"]:

@@ -45,7 +45,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Encoder(StrictModel):
+class EncoderParams(StrictModel):
     """A frozen public network; the model is trained on its features of each record (data.transform: encoder).
 
     name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, torchvision/NAME, huggingface/NAME or its folder,
@@ -58,7 +58,7 @@ class Encoder(StrictModel):
     settings: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class Data(StrictModel):
+class DataParams(StrictModel):
     """Which records, and what is computed from each of them by itself.
 
     dataset: the name of a data card. transform: none, scattering (for images) or encoder. encoder: the encoder, if
@@ -67,7 +67,7 @@ class Data(StrictModel):
 
     dataset: str = Field(min_length=1)
     transform: Transform = "none"
-    encoder: Encoder | None = None
+    encoder: EncoderParams | None = None
     blocks: list[Word] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -79,7 +79,7 @@ class Data(StrictModel):
         return self
 
 
-class Attack(StrictModel):
+class AttackTarget(StrictModel):
     """A target instead of epsilon: at this false-alarm rate no attacker recognises a larger share than `caught`.
 
     false_alarms: share of strangers whom the attacker takes for members. caught: share of members that it recognises.
@@ -95,7 +95,7 @@ class Attack(StrictModel):
         return self
 
 
-class Evaluation(StrictModel):
+class EvaluationParams(StrictModel):
     """The release of the held-out records, where the data card says that they are private.
 
     epsilon: what the people held out may lose, at the run's delta; null for as much as those trained on, which costs
@@ -112,7 +112,7 @@ class Evaluation(StrictModel):
     recalibrate: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
-class Privacy(StrictModel):
+class PrivacyParams(StrictModel):
     """The target of a run: either an epsilon or an attack that it must withstand.
 
     epsilon: of the whole run. target: instead, an attack that the run withstands. delta: of the guarantee; 0 with the
@@ -124,14 +124,14 @@ class Privacy(StrictModel):
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)
-    target: Attack | None = None
+    target: AttackTarget | None = None
     delta: float = Field(ge=0, lt=1)
     accountant: Literal["pld", "rdp", "pure"] = "pld"
     noise: Literal["secure", "seeded"] = "secure"
     count_noise: float = Field(default=100.0, gt=0, le=1e9)
     diagnostics: bool = False
-    evaluation: Evaluation = Field(
-        default_factory=Evaluation, exclude_if=lambda evaluation: evaluation == Evaluation()
+    evaluation: EvaluationParams = Field(
+        default_factory=EvaluationParams, exclude_if=lambda evaluation: evaluation == EvaluationParams()
     )
 
     @model_validator(mode="after")
@@ -141,7 +141,7 @@ class Privacy(StrictModel):
         return self
 
 
-class Model(StrictModel):
+class ModelParams(StrictModel):
     """Which model, its initial parameters, and which of them are trained.
 
     name: a model of the catalogue. seed: of the random initial parameters; public. precision: of the gradients.
@@ -193,14 +193,14 @@ class Model(StrictModel):
         return self.settings | self._of_libraries
 
 
-class Memory(StrictModel):
+class MemoryParams(StrictModel):
     """The settings of `Performance` that a run of a comparison has, too."""
 
     memory_mb: int = Field(default=1024, ge=1)
     physical_batch: int | None = Field(default=None, ge=1)
 
 
-class Performance(Memory):
+class Performance(MemoryParams):
     """Settings that do not change the result, except for rounding.
 
     device: auto, cpu, or the name of an accelerator that PyTorch sees, such as cuda. memory_mb: memory for per-record
@@ -277,9 +277,9 @@ class LedgerPlace(StrictModel):
 
 
 MODELS: Mapping[str, type[StrictModel]] = {
-    "data": Data,
-    "privacy": Privacy,
-    "model": Model,
+    "data": DataParams,
+    "privacy": PrivacyParams,
+    "model": ModelParams,
     "performance": Performance,
     "tracking": Tracking,
     "ledger": LedgerPlace,
@@ -289,7 +289,7 @@ OPTIONAL = ("features", "performance", "tracking", "ledger")
 
 
 if TYPE_CHECKING:
-    from algorithms.core.learned_features import Features
+    from algorithms.core.learned_features import FeatureLearner
     from algorithms.core.method import Algorithm
 
 
@@ -322,13 +322,13 @@ class Params:
     algorithm, features: what their groups make, features None for none; `_settings`: the groups as in params.yaml.
     """
 
-    data = _Group[Data]()
-    privacy = _Group[Privacy]()
+    data = _Group[DataParams]()
+    privacy = _Group[PrivacyParams]()
     algorithm = _Group["Algorithm[Any]"]()
     algorithm_settings = _Group[Mapping[str, Any]]()
-    features = _Group["Features | None"]()
+    features = _Group["FeatureLearner | None"]()
     features_settings = _Group[Mapping[str, Any]]()
-    model = _Group[Model]()
+    model = _Group[ModelParams]()
     performance = _Group[Performance]()
     tracking = _Group[Tracking]()
     ledger = _Group[LedgerPlace]()
@@ -429,7 +429,7 @@ def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
     return from_settings(dict(values))
 
 
-def _features(values: Mapping[Any, Any]) -> "Features | None":
+def _features(values: Mapping[Any, Any]) -> "FeatureLearner | None":
     if values.get("name", "none") == "none" and set(values) <= {"name"}:
         return None
     from algorithms.features import from_settings  # torch, as above

@@ -13,7 +13,7 @@ from data import DatasetInfo
 from tasks.runs.ledger import composition_for, plan_composition
 
 if TYPE_CHECKING:
-    from tasks.report import Run
+    from tasks.report import RunResults
 
 _NO_HEAD = "0" * 64
 _SOFTWARE = {
@@ -32,7 +32,7 @@ def rehearse(
     receipt: Mapping[str, Any],
     *,
     trial: Schedule | None = None,
-    report: Callable[["Run"], object] | None = None,
+    report: Callable[["RunResults"], object] | None = None,
 ) -> None:
     """Make the card and the page of a run that is not charged yet.
 
@@ -55,10 +55,10 @@ def rehearse(
 
 def _rehearsal_run(
     document: Mapping[str, Any], public: DatasetInfo, receipt: Mapping[str, Any], trial: Schedule | None
-) -> "Run":
+) -> "RunResults":
     import pandas as pd
 
-    from tasks.report import Run
+    from tasks.report import RunResults
     from tasks.runs import metrics
 
     cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
@@ -73,7 +73,7 @@ def _rehearsal_run(
             "blocks": [{"name": name} | account for name in blocks],
         }
     names = list(public.label_type.names) or ["all"]
-    return Run(
+    return RunResults(
         plan=document,
         receipt={**receipt, **entries, "software": _SOFTWARE, "releases": len(trace)},
         metrics=metrics.placeholder_metrics(

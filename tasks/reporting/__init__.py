@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_detection_rate
-from algorithms.privacy.card import PrivacyCard, Verification, text
+from algorithms.privacy.card import CardVerification, PrivacyCard, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
@@ -37,7 +37,7 @@ from tasks.reporting.figures import (
     quality_figure,
     retrainings_figure,
 )
-from tasks.retraining import Registry, State, States
+from tasks.retraining import Registry, RetrainingState, RetrainingStates
 from tasks.runs.metrics import (
     ACCURACY,
     ReportText,
@@ -147,7 +147,7 @@ def strength(epsilon: float) -> str:
 
 def page(
     card: PrivacyCard,
-    verification: Verification,
+    verification: CardVerification,
     result: ReportText,
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
@@ -266,7 +266,7 @@ def history(
         (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
     ]
     name, _, period = (past.run.retraining or "").rpartition(" ")
-    state = States(home / "retrainings" / name).of(period) if name else None
+    state = RetrainingStates(home / "retrainings" / name).of(period) if name else None
     return History(
         _frame(rows, BLOCKS),
         _retrainings(receipt, metrics, past, home, root),
@@ -292,14 +292,14 @@ def _retrainings(
     registry = Registry(root / "models" / name)
     # In the order in which they began, since names of periods of several lengths do not sort by time.
     earlier = itertools.takewhile(
-        lambda state: state.period != period, States(home / "retrainings" / name).all()
+        lambda state: state.period != period, RetrainingStates(home / "retrainings" / name).all()
     )
     rows = [_row(state, past, registry) for state in earlier]
     this = (receipt["run_id"], metrics["epsilon"], headline_metric(metrics), _words(receipt["blocks"]))
     return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
 
 
-def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
+def _row(state: RetrainingState, past: Settlement, registry: Registry) -> tuple[Any, ...]:
     """An earlier period. Without a model, epsilon is what the ledger charged for the run; without a run, it is 0."""
     metrics = registry.metrics(state.run_id) if state.run_id else {}
     run = past.state.runs.get(state.run_id or "")

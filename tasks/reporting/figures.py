@@ -74,7 +74,7 @@ def _render(draw: Drawing, theme: Theme) -> bytes:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CostCurve:
     """The cost after selected steps, which are ascending."""
 
     steps: Sequence[int]
@@ -82,7 +82,7 @@ class Curve:
 
 
 def epsilon_figure(
-    tight: Curve, bound: Curve, *, target: float | None, theme: Theme, is_fixed: bool = True
+    tight: CostCurve, bound: CostCurve, *, target: float | None, theme: Theme, is_fixed: bool = True
 ) -> "Figure":
     """Draw epsilon over steps; for empty curves draw a note instead.
 

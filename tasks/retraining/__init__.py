@@ -46,7 +46,7 @@ RECIPE = ("data", "privacy", "features", "algorithm", "model")
 _NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
 
-class Recipe(StrictModel):
+class RetrainingRecipe(StrictModel):
     """What a retraining trains: groups as in params.yaml, which take the place of those there while it runs.
 
     data: without the data set and its blocks. privacy: its epsilon matters only to a card that plans `runs`, before the
@@ -70,7 +70,7 @@ class Recipe(StrictModel):
         return groups
 
     @classmethod
-    def of(cls, text: str) -> "Recipe":
+    def of(cls, text: str) -> "RetrainingRecipe":
         """The recipe in the text of a params.yaml; raises ParamsRefusedError if its groups are not there."""
         document = load_yaml(text)
         groups = {name: dict(document[name]) for name in cls.model_fields if document.get(name)}
@@ -108,7 +108,7 @@ class Retraining(StrictModel):
     warm_start: bool = False
     minimal_gain: float = Field(default=0.0, ge=-1, le=1)
     warn_below: int = Field(default=0, ge=0, le=100)
-    recipe: Recipe | None = None
+    recipe: RetrainingRecipe | None = None
 
     def period(self, now: datetime) -> str:
         """The period of a time: that of the run, not of its schedule, so that late runs all fall into one period."""
@@ -143,7 +143,7 @@ def load(path: Path) -> Retraining:
     return settings
 
 
-def write_recipe(path: Path, recipe: Recipe) -> None:
+def write_recipe(path: Path, recipe: RetrainingRecipe) -> None:
     """Write a recipe into the settings at `path`, whose other keys and comments stay."""
     yaml, stream = YAML(), StringIO()
     yaml.width = 120
@@ -202,7 +202,7 @@ Kind = Literal["open", "promoted", "kept", "forfeited", "given up"]
 
 
 @dataclass(frozen=True)
-class State:
+class RetrainingState:
     """A retraining that was begun.
 
     kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is resumed unchanged.
@@ -225,7 +225,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class States:
+class RetrainingStates:
     """The states of one retraining's periods. folder: their folder, with one file per period."""
 
     folder: Path
@@ -242,25 +242,25 @@ class States:
         with held:
             yield True
 
-    def of(self, period: str) -> State | None:
+    def of(self, period: str) -> RetrainingState | None:
         """The state of a period; None if it has not begun."""
         path = self._file(period)
         return _read(path) if path.is_file() else None
 
-    def open(self) -> State | None:
+    def open(self) -> RetrainingState | None:
         """The interrupted retraining, if there is one; there is never more than one."""
         return next((state for state in self.all() if state.kind == "open"), None)
 
-    def all(self) -> list[State]:
+    def all(self) -> list[RetrainingState]:
         """All states, in the order in which they began."""
         states = [_read(path) for path in self.folder.glob("*.json")]
         return sorted(states, key=lambda state: (state.number, state.period))
 
-    def write(self, state: State) -> None:
+    def write(self, state: RetrainingState) -> None:
         """Write a state durably."""
         write_text(self._file(state.period), json.dumps(asdict(state), indent=2))
 
-    def forget(self, state: State) -> None:
+    def forget(self, state: RetrainingState) -> None:
         """Delete the state of a period for which nothing was charged, so that it can start again."""
         self._file(state.period).unlink()
 
@@ -268,6 +268,6 @@ class States:
         return self.folder / f"{period}.json"
 
 
-def _read(path: Path) -> State:
+def _read(path: Path) -> RetrainingState:
     document = read_json(path)
-    return State(**document | {"blocks": tuple(document["blocks"])})
+    return RetrainingState(**document | {"blocks": tuple(document["blocks"])})

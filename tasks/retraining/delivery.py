@@ -28,7 +28,7 @@ from algorithms.models.saved import load_model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import (
     Balance,
-    Block,
+    BlockBalance,
     Ledger,
     NotAllowedError,
     Price,
@@ -51,7 +51,15 @@ from tasks.evaluate import metrics_of
 from tasks.preflight.preview import held_out_records
 from tasks.preflight.registration import planned_run
 from tasks.prepare import public_of
-from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
+from tasks.retraining import (
+    RECIPE,
+    Registry,
+    Retraining,
+    RetrainingRecipe,
+    RetrainingState,
+    RetrainingStates,
+    write_recipe,
+)
 from tasks.retraining.year import Year, year_ahead
 from tasks.runs import store
 from tasks.runs.ledger import declare, missing_blocks, open_ledger
@@ -153,7 +161,7 @@ class Next:
     year: Year | None = None
 
 
-def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]) -> list[Block]:
+def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]) -> list[BlockBalance]:
     """The ledger's state of the blocks of a data set that can be read now; a new population is declared.
 
     A new block is declared by the first run that reads it, unless it holds what another does. plan: see
@@ -164,7 +172,9 @@ def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], P
     return [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 
 
-def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[Block]) -> tuple[str, ...]:
+def retire(
+    settings: Retraining, ledger: Ledger, card: DataCard, standing: list[BlockBalance]
+) -> tuple[str, ...]:
     """Retire the blocks that were used and whose next payment would be too small to be useful; returns their names.
 
     If the database allows only the owner to retire, nothing is retired; such a block pays for no retraining anyway.
@@ -179,7 +189,7 @@ def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[
     return names
 
 
-def how_many_left(settings: Retraining, standing: list[Block]) -> int:
+def how_many_left(settings: Retraining, standing: list[BlockBalance]) -> int:
     """How many more retrainings the caps of these blocks allow without new blocks; at most `warn_below`."""
     if not standing or not settings.warn_below:
         return 0
@@ -195,7 +205,7 @@ def how_many_left(settings: Retraining, standing: list[Block]) -> int:
 
 def next_of(
     settings: Retraining,
-    recipe: Recipe,
+    recipe: RetrainingRecipe,
     ledger: Ledger,
     *,
     root: Path,
@@ -266,7 +276,7 @@ def _is_comparable(model: Path, public: DatasetInfo, root: Path) -> bool:
     return True
 
 
-def _smallest(settings: Retraining, standing: list[Block]) -> Price:
+def _smallest(settings: Retraining, standing: list[BlockBalance]) -> Price:
     return tuple(settings.smallest * min(parts) for parts in zip(*(b.limit for b in standing), strict=True))
 
 
@@ -297,7 +307,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Work:
+class DeliveryWork:
     """A retraining in a checkout.
 
     run_stage: runs a stage there; raises StageRefusedError or StageFailedError. file: where the settings are from.
@@ -317,9 +327,9 @@ class Work:
         return Registry(self.root / "models" / self.settings.name)
 
     @property
-    def states(self) -> States:
+    def states(self) -> RetrainingStates:
         """The states of its periods."""
-        return States(home() / "retrainings" / self.settings.name)
+        return RetrainingStates(home() / "retrainings" / self.settings.name)
 
     @property
     def ledger(self) -> Ledger:
@@ -331,13 +341,13 @@ class Work:
         return f"{self.settings.name} {period}"
 
 
-def deliver(work: Work) -> Outcome:
+def deliver(work: DeliveryWork) -> Outcome:
     """Do `retrain` now, in the locked checkout."""
     with checkout_lock(work.root, say=work.say):
         return retrain(work, now=datetime.now(UTC))
 
 
-def retrain(work: Work, *, now: datetime) -> Outcome:
+def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
     try:
         with work.states.try_lock() as free:
@@ -357,7 +367,7 @@ def retrain(work: Work, *, now: datetime) -> Outcome:
         return Outcome("failed", words)
 
 
-def _due(work: Work, period: str) -> Outcome:
+def _due(work: DeliveryWork, period: str) -> Outcome:
     interrupted = work.states.open()
     if interrupted is not None:
         run_id = charged_run(work, interrupted.period)
@@ -374,7 +384,7 @@ def _due(work: Work, period: str) -> Outcome:
     return _begin(work, period)
 
 
-def _begin(work: Work, period: str) -> Outcome:
+def _begin(work: DeliveryWork, period: str) -> Outcome:
     run_id, before = charged_run(work, period), work.states.all()
     if run_id is not None:
         status = work.ledger.status(run_id)
@@ -402,7 +412,7 @@ def _begin(work: Work, period: str) -> Outcome:
         )
     if changes:
         work.say(f"the recipe has changed, as was accepted: {changes}")
-    state = State(
+    state = RetrainingState(
         changes=changes,
         period=period,
         root=str(work.root.resolve()),
@@ -419,7 +429,7 @@ def _begin(work: Work, period: str) -> Outcome:
     return _run(work, state)
 
 
-def _missing_here(work: Work) -> str | None:
+def _missing_here(work: DeliveryWork) -> str | None:
     """The sentence about charged blocks that cannot be read now; None without one."""
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
     if card.population not in work.ledger.populations():
@@ -428,7 +438,7 @@ def _missing_here(work: Work) -> str | None:
     return missing_blocks(work.ledger, card.population, names)
 
 
-def _recipe_of(work: Work, before: list[State]) -> Recipe:
+def _recipe_of(work: DeliveryWork, before: list[RetrainingState]) -> RetrainingRecipe:
     """The recipe of the settings; if they have none, it is taken over once, and written into their file."""
     if work.settings.recipe is not None:
         return work.settings.recipe
@@ -439,7 +449,7 @@ def _recipe_of(work: Work, before: list[State]) -> Recipe:
             f"params.yaml is about {settings.data.dataset!r} and the retraining about {work.settings.dataset!r}; write"
             " what is to be trained under `recipe` in its file: the groups algorithm, model and privacy of params.yaml."
         )
-    recipe = Recipe.of(before[-1].params if before else here)
+    recipe = RetrainingRecipe.of(before[-1].params if before else here)
     if str(recipe.model.get("start")).startswith(f"models/{work.settings.name}/"):
         recipe.model["start"] = None
     recipe.privacy.get("evaluation", {}).pop("compare_with", None)  # decided for each retraining
@@ -451,7 +461,7 @@ def _recipe_of(work: Work, before: list[State]) -> Recipe:
     return recipe
 
 
-def recipe_changes(work: Work, before: list[State], after: str) -> str:
+def recipe_changes(work: DeliveryWork, before: list[RetrainingState], after: str) -> str:
     """How the recipe in the text of params.yaml differs from that of the model in use; "" if it does not.
 
     A recipe that the last retraining had was accepted then, even if its model did not get into use.
@@ -485,7 +495,7 @@ def _by_dotted_key(document: Mapping[str, Any], prefix: str = "") -> Iterator[tu
             yield f"{prefix}{name}", value
 
 
-def _run(work: Work, state: State) -> Outcome:
+def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
     """Run the stages of an open retraining and end it; after a fault it stays open for the next delivery."""
     here = str(work.root.resolve())
     if state.root != here and Path(state.root).is_dir():
@@ -512,7 +522,9 @@ def _run(work: Work, state: State) -> Outcome:
         _put_back(work, state)  # also if the run goes on later: its params are in its state
 
 
-def _end_after_fault(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
+def _end_after_fault(
+    work: DeliveryWork, state: RetrainingState, kind: Literal["refused", "failed"], reason: str
+) -> Outcome:
     """End a delivery after a fault. Without a charge the period can start again; a charged run is resumed next time."""
     run_id = charged_run(work, state.period)
     if run_id is None:
@@ -528,14 +540,14 @@ def _end_after_fault(work: Work, state: State, kind: Literal["refused", "failed"
     )
 
 
-def _put_back(work: Work, state: State) -> None:
+def _put_back(work: DeliveryWork, state: RetrainingState) -> None:
     """Restore params.yaml from before the retraining, unless somebody has changed it since."""
     path = work.root / "params.yaml"
     if path.read_text(encoding="utf-8") == state.params:
         write_text(path, state.before)
 
 
-def give_up(work: Work, state: State) -> str:
+def give_up(work: DeliveryWork, state: RetrainingState) -> str:
     """End an open retraining without a model; returns the sentence.
 
     Its reservation is forfeited and counts as spent. A reservation of another home stays, since its run may be running.
@@ -558,13 +570,13 @@ def give_up(work: Work, state: State) -> str:
     return words
 
 
-def charged_run(work: Work, period: str) -> str | None:
+def charged_run(work: DeliveryWork, period: str) -> str | None:
     """The run that was charged for a period; None if there is none."""
     population = data_card(work.settings.dataset, work.root / "data" / "cards").population
     return work.ledger.run_of(population, work.key(period))
 
 
-def _finish_delivery(work: Work, state: State) -> Outcome:
+def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
     registry, artifacts = work.registry, work.root / "artifacts"
     entry, serving = registry.add(artifacts), registry.serving
     promotes, words, models = _decide_promotion(work, entry, serving)
@@ -587,7 +599,7 @@ Decision: TypeAlias = tuple[bool, str, tuple[tuple[str, str], ...]]
 """Whether to promote the new model, why, and the models compared."""
 
 
-def _decide_by_release(work: Work, entry: Path, serving: Path | None) -> Decision:
+def _decide_by_release(work: DeliveryWork, entry: Path, serving: Path | None) -> Decision:
     """The same where held-out people are private: by what was released of the difference of both models on them.
 
     The release is that of the new model's run, so nothing more is spent. A gain counts only where it is above the noise
@@ -618,7 +630,7 @@ def _decide_by_release(work: Work, entry: Path, serving: Path | None) -> Decisio
     return False, f"the model {serving.name} stays; the new one has {certain}.", models
 
 
-def _decide_promotion(work: Work, entry: Path, serving: Path | None) -> Decision:
+def _decide_promotion(work: DeliveryWork, entry: Path, serving: Path | None) -> Decision:
     """Whether to promote the new model, why, and the models compared on the held-out records of its own blocks."""
     if DatasetInfo.read(work.root / "datasets/prepared").holdout == "private":
         return _decide_by_release(work, entry, serving)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from algorithms.core.held_out import EvaluationPlan
 from algorithms.evaluation import expected_errors
-from algorithms.privacy.ledger import Balance, Block, Price, forecast
+from algorithms.privacy.ledger import Balance, BlockBalance, Price, forecast
 from tasks.retraining import Every, Retraining
 
 PERIODS: dict[Every, int] = {"hour": 8760, "day": 365, "week": 52, "month": 12}
@@ -52,7 +52,7 @@ class Year:
 
 def year_ahead(
     settings: Retraining,
-    blocks: Sequence[Block],
+    blocks: Sequence[BlockBalance],
     balance: Balance,
     *,
     smallest: Price,

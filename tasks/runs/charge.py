@@ -35,7 +35,7 @@ def claim_run(
     confirm_repeat: store.OnRepeat,
     home: Path,
     root: Path,
-) -> Iterator[tuple[store.Run, Software]]:
+) -> Iterator[tuple[store.RunAttempt, Software]]:
     """Within the block, this process alone has the run, with its result if it has one; see `store.acquire_run`.
 
     digest: of everything that decides the result. noise, seed: of its generator, see `generator_of`. confirm_repeat:
@@ -66,7 +66,7 @@ class Charge:
     """A run that is charged, a training or a search: its ledger, its records and their blocks, and its folders."""
 
     ledger: Ledger
-    run: store.Run
+    run: store.RunAttempt
     software: Software
     public: DatasetInfo
     prepared: Path

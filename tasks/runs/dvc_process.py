@@ -131,10 +131,10 @@ def _encoder_has_changed(data: Mapping[str, Any], prepared: Path) -> bool:
     """Whether an encoder of the user's own has other code or weights than when the data were prepared."""
     from algorithms.extension import is_own
     from data import DatasetInfo
-    from tasks.config.params import Data
+    from tasks.config.params import DataParams
     from tasks.prepare import encoder_of
 
-    chosen = Data.model_validate(dict(data)).encoder
+    chosen = DataParams.model_validate(dict(data)).encoder
     if chosen is None or not is_own(chosen.name) or not (prepared / "public.json").exists():
         return False
     encoder = DatasetInfo.read(prepared).encoder

@@ -43,7 +43,7 @@ def _name_of(document: Mapping[str, Any], part: str) -> str:
 
 def earlier_plan(
     document: Mapping[str, Any],
-    model: params.Model,
+    model: params.ModelParams,
     public: DatasetInfo,
     *,
     check: Callable[[Mapping[str, Any]], None],

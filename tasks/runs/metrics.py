@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from markupsafe import escape
 
-from data.targets import Kind
+from data.targets import TargetKind
 
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
@@ -122,7 +122,7 @@ def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:
     return {name.removeprefix("test_"): metrics[name] for name in names}
 
 
-def placeholder_metrics(kind: Kind, *, evaluation_epsilon: float | None = None) -> dict[str, Any]:
+def placeholder_metrics(kind: TargetKind, *, evaluation_epsilon: float | None = None) -> dict[str, Any]:
     """Metrics of ones, to rehearse a report; evaluation_epsilon: of private held-out records."""
     if evaluation_epsilon is not None:
         estimates = {"test_accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}, "test_log_loss": None}
@@ -573,7 +573,7 @@ class _MetricKind:
 
 
 _TAGS = ("test_token_f1", "test_token_accuracy", "majority_accuracy")
-_KINDS: Mapping[Kind | Literal["entities"], _MetricKind] = {
+_KINDS: Mapping[TargetKind | Literal["entities"], _MetricKind] = {
     "class": _MetricKind(("test_accuracy",), _class_rows, _class_text),
     "number": _MetricKind(("test_r2", "test_rmse", "test_mae", "mean_rmse"), _number_rows, _number_text),
     "count": _MetricKind(

@@ -11,7 +11,7 @@ from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from data.files import read_json
 from tasks.config import SPEND_AGAIN
-from tasks.runs.store import RECEIPT, Run
+from tasks.runs.store import RECEIPT, RunAttempt
 
 _DECIDES = (
     *("data/prepared.py", "data/readers/records.py", "data/targets.py"),
@@ -26,7 +26,7 @@ def pipeline_software() -> Software:
     return software_here(_DECIDES)
 
 
-def check_resumes(run: Run, ledger: Ledger, population: str, today: Software) -> None:
+def check_resumes(run: RunAttempt, ledger: Ledger, population: str, today: Software) -> None:
     """Raise RefusedError for a run that is charged, and so may have drawn noise, and was begun by other software.
 
     Also for one whose software was not recorded, in its folder or in its reservation.

@@ -39,7 +39,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.files import KEY_BYTES, keyed_digest, owner_key, read_json, try_lock, write_text, write_whole
 from data.prepared import contents
-from tasks.config.params import Model
+from tasks.config.params import ModelParams
 
 RECEIPT, PLAN, EVALUATION = "receipt.json", "plan.json", "evaluation.json"
 """Files of a result; the last is the released histogram of private held-out records, an empty object without one."""
@@ -87,7 +87,7 @@ def digest(decides: Sequence[object], public: DatasetInfo, prepared: Path, *, ho
 
 def training_digest(
     plan: Mapping[str, Any],
-    model: Model,
+    model: ModelParams,
     blocks: Sequence[str],
     public: DatasetInfo,
     prepared: Path,
@@ -99,7 +99,7 @@ def training_digest(
 
 
 @dataclass(frozen=True)
-class Run:
+class RunAttempt:
     """An attempt at a run: its id in the ledger, its folder, and the folder of its result.
 
     private_noise: whether its noise is secret. result: None if there is no result yet. notes: about the software that
@@ -184,7 +184,7 @@ def acquire_run(
     new_generator: Generator,
     on_repeat: OnRepeat,
     notes: Mapping[str, str],
-) -> Iterator[Run]:
+) -> Iterator[RunAttempt]:
     """The attempt to make or to return, locked against other processes within the block.
 
     checkout: the requesting checkout, for `begun_runs`. notes: about the software of this process, kept with an attempt
@@ -214,7 +214,7 @@ def acquire_run(
                     _sync(folder)
                     _sync(runs)
                 result = folder / _RESULT if state == "finished" else None
-                yield Run(run_id, folder, new_generator.private, result, own_notes)
+                yield RunAttempt(run_id, folder, new_generator.private, result, own_notes)
                 return
         if not is_held:
             if not has_logged:

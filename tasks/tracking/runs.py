@@ -28,7 +28,7 @@ from algorithms.privacy.card.text import SO_FAR, statement
 from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
-from tasks.reporting.figures import Curve
+from tasks.reporting.figures import CostCurve
 from tasks.runs.metrics import (
     Metrics,
     headline_metric,
@@ -94,17 +94,17 @@ def _dataset(public: DatasetInfo) -> "wandb.Artifact":
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished pipeline run: its card, held-out metrics, noise trace, data description and epsilon over steps."""
 
     card: PrivacyCard
     metrics: Mapping[str, Any]
     trace: pd.DataFrame
     public: DatasetInfo
-    curve: Curve
+    curve: CostCurve
 
 
-def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
+def log_run(run: FinishedRun, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
     """Log a finished run; returns whether it was logged. A failure costs only one line of the log.
 
     artifacts: folder of the run's files. root: the checkout, below which W&B's own files are written.
@@ -113,7 +113,7 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
     return safely(lambda: _log_run(run, settings, folder), settings, "this run", root)
 
 
-def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
+def _log_run(run: FinishedRun, settings: Tracking, artifacts: Path) -> None:
     """Continue the run that training showed live, if there is one.
 
     A W&B run for each stage would have only artifacts to show, and make five lines of one run in every list.
@@ -139,7 +139,7 @@ def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
         logged.summary.update(summary(run.metrics, run.card))
 
 
-def _log_curves(logged: "wandb.Run", run: Finished) -> None:
+def _log_curves(logged: "wandb.Run", run: FinishedRun) -> None:
     logged.define_metric(STEP, hidden=True)
     logged.define_metric("privacy/*", step_metric=STEP)
     # Rows that an earlier report of the same run has logged exist already.
@@ -183,7 +183,7 @@ def config(card: PrivacyCard) -> dict[str, Any]:
     }
 
 
-def history(run: Finished) -> Iterator[dict[str, float]]:
+def history(run: FinishedRun) -> Iterator[dict[str, float]]:
     """Cost and noise by step: STEP, EPSILON and, for each kind of release of the step, NOISE.
 
     At most about 2000 rows, since the whole trace is an artifact. A number that is infinite or unknown at a step is
@@ -247,7 +247,7 @@ def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """A finished run of a group. images: PNG files. files: the files of an artifact."""
 
     job_type: str
@@ -258,7 +258,7 @@ class Member:
     files: Sequence[Path] = ()
 
 
-def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
+def log_group(group: str, members: Sequence[GroupMember], settings: Tracking, *, root: Path) -> bool:
     """Log finished runs as one group; returns whether it was logged. A failure costs one line of the log."""
 
     def log() -> None:
@@ -268,7 +268,7 @@ def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root
     return safely(log, settings, "this group", root)
 
 
-def _log_member(group: str, member: Member, settings: Tracking) -> None:
+def _log_member(group: str, member: GroupMember, settings: Tracking) -> None:
     import wandb
 
     with session(
@@ -362,7 +362,7 @@ def _log_winner(folder: Path, settings: Tracking) -> None:
         logged.summary.update(guarantee | {"privacy/private": card.setting.private})
 
 
-def sections(run: Finished, history: History) -> Mapping[str, tuple[str, str]]:
+def sections(run: FinishedRun, history: History) -> Mapping[str, tuple[str, str]]:
     """The report's sections, in order, each a heading and the Markdown below it."""
     against = f"{metric_name(run.metrics).capitalize()} against epsilon"
     return {
@@ -397,7 +397,7 @@ def _amount(card: PrivacyCard, name: str) -> str:
     return f"epsilon {_cell(amount.epsilon)}, delta {_cell(amount.delta)}"
 
 
-def _epsilon(run: Finished) -> str:
+def _epsilon(run: FinishedRun) -> str:
     if not run.curve.steps:
         return "There is no noise, so epsilon is infinite."
     rows = zip(run.curve.steps, run.curve.epsilon, strict=True)
@@ -423,7 +423,7 @@ def _blocks(blocks: pd.DataFrame) -> str:
     return _frame(blocks[columns])
 
 
-def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
+def _accuracy(run: FinishedRun, retrainings: pd.DataFrame) -> str:
     run_id, scored = run.card.evidence.run_id, retrainings.dropna(subset=["quality"])
     rows = scored.loc[scored["run_id"] != run_id, ["run_id", "epsilon", "quality"]].to_numpy().tolist()
     rows.append([run_id, run.card.setting.epsilon, headline_metric(run.metrics)])
@@ -469,7 +469,7 @@ def _cell(value: object) -> str:
     return for_markdown(" ".join(text.split()))
 
 
-def log_report(run: Finished, history: History, settings: Tracking, *, root: Path) -> str | None:
+def log_report(run: FinishedRun, history: History, settings: Tracking, *, root: Path) -> str | None:
     """Save the report and return its URL, or write report-RUN_ID.json among W&B's own files and return its path.
 
     The file is not an output of the report stage, since it does not exist if tracking is disabled. It keeps the
@@ -481,7 +481,7 @@ def log_report(run: Finished, history: History, settings: Tracking, *, root: Pat
     return saved[0] if saved else None
 
 
-def _save(run: Finished, history: History, settings: Tracking) -> str:
+def _save(run: FinishedRun, history: History, settings: Tracking) -> str:
     path = Path(os.environ["WANDB_DIR"]) / f"report-{artifact_name(run.card.evidence.run_id)}.json"
     built = report(run, history, settings)
     if settings.mode == "online":
@@ -495,7 +495,7 @@ def _save(run: Finished, history: History, settings: Tracking) -> str:
     return place
 
 
-def report(run: Finished, history: History, settings: Tracking) -> "wr.Report":
+def report(run: FinishedRun, history: History, settings: Tracking) -> "wr.Report":
     """Build the report without saving it. Online, W&B is asked for the entity unless the settings name it."""
     import wandb  # here, since the imports take most of a second and may not be needed
     import wandb_workspaces.reports.v2.interface as wr
@@ -518,7 +518,7 @@ def report(run: Finished, history: History, settings: Tracking) -> "wr.Report":
     )
 
 
-def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"]:
+def _grids(run: FinishedRun, entity: str, project: str) -> dict[str, "wr.PanelGrid"]:
     """The panels of some sections. entity: if empty, the runs are those next to the report."""
     import wandb_workspaces.reports.v2.interface as wr
     from wandb_workspaces import expr

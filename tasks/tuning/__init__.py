@@ -25,7 +25,7 @@ from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
 from data.card import data_card
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.overrides import with_values
@@ -84,7 +84,7 @@ class Draw(StrictModel):
         return Trials(self.mean, math.inf if self.distribution == "poisson" else self.shape)
 
 
-class Objective(StrictModel):
+class SearchObjective(StrictModel):
     """What a search maximises.
 
     on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public, and
@@ -109,7 +109,7 @@ class Tuning(StrictModel):
     epsilon: float = Field(gt=0)
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     trials: Draw = Field(default_factory=Draw)
-    objective: Objective = Field(default_factory=Objective)
+    objective: SearchObjective = Field(default_factory=SearchObjective)
     show_all: bool | Literal["cheaper"] = False
 
 
@@ -259,9 +259,9 @@ def distinct_models(every: Sequence[Document]) -> Iterator[Params]:
             yield params.parse(document, reads=READS)
 
 
-def zeros(public: DatasetInfo) -> Records:
+def zeros(public: DatasetInfo) -> RecordBatch:
     """A record of zeros in the form of the prepared records."""
-    return Records(
+    return RecordBatch(
         np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
         np.zeros((1, *public.label_shape), public.label_type.label_dtype),
     )
@@ -373,7 +373,7 @@ def shares_features(tuning: Tuning, document: Document) -> bool:
     return name != "none" and {"features", "model"}.isdisjoint(key.partition(".")[0] for key in tuning.space)
 
 
-def trial_schedule(plan: Document, objective: Objective) -> Schedule:
+def trial_schedule(plan: Document, objective: SearchObjective) -> Schedule:
     if plan["filter"]["kind"] != "schedule":
         raise RefusedError(
             f"the method {plan['algorithm']!r} chooses its releases on the way, and a search prices fixed ones;"
@@ -390,5 +390,5 @@ def trial_schedule(plan: Document, objective: Objective) -> Schedule:
     return [*schedule, (score_release(objective).event(), 1)]
 
 
-def score_release(objective: Objective) -> Any:
+def score_release(objective: SearchObjective) -> Any:
     return total_release(L2(1.0), Gaussian(objective.noise_multiplier))

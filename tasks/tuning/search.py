@@ -48,7 +48,7 @@ from data import DatasetInfo
 from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import contents, load_as, prepared_again_error
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
@@ -60,7 +60,7 @@ from tasks.held_out_cells import passes_alone
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare
-from tasks.report import Run
+from tasks.report import RunResults
 from tasks.reporting import environment
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
@@ -73,8 +73,8 @@ from tasks.train import compute_config, save_model
 from tasks.tuning import (
     READS,
     Document,
-    Objective,
     Range,
+    SearchObjective,
     SearchPlan,
     Tuning,
     distinct_models,
@@ -100,7 +100,7 @@ _SCORES = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class SearchTrial:
     """One trial, as a value that can be sent to another process; its results are in its folder.
 
     document: of params.yaml. plan: its document. contents: the digest of the charged records. key: of its own noise.
@@ -109,7 +109,7 @@ class Trial:
 
     document: Document
     plan: Document
-    objective: Objective
+    objective: SearchObjective
     prepared: Path
     public: DatasetInfo
     contents: str = field(repr=False)
@@ -161,19 +161,19 @@ class Trial:
     def _generator(self, purpose: str) -> Generator:
         return derive_generator(self.key, purpose, private=self.private_noise)
 
-    def records(self) -> tuple[Records | None, Records]:
+    def records(self) -> tuple[RecordBatch | None, RecordBatch]:
         """The records to score, None for a public objective, and those to train on, divided by their content alone."""
         data = load_as(self.prepared, self.public)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
             raise prepared_again_error(self.prepared)
         if self.objective.on == "public":
-            return None, Records(data.train_features, data.train_labels)
+            return None, RecordBatch(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
         inside = np.array([_is_held(x, y, self.objective.share) for x, y in rows])
         features, labels = np.asarray(data.train_features), np.asarray(data.train_labels)
-        return Records(features[inside], labels[inside]), Records(features[~inside], labels[~inside])
+        return RecordBatch(features[inside], labels[inside]), RecordBatch(features[~inside], labels[~inside])
 
-    def _private_score(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
+    def _private_score(self, held: RecordBatch, plan: Plan, trace: Trace, file: Path) -> float:
         """The noisy sum of the scores, through a separate barrier; its row is added to the trial's trace."""
         model, parameters = load_model(file, allow_code=[*names_in(self.document)])
         release, delta = score_release(self.objective), plan.target.budget.delta
@@ -284,7 +284,7 @@ class Search:
         return self if plan is None else replace(self, search_plan=plan)
 
 
-Runs = Callable[[Sequence[Trial]], None]
+Runs = Callable[[Sequence[SearchTrial]], None]
 """Runs trials, in parallel or not."""
 
 
@@ -302,7 +302,7 @@ def _without_logs() -> Iterator[None]:
         logging.disable(before)
 
 
-def one_by_one(trials: Sequence[Trial]) -> None:
+def one_by_one(trials: Sequence[SearchTrial]) -> None:
     """Run trials one after the other."""
     with _without_logs():  # a worker may be a process of its own
         for trial in trials:
@@ -377,12 +377,12 @@ def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all
     )
 
 
-def shares(trials: Sequence[Trial], workers: int) -> list[Sequence[Trial]]:
+def shares(trials: Sequence[SearchTrial], workers: int) -> list[Sequence[SearchTrial]]:
     """Divide trials into a share per worker, possibly empty, since a task per trial would reveal their number."""
     return [trials[start::workers] for start in range(workers)]
 
 
-def in_threads(workers: int, trials: Sequence[Trial]) -> None:
+def in_threads(workers: int, trials: Sequence[SearchTrial]) -> None:
     """Run trials in this number of threads."""
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(one_by_one, shares(trials, workers)))
@@ -410,7 +410,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
     Only the first is verified and gets a page, since all have the same events.
     """
 
-    def report(pick: int, made: Run) -> None:
+    def report(pick: int, made: RunResults) -> None:
         card = _card(search, made.plan, made.receipt, made.trace)
         if pick == 0:
             _page(search, made.plan, made.receipt, search.search_plan.documents[pick], 1.0)
@@ -433,7 +433,7 @@ def _identity(search: Search, charge: Charge, document: Document) -> Document:
     return charge.identity(document["algorithm"], device)
 
 
-def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
+def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, SearchTrial]]:
     """Draw the trials from the run's key, each with the index of its candidate; every call gives the same trials."""
     key, size, of_records = run.generator(), len(search.search_plan.plans), contents(search.prepared)
     picks = list(range(size))
@@ -443,7 +443,7 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
     return [
         (
             pick,
-            Trial(
+            SearchTrial(
                 search.search_plan.documents[pick],
                 search.search_plan.plans[pick],
                 search.tuning.objective,
@@ -461,7 +461,7 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
     ]
 
 
-def _share_features(run: store.Run, trial: Trial) -> None:
+def _share_features(run: store.RunAttempt, trial: SearchTrial) -> None:
     """Learn and release the features once for all trials; a resumed search gives the same release."""
     assert trial.shared is not None
     run_id, folder = trial.shared

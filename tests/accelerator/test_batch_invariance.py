@@ -12,7 +12,7 @@ from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import Generator
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 
 
 class RoundsByPlace(nn.Module):
@@ -36,7 +36,7 @@ def barrier(
     rows = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
     loss = nn.CrossEntropyLoss(reduction="none")
     return Barrier(
-        Records(rows, np.zeros(100, np.int64)),
+        RecordBatch(rows, np.zeros(100, np.int64)),
         Model("mine", RoundsByPlace(), loss, scores=lambda outputs: outputs),
         privacy_filter=ScheduleFilter([], Budget(1.0, 1e-5)),
         generator=Generator(bytes(32), private=private),

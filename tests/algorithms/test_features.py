@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.core import training
-from algorithms.core.learned_features import Features, learn_buffers, schedule_of
+from algorithms.core.learned_features import FeatureLearner, learn_buffers, schedule_of
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
@@ -60,7 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def kind(name: str, **changes: Any) -> Features:
+def kind(name: str, **changes: Any) -> FeatureLearner:
     return from_settings({"name": name} | SETTINGS[name] | changes)
 
 
@@ -72,14 +72,14 @@ def records(count: int = COUNT, *, seed: int = 0) -> MadeUp:
     return MadeUp(maps.astype(np.float32), draw.integers(0, 3, count))
 
 
-def model_behind(features: Features) -> Model:
+def model_behind(features: FeatureLearner) -> Model:
     module = features.module(SHAPE)
     if isinstance(features, TargetScale):
         return in_front(module, build("linear", input_shape=SHAPE, classes=1, seed=1))
     return in_front(module, build("softmax", input_shape=shape_after(module, SHAPE), classes=3, seed=1))
 
 
-def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> Barrier:
+def barrier(features: FeatureLearner, data: MadeUp, *, count: int | None = COUNT) -> Barrier:
     events = schedule_of(features, SHAPE, count, QUIET)
     privacy_filter = ScheduleFilter(events, Budget(1e9, 1e-5))
     model, source = model_behind(features), seeded_generator(1)
@@ -96,7 +96,7 @@ def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> B
     )
 
 
-def mapped(features: Features, tensors: dict[str, Tensor], inputs: NDArray[np.float32]) -> Tensor:
+def mapped(features: FeatureLearner, tensors: dict[str, Tensor], inputs: NDArray[np.float32]) -> Tensor:
     module = features.module(SHAPE)
     module.load_state_dict(tensors)
     found: Tensor = module(torch.from_numpy(inputs))
@@ -199,7 +199,7 @@ def test_a_huge_record_moves_the_sums_by_its_bound_alone(name: str) -> None:
         assert float((after - before).norm()) <= bound * (1 + 1e-6)
 
 
-def answers(features: Features, data: MadeUp) -> list[Tensor]:
+def answers(features: FeatureLearner, data: MadeUp) -> list[Tensor]:
     """What the barrier answers, with the first answer's use in the second question held fixed."""
     asked, found = barrier(features, data), []
 
@@ -243,16 +243,16 @@ def facts(model: Model) -> PlanningFacts:
     return PlanningFacts(COUNT, model.parameter_count, len(model.layers), 3)
 
 
-def target(features: Features) -> Target:
+def target(features: FeatureLearner) -> Target:
     return Target(Budget(3.0, 1e-4), prior_events=tuple(schedule_of(features, SHAPE, COUNT, 100.0)))
 
 
-def plan(features: Features) -> Plan:
+def plan(features: FeatureLearner) -> Plan:
     method = algorithm("dp_sgd", steps=4, expected_batch_size=100)
     return method.plan(target(features), facts(model_behind(features)))
 
 
-def loud(name: str) -> Features:
+def loud(name: str) -> FeatureLearner:
     return kind(name, **{key: 20.0 for key in SETTINGS[name] if key.endswith("noise")})
 
 
@@ -271,7 +271,12 @@ def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
 
 
 def trained(
-    features: Features, folder: Path, *, by: str = "dp_sgd", stop_after: int | None = None, **settings: Any
+    features: FeatureLearner,
+    folder: Path,
+    *,
+    by: str = "dp_sgd",
+    stop_after: int | None = None,
+    **settings: Any,
 ) -> training.Trained:
     wanted = {"expected_batch_size": 100} | (settings or {"steps": 4})
     method, model = algorithm(by, **wanted), model_behind(features)

@@ -23,11 +23,11 @@ from comparisons.papers import (
 from data import dataset_info, prepared
 from data.card import data_card
 from data.description import DatasetInfo
-from data.readers.records import Block, Records
+from data.readers.records import RecordBatch, RecordBlock
 from flows.cli import runs
 from tasks.comparing import Trial, digest_of, load, trials
-from tasks.comparing.trial import Place, plan_trial, prepared_folder, run_trial
-from tasks.comparing.work import Work, lock_comparison, work_of
+from tasks.comparing.trial import ComparisonFolder, plan_trial, prepared_folder, run_trial
+from tasks.comparing.work import ComparisonWork, lock_comparison, work_of
 from tests.support.comparisons import PROJECT, small
 
 # Typed from the papers, as far as their texts are at hand.
@@ -136,20 +136,20 @@ def write_records(folder: Path, public: DatasetInfo) -> None:
     """A few random records of this description as a prepared data set."""
     draw = np.random.default_rng(1)
 
-    def of(count: int) -> Records:
+    def of(count: int) -> RecordBatch:
         shape = (count, *public.input_shape)
         if public.tokens is None:
             features = draw.random(shape).astype(np.float32)
         else:
             features = draw.integers(1, public.tokens, shape).astype(np.int32)
-        return Records(features, np.arange(count) % len(public.classes))
+        return RecordBatch(features, np.arange(count) % len(public.classes))
 
-    blocks = [Block(part, of(count)) for part, count in RECORDS.items()]  # type: ignore[arg-type]
+    blocks = [RecordBlock(part, of(count)) for part, count in RECORDS.items()]  # type: ignore[arg-type]
     sizes = replace(public, records=RECORDS["train"], test_records=RECORDS["test"])
     prepared.write(folder, blocks, sizes, salt=bytes(32), at_most=None)
 
 
-def last_of_each_method(work: Work) -> list[Trial]:
+def last_of_each_method(work: ComparisonWork) -> list[Trial]:
     """The last run of each method on each data set and model, at the largest epsilon."""
     return [tiny(one) for one in {(one.dataset, one.model, one.method): one for one in work.trials}.values()]
 
@@ -189,7 +189,7 @@ def kind_of(trial: Trial) -> str:
     return digest_of([trial.model, trial.transform, settings, trial.features, trial.record])
 
 
-def is_planned(work: Work, trial: Trial) -> bool:
+def is_planned(work: ComparisonWork, trial: Trial) -> bool:
     try:
         plan_trial(work.context, trial)
     except RefusedError:
@@ -254,7 +254,7 @@ def test_an_entry_without_a_definition_or_a_reason_is_refused() -> None:
 
 
 def test_the_number_of_runs_that_are_done_is_that_of_their_files(tmp_path: Path) -> None:
-    place = Place(tmp_path, "adaclip-momentum")
+    place = ComparisonFolder(tmp_path, "adaclip-momentum")
     assert papers.progress_of(FOLDER / "adaclip-momentum.yaml", tmp_path) == (0, 12)
     one, *_ = work_of(FOLDER / "adaclip-momentum.yaml", small(tmp_path / "checkout")).trials
     place.trials.mkdir(parents=True)

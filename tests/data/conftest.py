@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
 from data.card import DataCard
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.readers.rows import RowReader
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.parts import whole
@@ -30,7 +30,7 @@ def named_files(*names: str) -> Document:
     return {name: {"path": name, "sha256": str(place) * 64} for place, name in enumerate(names, start=1)}
 
 
-def train_records(card: DataCard, path: Path) -> Records:
+def train_records(card: DataCard, path: Path) -> RecordBatch:
     """The records to train on of a table in one file."""
     assert card.reader.kind in ("csv", "parquet")
     return whole(RowReader(card, {"train": path}).read()).train

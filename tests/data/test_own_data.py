@@ -12,7 +12,7 @@ import pytest
 from data import DataRefusedError, prepared
 from data.card import CARDS
 from data.files import keyed_digest, owner_key
-from tasks.config.params import Data, Params
+from tasks.config.params import DataParams, Params
 from tasks.prepare import prepare
 from tests.support.refusals import refused
 
@@ -21,7 +21,7 @@ EXAMPLE = PROJECT / "examples" / "own_data"
 IPUMS_ROWS = (
     "YEAR,AGE,SEX,MARST,RACE,CITIZEN,NCHILD,FAMSIZE,OWNERSHP,VETSTAT,EDUC,EMPSTAT,CLASSWKR,UHRSWORK,HIGH_INCOME\n"
 ) + "".join(f"2000,{20 + i},{i % 2 + 1},6,1,0,2,4,1,1,{i % 12},1,2,40,{i % 2}\n" for i in range(60))
-VISITS = Params({"data": Data(dataset="visits")})
+VISITS = Params({"data": DataParams(dataset="visits")})
 
 
 def run(destination: Path, *, home: Path, root: Path = PROJECT, cards: Path = EXAMPLE) -> None:
@@ -127,7 +127,7 @@ def test_one_file_by_two_checksums_is_still_one_file(tmp_path: Path) -> None:
 
 
 def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(tmp_path: Path) -> None:
-    ipums = Params({"data": Data(dataset="ipums")})
+    ipums = Params({"data": DataParams(dataset="ipums")})
     own = tmp_path / "datasets" / "raw" / "ipums" / "ipums.csv"
     cards = tmp_path / "cards"
     cards.mkdir()

@@ -19,7 +19,7 @@ from data.card import DataCard
 from data.description import rule_of
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
-from data.readers.records import Block, Records
+from data.readers.records import RecordBatch, RecordBlock
 from data.reading import Digests, read, read_blocks
 from data.targets import IGNORED, Number
 from data.unseen import preparation_of, records_in
@@ -339,8 +339,8 @@ def test_the_rows_that_a_person_lacks_have_no_label(
     )
     labels = np.array([1, 0, 1], np.int64 if target is None else np.float32)
     features = np.arange(12, dtype=np.float32).reshape(3, 4)
-    train = Records(features, labels, keys=(b"her", b"his", b"her"))
-    blocks = [Block("train", train), Block("test", Records(features[:1], labels[:1]))]
+    train = RecordBatch(features, labels, keys=(b"her", b"his", b"her"))
+    blocks = [RecordBlock("train", train), RecordBlock("test", RecordBatch(features[:1], labels[:1]))]
     write_prepared(tmp_path / "p", blocks, public, salt=b"s" * 32, at_most=200)
     data = load(tmp_path / "p")
     order = np.argsort(data.train_features[:, 0, 0])

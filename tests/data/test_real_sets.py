@@ -10,7 +10,7 @@ from data.card import data_card
 from data.files import Places, fetch
 from data.formats import Digits, Synthetic
 from data.readers import images
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.reading import read
 from tests.data.conftest import CardOf, Document
 from tests.support.mirror import MIRROR, needs_mirror
@@ -92,7 +92,7 @@ def test_adult_sends_what_is_missing_and_nothing_else_to_other(tmp_path: Path) -
     assert (np.delete(parts.train.features, numbers, axis=1).sum(axis=1) == 8).all()
 
 
-def gradient_at_zero(*parts: Records) -> float:
+def gradient_at_zero(*parts: RecordBatch) -> float:
     """Norm of the gradient of the mean logistic loss at 0, with a bias."""
     x = np.concatenate([records.features for records in parts]).astype(np.float64)
     residuals = 0.5 - np.concatenate([records.labels for records in parts])
@@ -124,9 +124,9 @@ def test_bank_marketing_and_the_encoded_table_say_the_same(tmp_path: Path) -> No
     assert (jobs.sum(axis=1) == 1).all() and unknown.sum() == 288
 
 
-def together(parts: Parts) -> Records:
+def together(parts: Parts) -> RecordBatch:
     """Training and test records one after the other."""
-    return Records(
+    return RecordBatch(
         np.concatenate([parts.train.features, parts.test.features]),
         np.concatenate([parts.train.labels, parts.test.labels]),
     )

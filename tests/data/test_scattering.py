@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from data import DataRefusedError, DatasetInfo, dataset_info, prepared, transforms
 from data.card import data_card
 from data.description import scattered_shape
-from data.readers.records import Block, Records
+from data.readers.records import RecordBatch, RecordBlock
 from data.transforms import scatter
 from tasks.config import params
 from tasks.prepare import prepare
@@ -31,7 +31,7 @@ def images(name: str, n: int = 7) -> NDArray[np.float32]:
 
 def features(name: str, *parts: NDArray[np.float32]) -> NDArray[np.float32]:
     """The features of images that come in some blocks."""
-    blocks = [Block("train", Records(part, np.arange(len(part)))) for part in parts]
+    blocks = [RecordBlock("train", RecordBatch(part, np.arange(len(part)))) for part in parts]
     found = list(scatter(data_card(name), blocks))
     assert np.concatenate([block.records.labels for block in found]).tolist() == [
         label for part in parts for label in range(len(part))
@@ -84,7 +84,7 @@ def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
     def blocks() -> Any:
         for start in range(3):
             taken.append(start)
-            yield Block("train", Records(images("digits", 2), np.zeros(2, np.int64)))
+            yield RecordBlock("train", RecordBatch(images("digits", 2), np.zeros(2, np.int64)))
 
     assert len(next(scatter(data_card("digits"), blocks())).records) == 2
     assert taken == [0]

@@ -11,7 +11,7 @@ from data import DataRefusedError, dataset_info, prepared
 from data.card import DataCard
 from data.prepared import _Rows
 from data.readers import rows
-from data.readers.records import Block, Records
+from data.readers.records import RecordBatch, RecordBlock
 from data.reading import read
 from tests.data.conftest import CardOf, Document
 
@@ -162,8 +162,8 @@ def test_an_array_that_grew_is_the_file_that_numpy_saves(
 
 
 def test_rows_of_another_shape_are_not_appended(card: CardOf, tmp_path: Path) -> None:
-    narrow = Records(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
+    narrow = RecordBatch(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
     public = dataset_info(card())
     with pytest.raises(ValueError, match="another shape"):
-        prepared.write(tmp_path / "p", [Block("train", narrow)], public, salt=bytes(32), at_most=None)
+        prepared.write(tmp_path / "p", [RecordBlock("train", narrow)], public, salt=bytes(32), at_most=None)
     assert not (tmp_path / "p").exists()

@@ -19,13 +19,13 @@ from data.description import rule_of
 from data.formats import Parquet
 from data.readers import encoding
 from data.readers import rows as rows_module
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.readers.rows import tables as read_tables
 from data.targets import Classes
 from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, train_records
 
-Encode = Callable[..., Records]
+Encode = Callable[..., RecordBatch]
 SECRET = "31337"
 
 
@@ -33,7 +33,7 @@ SECRET = "31337"
 def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Encode:
     """Reads one file of the table's card; `reader` changes keys of its reader, `column` those of column 0."""
 
-    def read(content: str | bytes | pa.Table, column: Document | None = None, **reader: Any) -> Records:
+    def read(content: str | bytes | pa.Table, column: Document | None = None, **reader: Any) -> RecordBatch:
         table["reader"] |= reader | ({"kind": "parquet"} if isinstance(content, pa.Table) else {})
         table["reader"]["columns"][0] |= column or {}
         path = tmp_path / "tiny"

@@ -15,7 +15,7 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from data.reading import Digests, read, read_blocks, row_reader, word_list
 from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
@@ -78,7 +78,7 @@ def write(folder: Path, form: str, rows: list[tuple[str, str, str]] = ROWS) -> P
     return path
 
 
-def records(card: DataCard, path: Path, *, as_texts: bool = False, **files: Path) -> Records:
+def records(card: DataCard, path: Path, *, as_texts: bool = False, **files: Path) -> RecordBatch:
     """All rows in their order, whatever their side."""
     reader = row_reader(card, {"train": path, **files}, key=PUBLIC_KEY, as_texts=as_texts)
     assert reader is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.running import Steps, listening
+from flows.cli.running import StageOutput, listening
 from flows.deployed import STAGE_LINES
 from flows.pipeline import RunStage, overridden, run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides
@@ -81,7 +81,7 @@ def test_overrides_stay_unless_a_stage_refuses_or_they_are_for_one_run(
 
 
 def test_the_command_shows_the_lines_of_a_flow_and_its_beginning_stages() -> None:
-    steps, seen = Steps(verbose=True), list[str]()
+    steps, seen = StageOutput(verbose=True), list[str]()
     steps.line = seen.append  # type: ignore[method-assign]
     steps.begin = lambda stage: seen.append(f"begin {stage}")  # type: ignore[method-assign]
     with listening(steps):

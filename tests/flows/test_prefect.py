@@ -32,7 +32,7 @@ from flows.deployed import TAG, pipeline, report, run_stage
 from flows.scheduled import audit, retrain, verify
 from flows.server import install_automations, keep_schedules
 from tasks.comparing import trial as one_trial
-from tasks.comparing.trial import Place
+from tasks.comparing.trial import ComparisonFolder
 from tasks.runs.stages import STAGES
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
@@ -183,14 +183,14 @@ def test_a_run_that_the_ledger_refuses_leaves_ledger_parameters_and_model_alone(
 
 
 @pytest.fixture
-def place(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ComparisonFolder]:
     """A small checkout as the current folder, with a server that is up."""
     root = small(tmp_path / "checkout")
     monkeypatch.chdir(root)
     untracked(root)
     # No lines are sent: at its end the process would try for a minute to reach a server that is gone.
     with temporary_settings({PREFECT_API_URL: server, PREFECT_LOGGING_TO_API_ENABLED: False}):
-        yield Place(root, "tiny")
+        yield ComparisonFolder(root, "tiny")
 
 
 def quick() -> dict[str, Any]:
@@ -208,11 +208,11 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "200"})
 
 
-def table(place: Place) -> pd.DataFrame:
+def table(place: ComparisonFolder) -> pd.DataFrame:
     return pd.read_csv(place.folder / "results.csv")
 
 
-def test_a_comparison_runs_and_then_has_nothing_to_do(place: Place) -> None:
+def test_a_comparison_runs_and_then_has_nothing_to_do(place: ComparisonFolder) -> None:
     file = write(place.root, quick())
     result = call(str(file), "--workers", "2")
     assert result.exit_code == 0, result.output
@@ -230,7 +230,7 @@ def test_a_comparison_runs_and_then_has_nothing_to_do(place: Place) -> None:
     assert "There were 4 runs" in (place.folder / "report.html").read_text()
 
 
-def test_what_cannot_run_is_refused_before_the_first_trains(place: Place) -> None:
+def test_what_cannot_run_is_refused_before_the_first_trains(place: ComparisonFolder) -> None:
     wrong = quick()
     wrong["problems"].append({"dataset": "digits", "model": "logistic"})
     result = call(str(write(place.root, wrong)))
@@ -241,7 +241,7 @@ def test_what_cannot_run_is_refused_before_the_first_trains(place: Place) -> Non
     assert place.finished_digests() == set()
 
 
-def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
+def test_what_cannot_run_is_listed_where_the_file_says_so(place: ComparisonFolder) -> None:
     wrong = quick() | {"skip_refused": True, "seeds": 2}
     wrong["problems"].append({"dataset": "digits", "model": "logistic"})
     result = call(str(write(place.root, wrong)))
@@ -252,7 +252,7 @@ def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
 
 
 def test_a_failed_trial_fails_the_flow_and_leaves_the_others(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: ComparisonFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = one_trial._train_model
 
@@ -272,7 +272,7 @@ def test_a_failed_trial_fails_the_flow_and_leaves_the_others(
     assert len(table(place)) == 3
 
 
-def test_an_unknown_runner_is_refused(place: Place) -> None:
+def test_an_unknown_runner_is_refused(place: ComparisonFolder) -> None:
     result = call(str(write(place.root, quick())), "--runner", "slurm")
     assert result.exit_code == 2
     assert "threads, dask or ray" in result.stderr
@@ -284,7 +284,7 @@ def test_other_runners_are_those_of_their_extras(runner: Any, name: str) -> None
     assert type(task_runner(runner, 2)).__name__ == name
 
 
-def started(place: Place, content: dict[str, Any]) -> "subprocess.Popen[str]":
+def started(place: ComparisonFolder, content: dict[str, Any]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", "compare", str(write(place.root, content))],
         cwd=place.root,
@@ -297,7 +297,7 @@ def started(place: Place, content: dict[str, Any]) -> "subprocess.Popen[str]":
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
-    server: str, place: Place, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    server: str, place: ComparisonFolder, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """One of its trials would go on for hours, and nobody waits for its end."""
     content = quick() | {"seeds": 3, "epsilons": [1.0]}
@@ -322,13 +322,15 @@ def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
     assert len(table(place)) == 4
 
 
-def test_comparisons_are_run_one_after_the_other_and_dvc_does_not_look_at_them(place: Place) -> None:
+def test_comparisons_are_run_one_after_the_other_and_dvc_does_not_look_at_them(
+    place: ComparisonFolder,
+) -> None:
     """Their results are files of their own, which know what is finished; DVC's status and graph are the pipeline's."""
     first = write(place.root, quick())
     second = place.root / "comparisons" / "other.yaml"
     second.write_text(first.read_text().replace('"tiny"', '"other"'))
     assert call(str(first), str(second)).exit_code == 0
-    assert len(table(place)) == len(table(Place(place.root, "other"))) == 3
+    assert len(table(place)) == len(table(ComparisonFolder(place.root, "other"))) == 3
     tracked = subprocess.run(
         ["git", "ls-files", "*dvc.yaml"], cwd=PROJECT, capture_output=True, text=True, check=True
     )

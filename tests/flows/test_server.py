@@ -18,7 +18,7 @@ from flows.deployed import pipeline, tell_of_reservation
 from flows.scheduled import retrain
 from tasks import train
 from tasks.config.params import ParamsRefusedError
-from tasks.retraining.delivery import Work
+from tasks.retraining.delivery import DeliveryWork
 from tasks.runs import reservations
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
@@ -130,7 +130,9 @@ def test_a_retraining_shows_both_models_and_each_blocks_budget(
     place.deliver()
     place.arrive("w3")
     second = place.deliver(1)
-    scheduled.publish_retraining(Work(place.settings, place.root, place.run_stage, place.said.append), second)
+    scheduled.publish_retraining(
+        DeliveryWork(place.settings, place.root, place.run_stage, place.said.append), second
+    )
     assert shown["published"] == place.root
     new, old = (run.replace("_", "\\_") for run in reversed(place.rows("settle")))
     assert [row["model"] for row in shown["models"]] == [f"new: {new}", f"in use before: {old}"]

@@ -33,7 +33,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import store
 from benchmarks.postgres import server
-from tasks.retraining.delivery import Work, retrain
+from tasks.retraining.delivery import DeliveryWork, retrain
 from tasks.runs.stage_main import main_of
 from tasks.runs.stages import REFUSED, STAGES, StageFailedError, StageRefusedError
 from tests.soak import kills_check, troubles
@@ -86,7 +86,9 @@ def deliver(fault: Fault, week: int, moment: str | None, told: Connection) -> No
     try:
         if moment == "before":
             fault.strike()
-        outcome = retrain(Work(place.settings, place.root, stage, said.append), now=place.moment(week))
+        outcome = retrain(
+            DeliveryWork(place.settings, place.root, stage, said.append), now=place.moment(week)
+        )
         told.send((outcome.kind, outcome.message, said))
     except Exception:
         told.send(("raised", traceback.format_exc(), said))

@@ -23,7 +23,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from tasks.retraining.delivery import Work, give_up, retrain
+from tasks.retraining.delivery import DeliveryWork, give_up, retrain
 from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError, reproduce
 from tests.soak.kills_place import Place
 from tests.soak.year import run_here
@@ -126,7 +126,7 @@ def deliver(place: Place, week: int, aim: Aim, told: Connection) -> None:
     sa.event.listen(Engine, "commit", watch.commit)
     psycopg.ClientCursor.execute = lambda *given: watch.message(*given)  # type: ignore[method-assign, assignment]
     try:
-        work = Work(place.settings, place.root, by_dvc if place.dvc else stage, lambda _: None)
+        work = DeliveryWork(place.settings, place.root, by_dvc if place.dvc else stage, lambda _: None)
         outcome = retrain(work, now=place.moment(week))
         told.send(("ended", outcome.kind, outcome.message, dict(watch.seen)))
     except Exception:
@@ -136,7 +136,7 @@ def deliver(place: Place, week: int, aim: Aim, told: Connection) -> None:
 def abandon(place: Place) -> None:
     """A person gives the retraining up, as nobody else does where a checkpoint is damaged; the body of a fork."""
     os.environ |= {"EPSILONFLOW_HOME": str(place.home), "EPSILONFLOW_LEDGER_URL": place.url}
-    work = Work(place.settings, place.root, stage, lambda _: None)
+    work = DeliveryWork(place.settings, place.root, stage, lambda _: None)
     state = work.states.open()
     assert state is not None
     give_up(work, state)

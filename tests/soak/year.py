@@ -29,7 +29,7 @@ from tasks.config.params import load
 from tasks.evaluate import metrics_of
 from tasks.reporting.figures import LIGHT, png
 from tasks.retraining import Retraining
-from tasks.retraining.delivery import Outcome, Work, retrain
+from tasks.retraining.delivery import DeliveryWork, Outcome, retrain
 from tasks.runs.metrics import headline_metric
 from tasks.runs.stage_main import refusals
 from tasks.runs.stages import StageRefusedError
@@ -120,7 +120,9 @@ def _inside(root: Path) -> Iterator[None]:
 
 def play(root: Path, weeks: list[list[str]], ledger: Ledger) -> Iterator[dict[str, Any]]:
     """A row for each week, as it ends."""
-    work = Work(Retraining.model_validate_json(json.dumps(RETRAINING)), root, run_here, lambda _: None)
+    work = DeliveryWork(
+        Retraining.model_validate_json(json.dumps(RETRAINING)), root, run_here, lambda _: None
+    )
     for number, lines in enumerate(weeks, start=1):
         began = time.monotonic()
         (root / f"datasets/raw/weeks/w{number:02}.csv").write_text("\n".join(lines) + "\n")
@@ -128,7 +130,7 @@ def play(root: Path, weeks: list[list[str]], ledger: Ledger) -> Iterator[dict[st
         yield _row(work, ledger, number, outcome) | {"seconds": round(time.monotonic() - began, 2)}
 
 
-def _row(work: Work, ledger: Ledger, number: int, outcome: Outcome) -> dict[str, Any]:
+def _row(work: DeliveryWork, ledger: Ledger, number: int, outcome: Outcome) -> dict[str, Any]:
     row: dict[str, Any] = {"week": number, "outcome": outcome.kind}
     if outcome.kind in ("refused", "failed"):
         raise RuntimeError(outcome.message)

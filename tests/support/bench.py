@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core import training
-from algorithms.core.learned_features import Features
+from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
@@ -167,7 +167,7 @@ def trained(
     folder: Path,
     *,
     records: Callable[[], Any] = made_up,
-    features: Features | None = None,
+    features: FeatureLearner | None = None,
     compute: ComputeConfig = PLAIN,
     stop_after: int | None = None,
 ) -> training.Trained:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.comparing import groups
-from tasks.comparing.work import Work, lock_comparison, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.work import ComparisonWork, lock_comparison, plan_group, prepare_data, run_group, work_of
 
 PROJECT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def write(root: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] = ()) -> Work:
+def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] = ()) -> ComparisonWork:
     """Plans and runs the comparison in this process, without Prefect."""
     work = work_of(write(root, content), root, allow_code=allow_code)
     with lock_comparison(work.place):

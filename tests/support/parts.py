@@ -5,26 +5,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.readers.records import PARTS, Block, Part, Records
+from data.readers.records import PARTS, Part, RecordBatch, RecordBlock
 
 
 @dataclass(frozen=True)
 class Parts:
     """The training records and the public test records."""
 
-    train: Records
-    test: Records
+    train: RecordBatch
+    test: RecordBatch
 
 
-def whole(blocks: Iterable[Block]) -> Parts:
+def whole(blocks: Iterable[RecordBlock]) -> Parts:
     """Concatenate all blocks of each part; a part without blocks has no records and no shape."""
-    read: dict[Part, list[Records]] = {part: [] for part in PARTS}
+    read: dict[Part, list[RecordBatch]] = {part: [] for part in PARTS}
     for block in blocks:
         read[block.part].append(block.records)
     return Parts(*(_joined(read[part]) for part in PARTS))
 
 
-def _joined(records: list[Records]) -> Records:
+def _joined(records: list[RecordBatch]) -> RecordBatch:
     if not records:
-        return Records(np.zeros((0,), np.float32), np.zeros((0,), np.int64))
-    return Records(np.concatenate([r.features for r in records]), np.concatenate([r.labels for r in records]))
+        return RecordBatch(np.zeros((0,), np.float32), np.zeros((0,), np.int64))
+    return RecordBatch(
+        np.concatenate([r.features for r in records]), np.concatenate([r.labels for r in records])
+    )

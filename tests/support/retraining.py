@@ -16,7 +16,7 @@ from algorithms.privacy.ledger import Ledger
 from tasks import prepare
 from tasks.config.params import load
 from tasks.retraining import Retraining
-from tasks.retraining.delivery import Outcome, Work, retrain
+from tasks.retraining.delivery import DeliveryWork, Outcome, retrain
 from tasks.runs.stage_main import refusals
 from tasks.runs.stages import StageFailedError, StageRefusedError
 from tests.support.cards import card, csv_of, label, number
@@ -84,7 +84,7 @@ class Place:
             raise StageFailedError(str(error)) from None
 
     def deliver(self, week: int = 0, **changes: Any) -> Outcome:
-        work = Work(self.settings, self.root, self.run_stage, self.said.append)
+        work = DeliveryWork(self.settings, self.root, self.run_stage, self.said.append)
         return retrain(replace(work, **changes), now=MONDAY + timedelta(weeks=week))
 
     def arrive(self, *names: str) -> None:

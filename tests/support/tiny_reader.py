@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from data.readers.records import Block, Records
+from data.readers.records import RecordBatch, RecordBlock
 
 
 def make(settings: Mapping[str, Any]) -> Any:
     """The function of the reader; settings: `scale`, by which the numbers are multiplied."""
 
-    def read(files: Mapping[str, Path]) -> Iterator[Block]:
+    def read(files: Mapping[str, Path]) -> Iterator[RecordBlock]:
         (path,) = files.values()
         lines = [line.split() for line in path.read_text().splitlines()]
         features = np.array([[float(one) for one in line[1:]] for line in lines], np.float32)
-        yield Block(
-            "train", Records(features * settings["scale"], np.array([int(line[0]) for line in lines]))
+        yield RecordBlock(
+            "train", RecordBatch(features * settings["scale"], np.array([int(line[0]) for line in lines]))
         )
 
     return read
@@ -26,10 +26,10 @@ def make(settings: Mapping[str, Any]) -> Any:
 def texts(_: Mapping[str, Any]) -> Any:
     """The second word of each line, as a text."""
 
-    def read(files: Mapping[str, Path]) -> Iterator[Block]:
+    def read(files: Mapping[str, Path]) -> Iterator[RecordBlock]:
         (path,) = files.values()
         lines = [line.split() for line in path.read_text().splitlines()]
         words = np.array([line[1] for line in lines], dtype=object)
-        yield Block("train", Records(words, np.array([int(line[0]) for line in lines])))
+        yield RecordBlock("train", RecordBatch(words, np.array([int(line[0]) for line in lines])))
 
     return read

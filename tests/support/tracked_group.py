@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tasks.config.params import Tracking
-from tasks.tracking.runs import Member, log_group, log_winner
+from tasks.tracking.runs import GroupMember, log_group, log_winner
 
 GROUP = "digits by method"
 TABLE = pd.DataFrame({"method": ["dp_sgd", "gep"], "accuracy": [0.75, None]})
@@ -24,8 +24,8 @@ def main() -> None:
     matplotlib.image.imsave(image, np.zeros((4, 4)))
     TABLE.to_csv(table, index=False)
     members = [
-        Member("dp_sgd", {"epsilon": 1.0}, {"accuracy": 0.75}, {}),
-        Member("summary", {"seeds": 3}, {}, {"methods": TABLE}, {"accuracy": image}, [table]),
+        GroupMember("dp_sgd", {"epsilon": 1.0}, {"accuracy": 0.75}, {}),
+        GroupMember("summary", {"seeds": 3}, {}, {"methods": TABLE}, {"accuracy": image}, [table]),
     ]
     logged = log_group(GROUP, members, settings, root=root)
     log_winner(root / "artifacts", settings, root=root)

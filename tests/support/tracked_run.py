@@ -11,9 +11,9 @@ from algorithms.privacy.card import load
 from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
-from tasks.reporting.figures import Curve
+from tasks.reporting.figures import CostCurve
 from tasks.tracking.live import live_curve
-from tasks.tracking.runs import Finished, log_promotion, log_report, log_run
+from tasks.tracking.runs import FinishedRun, log_promotion, log_report, log_run
 
 MODEL = "visits"
 HISTORY = History(
@@ -40,16 +40,16 @@ HISTORY = History(
 )
 
 
-def finished(root: Path) -> Finished:
+def finished(root: Path) -> FinishedRun:
     """The finished run below `root`, as the report stage has it."""
     artifacts = root / "artifacts"
     card = load(artifacts / "privacy_card.json")
-    return Finished(
+    return FinishedRun(
         card,
         json.loads((artifacts / "metrics.json").read_bytes()),
         pd.read_parquet(artifacts / "trace.parquet"),
         DatasetInfo.from_json((root / "datasets/prepared/public.json").read_text(encoding="utf-8")),
-        Curve([10, card.mechanism.steps], [0.5, card.setting.epsilon or 0.0]),
+        CostCurve([10, card.mechanism.steps], [0.5, card.setting.epsilon or 0.0]),
     )
 
 

@@ -15,10 +15,10 @@ from ruamel.yaml import YAML
 from data.card import DataRefusedError
 from data.files import _checksum as checksum
 from data.reading import read
-from tasks.check_data import Look, look
+from tasks.check_data import DataFindings, look
 from tests.support.cards import card, category, csv_of, label, number
 
-Check = Callable[..., Look]
+Check = Callable[..., DataFindings]
 CARD = card("mine", records={"at_most": 4000})
 CLASSES = {"classes": ["no", "yes"]}
 LABELS = {"target": {"labels": ["x", "z"]}}
@@ -42,7 +42,7 @@ def check(tmp_path: Path) -> Check:
 
     def checked(
         table: dict[str, Any] | pa.Table | str, *columns: dict[str, Any], public: bool = False, **target: Any
-    ) -> Look:
+    ) -> DataFindings:
         paths = {"train": tmp_path / "train", "test": tmp_path / "test"}
         for times, path in enumerate(paths.values(), 1):
             if isinstance(table, str):
@@ -61,7 +61,7 @@ def check(tmp_path: Path) -> Check:
     return checked
 
 
-def in_train(found: Look) -> dict[str, int]:
+def in_train(found: DataFindings) -> dict[str, int]:
     """The counts of the train file's columns."""
     return {name: count for name, count in (found.counts or {}).items() if "train, column" in name}
 
@@ -405,10 +405,10 @@ def test_at_most_says_that_it_counts_the_rows_that_are_used(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def weekly(tmp_path: Path) -> Callable[..., Look]:
+def weekly(tmp_path: Path) -> Callable[..., DataFindings]:
     """Checks blocks that are files of a folder, by their texts."""
 
-    def checked(*texts: str, public: bool = False) -> Look:
+    def checked(*texts: str, public: bool = False) -> DataFindings:
         (tmp_path / "weeks").mkdir(exist_ok=True)
         for week, text in enumerate(texts, 1):
             (tmp_path / f"weeks/w{week}.csv").write_text(text)
@@ -428,7 +428,9 @@ def weekly(tmp_path: Path) -> Callable[..., Look]:
 WEEK = "x,y\n" + "1,no\n2,yes\n" * 20
 
 
-def test_the_records_of_all_blocks_are_read_and_counted(weekly: Callable[..., Look], tmp_path: Path) -> None:
+def test_the_records_of_all_blocks_are_read_and_counted(
+    weekly: Callable[..., DataFindings], tmp_path: Path
+) -> None:
     found = weekly(WEEK, "x,y\n" + "500,no\n" * 10, public=True)
     assert (found.refused, found.counts) == (
         None,
@@ -447,14 +449,16 @@ def test_the_records_of_all_blocks_are_read_and_counted(weekly: Callable[..., Lo
         ("z,y\n1,no\n", "x"),
     ],
 )
-def test_a_block_that_is_not_as_declared_is_named(weekly: Callable[..., Look], bad: str, words: str) -> None:
+def test_a_block_that_is_not_as_declared_is_named(
+    weekly: Callable[..., DataFindings], bad: str, words: str
+) -> None:
     found = weekly(WEEK, bad)
     assert found.refused is not None and "w2.csv" in found.refused
     assert any(words in remark for remark in (found.refused, *found.remarks))
 
 
 def test_two_blocks_of_the_same_name_and_no_block_are_refused(
-    weekly: Callable[..., Look], tmp_path: Path
+    weekly: Callable[..., DataFindings], tmp_path: Path
 ) -> None:
     assert "there is no block" in str(weekly().refused)
     (tmp_path / "weeks/w1.csv.gz").write_bytes(b"")

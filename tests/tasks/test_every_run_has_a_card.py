@@ -25,7 +25,7 @@ from algorithms.features import FEATURES
 from algorithms.methods import CATALOGUE
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
-from algorithms.privacy.card import Verification, check_charged, load, verify, verify_card
+from algorithms.privacy.card import CardVerification, check_charged, load, verify, verify_card
 from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data.card import CARDS as SHIPPED
@@ -236,7 +236,7 @@ class Runs:
             )
         return path
 
-    def card_of(self, choices: Choices) -> Verification | None:
+    def card_of(self, choices: Choices) -> CardVerification | None:
         """What becomes of the card of a run; None where the population refuses it, to which nothing is charged then."""
         home, root = self.folder / "home", self.folder / "root"
         for folder in (home, root):

@@ -27,10 +27,10 @@ from algorithms.privacy.card.text import markdown
 from algorithms.privacy.ledger import Ledger
 from flows import deployed
 from flows.cli.main import app
-from flows.cli.running import Steps
+from flows.cli.running import StageOutput
 from tasks import evaluate, report
 from tasks.comparing import report as comparison
-from tasks.comparing.work import Work
+from tasks.comparing.work import ComparisonWork
 from tasks.csv_files import read_csv, write_csv
 from tasks.export import release
 from tasks.ledger_page import page as ledger_page
@@ -38,7 +38,7 @@ from tasks.predict import Predictions, write
 from tasks.reporting import figures, nothing
 from tasks.reporting.figures import Drawing, picture, png
 from tasks.runs.stage_main import main_of
-from tasks.tracking.runs import Finished, sections
+from tasks.tracking.runs import FinishedRun, sections
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, run_here, small
@@ -232,7 +232,7 @@ def test_a_table_of_scores_has_no_formula_and_comes_back(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Work:
+def compared(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
     asked = document()
     asked["methods"] = {
         name: method | {"label": f"=1 | <i>{name}</i> [x](y)"} for name, method in asked["methods"].items()
@@ -240,7 +240,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Work:
     return run_here(small(tmp_path_factory.mktemp("hostile") / "checkout"), asked)
 
 
-def test_a_comparison_shows_its_methods_names_as_they_are(compared: Work) -> None:
+def test_a_comparison_shows_its_methods_names_as_they_are(compared: ComparisonWork) -> None:
     comparison.report(compared, refused=["<img src=x onerror=alert(1)>"])
     folder = compared.place.folder
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render((folder / "page.md").read_text())
@@ -276,7 +276,7 @@ def test_the_report_for_wandb_shows_names_as_they_are(tmp_path: Path) -> None:
     run, cells = record(folders), set()
     for text in HOSTILE:
         card = build(replace(run, public=dict(run.public) | {"unit": text}), KEY)
-        finished = Finished(card, made.run.metrics, made.run.trace, made.run.public, made.curve)
+        finished = FinishedRun(card, made.run.metrics, made.run.trace, made.run.public, made.curve)
         page = sections(finished, nothing())["card"][1]
         tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page)
         kinds = {token.type for block in tokens for token in (block, *(block.children or ()))}
@@ -302,7 +302,7 @@ def test_lines_of_stages_and_refusals_move_no_cursor(
         main_of(refuse)
     monkeypatch.setattr("logging.root.handlers", [])
     main_of(lambda: logging.getLogger("tasks").warning("about %s", text))
-    steps = Steps(verbose=True)
+    steps = StageOutput(verbose=True)
     steps.line(f"a line with {text} [bold]")
     written = capsys.readouterr().err
     assert not ESCAPES.search(written)

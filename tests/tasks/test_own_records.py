@@ -337,7 +337,7 @@ def test_settings_that_an_encoder_has_not_are_refused_by_name() -> None:
     from tasks.prepare import encoder_of
 
     with pytest.raises(ModelRefusedError, match=r"data\.encoder\.settings\.sise"):
-        encoder_of(params.Encoder(name="wordllama", settings=json.loads('{"sise": 3}')))
+        encoder_of(params.EncoderParams(name="wordllama", settings=json.loads('{"sise": 3}')))
 
 
 def test_the_declaration_of_a_reader_changes_no_run(

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan
 from algorithms.errors import ModelRefusedError, RefusedError
-from algorithms.evaluation import Released, count, histogram_for
+from algorithms.evaluation import ReleasedHistogram, count, histogram_for
 from algorithms.models.saved import load_model, set_temperature
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
@@ -61,8 +61,8 @@ def read(visits: Visits, name: str) -> Any:
     return json.loads((visits.place.root / "artifacts" / name).read_text())
 
 
-def released_of(visits: Visits) -> Released:
-    return Released.from_json((visits.place.root / "artifacts/evaluation.json").read_text())
+def released_of(visits: Visits) -> ReleasedHistogram:
+    return ReleasedHistogram.from_json((visits.place.root / "artifacts/evaluation.json").read_text())
 
 
 def exact_cells(visits: Visits) -> Any:
@@ -186,7 +186,7 @@ def test_a_held_out_record_is_in_no_file_that_leaves(
 
 @pytest.mark.parametrize("where", ["settle", "finish"])
 def test_a_killed_run_repeats_its_evaluation_bit_for_bit(where: str, clinic: Visits) -> None:
-    owner: Any = store.Run if where == "finish" else Charge
+    owner: Any = store.RunAttempt if where == "finish" else Charge
     left: list[bytes] = []
 
     def crashing(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -610,7 +610,7 @@ def test_a_run_that_was_settled_without_an_evaluation_makes_none_later(
     """Its error may be gone when the run goes on, but the ledger knows of no such release."""
     if adjacency == "replace-one":
         of_replaced_records(clinic, epsilon=0.4)
-    with monkeypatch.context() as patched, killed_in(store.Run, "finish"):
+    with monkeypatch.context() as patched, killed_in(store.RunAttempt, "finish"):
         patched.setattr(train, "count_held_out", out_of_memory)
         clinic.train()
     clinic.train()
@@ -622,7 +622,7 @@ def test_a_run_that_was_settled_without_an_evaluation_makes_none_later(
 def test_a_run_that_was_settled_with_an_evaluation_repeats_it_or_waits(
     clinic: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed_in(store.Run, "finish"):
+    with killed_in(store.RunAttempt, "finish"):
         clinic.train()
     with monkeypatch.context() as patched:
         patched.setattr(train, "count_held_out", out_of_memory)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from algorithms import load
 from algorithms.errors import RefusedError
-from algorithms.evaluation import Released, recalibration_of
+from algorithms.evaluation import ReleasedHistogram, recalibration_of
 from algorithms.models.saved import TEMPERATURE, facts_of, load_model
 from data.prepared import halves_of, load_held_out
 from epsilonflow import sklearn
@@ -104,10 +104,10 @@ def test_curves_and_thresholds_have_intervals_wherever_they_are_shown(underconfi
 
 
 def test_a_killed_run_has_the_same_temperature(underconfident: Workspace) -> None:
-    with killed_in(store.Run, "finish"):
+    with killed_in(store.RunAttempt, "finish"):
         underconfident.train()
     underconfident.train()
-    released = Released.from_json((underconfident.root / "artifacts/evaluation.json").read_text())
+    released = ReleasedHistogram.from_json((underconfident.root / "artifacts/evaluation.json").read_text())
     found = recalibration_of(released)
     assert found is not None
     model = underconfident.root / "artifacts/model.safetensors"

@@ -120,12 +120,12 @@ def test_metrics_of_labels_know_the_best_answer_that_is_always_the_same() -> Non
     real = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 0], [0, 1, 0]], np.float32)
     scores = np.full(real.shape, 0.5)
     found = evaluate.compute_metrics(
-        known, evaluate.Evaluation(np.ones_like(real, np.int64), 0.7, scores), real
+        known, evaluate.EvaluationResult(np.ones_like(real, np.int64), 0.7, scores), real
     )
     assert found["constant_micro_f1"] == pytest.approx(2 * 5 / (8 + 5))  # a and b for each record
     assert found["constant_subset_accuracy"] == 0.5
     assert found["auc"] == {"a": 0.5, "b": 0.5, "c": None} and found["test_auc"] == 0.5
-    drawn = evaluate.figure_pairs(known, evaluate.Evaluation(real.astype(np.int64), 0.0, scores), real)
+    drawn = evaluate.figure_pairs(known, evaluate.EvaluationResult(real.astype(np.int64), 0.0, scores), real)
     assert (
         sorted(zip(drawn.real, drawn.predicted, strict=True))
         == [(0, 0)] * 3 + [(0, 1), (1, 0)] + [(1, 1)] * 2
@@ -286,7 +286,7 @@ def test_f1_over_entities_is_that_of_counting_word_by_word() -> None:
         one, other = ([BIO.tags[tag] for tag in tags[counts]] for tags in (row, own))
         right += len(entities(one) & entities(other))
         given, there = given + len(entities(one)), there + len(entities(other))
-    found = evaluate.compute_metrics(BIO, evaluate.Evaluation(said, 0.0, np.zeros((40, 0))), labels)
+    found = evaluate.compute_metrics(BIO, evaluate.EvaluationResult(said, 0.0, np.zeros((40, 0))), labels)
     assert found["test_entity_f1"] == 2 * right / (given + there) and 0.3 < found["test_entity_f1"] < 0.9
     assert headline_metric(found) == found["test_entity_f1"]
     assert ("F1 over entities", f"{found['test_entity_f1']:.3f}") in metric_rows(found)
@@ -300,7 +300,7 @@ def test_tags_of_another_form_have_no_entities(tags: tuple[str, ...]) -> None:
     known = Tags(tags=tags, outside="O")
     assert evaluate.entity_types(known) is None
     labels = np.array([[0, 1]])
-    found = evaluate.compute_metrics(known, evaluate.Evaluation(labels, 0.0, np.zeros((1, 0))), labels)
+    found = evaluate.compute_metrics(known, evaluate.EvaluationResult(labels, 0.0, np.zeros((1, 0))), labels)
     assert "test_entity_f1" not in found and headline_metric(found) == found["test_token_f1"] == 1.0
 
 

@@ -129,7 +129,7 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
 def test_a_crash_around_each_durable_step_costs_one_charge(
     where: str, after: bool, workspace: Workspace
 ) -> None:
-    owner: Any = store.Run if where == "finish" else Ledger
+    owner: Any = store.RunAttempt if where == "finish" else Ledger
     whole = getattr(owner, where)
 
     def crashing(*arguments: Any, **named: Any) -> Any:
@@ -431,12 +431,14 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
 def test_auc_f1_and_calibration_are_what_they_are_called() -> None:
     sure = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
     found = evaluate.classification_metrics(
-        evaluate.Evaluation(sure.argmax(axis=1), 0.0, sure), np.array([0, 1, 0, 1])
+        evaluate.EvaluationResult(sure.argmax(axis=1), 0.0, sure), np.array([0, 1, 0, 1])
     )
     assert found["test_auc"] == 0.625  # of the four pairs two and a half are in order
     assert found["test_f1"] == 0.5
     assert found["calibration_error"] == pytest.approx((2 * 0.4 + 0.6 + 0.2) / 4)
-    alone = evaluate.classification_metrics(evaluate.Evaluation(np.array([0]), 0.0, sure[:1]), np.array([0]))
+    alone = evaluate.classification_metrics(
+        evaluate.EvaluationResult(np.array([0]), 0.0, sure[:1]), np.array([0])
+    )
     assert alone["test_auc"] is None
 
 

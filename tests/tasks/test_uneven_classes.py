@@ -14,7 +14,13 @@ from sklearn.metrics import precision_score, recall_score
 from torch import nn
 
 from algorithms.errors import RefusedError
-from algorithms.evaluation import Released, cheapest_threshold, class_metrics_of, count, histogram_for
+from algorithms.evaluation import (
+    ReleasedHistogram,
+    cheapest_threshold,
+    class_metrics_of,
+    count,
+    histogram_for,
+)
 from algorithms.models import build
 from algorithms.models.objectives import classifier, with_class_weights
 from algorithms.models.saved import load
@@ -22,7 +28,7 @@ from data.card import CARDS, DataCard
 from tasks import calibrate
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides
-from tasks.evaluate import Evaluation, exact_histogram, uneven_metrics
+from tasks.evaluate import EvaluationResult, exact_histogram, uneven_metrics
 from tasks.predict import predict
 from tasks.runs.metrics import metric_rows, report_text
 from tests.support.cards import csv_of, label, number
@@ -117,7 +123,7 @@ def test_costs_that_fit_no_two_classes_are_refused(keys: dict[str, Any]) -> None
 def test_the_threshold_is_the_cheapest_of_all_edges() -> None:
     scores, labels = rare_people(4000, 1)
     spec = histogram_for("two classes", 2)
-    exact = Released(spec, count(spec, scores, labels), 0.0)
+    exact = ReleasedHistogram(spec, count(spec, scores, labels), 0.0)
     decision = cheapest_threshold(exact, (1.0, 30.0))
     assert decision is not None and decision.cost is not None and decision.constant_cost is not None
 
@@ -136,11 +142,13 @@ def test_a_noisy_histogram_gives_a_threshold_nearly_as_cheap() -> None:
     scores, labels = rare_people(4000, 2)
     spec = histogram_for("two classes", 2)
     cells, ratios = count(spec, scores, labels), []
-    exact = cheapest_threshold(Released(spec, cells, 0.0), (1.0, 30.0))
+    exact = cheapest_threshold(ReleasedHistogram(spec, cells, 0.0), (1.0, 30.0))
     assert exact is not None and exact.cost is not None
     for seed in range(20):
         noise = np.random.default_rng(seed).normal(0, 3.7 * spec.sensitivity, spec.cells)
-        decision = cheapest_threshold(Released(spec, cells + noise, 3.7 * spec.sensitivity), (1.0, 30.0))
+        decision = cheapest_threshold(
+            ReleasedHistogram(spec, cells + noise, 3.7 * spec.sensitivity), (1.0, 30.0)
+        )
         assert decision is not None
         named = scores[:, 1] > decision.at.threshold
         real = (30.0 * (labels[~named] == 1).sum() + (labels[named] == 0).sum()) / len(labels)
@@ -156,7 +164,7 @@ def test_recall_and_precision_of_each_class_are_those_of_scikit_learn(classes: i
     scores = draw.dirichlet(np.ones(classes), 3000) + 0.2 * np.eye(classes)[labels]
     scores /= scores.sum(axis=1, keepdims=True)
     spec = histogram_for("two classes" if classes == 2 else "classes", classes)
-    per_class = class_metrics_of(Released(spec, count(spec, scores, labels), 0.0))
+    per_class = class_metrics_of(ReleasedHistogram(spec, count(spec, scores, labels), 0.0))
     found = [(one.recall, one.precision, one.share) for one in per_class]
     predicted = scores.argmax(axis=1)
     for place, (recall, precision, share) in enumerate(found):
@@ -169,7 +177,7 @@ def test_recall_and_precision_of_each_class_are_those_of_scikit_learn(classes: i
 def test_the_page_and_the_terminal_say_what_becomes_of_a_rare_class() -> None:
     scores, labels = rare_people(4000, 3)
     public = dataclasses.replace(description(), classes=("no", "<yes>"), costs=(1.0, 30.0))
-    evaluation = Evaluation(scores.argmax(axis=1), 0.1, scores)
+    evaluation = EvaluationResult(scores.argmax(axis=1), 0.1, scores)
     metrics = uneven_metrics(exact_histogram(public, evaluation, labels), public)
     metrics |= {"test_accuracy": 0.98, "majority_accuracy": 0.98, "test_records": 4000}
     rows = dict(metric_rows(metrics))

@@ -16,7 +16,7 @@ from data.readers import texts as of_texts
 from data.reading import word_list
 from tasks.calibrate import model_of
 from tasks.config import params
-from tasks.config.params import Model
+from tasks.config.params import ModelParams
 from tasks.prepare import prepare
 from tests.data.conftest import tar
 from tests.support.mirror import MIRROR, needs_mirror
@@ -54,7 +54,7 @@ def table(card: DataCard, words_file: Path, vectors: Mapping[str, float], folder
     """The embedding of a model with word vectors of one number."""
     (folder / "vectors.txt").write_text("".join(f"{word} {number}\n" for word, number in vectors.items()))
     paths = {"embedding_file": str(folder / "vectors.txt"), "words_file": str(words_file)}
-    model = Model(name="bilstm", settings={"embedding": "glove", "width": 1} | paths)
+    model = ModelParams(name="bilstm", settings={"embedding": "glove", "width": 1} | paths)
     return model_of(model, dataset_info(card)).module.get_parameter("embedding.weight").detach()
 
 

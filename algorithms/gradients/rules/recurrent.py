@@ -256,7 +256,7 @@ class Weights(NamedTuple):
     projection: Tensor | None = None
 
 
-class Settings(NamedTuple):
+class RecurrentSettings(NamedTuple):
     """The arguments of `torch.lstm`, `torch.gru` and `torch.rnn_tanh` after the weights."""
 
     has_biases: bool
@@ -274,20 +274,22 @@ class Settings(NamedTuple):
 def lstm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.lstm(input, (h, c), weights, ...) -> (output, h, c)."""
     input, start, weights, *rest = args
-    return _run(recorder, input, tuple(start), weights, Settings(*rest), _lstm_layer)
+    return _run(recorder, input, tuple(start), weights, RecurrentSettings(*rest), _lstm_layer)
 
 
 def gru(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.gru(input, h, weights, ...) -> (output, h)."""
     input, start, weights, *rest = args
-    return _run(recorder, input, (start,), weights, Settings(*rest), _gru_layer)
+    return _run(recorder, input, (start,), weights, RecurrentSettings(*rest), _gru_layer)
 
 
 def rnn(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.rnn_tanh(input, h, weights, ...) -> (output, h), and torch.rnn_relu."""
     input, start, weights, *rest = args
     unroll = partial(unrolled_rnn, squash=torch.tanh if func is torch.rnn_tanh else torch.relu)
-    return _run(recorder, input, (start,), weights, Settings(*rest), partial(_layer_of_one_sum, unroll))
+    return _run(
+        recorder, input, (start,), weights, RecurrentSettings(*rest), partial(_layer_of_one_sum, unroll)
+    )
 
 
 def recurrent_cell(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -331,7 +333,7 @@ def _run(
     input: Tensor,
     start: tuple[Tensor, ...],
     weights: Sequence[Tensor],
-    settings: Settings,
+    settings: RecurrentSettings,
     layer: Layer,
 ) -> tuple[Tensor, ...]:
     """Run all layers in turn, each in both directions at once."""
@@ -355,7 +357,7 @@ def _run(
     return (output, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
-def _group_weights(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
+def _group_weights(weights: Sequence[Tensor], settings: RecurrentSettings) -> list[Weights]:
     """Group torch's flat list of weights by layer and direction."""
     each, count = 4 if settings.has_biases else 2, settings.layers * settings.directions
     is_projected = len(weights) == (each + 1) * count

@@ -32,7 +32,7 @@ from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.compute_config import ComputeConfig
-from algorithms.privacy.barrier.record_loader import Records
+from algorithms.privacy.barrier.record_loader import RecordArrays
 from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import (
     LastNorms,
@@ -74,7 +74,7 @@ class Correlation:
     drawn again. records: their number decides where noise begins in a stream.
     """
 
-    def __init__(self, generator: Generator, trace: Trace, records: Records) -> None:
+    def __init__(self, generator: Generator, trace: Trace, records: RecordArrays) -> None:
         self._generator, self._trace, self._records = generator, trace, records
         self._terms: tuple[Any, ...] = ()
         self._correlator: Correlator | None = None
@@ -211,7 +211,7 @@ def _noisy_slices(total: Tensor, release: Release, noise: NoiseAhead | None, sli
     return add_steps(total, slices.scatter(steps, like=total), std=release.noise_scale)
 
 
-__all__ = ["Barrier", "ComputeConfig", "Records"]
+__all__ = ["Barrier", "ComputeConfig", "RecordArrays"]
 
 
 class Barrier:
@@ -245,7 +245,7 @@ class Barrier:
 
     def __init__(
         self,
-        records: Records,
+        records: RecordArrays,
         model: Model,
         *,
         privacy_filter: Filter,

@@ -12,7 +12,7 @@ from algorithms.gradients import Engine, RecordsNotIndependentError, Unsupported
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
-from algorithms.privacy.barrier.record_loader import RecordLoader, Records
+from algorithms.privacy.barrier.record_loader import RecordArrays, RecordLoader
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ComputeConfig:
                 " which the privacy card states."
             )
 
-    def engine(self, model: Model, records: Records) -> Engine:
+    def engine(self, model: Model, records: RecordArrays) -> Engine:
         """The gradient engine for a model of such records; only their shape and type are used.
 
         Raises RefusedError if the model mixes records, and ModelRefusedError if it cannot be inspected.

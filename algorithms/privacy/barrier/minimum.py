@@ -34,7 +34,7 @@ class OutOfReachError(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class Objective:
+class PerturbedObjective:
     """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
 
     model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
@@ -112,7 +112,7 @@ class Objective:
         return slopes.clamp(-limits, limits), torch.where(inside, second[:, 0], 0.0)
 
 
-def minimum(problem: Objective, *, tolerance: float) -> Tensor:
+def minimum(problem: PerturbedObjective, *, tolerance: float) -> Tensor:
     """A point where the gradient's L2 norm is at most `tolerance`; shape [d], float64.
 
     Uses Newton's method. If a step does not at least halve the gradient, as when many losses become linear at once, it
@@ -132,7 +132,7 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
     raise OutOfReachError(_OUT_OF_REACH)
 
 
-def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+def _lowest(problem: PerturbedObjective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """The minimum of the convex objective along a step, and the gradient there.
 
     Raises OutOfReachError if the objective does not fall along the step, up to rounding.
@@ -149,7 +149,7 @@ def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Te
     return point - low * step, problem.gradient(point - low * step)
 
 
-def exact_minimum(problem: Objective) -> Tensor:
+def exact_minimum(problem: PerturbedObjective) -> Tensor:
     """The minimum of the objective without clipping by L-BFGS (Byrd et al. 1995); shape [d], float64."""
 
     def value_and_gradient(values: np.ndarray) -> tuple[float, np.ndarray]:

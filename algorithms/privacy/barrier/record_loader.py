@@ -28,7 +28,7 @@ _FAULT_AROUND = 2**16
 """Linux maps up to this many bytes around a page that is read."""
 
 
-class Records(Protocol):
+class RecordArrays(Protocol):
     """The private records, as plain or memory-mapped arrays: `features` [n, *input_shape] and `labels` [n, ...]."""
 
     @property
@@ -46,7 +46,7 @@ class OnDevice:
     tensors: Batch
 
     @classmethod
-    def of(cls, records: Records, device: torch.device) -> "OnDevice":
+    def of(cls, records: RecordArrays, device: torch.device) -> "OnDevice":
         """The records, copied to a device."""
         copies = [torch.from_numpy(np.array(part)).to(device) for part in (records.features, records.labels)]
         return cls(records.features, records.labels, (copies[0], copies[1]))
@@ -83,15 +83,15 @@ class RecordLoader:
             array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
         return copies
 
-    def batches(self, records: Records, rows: Rows, physical_batch: int) -> Iterator[Batch]:
+    def batches(self, records: RecordArrays, rows: Rows, physical_batch: int) -> Iterator[Batch]:
         """The records at some indices, in that order, in physical batches on the device; the last may be shorter."""
         return (self.load(records, some) for some in split_passes(rows, physical_batch))
 
-    def load(self, records: Records, rows: Rows) -> Batch:
+    def load(self, records: RecordArrays, rows: Rows) -> Batch:
         """The records at some indices, in that order, on the device."""
         return self._begin_to_load(records, rows)()
 
-    def _begin_to_load(self, records: Records, rows: Rows) -> Load:
+    def _begin_to_load(self, records: RecordArrays, rows: Rows) -> Load:
         """Read records and begin to copy them; the result gives the copies to the thread that computes."""
         if isinstance(records, OnDevice):
             return functools.partial(records.take, rows)
@@ -100,14 +100,14 @@ class RecordLoader:
         moving = upload(inputs, self.device), upload(labels, self.device)
         return lambda: (moving[0](), moving[1]())
 
-    def put_on_device(self, records: Records) -> Records:
+    def put_on_device(self, records: RecordArrays) -> RecordArrays:
         """The records on the GPU if they fit into `memory_mb`; otherwise unchanged."""
         if isinstance(records, OnDevice) or self.device.type == "cpu":
             return records
         fits = records.features.nbytes + records.labels.nbytes <= self.memory_mb * 1e6
         return OnDevice.of(records, self.device) if fits else records
 
-    def prefetch(self, records: Records, passes: Iterable[Rows]) -> Iterator[Load]:
+    def prefetch(self, records: RecordArrays, passes: Iterable[Rows]) -> Iterator[Load]:
         """Yield a function for each pass that returns its records; a GPU's are read during the previous pass."""
         if self.device.type == "cpu" or isinstance(records, OnDevice):
             yield from (functools.partial(self.load, records, rows) for rows in passes)

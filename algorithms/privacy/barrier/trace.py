@@ -90,7 +90,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Measured:
+class GradientDiagnostics:
     """One gradient release; L2 norms, in units of the model's gradient.
 
     release, step: as in the noise trace. error: distance between the answer and the exact mean gradient, which is the
@@ -128,7 +128,7 @@ class Diagnostics:
     """
 
     def __init__(self) -> None:
-        self.rows: list[Measured] = []
+        self.rows: list[GradientDiagnostics] = []
 
     def measure(
         self,
@@ -145,7 +145,7 @@ class Diagnostics:
         noise = scale * (answered.noisy - answered.total) / answered.divisor
         release, step = release_and_step
         share = clipped / records if records else math.nan
-        self.rows.append(Measured(release, step, _norm(error), _norm(noise), _norm(exact), share))
+        self.rows.append(GradientDiagnostics(release, step, _norm(error), _norm(noise), _norm(exact), share))
 
     def write(self, path: Path) -> None:
         """Write the rows as Parquet; the table is empty if nothing was measured."""
@@ -156,7 +156,7 @@ class Diagnostics:
         import pandas as pd  # here, since a plan has no use for it
 
         rows = [asdict(row) for row in self.rows]
-        return pd.DataFrame(rows, columns=list(Measured.__dataclass_fields__))
+        return pd.DataFrame(rows, columns=list(GradientDiagnostics.__dataclass_fields__))
 
 
 def _exact_sum(

@@ -51,9 +51,9 @@ from algorithms.models.networks import UnitRecords
 from algorithms.models.scaled_target import TargetScaling
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
-from algorithms.privacy.barrier.minimum import Objective, OutOfReachError, exact_minimum, minimum
+from algorithms.privacy.barrier.minimum import OutOfReachError, PerturbedObjective, exact_minimum, minimum
 from algorithms.privacy.barrier.pass_pool import pass_pool
-from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, Records, Rows
+from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, RecordArrays, Rows
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 from algorithms.privacy.mechanisms.release import (
     Minimum,
@@ -81,7 +81,7 @@ _BY_RECORD = (UnitRecords, nn.GroupNorm)
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedRecords:
     """Records whose features went through a fixed map: features [n, *shape], labels [n]."""
 
     features: NDArray[np.float32]
@@ -89,8 +89,8 @@ class Mapped:
 
 
 def frozen_prefix(
-    model: Model, records: Records, compute: ComputeConfig, *, physical_batch: int
-) -> tuple[Model, Records]:
+    model: Model, records: RecordArrays, compute: ComputeConfig, *, physical_batch: int
+) -> tuple[Model, RecordArrays]:
     """The model without its feature map and the untrained layers that follow it, and the records mapped by those.
 
     Returns both unchanged if there is no feature map, or if the mapped records would not fit into memory by the public
@@ -105,7 +105,7 @@ def frozen_prefix(
     if not compute.holds(math.prod(shape)):
         return model, records
     features = _apply_maps(maps, records, (len(records.labels), *shape), compute, physical_batch)
-    return replace(model, module=rest), Mapped(features, records.labels)
+    return replace(model, module=rest), MappedRecords(features, records.labels)
 
 
 def _split_leading_maps(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
@@ -117,7 +117,11 @@ def _split_leading_maps(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 
 
 def _apply_maps(
-    maps: nn.Module, records: Records, shape: tuple[int, ...], compute: ComputeConfig, physical_batch: int
+    maps: nn.Module,
+    records: RecordArrays,
+    shape: tuple[int, ...],
+    compute: ComputeConfig,
+    physical_batch: int,
 ) -> NDArray[np.float32]:
     features, done = np.empty(shape, np.float32), 0
     placed = copy.deepcopy(maps).to(compute.device)
@@ -141,7 +145,7 @@ def has_closed_forms(model: Model) -> bool:
     return is_ours and linear_layer(model.module) is not None and model.precision == torch.float32
 
 
-def all_in_closed_form(model: Model, records: Records, compute: ComputeConfig) -> LinearRecords | None:
+def all_in_closed_form(model: Model, records: RecordArrays, compute: ComputeConfig) -> LinearRecords | None:
     """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
     cells = cells_before(model.module)
     width = math.prod(records.features.shape[1:]) if cells is None else cells.total
@@ -189,7 +193,7 @@ def solve_minimum(
     tilt = np.zeros(model.parameter_count)
     if isinstance(release.noise, ObjectiveNoise):
         tilt = release.noise_scale * draws(release, stream, len(tilt))
-    whole = Objective(
+    whole = PerturbedObjective(
         model,
         features,
         labels,
@@ -259,7 +263,7 @@ def _weights(diagonal: Tensor, beside: float, like: Tensor) -> Tensor:
 
 
 def shape_of(
-    statistic: Statistic, records: Records, model: Model, device: torch.device | None = None
+    statistic: Statistic, records: RecordArrays, model: Model, device: torch.device | None = None
 ) -> torch.Size:
     """The shape of a statistic of one record, found with zeros in the record's form.
 
@@ -271,7 +275,7 @@ def shape_of(
     return torch.func.vmap(statistic)(example.to(device), label.to(device)).shape[1:]
 
 
-def columns_of(statistic: Statistic, records: Records, model: Model, device: torch.device) -> int:
+def columns_of(statistic: Statistic, records: RecordArrays, model: Model, device: torch.device) -> int:
     """The number of columns of a matrix statistic; raises RefusedError for other shapes."""
     shape = shape_of(statistic, records, model, device)
     if len(shape) != 2 or 0 in shape:
@@ -493,7 +497,9 @@ class UnnoisedQueries:
     last_norms: the norms that importance sampling remembers. Raises RefusedError if the model mixes records.
     """
 
-    def __init__(self, records: Records, model: Model, compute: ComputeConfig, last_norms: LastNorms) -> None:
+    def __init__(
+        self, records: RecordArrays, model: Model, compute: ComputeConfig, last_norms: LastNorms
+    ) -> None:
         self._given, self.compute = records, compute
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))
@@ -508,11 +514,11 @@ class UnnoisedQueries:
         asked = copy.copy(self)
         for name in ("records", "_whole"):
             vars(asked).pop(name, None)
-        asked._given, asked.last_norms = Mapped(*alike), LastNorms()
+        asked._given, asked.last_norms = MappedRecords(*alike), LastNorms()
         return asked
 
     @functools.cached_property
-    def records(self) -> Records:
+    def records(self) -> RecordArrays:
         """The records on the device; the first answer brings them there, after its charge."""
         return self.compute.loader.put_on_device(self._given)
 
@@ -522,7 +528,7 @@ class UnnoisedQueries:
         return all_in_closed_form(self.model, self._given, self.compute)
 
     @_with_fixed_arithmetic
-    def precompute_frozen_prefix(self, model: Model) -> tuple[Model, Records]:
+    def precompute_frozen_prefix(self, model: Model) -> tuple[Model, RecordArrays]:
         """The result of `frozen_prefix` for another model of these records."""
         size = self.engine.physical_batch
         return frozen_prefix(model, self.records, self.compute, physical_batch=size)

@@ -14,15 +14,15 @@ reading are imported, and nothing imports this package that a run needs while it
 
 from algorithms.privacy.card.build import RunRecord, build, load, made_up_trace, trace_schedule
 from algorithms.privacy.card.schema import EVALUATION, RELEASED, PrivacyCard, public_key_of
-from algorithms.privacy.card.verify import SIGNER, Verification, check_charged, recompute, verify
+from algorithms.privacy.card.verify import SIGNER, CardVerification, check_charged, recompute, verify
 
 __all__ = [
     "EVALUATION",
     "RELEASED",
     "SIGNER",
+    "CardVerification",
     "PrivacyCard",
     "RunRecord",
-    "Verification",
     "build",
     "check_charged",
     "load",

@@ -101,7 +101,7 @@ class Setting(Section):
         return self.guarantee == "private"
 
 
-class Model(Section):
+class ModelSection(Section):
     """The trained model.
 
     parameters: how many numbers it has. start: checksum of the file it starts from, which may be in it whole; null for
@@ -121,7 +121,7 @@ class Model(Section):
     augmentations: Count
 
 
-class Features(Section):
+class FeaturesSection(Section):
     """What was learned from the records before training, by noised releases of its own; "none" for nothing."""
 
     name: Name
@@ -135,7 +135,7 @@ class Span(Section):
     most: NotNegative | None
 
 
-class Query(Section):
+class QuerySection(Section):
     """Releases of one kind. clip_norm: bound of one record. noise_std: on the sum, before it is divided."""
 
     kind: Name
@@ -150,7 +150,7 @@ class Query(Section):
     divisor: Span
 
 
-class Encoder(Section):
+class EncoderSection(Section):
     """A frozen public network, whose features of each record took the record's place, or a tokenizer, whose tokens did.
 
     width: how many features or tokens. sha256: of the file of its weights or of its vocabulary. settings: as JSON text.
@@ -168,7 +168,7 @@ class Encoder(Section):
     padding: int = Field(default=0, ge=0, exclude_if=lambda given: given == 0)
 
 
-class PaperProtocol(Section):
+class PaperProtocolSection(Section):
     """A paper whose choices a setting makes: the values that the run had, and which of them are not the paper's."""
 
     paper: Name
@@ -176,7 +176,7 @@ class PaperProtocol(Section):
     departures: tuple[Name, ...]
 
 
-class SelectionLaw(Section):
+class SelectionSection(Section):
     """How far a noisy choice among candidates is from a uniform draw, by public numbers alone.
 
     gain: the stated signal, how far the best candidate's total loss lies below all others: the mean that one choice can
@@ -189,7 +189,7 @@ class SelectionLaw(Section):
     distance: Probability | None
 
 
-class Mechanism(Section):
+class MechanismSection(Section):
     """What was asked of the records.
 
     transform, encoder, features: what each record was made into by itself, and what was learned from all. diagnostics:
@@ -199,21 +199,21 @@ class Mechanism(Section):
     """
 
     transform: Literal["none", "scattering", "encoder"]
-    encoder: Encoder | None
-    features: Features
+    encoder: EncoderSection | None
+    features: FeaturesSection
     diagnostics: bool
     settings_from_records: bool
     algorithm: Name
     settings: Settings
-    model: Model
+    model: ModelSection
     steps: Count
     releases: Count
     noise_multiplier: NotNegative | None
     sampling_rate: Probability
     divisor: Positive | None
-    queries: Annotated[tuple[Query, ...], Field(min_length=1)]
-    paper_protocol: PaperProtocol | None = Field(default=None, exclude_if=lambda given: given is None)
-    selection_law: SelectionLaw | None = Field(default=None, exclude_if=lambda given: given is None)
+    queries: Annotated[tuple[QuerySection, ...], Field(min_length=1)]
+    paper_protocol: PaperProtocolSection | None = Field(default=None, exclude_if=lambda given: given is None)
+    selection_law: SelectionSection | None = Field(default=None, exclude_if=lambda given: given is None)
 
 
 class Costs(Section):
@@ -237,7 +237,7 @@ class Discretisation(Section):
     rdp_orders: Count
 
 
-class Composition(Section):
+class CompositionSection(Section):
     """How the releases of the run add up: fixed in advance, or chosen adaptively under a filter.
 
     rho: the limit of a zCDP filter. order, limit: of a Rényi filter.
@@ -264,7 +264,7 @@ class Account(Section):
     remaining: Amount
 
 
-class Block(Account):
+class BlockSection(Account):
     """The account of a block."""
 
     name: Name
@@ -273,7 +273,7 @@ class Block(Account):
 class Blocks(Section):
     """The blocks that a run was charged to. blocks_per_person: in how many a person may have records."""
 
-    charged: Annotated[tuple[Block, ...], Field(min_length=1)]
+    charged: Annotated[tuple[BlockSection, ...], Field(min_length=1)]
     blocks_per_person: Count
 
 
@@ -292,7 +292,7 @@ class Accounting(Section):
     library: Literal["dp-accounting"]
     library_version: Name
     discretisation: Discretisation
-    composition: Composition
+    composition: CompositionSection
     across_runs: Rule
     population: Account
     blocks: Blocks | None
@@ -380,7 +380,7 @@ class PrivacyCard(Section):
     schema_version: Literal[2]
     signature: Signature | None
     setting: Setting
-    mechanism: Mechanism
+    mechanism: MechanismSection
     accounting: Accounting
     events: Annotated[tuple[Event, ...], Field(min_length=1)]
     implementation: Implementation

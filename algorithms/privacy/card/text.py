@@ -11,9 +11,9 @@ from algorithms.privacy.accounting.events import releases_in_order, schedule_fro
 from algorithms.privacy.card.schema import (
     BY,
     EVALUATION,
-    Features,
-    Mechanism,
-    Model,
+    FeaturesSection,
+    MechanismSection,
+    ModelSection,
     PrivacyCard,
     Rounding,
     Setting,
@@ -275,7 +275,7 @@ def contact(card: PrivacyCard) -> str:
     return f"The data card names no person; it names this source: {card.setting.source}"
 
 
-def transform(mechanism: Mechanism) -> str:
+def transform(mechanism: MechanismSection) -> str:
     """What was made of each record by itself."""
     if mechanism.encoder is None:
         return TRANSFORMS[mechanism.transform]
@@ -295,7 +295,7 @@ def tuning(card: PrivacyCard) -> str:
     return f"{what}; a trial had one of {len(trials)} settings."
 
 
-def paper_protocol(mechanism: Mechanism) -> str | None:
+def paper_protocol(mechanism: MechanismSection) -> str | None:
     """The settings of a paper's protocol, and what is otherwise; None where the run has none."""
     protocol = mechanism.paper_protocol
     if protocol is None:
@@ -305,7 +305,7 @@ def paper_protocol(mechanism: Mechanism) -> str | None:
     return f"by {protocol.paper}: {settings}{departures}"
 
 
-def selection(mechanism: Mechanism) -> str | None:
+def selection(mechanism: MechanismSection) -> str | None:
     """How far a noisy choice among candidates is from a uniform draw; None where nothing is chosen by noisy losses."""
     law = mechanism.selection_law
     if law is None:
@@ -323,7 +323,7 @@ def selection(mechanism: Mechanism) -> str | None:
     )
 
 
-def features(learned: Features) -> str:
+def features(learned: FeaturesSection) -> str:
     """What was learned before training."""
     if learned.name == "none":
         return NOTHING_LEARNED
@@ -332,7 +332,7 @@ def features(learned: Features) -> str:
     return f"{described}: learned from the records by noised releases, which are charged with the others."
 
 
-def model_parts(model: Model) -> str:
+def model_parts(model: ModelSection) -> str:
     """What a model is made of."""
     start = f"Initialised by the architecture's own rule from seed {model.seed}"
     if model.start is not None:

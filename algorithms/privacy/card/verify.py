@@ -50,7 +50,7 @@ from algorithms.privacy.card.schema import (
     ROUNDING,
     Account,
     Amount,
-    Composition,
+    CompositionSection,
     PrivacyCard,
 )
 from algorithms.privacy.ledger import UNIT, WHOLE_POPULATION, Balance
@@ -71,7 +71,7 @@ _TRACE = ("events of the trace", "columns of the trace")
 
 
 @dataclass(frozen=True)
-class Check:
+class CardCheck:
     """One thing that was checked. passed: None where there was nothing to check it against."""
 
     name: str
@@ -80,11 +80,11 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verification:
+class CardVerification:
     """What became of a card's claims. recomputed: epsilon by accountant, None where it has no finite bound."""
 
     recomputed: Mapping[str, float | None]
-    checks: tuple[Check, ...]
+    checks: tuple[CardCheck, ...]
 
     @property
     def passed(self) -> bool:
@@ -92,14 +92,14 @@ class Verification:
         return all(check.passed is not False for check in self.checks)
 
     @property
-    def failures(self) -> tuple[Check, ...]:
+    def failures(self) -> tuple[CardCheck, ...]:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.passed is False)
 
 
 def verify(
     card: PrivacyCard, folder: Path | None = None, *, key: str | None = None, unsigned: bool = False
-) -> Verification:
+) -> CardVerification:
     """Checks a card by its signature and its events alone, and against the files beside it.
 
     folder: where the run's files lie; what is not there is not checked, and the verification says so. key: the owner's
@@ -120,13 +120,13 @@ def verify(
         checks += [*_trace(folder / "trace.parquet", card, schedule)]
         checks += [*_plan(folder / "plan.json", card, schedule)]
         checks += [*_evaluation(folder, card)]
-    return Verification(recomputed, tuple(checks))
+    return CardVerification(recomputed, tuple(checks))
 
 
 def recompute(
     schedule: Schedule,
     delta: float,
-    composition: Composition,
+    composition: CompositionSection,
     adjacency: Adjacency = ADD_OR_REMOVE_ONE,
     *,
     stated: Mapping[str, float | None] | None = None,
@@ -210,26 +210,28 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         )
 
 
-def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterator[Check]:
+def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterator[CardCheck]:
     if card.signature is None:
-        yield Check("signature", None if unsigned else False, "the card is not signed")
+        yield CardCheck("signature", None if unsigned else False, "the card is not signed")
         return
     holds, signer = card.signature_holds(), card.signature.public_key
     words = f"all facts are as the holder of {signer} signed them"
-    yield Check("signature", holds, words if holds else "the facts are others than those that were signed")
+    yield CardCheck(
+        "signature", holds, words if holds else "the facts are others than those that were signed"
+    )
     if key is None:
-        yield Check(
+        yield CardCheck(
             "owner", None, f"ask the owner whether {signer} is theirs, and give their public key (--key)"
         )
     else:
-        yield Check(
+        yield CardCheck(
             "owner",
             signer == key,
             "the expected key" if signer == key else f"{signer} is not the expected key {key}",
         )
 
 
-def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[Check]:
+def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[CardCheck]:
     for name, value in recomputed.items():
         stated: float | None = getattr(card.accounting.epsilon, name)
         detail = f"stated {_shown(stated)}, recomputed {_shown(value)}"
@@ -237,10 +239,10 @@ def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iter
         is_unstated = stated is None and name == "pld" != card.accounting.accountant
         if stated is None and value is None:
             detail = "there is no finite one, as stated"
-        yield Check(f"epsilon {BY[name]}", is_unstated or _covers(name, stated, value), detail)
+        yield CardCheck(f"epsilon {BY[name]}", is_unstated or _covers(name, stated, value), detail)
 
 
-def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[Check]:
+def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[CardCheck]:
     """Whether the guarantee is the one that events, noise and diagnostics allow, within its target."""
     setting, stated, mechanism = card.setting, card.accounting, card.mechanism
     allowed = guarantee(
@@ -251,23 +253,29 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
     same = setting.guarantee == allowed and setting.epsilon == (card.cost if setting.private else None)
     same = same and setting.delta == stated.delta
     words = f"{setting.guarantee}, epsilon {_shown(setting.epsilon)}, delta {setting.delta:g}"
-    yield Check("guarantee", same, words if same else f"{words}; the events and the noise allow {allowed!r}")
+    yield CardCheck(
+        "guarantee", same, words if same else f"{words}; the events and the noise allow {allowed!r}"
+    )
     if allowed == "private":
         limit, cost = stated.target.epsilon, card.cost
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
         within = within and stated.delta <= stated.target.delta
-        yield Check("target", within, f"epsilon {_shown(cost)} of {_shown(limit)} at delta {stated.delta:g}")
+        yield CardCheck(
+            "target", within, f"epsilon {_shown(cost)} of {_shown(limit)} at delta {stated.delta:g}"
+        )
     expected = None if allowed == "none" else ROUNDING
     same = card.implementation.rounding == expected
-    yield Check("rounding", same, "as this version rounds" if same else "otherwise than this version rounds")
+    yield CardCheck(
+        "rounding", same, "as this version rounds" if same else "otherwise than this version rounds"
+    )
     asked = sum(query.count for query in mechanism.queries)
     schedule = schedule_from_json([row.model_dump() for row in card.events])
     counts = {sum(count for _, count in one) for one in trials_of(schedule) or [releases_in_order(schedule)]}
     same = mechanism.releases == asked and asked in counts
-    yield Check("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
+    yield CardCheck("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
 
 
-def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
+def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
     """Whether what the people held out may lose, as stated, covers the one release of them, which is the last."""
     if EVALUATION not in card.evidence.files:
         return
@@ -279,24 +287,26 @@ def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
         least = accounting.epsilon([(event, 1)], delta, accountant=by, adjacency=adjacency)
     covers = stated is not None and stated >= least * (1 - BELOW) - ABSOLUTE
     detail = f"stated {_shown(stated)}, at least {_shown(_finite(least))}"
-    yield Check("epsilon of the people held out", covers, detail)
+    yield CardCheck("epsilon of the people held out", covers, detail)
 
 
-def _file(path: Path, card: PrivacyCard) -> Check:
+def _file(path: Path, card: PrivacyCard) -> CardCheck:
     if not path.is_file():
-        return Check(path.name, None, "does not lie beside the card")
+        return CardCheck(path.name, None, "does not lie beside the card")
     with path.open("rb") as file:
         same = hashlib.file_digest(file, "sha256").hexdigest() == card.evidence.files[path.name]  # type: ignore[index]
-    return Check(path.name, same, "has the checksum of the card" if same else "is not the file of this card")
+    return CardCheck(
+        path.name, same, "has the checksum of the card" if same else "is not the file of this card"
+    )
 
 
-def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
+def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
     """Whether the trace has the card's events, and nothing beside them that they or the card contradict.
 
     Of a search the trace is the winner's, which must be one of the trials that the event allows.
     """
     if not path.is_file():
-        yield from (Check(name, None, "no trace lies beside the card") for name in _TRACE)
+        yield from (CardCheck(name, None, "no trace lies beside the card") for name in _TRACE)
         return
     try:
         # pandas and pyarrow's data sets would take longer to import than all the rest.
@@ -307,17 +317,17 @@ def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]
         same = any(same_events(left, one) for one in released)
         problem = column_problem(trace, card, is_whole=trials_of(schedule) is None)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        yield from (Check(name, False, "the trace cannot be read") for name in _TRACE)
+        yield from (CardCheck(name, False, "the trace cannot be read") for name in _TRACE)
         return
     events, columns = _TRACE
-    yield Check(events, same, "the card's events" if same else "other events than the card's")
-    yield Check(columns, problem is None, problem or "those of its events, summed up on the card")
+    yield CardCheck(events, same, "the card's events" if same else "other events than the card's")
+    yield CardCheck(columns, problem is None, problem or "those of its events, summed up on the card")
 
 
-def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
+def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
     """Whether the card is one of a run of the plan beside it."""
     if not path.is_file():
-        yield from (Check(name, None, "no plan lies beside the card") for name in _PLAN)
+        yield from (CardCheck(name, None, "no plan lies beside the card") for name in _PLAN)
         return
     try:
         plan = json.loads(path.read_bytes())
@@ -326,10 +336,10 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         found = ["the plan cannot be read"] * len(_PLAN)
     for name, problem in zip(_PLAN, found, strict=True):
-        yield Check(name, problem is None, problem or "as the plan has it")
+        yield CardCheck(name, problem is None, problem or "as the plan has it")
 
 
-def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[Check]:
+def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
     """Whether the released histogram is the planned one, with the noise that the trace has of it."""
     if EVALUATION not in card.evidence.files or not all(
         (folder / name).is_file() for name in (EVALUATION, "plan.json")
@@ -342,7 +352,9 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[Check]:
         same = released["spec"] == planned["spec"] and released["noise_std"] == noised.noise_std.least
     except (OSError, KeyError, TypeError, ValueError):
         same = False
-    yield Check("evaluation", same, "the planned histogram" if same else "another histogram, or other noise")
+    yield CardCheck(
+        "evaluation", same, "the planned histogram" if same else "another histogram, or other noise"
+    )
 
 
 def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evaluated: bool) -> str | None:

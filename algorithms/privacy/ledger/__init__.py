@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         explain,
     )
     from algorithms.privacy.ledger.policy import (
-        Block,
+        BlockBalance,
         Choice,
         Forecast,
         Price,
@@ -61,7 +61,7 @@ else:
         ),
         "planned_runs": ("ORDERS", "ChosenComposition", "choose_composition", "explain"),
         "policy": (
-            *("Block", "Choice", "Forecast", "Price", "Spread"),
+            *("BlockBalance", "Choice", "Forecast", "Price", "Spread"),
             *("exhausted_blocks", "forecast", "next_retraining"),
         ),
         "rules": ("floor_to_6_digits",),
@@ -82,7 +82,7 @@ __all__ = [
     "UNIT",
     "WHOLE_POPULATION",
     "Balance",
-    "Block",
+    "BlockBalance",
     "Checkpoint",
     "Choice",
     "ChosenComposition",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WHOLE_POPULATION = "all"
 """The block of a population without blocks."""
 
-Kind = Literal["basic", "zcdp", "renyi"]
+CompositionKind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[Mapping[str, Any]]
 Amount: TypeAlias = tuple[Fraction, ...]
 """A charge: epsilon and delta for basic sums, otherwise one number: rho, or the divergence at the order."""
@@ -36,11 +36,11 @@ Amount: TypeAlias = tuple[Fraction, ...]
 class Composition:
     """How charges add up; order: only for "renyi", above 1. Raises RefusedError for anything else."""
 
-    kind: Kind = "basic"
+    kind: CompositionKind = "basic"
     order: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
+        if self.kind not in get_args(CompositionKind):
             raise RefusedError(f"{self.kind!r} is no composition; choose basic, zcdp or renyi.")
         if (self.kind == "renyi") != (self.order is not None):
             raise RefusedError(

@@ -33,7 +33,7 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import rules, state_tables
 from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
-from algorithms.privacy.ledger.policy import Block
+from algorithms.privacy.ledger.policy import BlockBalance
 from algorithms.privacy.ledger.rows import (
     ADJACENCY,
     GENESIS,
@@ -43,7 +43,7 @@ from algorithms.privacy.ledger.rows import (
     Entry,
     Head,
     LedgerState,
-    Run,
+    ReservedRun,
     Status,
     adjacency_of,
     affordable,
@@ -107,7 +107,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Verification:
+class LedgerVerification:
     """The result: the checkpoint at the end, the number of rows read, and the number of recomputed prices."""
 
     checkpoint: Checkpoint
@@ -351,7 +351,7 @@ class Ledger:
             for block in state.blocks(name) or [WHOLE_POPULATION]
         ]
 
-    def blocks(self, population: str, also: Sequence[str] = ()) -> list[Block]:
+    def blocks(self, population: str, also: Sequence[str] = ()) -> list[BlockBalance]:
         """The blocks, in the policies' form; the whole population if it has none.
 
         also: names of blocks that may not be declared yet, which come last, as they would be.
@@ -393,7 +393,7 @@ class Ledger:
     def spent_if_repeated(self, population: str, runs: int) -> Budget | None:
         """What is spent or reserved after this number of further runs charged like the last; None if there was none."""
 
-        def last(connection: Connection) -> tuple[Run | None, LedgerState]:
+        def last(connection: Connection) -> tuple[ReservedRun | None, LedgerState]:
             run_id = found_by(connection, LAST_RUN, population=population)
             run = None if run_id is None else state_tables.find_run(connection, run_id)
             return run, state_tables.load(connection, StatePart(population))
@@ -452,7 +452,7 @@ class Ledger:
         self._store.read(lambda _: None)
         return self._store.verified
 
-    def verify(self, *, since: Checkpoint | None = None, prices: bool = False) -> Verification:
+    def verify(self, *, since: Checkpoint | None = None, prices: bool = False) -> LedgerVerification:
         """Recompute the chain and the balances, row by row; raises LedgerBrokenError if they do not hold.
 
         since: an earlier verification to continue from. prices: also recompute the price of each run with events, of
@@ -534,7 +534,7 @@ class Settlement:
         return self._balances([name for name in self.run.amounts if name != WHOLE_POPULATION])
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ReservedRun:
         """The run in the ledger."""
         return self.state.runs[self.run_id]
 
@@ -565,7 +565,7 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
 def verify_rows(
     store: Store, connection: Connection, since: Checkpoint | None, *, prices: bool
-) -> Verification:
+) -> LedgerVerification:
     """Replay the rows after a checkpoint and compare the balances with the state; see `Ledger.verify`.
 
     Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the
@@ -589,7 +589,7 @@ def verify_rows(
     if wrong is not None:
         raise _wrong(store, wrong)
     is_priced = prices and (since is None or since.priced)
-    return Verification(Checkpoint(first, head, state, is_priced), count, priced)
+    return LedgerVerification(Checkpoint(first, head, state, is_priced), count, priced)
 
 
 def _replay_page(state: LedgerState, page: list[Entry], *, prices: bool) -> int:

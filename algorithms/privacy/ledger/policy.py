@@ -18,7 +18,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockBalance:
     """The balance of a block, in the units of its population's composition.
 
     limit, left: what its cap allows, and what is not charged yet. runs: the number ever reserved in it.
@@ -96,7 +96,7 @@ class Spread:
         return tuple(share * part for part in left)
 
 
-def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tuple[str, ...]:
+def choose_blocks(choice: Choice, blocks: Sequence[BlockBalance], price: Price) -> tuple[str, ...]:
     """The names of the blocks that a retraining of this price uses, in order.
 
     blocks: in the order of declaration. Raises RefusedError if too few can pay; nothing is reserved then.
@@ -105,7 +105,7 @@ def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tupl
 
 
 def next_retraining(
-    choice: Choice, spread: Spread, blocks: Sequence[Block], *, smallest: Price
+    choice: Choice, spread: Spread, blocks: Sequence[BlockBalance], *, smallest: Price
 ) -> tuple[tuple[str, ...], Price]:
     """The blocks of the next retraining and its price, the smallest planned price of these blocks.
 
@@ -117,14 +117,14 @@ def next_retraining(
 
 
 def exhausted_blocks(
-    blocks: Sequence[Block], smallest: Price, spread: Spread | None = None
+    blocks: Sequence[BlockBalance], smallest: Price, spread: Spread | None = None
 ) -> tuple[str, ...]:
     """The blocks to retire: those that cannot pay the smallest useful price.
 
     spread: if prices are shares of the rest, a block retires when its next share is below the smallest.
     """
 
-    def can_pay(block: Block) -> bool:
+    def can_pay(block: BlockBalance) -> bool:
         if spread is None:
             return block.affords(smallest)
         return _covers(spread.price(block.left, done=block.runs), smallest)
@@ -132,7 +132,9 @@ def exhausted_blocks(
     return tuple(block.name for block in blocks if not block.retired and not can_pay(block))
 
 
-def _choose(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], bool]) -> tuple[str, ...]:
+def _choose(
+    choice: Choice, blocks: Sequence[BlockBalance], pays: Callable[[BlockBalance], bool]
+) -> tuple[str, ...]:
     living = [block for block in blocks if not block.retired]
     seen = living[-choice.window :] if choice.window else living
     able = [block.name for block in seen if pays(block)]
@@ -159,7 +161,7 @@ HORIZON = 1000
 
 
 @dataclass(frozen=True)
-class Retraining:
+class PlannedRetraining:
     """A retraining that the caps allow. number: 1 is the next. retires: the blocks that are exhausted after it."""
 
     number: int
@@ -172,12 +174,12 @@ class Retraining:
 class Forecast:
     """The retrainings that the caps allow. end: why there are no more; None if the forecast was cut off."""
 
-    retrainings: tuple[Retraining, ...]
+    retrainings: tuple[PlannedRetraining, ...]
     end: str | None
 
 
 def forecast(
-    blocks: Sequence[Block],
+    blocks: Sequence[BlockBalance],
     choice: Choice,
     pricing: Spread | Price,
     *,
@@ -192,10 +194,10 @@ def forecast(
     largest number of retrainings.
     """
     current = list(blocks)
-    done: list[Retraining] = []
+    done: list[PlannedRetraining] = []
     for number in range(1, horizon + 1):
         if arriving is not None and number > 1:
-            current.append(Block(f"new {number - 1}", arriving, arriving))
+            current.append(BlockBalance(f"new {number - 1}", arriving, arriving))
         try:
             if isinstance(pricing, Spread):
                 used, price = next_retraining(choice, pricing, current, smallest=smallest)
@@ -209,5 +211,5 @@ def forecast(
                 current[index] = replace(block, left=left, runs=block.runs + 1)
         retired = exhausted_blocks(current, smallest, pricing if isinstance(pricing, Spread) else None)
         current = [replace(block, retired=block.retired or block.name in retired) for block in current]
-        done.append(Retraining(number, used, price, retired))
+        done.append(PlannedRetraining(number, used, price, retired))
     return Forecast(tuple(done), None)

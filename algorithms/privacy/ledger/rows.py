@@ -33,9 +33,9 @@ from algorithms.privacy.ledger.composition import (
     plus,
     times,
 )
-from algorithms.privacy.ledger.policy import Block
+from algorithms.privacy.ledger.policy import BlockBalance
 
-Kind = Literal["population", "cap", "reserve", "settle", "forfeit"]
+RowKind = Literal["population", "cap", "reserve", "settle", "forfeit"]
 GENESIS = "0" * 64
 
 
@@ -54,7 +54,7 @@ NOTHING = Head(0, GENESIS)
 class Draft:
     """A row to append; the ledger adds position, time and hashes."""
 
-    kind: Kind
+    kind: RowKind
     population: str
     budget: Budget
     run_id: str | None = None
@@ -193,7 +193,7 @@ _WAY = "way:"
 """How a digest begins that says how the others of its block were made; see `Ledger.reserve`."""
 
 
-class Run(NamedTuple):
+class ReservedRun(NamedTuple):
     """A reservation and its present state.
 
     charged: the cost that counts now. amounts: the amount that counts in each of its blocks. adjacency: of its events.
@@ -224,7 +224,7 @@ class LedgerState:
     """The keyed digests of a block's content at all reservations on it."""
     allowed: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     """Populations with pairs of their blocks that may hold the same records, by decision of the data's owner."""
-    runs: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, ReservedRun] = field(default_factory=dict)
     sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
     """The amounts of an account's runs by status."""
     charges: dict[Account, int] = field(default_factory=dict)
@@ -343,7 +343,7 @@ class LedgerState:
         adjacency = adjacency_of(notes)
         self.adjacencies.setdefault(entry.population, adjacency)
         amount = self.terms[entry.population].charge(entry.budget, notes)
-        run = self.runs.get(run_id) or Run(
+        run = self.runs.get(run_id) or ReservedRun(
             entry.population,
             entry.budget,
             entry.budget,
@@ -455,7 +455,7 @@ def find_fullest_block(state: LedgerState, population: str) -> str:
     return max(state.blocks(population) or [WHOLE_POPULATION], key=share)
 
 
-def block_views(state: LedgerState, population: str, also: Sequence[str] = ()) -> list[Block]:
+def block_views(state: LedgerState, population: str, also: Sequence[str] = ()) -> list[BlockBalance]:
     """The blocks for a policy, in the order of their declaration; the whole population where it has none.
 
     also: blocks that come last, as they would be declared now, unless they are already.
@@ -466,7 +466,9 @@ def block_views(state: LedgerState, population: str, also: Sequence[str] = ()) -
         limit, charged = state.limit(population, account), state.charged_amount(population, account, *STATES)
         left = _floats(left_of(limit, charged))
         is_retired = (population, name) in state.retired
-        blocks.append(Block(name, _floats(limit), left, state.charges.get((population, name), 0), is_retired))
+        blocks.append(
+            BlockBalance(name, _floats(limit), left, state.charges.get((population, name), 0), is_retired)
+        )
     return blocks
 
 

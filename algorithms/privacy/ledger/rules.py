@@ -15,7 +15,7 @@ from algorithms.privacy.ledger.rows import (
     STATES,
     Draft,
     LedgerState,
-    Run,
+    ReservedRun,
     adjacency_of,
     balance_of,
     contents,
@@ -25,7 +25,7 @@ from algorithms.privacy.ledger.rows import (
 )
 
 
-def find(state: LedgerState, run_id: str) -> Run:
+def find(state: LedgerState, run_id: str) -> ReservedRun:
     """A reserved run; raises RefusedError for an unknown one."""
     if run_id not in state.runs:
         raise RefusedError(
@@ -91,7 +91,7 @@ def check_fits(state: LedgerState, drafts: Sequence[Draft]) -> None:
             _check_adjacency(state, draft)
 
 
-def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
+def check_resumes(run: ReservedRun, drafts: Sequence[Draft]) -> None:
     """Raises RefusedError where a run that is reserved again is not the same one, or has ended."""
     again = drafts[0]
     if (run.population, run.reserved) != (again.population, again.budget):
@@ -125,7 +125,7 @@ def check_once(state: LedgerState, population: str, notes: Mapping[str, object])
         )
 
 
-def check_same_model(run_id: str, run: Run, model: str | None) -> None:
+def check_same_model(run_id: str, run: ReservedRun, model: str | None) -> None:
     """Raises RefusedError for a second model of a run: two with the same noise tell more than one was charged for."""
     if None not in (run.model, model) and run.model != model:
         raise RefusedError(
@@ -135,7 +135,7 @@ def check_same_model(run_id: str, run: Run, model: str | None) -> None:
         )
 
 
-def check_settles(run_id: str, run: Run, spent: Budget) -> None:
+def check_settles(run_id: str, run: ReservedRun, spent: Budget) -> None:
     """Raises RefusedError for a run that has ended, BudgetRefusedError for one that spent more than it reserved."""
     if run.status == "forfeited":
         raise RefusedError(

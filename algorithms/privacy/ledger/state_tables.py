@@ -31,7 +31,7 @@ from algorithms.privacy.ledger.rows import (
     Entry,
     Head,
     LedgerState,
-    Run,
+    ReservedRun,
     contents,
     replay,
 )
@@ -165,7 +165,7 @@ def load(connection: Connection, part: StatePart) -> LedgerState:
     return part.state(connection, exchange(connection, part.questions(connection.dialect.name)))
 
 
-def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None:
+def differing_run(connection: Connection, runs: Mapping[str, ReservedRun]) -> str | None:
     """The name of a run that is stored differently; None if all are equal."""
     kept = _texts(connection, runs)
     for run_id, run in runs.items():
@@ -186,7 +186,7 @@ def _list(texts: Collection[str], dialect: str) -> object:
     return [*texts] if dialect == "postgresql" else json.dumps([*texts])
 
 
-def find_run(connection: Connection, run_id: str) -> Run | None:
+def find_run(connection: Connection, run_id: str) -> ReservedRun | None:
     """A run; None if the ledger does not know it."""
     text = _texts(connection, [run_id]).get(run_id)
     return None if text is None else _run_of(text)
@@ -336,23 +336,23 @@ def _account_row(state: LedgerState, account: Account) -> dict[str, Any]:
     return row | {"epsilon": cap.epsilon, "delta": cap.delta, "retired": int(account in state.retired)}
 
 
-def _run_row(run_id: str, run: Run) -> dict[str, Any]:
+def _run_row(run_id: str, run: ReservedRun) -> dict[str, Any]:
     names = {"population": run.population, "status": run.status, "retraining": run.retraining}
     return {"run_id": run_id, "run": _run_text(run)} | names
 
 
-def _run_text(run: Run) -> str:
+def _run_text(run: ReservedRun) -> str:
     """A run as text; blocks keep the order of the run's rows."""
     budgets = {"reserved": _pair(run.reserved), "charged": _pair(run.charged)}
     amounts = {block: _text(amount) for block, amount in run.amounts.items()}
     return json.dumps(run._asdict() | budgets | {"amounts": amounts})
 
 
-def _run_of(text: str) -> Run:
+def _run_of(text: str) -> ReservedRun:
     document = json.loads(text)
     budgets = {name: _budget(document[name]) for name in ("reserved", "charged")}
     amounts = {block: _amount(amount) for block, amount in document["amounts"].items()}
-    return Run(**document | budgets | {"amounts": amounts})
+    return ReservedRun(**document | budgets | {"amounts": amounts})
 
 
 def _text(amount: Amount) -> str:

@@ -332,7 +332,7 @@ def _positive_multiplier(multiplier: float) -> None:
 _MANY = 2**16
 """The number of draws from which a separate thread pays."""
 
-Kind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count", "evaluation"]
+ReleaseKind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count", "evaluation"]
 
 
 Bound = Clipping | Minimum
@@ -349,7 +349,7 @@ class Release:
         PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
-    kind: Kind
+    kind: ReleaseKind
     sampling: Sampling
     clipping: Bound
     noise: Mechanism

@@ -14,7 +14,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import reserved_events
 from algorithms.evaluation import count, histogram_for
-from algorithms.evaluation.histogram import Kind
+from algorithms.evaluation.histogram import HistogramKind
 from algorithms.methods import from_settings
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon
@@ -95,7 +95,9 @@ def test_without_delta_its_noise_is_laplace_on_the_sum_of_absolute_changes() -> 
 @pytest.mark.parametrize(
     ("kind", "outputs"), [("two classes", 2), ("classes", 7), ("number", 1), ("score", 1)]
 )
-def test_no_record_changes_the_cells_by_more_than_the_stated_bounds(kind: Kind, outputs: int) -> None:
+def test_no_record_changes_the_cells_by_more_than_the_stated_bounds(
+    kind: HistogramKind, outputs: int
+) -> None:
     rng, spec = np.random.default_rng(3), histogram_for(kind, outputs)
     laplace, gaussian = (EvaluationPlan(spec, noise, 1.0, 1.0).release.clipping for noise in NOISES)
     for _ in range(300):

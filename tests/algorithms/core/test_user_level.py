@@ -20,7 +20,7 @@ from algorithms.models.objectives import IGNORED
 from algorithms.privacy.card import text, verify
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.release import Gaussian
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tests.support import bench
 from tests.support.barriers import barrier
 from tests.support.device import DEVICE
@@ -94,7 +94,7 @@ def test_what_is_learned_of_people_is_the_mean_of_their_rows() -> None:
     inputs = torch.randn(PEOPLE, ROWS, 4, generator=torch.Generator().manual_seed(2))
     labels, noise = labels_of("class", ()), Gaussian(1e-6)
     asked = user_level_barrier(
-        barrier(Records(inputs.numpy(), labels.numpy()), user_level_model(model, ROWS)), ROWS
+        barrier(RecordBatch(inputs.numpy(), labels.numpy()), user_level_model(model, ROWS)), ROWS
     )
     assert asked.input_shape == (4,)
     total = asked.total(lambda row, _label: row * row, bound=L2(100.0), noise=noise)
@@ -112,7 +112,7 @@ def test_no_person_adds_more_than_the_bound_however_many_rows_it_has() -> None:
     noise = Gaussian(1e-6)
     inputs, labels = torch.full((1, ROWS, 4), 50.0), torch.zeros(1, ROWS, dtype=torch.int64)
     asked = user_level_barrier(
-        barrier(Records(inputs.numpy(), labels.numpy()), user_level_model(model, ROWS)), ROWS
+        barrier(RecordBatch(inputs.numpy(), labels.numpy()), user_level_model(model, ROWS)), ROWS
     )
     total = asked.total(lambda row, _label: row, bound=L2(1.0), noise=noise)
     assert 0.99 < float(total.norm()) < 1.001

@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.evaluation import Released, count, expected_errors, histogram_for, metrics_of, reasons_of
+from algorithms.evaluation import (
+    ReleasedHistogram,
+    count,
+    expected_errors,
+    histogram_for,
+    metrics_of,
+    reasons_of,
+)
 
 ALONE = histogram_for("score", 1, compared=True)
 BESIDE_OTHERS = histogram_for("two classes", 2, compared=True)
@@ -17,7 +24,7 @@ def compared(spec, draw, people, gain, noise):
     share = np.unique(changes, return_counts=True)[1] / people
     scores = np.full((3, spec.outputs), 0.5)
     cells = people * count(spec, scores, np.zeros(3), weights=share, differences=np.array([-1.0, 0.0, 1.0]))
-    return Released(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
+    return ReleasedHistogram(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
 
 
 @pytest.mark.parametrize("spec", [ALONE, BESIDE_OTHERS])
@@ -45,7 +52,7 @@ def test_a_years_52_comparisons_have_the_deviation_of_half_a_release(spec):
     scores = np.full((people, spec.outputs), 0.5)
     cells = count(spec, scores, same, differences=same)
     drawn = [
-        metrics_of(Released(spec, cells + draw.normal(0, noise, spec.cells), noise))["difference"]
+        metrics_of(ReleasedHistogram(spec, cells + draw.normal(0, noise, spec.cells), noise))["difference"]
         for _ in range(300)
     ]
     assert np.std([each.value for each in drawn]) == pytest.approx(1.5 * 0.0054, rel=0.12)
@@ -55,14 +62,14 @@ def test_a_years_52_comparisons_have_the_deviation_of_half_a_release(spec):
 
 
 def test_noise_that_drowns_the_difference_shows_none():
-    nobody = Released(ALONE, np.zeros(ALONE.cells), 100.0)
+    nobody = ReleasedHistogram(ALONE, np.zeros(ALONE.cells), 100.0)
     assert metrics_of(nobody)["difference"] is None and "too few" in reasons_of(nobody)["difference"]
 
 
 def test_a_model_whose_scores_are_not_finite_is_not_compared():
     changes = np.repeat([1.0, np.nan], [900, 100])
     cells = count(ALONE, np.full((1000, 1), 0.5), np.zeros(1000), differences=changes)
-    assert metrics_of(Released(ALONE, cells, 5.0))["difference"] is None
+    assert metrics_of(ReleasedHistogram(ALONE, cells, 5.0))["difference"] is None
 
 
 def test_no_comparison_is_described_as_before_there_were_any():

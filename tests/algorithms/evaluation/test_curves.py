@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from algorithms.evaluation import Released, count, histogram_for
+from algorithms.evaluation import ReleasedHistogram, count, histogram_for
 from algorithms.evaluation.curves import calibration_curve, calibration_error_of, thresholds_of
 from comparisons import private_evaluation as populations
 
@@ -72,11 +72,11 @@ def test_confidence_of_more_classes_has_a_curve():
 
 def test_nobody_has_no_curve():
     spec = histogram_for("two classes", 2)
-    nobody = Released(spec, np.zeros(spec.cells), 10.0)
+    nobody = ReleasedHistogram(spec, np.zeros(spec.cells), 10.0)
     assert calibration_curve(nobody) == ()
     assert {point.precision for point in thresholds_of(nobody)} == {None}
     numbers = histogram_for("number", 1)
-    other = Released(numbers, count(numbers, np.zeros((9, 1)), np.zeros(9)), 1.0)
+    other = ReleasedHistogram(numbers, count(numbers, np.zeros((9, 1)), np.zeros(9)), 1.0)
     assert calibration_curve(other) == thresholds_of(other) == ()
 
 
@@ -91,7 +91,7 @@ def test_the_calibration_error_is_not_biased_by_noise():
         for some in np.arange(200_000).reshape(40, 5000):
             scores = np.stack([1 - predicted[some], predicted[some]], axis=1)
             cells = count(spec, scores, labels[some]) + draw.normal(0, noise, spec.cells)
-            release = Released(spec, cells, noise)
+            release = ReleasedHistogram(spec, cells, noise)
             error = calibration_error_of(release)
             curve = calibration_curve(release)
             inside = np.searchsorted([point.high for point in curve[:-1]], predicted)

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from algorithms.evaluation import (
-    Released,
+    ReleasedHistogram,
     calibration_curve,
     count,
     expected_errors,
@@ -77,7 +77,7 @@ def test_bins_do_not_bias_the_auc(positive, mean, spread):
     labels = np.repeat([0, 1], 20_000)
     weights = np.repeat([1 - positive, positive], 20_000)
     spec = histogram_for("two classes", 2)
-    area = metrics_of(Released(spec, count(spec, scores, labels, weights=weights), 1.0))["auc"]
+    area = metrics_of(ReleasedHistogram(spec, count(spec, scores, labels, weights=weights), 1.0))["auc"]
     truth = norm.cdf((mean[1] - mean[0]) / np.hypot(*spread))
     assert area.value == pytest.approx(truth, abs=0.0012)
 
@@ -100,7 +100,7 @@ def test_too_few_people_give_no_metric_and_say_why():
             assert set(reasons_of(released)) == set(population.truth)
             assert all("too few" in reason for reason in reasons_of(released).values())
     spec = histogram_for("number", 1)
-    assert set(metrics_of(Released(spec, np.zeros(spec.cells), 0.0)).values()) == {
+    assert set(metrics_of(ReleasedHistogram(spec, np.zeros(spec.cells), 0.0)).values()) == {
         None
     }  # nobody, and no noise
 
@@ -109,7 +109,9 @@ def test_scores_that_are_not_finite_are_not_left_out_in_silence():
     spec = histogram_for("two classes", 2, (("sex", ("f",)),), halves=True)
     scores = np.repeat([[0.2, 0.8], [np.nan, 0.5]], [900, 100], axis=0)
     everyone = np.zeros(1000, np.int64)
-    released = Released(spec, count(spec, scores, np.ones(1000), everyone[:, None], halves=everyone), 1.0)
+    released = ReleasedHistogram(
+        spec, count(spec, scores, np.ones(1000), everyone[:, None], halves=everyone), 1.0
+    )
     assert set(groups_of(released)["sex"][0].metrics.values()) == {None}
     assert thresholds_of(released) == calibration_curve(released) == ()
     assert recalibration_of(released) is None
@@ -129,7 +131,7 @@ def test_scores_whose_order_bins_hide_have_no_auc(centre, gap, spread):
     labels = np.repeat([0, 1], 2000)
     odds = draw.normal(centre + gap * (labels - 0.5), spread)
     scores = np.stack([1 / (1 + np.exp(odds)), 1 / (1 + np.exp(-odds))], axis=1)
-    released = Released(spec, count(spec, scores, labels), 1.0)
+    released = ReleasedHistogram(spec, count(spec, scores, labels), 1.0)
     assert metrics_of(released)["auc"] is None and "hide the order" in reasons_of(released)["auc"]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms.evaluation import Released, count, expected_group_errors, histogram_for
+from algorithms.evaluation import ReleasedHistogram, count, expected_group_errors, histogram_for
 from algorithms.evaluation.groups import group_differences, groups_of
 from comparisons.private_evaluation import NOISE
 
@@ -26,7 +26,7 @@ def released(draw, people=5000, epsilon=1.0, cross=False):
     spec = histogram_for("classes", 3, (("region", tuple(names)), ("sex", SEXES)), cross)
     noise = NOISE[epsilon] * spec.sensitivity
     cells = count(spec, scores, labels, np.stack([region, sex], axis=1))
-    return Released(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
+    return ReleasedHistogram(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
 
 
 @pytest.mark.parametrize("cross", [False, True])
@@ -64,13 +64,13 @@ def test_small_groups_are_merged_by_their_released_size():
     scores = np.where(right[:, None], [0.8, 0.1, 0.1], [0.1, 0.8, 0.1])
     spec = histogram_for("classes", 3, (("region", tuple(sizes)),))
     cells = count(spec, scores, labels, region[:, None])
-    alone, merged = groups_of(Released(spec, cells, noise))["region"]
+    alone, merged = groups_of(ReleasedHistogram(spec, cells, noise))["region"]
     assert (alone.name, merged.name) == ("a", "b, c, d, e")
     assert (alone.size.value, merged.size.value) == (1000, 176)
     assert merged.metrics["accuracy"].value == pytest.approx(0.75)
-    half = groups_of(Released(spec, cells, noise / 2))["region"]
+    half = groups_of(ReleasedHistogram(spec, cells, noise / 2))["region"]
     assert [each.name for each in half] == list(sizes)
-    double = groups_of(Released(spec, cells, 4 * noise))["region"]
+    double = groups_of(ReleasedHistogram(spec, cells, 4 * noise))["region"]
     assert double[-1].members == ("b", "c", "d", "e") and set(double[-1].metrics.values()) == {None}
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.evaluation import HistogramSpec, Released, count, histogram_for, metrics_of
+from algorithms.evaluation import HistogramSpec, ReleasedHistogram, count, histogram_for, metrics_of
 from algorithms.evaluation.histogram import error_nodes, score_nodes, spread, target_nodes
 
 GROUPS = (("sex", ("f", "m")), ("region", ("north", "east", "south")))
@@ -100,7 +100,7 @@ def test_all_rows_of_a_person_together_add_at_most_the_sensitivity(name):
 def test_two_classes_by_score_and_label():
     spec = histogram_for("two classes", 2)
     scores = np.array([[0.9, 0.1], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0], [math.nan, 1.0]])
-    cells = Released(spec, count(spec, scores, np.array([0, 0, 1, 1, 1])), 0.0)
+    cells = ReleasedHistogram(spec, count(spec, scores, np.array([0, 0, 1, 1, 1])), 0.0)
     assert cells.table("score x label, 2").tolist() == [
         [2.0, 0.0],
         [0.0, 2.0],
@@ -112,7 +112,7 @@ def test_two_classes_by_score_and_label():
 def test_classes_by_prediction_and_label():
     spec = histogram_for("classes", 3)
     scores = np.array([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.1, 0.5, 0.4]])
-    cells = Released(spec, count(spec, scores, np.array([0, 2, 7])), 0.0)
+    cells = ReleasedHistogram(spec, count(spec, scores, np.array([0, 2, 7])), 0.0)
     assert cells.table("right").tolist() == [1.0, 1.0]
     assert cells.table("predicted x label").tolist() == [[1.0, 0, 0], [0, 0, 1.0], [0, 0, 0]]
     assert cells.values[-1] == 1.0  # the label that is no class
@@ -122,14 +122,14 @@ def test_groups_are_counted_by_column_or_crossed():
     scores, labels = np.array([[0.2, 0.8]] * 3), np.array([1, 1, 0])
     members = np.array([[0, 2], [1, 0], [-1, 1]])
     single = histogram_for("two classes", 2, GROUPS)
-    cells = Released(single, count(single, scores, labels, members), 0.0)
+    cells = ReleasedHistogram(single, count(single, scores, labels, members), 0.0)
     assert cells.table("score x label, 2", "sex", 0)[1].tolist() == [0.0, 1.0]
     assert cells.table("score x label, 2", "region", 1)[1].tolist() == [1.0, 0.0]
     crossed = histogram_for("two classes", 2, GROUPS, cross=True)
     assert crossed.parts == {
         "sex x region": ("f / north", "f / east", "f / south", "m / north", "m / east", "m / south")
     }
-    cells = Released(crossed, count(crossed, scores, labels, members), 0.0)
+    cells = ReleasedHistogram(crossed, count(crossed, scores, labels, members), 0.0)
     sizes = [cells.table("score x label, 2", "sex x region", group).sum() for group in range(6)]
     assert sizes == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]  # a record of no declared sex is in none
 
@@ -147,7 +147,7 @@ def test_a_histogram_and_a_release_survive_json():
     assert HistogramSpec.from_json(spec.to_json()) == spec
     assert spec.cells == 7 * (13 + 8 + 13 * 16) + 1  # all people and six groups, in three tables
     values = np.random.default_rng(4).normal(size=spec.cells)
-    again = Released.from_json(Released(spec, values, 2.5).to_json())
+    again = ReleasedHistogram.from_json(ReleasedHistogram(spec, values, 2.5).to_json())
     assert again.spec == spec and again.noise_std == 2.5 and (again.values == values).all()
 
 
@@ -158,7 +158,7 @@ def test_other_texts_are_no_histogram(text):
     with pytest.raises(ValueError, match="histogram"):
         HistogramSpec.from_json(text)
     with pytest.raises(ValueError, match="histogram"):
-        Released.from_json(json.dumps({"spec": json.loads(text), "values": [], "noise_std": 1.0}))
+        ReleasedHistogram.from_json(json.dumps({"spec": json.loads(text), "values": [], "noise_std": 1.0}))
 
 
 def test_what_does_not_fit_is_refused():
@@ -187,7 +187,7 @@ def test_laplace_noise_covers_nearly_as_often():
     cells = count(spec, np.full((5000, 1), 0.8), np.zeros(5000))
     hits = []
     for _ in range(1000):
-        noisy = Released(spec, cells + draw.laplace(0.0, 20.0, spec.cells), 20.0 * math.sqrt(2))
+        noisy = ReleasedHistogram(spec, cells + draw.laplace(0.0, 20.0, spec.cells), 20.0 * math.sqrt(2))
         score = metrics_of(noisy)["score"]
         hits.append(score.low <= 0.8 <= score.high)
     assert 0.925 <= np.mean(hits) <= 0.965
@@ -209,6 +209,8 @@ def test_what_earlier_runs_have_released_can_be_read(kind, outputs, bins, cells)
     spec = HistogramSpec.from_json(text)
     assert spec.cells == cells and spec.to_json() == text
     assert (
-        Released.from_json(f'{{"noise_std": 1.5, "spec": {text}, "values": {[2.0] * cells}}}').noise_std
+        ReleasedHistogram.from_json(
+            f'{{"noise_std": 1.5, "spec": {text}, "values": {[2.0] * cells}}}'
+        ).noise_std
         == 1.5
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from algorithms.evaluation import Released, count, histogram_for
+from algorithms.evaluation import ReleasedHistogram, count, histogram_for
 from algorithms.evaluation.recalibration import recalibration_of
 
 SPEC = histogram_for("two classes", 2, halves=True)
@@ -17,7 +17,7 @@ def released(draw, true_temperature, people=5000, epsilon_noise=7.03):
     scores = np.stack([1 / (1 + np.exp(shown)), 1 / (1 + np.exp(-shown))], axis=1)
     noise = epsilon_noise * SPEC.sensitivity
     cells = count(SPEC, scores, labels, halves=draw.integers(0, 2, people))
-    return Released(SPEC, cells + draw.normal(0, noise, SPEC.cells), noise)
+    return ReleasedHistogram(SPEC, cells + draw.normal(0, noise, SPEC.cells), noise)
 
 
 @pytest.mark.parametrize("temperature", [0.35, 3.0])
@@ -41,7 +41,7 @@ def test_too_few_people_have_no_temperature():
 def test_halves_are_needed():
     spec = histogram_for("two classes", 2)
     with pytest.raises(ValueError, match="halves"):
-        recalibration_of(Released(spec, np.zeros(spec.cells), 1.0))
+        recalibration_of(ReleasedHistogram(spec, np.zeros(spec.cells), 1.0))
     with pytest.raises(ValueError, match="halves"):
         count(SPEC, np.full((1, 2), 0.5), np.zeros(1))
     with pytest.raises(ValueError, match="halves"):
@@ -50,6 +50,6 @@ def test_halves_are_needed():
 
 def test_a_person_is_in_the_half_that_is_said():
     scores = np.array([[0.9, 0.1], [0.1, 0.9]])
-    cells = Released(SPEC, count(SPEC, scores, np.array([0, 1]), halves=np.array([0, 1])), 0.0)
+    cells = ReleasedHistogram(SPEC, count(SPEC, scores, np.array([0, 1]), halves=np.array([0, 1])), 0.0)
     assert cells.half(0).sum(axis=0).tolist() == [1.0, 0.0]
     assert cells.half(1).sum(axis=0).tolist() == [0.0, 1.0]

@@ -467,7 +467,7 @@ def test_the_size_that_passes_have_is_one_that_was_compared(monkeypatch: pytest.
     compared: list[int] = []
     compare = batch_invariance.compare_batches
 
-    def noted(*arguments: Any, **settings: Any) -> batch_invariance.Comparison:
+    def noted(*arguments: Any, **settings: Any) -> batch_invariance.BatchComparison:
         compared.append(arguments[3])
         return compare(*arguments, **settings)
 

@@ -21,7 +21,7 @@ from algorithms.gradients import (
     PerLayer,
     clip_and_sum,
 )
-from algorithms.gradients.op_tracer import Memory
+from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
@@ -390,7 +390,7 @@ def test_a_sum_over_several_passes_holds_one_of_them_at_a_time() -> None:
     made = problem(SPECS["cnn"], torch.float32, count=192)
     engine, peaks = made.engine(physical_batch=64), []
     for count in (64, 192):
-        with Memory() as memory:
+        with MemoryTracer() as memory:
             engine.clipped_sum(*made.some(slice(count)).arguments, L2(1.0))
         peaks.append(memory.most)
     assert peaks[1] <= 1.1 * peaks[0]

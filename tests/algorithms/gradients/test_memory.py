@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from algorithms.gradients import L2, Engine, PerLayer, UnsupportedModelError, placement
 from algorithms.gradients.grad_sample_recorder import RecordedTensor
-from algorithms.gradients.op_tracer import Memory
+from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
@@ -112,7 +112,7 @@ def test_records_in_separate_passes_take_the_memory_of_one_pass_and_of_their_gra
 
     model = Model("asking", nn.Linear(1000, 100), losses, scores=lambda outputs: outputs)
     passes, point = Passes(model), model.initial_parameters()
-    with Memory() as memory:
+    with MemoryTracer() as memory:
         passes.one_by_one(point, torch.randn(3, 1000), torch.zeros(3))
     assert memory.most < 4.5 * point.nbytes
 
@@ -156,9 +156,9 @@ def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
     engine = Engine(model, input_shape=(60,), device=DEVICE, physical_batch=640)
     point = model.initial_parameters().to(DEVICE)
     records = torch.randn(640, 60, device=DEVICE), torch.arange(640, device=DEVICE) % 10
-    with Memory() as alone:
+    with MemoryTracer() as alone:
         total = engine.clipped_sum(point, *records, L2(1.0))
-    with Memory() as beside:
+    with MemoryTracer() as beside:
         again = engine.clipped_sum(point, *records, L2(1.0), out=torch.empty_like(total))
     assert torch.equal(total, again) and alone.most <= beside.most - total.nbytes // 2
 

@@ -20,7 +20,7 @@ from algorithms.gradients import (
 from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.model_inspection import InspectionLimits
-from algorithms.gradients.op_tracer import Memory
+from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.gradients.rules import RULES
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
@@ -338,7 +338,7 @@ def test_a_parameter_that_changes_is_refused(make: Callable[..., nn.Module]) -> 
 def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     layers = (layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.Tanh()))
     made = problem(Spec(lambda: nn.Sequential(*layers, nn.Linear(512, 2)), (512,)), torch.float32)
-    with Memory() as memory:
+    with MemoryTracer() as memory:
         assert made.engine().inspection.is_brief
     assert memory.most < 3 * 4 * made.model.parameter_count
 

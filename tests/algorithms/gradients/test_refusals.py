@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, UnsupportedModelError
-from algorithms.gradients.op_tracer import Memory
+from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients.problems import Spec, Wired, check, frozen, problem
 from tests.support.refusals import refused
@@ -115,7 +115,7 @@ def test_a_look_at_a_model_of_much_memory_is_brief(width: int, is_brief: bool) -
         ),
         (4,),
     )
-    with Memory() as memory:
+    with MemoryTracer() as memory:
         assert problem(spec, torch.float32).engine().inspection.is_brief == is_brief
     assert memory.most < 1e9
 
@@ -141,7 +141,7 @@ def test_what_a_frozen_encoder_computes_counts_as_memory() -> None:
     engine = made.engine(memory_mb=16, expected_batch=1e9)
     count = engine.physical_batch
     assert count >= 64
-    with Memory() as memory:
+    with MemoryTracer() as memory:
         found = engine.contributions(
             made.parameters, made.inputs.expand(count, -1), made.labels.expand(count)
         )

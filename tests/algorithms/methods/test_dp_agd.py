@@ -15,7 +15,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, Measured, distance_from_uniform
+from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, NoisySum, distance_from_uniform
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
@@ -84,8 +84,8 @@ def test_a_rejection_shrinks_the_range_at_once() -> None:
 
 
 def test_the_average_weighs_measurements_by_their_inverse_variances() -> None:
-    one = Measured(torch.tensor([1.0, 5.0], dtype=torch.float64), 0.5)
-    two = Measured(torch.tensor([4.0, -1.0], dtype=torch.float64), 0.25)
+    one = NoisySum(torch.tensor([1.0, 5.0], dtype=torch.float64), 0.5)
+    two = NoisySum(torch.tensor([4.0, -1.0], dtype=torch.float64), 0.25)
     both = one.average_with(two)
     assert both.total.tolist() == [2.0, 3.0]
     assert both.rho == 0.75
@@ -93,7 +93,7 @@ def test_the_average_weighs_measurements_by_their_inverse_variances() -> None:
     noise = [
         torch.randn(200_000, generator=draw, dtype=torch.float64) / math.sqrt(2 * r) for r in (0.5, 0.25)
     ]
-    mixed = Measured(noise[0], 0.5).average_with(Measured(noise[1], 0.25))
+    mixed = NoisySum(noise[0], 0.5).average_with(NoisySum(noise[1], 0.25))
     assert float(mixed.total.var()) == pytest.approx(1 / (2 * mixed.rho), rel=0.02)  # 6 standard errors
 
 

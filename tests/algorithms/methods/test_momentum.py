@@ -16,7 +16,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.momentum import (
     Array,
-    Curve,
+    Curvature,
     HeavyBall,
     Nesterov,
     Stage,
@@ -189,7 +189,7 @@ def importance(plan: Plan) -> np.ndarray:
     """The coefficients a_t of the plan's own path, shape [steps]."""
     stages = [Stage(stage["steps"], stage["step_size"]) for stage in plan.method_params["stages"]]
     return coefficients(
-        stages, Curve(plan.method_params["smoothness"], plan.method_params["strong_convexity"])
+        stages, Curvature(plan.method_params["smoothness"], plan.method_params["strong_convexity"])
     )
 
 
@@ -264,7 +264,7 @@ def test_gaussian_noise_ends_where_its_own_bound_is_least() -> None:
 
 def _gaussian_bound(length: int) -> float:
     """The error bound of a plan of this length, from the noise that the plan was given."""
-    curve = Curve(5.02, 0.02)
+    curve = Curvature(5.02, 0.02)
     a = coefficients([Stage(length, 1 / 5.02)], curve)
     plan = Nesterov(length, variant="nag").plan(APPROXIMATE, facts(MANY))  # the same sum of precisions
     variance = (plan.noise_multiplier * math.sqrt(20.0) / MANY) ** 2 / length
@@ -312,7 +312,7 @@ def test_errors_are_those_that_were_measured(
     assert least < objective(records, released, 0.01) - best < most
 
 
-CURVE = Curve(smoothness=5.0, strong_convexity=0.02)
+CURVE = Curvature(smoothness=5.0, strong_convexity=0.02)
 FIVE = [Stage(5, 0.2)]
 ONES = np.ones(5)
 
@@ -377,7 +377,7 @@ def test_a_cut_ends_in_the_middle_of_a_stage() -> None:
 def test_iterations_are_chosen_as_published(
     step: float, in_stages: bool, as_printed: int, in_the_code: int
 ) -> None:
-    curve, size = Curve(5.1, 0.02), step / 5.1
+    curve, size = Curvature(5.1, 0.02), step / 5.1
     stages = growing_stages(1000, size, curve.condition_number) if in_stages else [Stage(1000, size)]
     noise = 20 * (40 / 1e5) ** 2
     chosen = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 import typer
 
-from algorithms.methods.momentum import Curve
+from algorithms.methods.momentum import Curvature
 from comparisons import adaclip_toy, deep_figures, noise_power, rates
 from comparisons.adaclip_toy import METHODS, distances, model, plan_of, records, start_of
 from comparisons.deep_figures import error_ratio, relative_noise, runs, sampled_noise
@@ -26,7 +26,7 @@ from comparisons.rates import (
     settled_error,
     stages,
 )
-from tasks.comparing.work import Work
+from tasks.comparing.work import ComparisonWork
 from tests.support.comparisons import run_here, small
 
 # Read off the vector graphics that the authors published; a reading is good to five digits.
@@ -84,7 +84,7 @@ def test_noise_settles_where_the_heavy_ball_takes_it(size: float, momentum: floa
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
 def test_the_bound_of_the_heavy_ball_holds_at_both_ends_of_the_spectrum(momentum: float) -> None:
     """By the iteration itself: from the start without noise, and by the noise of each iteration alone."""
-    curve, steps, variance = Curve(1.0, 0.1), 40, 0.3
+    curve, steps, variance = Curvature(1.0, 0.1), 40, 0.3
     ends = (curve.strong_convexity, curve.smoothness)
     starts, noises = [], []
     for end in ends:
@@ -115,7 +115,7 @@ def test_the_bound_foresees_the_curves_of_figure_3(momentum: float, seen: tuple[
     for steps, error in zip((100, 200, 500, 1000), seen, strict=True):
         variance = 2 * (40 * steps / 100_000) ** 2  # Laplace noise of scale S_1 T / (n epsilon) on the mean
         terms = {"gap": 29.0, "variance": variance, "dimension": 20, "steps": steps}
-        bound = heavy_ball_bound(Curve(5.02, 0.02), 1 / 5.02, momentum, **terms)
+        bound = heavy_ball_bound(Curvature(5.02, 0.02), 1 / 5.02, momentum, **terms)
         assert error is None or error <= bound <= 1.4 * error
 
 
@@ -158,7 +158,7 @@ def _log_bound(momentum: float, steps: int) -> float:
 
 
 def _heavy_ball(
-    curve: Curve, size: float, momentum: float, *, steps: int, pushed: float = 1.0
+    curve: Curvature, size: float, momentum: float, *, steps: int, pushed: float = 1.0
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
     """Both coordinates after each step of a ball that was pushed off a resting place at the least value."""
     eigenvalues = np.array([curve.strong_convexity, curve.smoothness])
@@ -201,11 +201,11 @@ def comparison() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Work:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
     return run_here(small(tmp_path_factory.mktemp("deep") / "checkout"), comparison())
 
 
-def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: Work) -> None:
+def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: ComparisonWork) -> None:
     table, missing = sampled_noise(finished.place.folder)
     noise = table.set_index(["label", "epoch"])["noise"]
     results = {run.algorithm: run for run in runs(finished.place.folder, "trace")}
@@ -221,7 +221,7 @@ def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: Work) -> 
     assert missing[0] == "There is no trace of dpis at epsilon 1; its curve is left out."
 
 
-def test_relative_noise_starts_below_constant_noise_and_ends_above(finished: Work) -> None:
+def test_relative_noise_starts_below_constant_noise_and_ends_above(finished: ComparisonWork) -> None:
     table, missing = relative_noise(finished.place.folder)
     assert missing == []
     assert list(table["step"]) == list(range(1, STEPS + 1))
@@ -231,7 +231,7 @@ def test_relative_noise_starts_below_constant_noise_and_ends_above(finished: Wor
     assert table["noise"].iloc[0] < 1 < table["noise"].iloc[-1]
 
 
-def test_the_error_of_adaclip_is_by_that_of_dp_sgd(finished: Work) -> None:
+def test_the_error_of_adaclip_is_by_that_of_dp_sgd(finished: ComparisonWork) -> None:
     table, missing = error_ratio(finished.place.folder)
     assert missing == []
     (row,) = table.to_dict("records")
@@ -254,7 +254,9 @@ def test_what_is_not_there_is_said_and_left_out(tmp_path: Path, capsys: pytest.C
         deep_figures.main("none", tmp_path, tmp_path)
 
 
-def test_every_figure_is_written(finished: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_figure_is_written(
+    finished: ComparisonWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the pixels, which take seconds."""
     monkeypatch.setattr(deep_figures, "png", lambda figure: figure.axes[0].get_ylabel().encode())
     for figure in deep_figures.FIGURES:

@@ -9,7 +9,7 @@ import torch
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, LinearRecords, LineCandidates, linear_layer
 from algorithms.models import Model, build
-from algorithms.models.cells import Cells, behind_cells
+from algorithms.models.cells import CellVectors, behind_cells
 from algorithms.models.saved import architecture, started
 
 SIZES, WEIGHTS = (3, 5, 2, 8), (0.5, 0.5, 0.1, 0.7)
@@ -80,9 +80,9 @@ def test_two_classes_have_one_output_and_no_model_has_a_bias() -> None:
 
 def test_a_number_that_is_no_cell_disturbs_no_other_record() -> None:
     odd = torch.tensor([[1e9, -5.0, float("nan"), float("inf")], [1.0, 2.0, 0.0, 7.0]])
-    vectors = Cells(SIZES, WEIGHTS)(odd)
+    vectors = CellVectors(SIZES, WEIGHTS)(odd)
     assert torch.equal(vectors[0].nonzero()[:, 0], torch.tensor([2, 3, 8, 17]))
-    assert torch.equal(vectors[1], Cells(SIZES, WEIGHTS)(odd[1:])[0])
+    assert torch.equal(vectors[1], CellVectors(SIZES, WEIGHTS)(odd[1:])[0])
 
 
 def test_the_map_comes_back_from_a_file_and_a_release_is_a_start(tmp_path: Path) -> None:

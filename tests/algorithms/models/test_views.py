@@ -10,7 +10,7 @@ from algorithms.models import Model, ModelRefusedError, build, for_evaluation
 from algorithms.models.feature_transforms import VIEWS
 from algorithms.models.saved import adapted
 from algorithms.privacy.barrier.compute_config import ComputeConfig
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.support.gradients import naive
 
@@ -61,7 +61,7 @@ def _mean(rows: list[Tensor]) -> Tensor:
 
 def test_a_barrier_takes_a_model_of_several_views() -> None:
     shape = FORMS["softmax"].shape
-    made = Records(np.zeros((4, *shape), np.float32), np.zeros(4, np.int64))
+    made = RecordBatch(np.zeros((4, *shape), np.float32), np.zeros(4, np.int64))
     assert not ComputeConfig().engine(seen("softmax", 18), made).is_random
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli.main import app
-from flows.cli.running import OneSentence, Steps, has_prefect_api
+from flows.cli.running import OneSentence, StageOutput, has_prefect_api
 from tasks.runs.ledger import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout
@@ -212,7 +212,7 @@ def test_without_a_server_a_run_needs_no_prefect(
 )
 def test_the_train_stage_says_itself_whether_it_trains(line: str, is_reused: bool) -> None:
     written = io.StringIO()
-    steps = Steps(console=Console(file=written, width=120))
+    steps = StageOutput(console=Console(file=written, width=120))
     steps.begin("train")
     steps.line("Running stage 'train':")
     assert written.getvalue() == ""
@@ -222,7 +222,7 @@ def test_the_train_stage_says_itself_whether_it_trains(line: str, is_reused: boo
 
 def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
     written = io.StringIO()
-    steps = Steps(console=Console(file=written))
+    steps = StageOutput(console=Console(file=written))
     steps.begin("calibrate")
     for line in (
         "Running stage 'train':",
@@ -245,7 +245,7 @@ def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
 def test_what_takes_long_is_one_bar_at_a_terminal_and_lines_elsewhere(line: str, words: str) -> None:
     for is_terminal in (True, False):
         written = io.StringIO()
-        steps = Steps(console=Console(file=written, force_terminal=is_terminal, width=120))
+        steps = StageOutput(console=Console(file=written, force_terminal=is_terminal, width=120))
         steps.begin("prepare")
         for _ in range(3):
             steps.line(line)

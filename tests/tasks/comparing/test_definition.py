@@ -16,10 +16,10 @@ from algorithms.models import build
 from algorithms.privacy.barrier.trace import Trace
 from data import DataCard, DataRefusedError, DatasetInfo, dataset_info
 from data.card import data_card
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks import comparing as comparison_trials
 from tasks.comparing import Fold, Trial, groups, load, trials, variants
-from tasks.comparing.trial import Curve, Sides, check_classes, cut, mean_losses
+from tasks.comparing.trial import ParameterTrail, Sides, check_classes, cut, mean_losses
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stage_main import refusals
@@ -306,8 +306,8 @@ def public() -> DatasetInfo:
 
 def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:
     draw = np.random.default_rng(0)
-    part = Records(draw.random((50, 3), dtype=np.float32), draw.integers(0, 2, 50))
-    curve = Curve(lambda state: state, 5, start=torch.full((3,), 10.0))
+    part = RecordBatch(draw.random((50, 3), dtype=np.float32), draw.integers(0, 2, 50))
+    curve = ParameterTrail(lambda state: state, 5, start=torch.full((3,), 10.0))
     for step in (1, 2, 3):  # ends before its last planned step
         curve.on_state(step, torch.full((3,), 10.0 - step))
     frame = curve.frame(MODEL, Trace(), Sides(public(), part, part), regularisation=0.5)

@@ -13,7 +13,7 @@ import wandb
 
 from tasks.comparing.report import (
     METRIC_COLUMNS,
-    Report,
+    ComparisonReport,
     beside,
     log_comparison,
     published_table,
@@ -24,7 +24,7 @@ from tasks.comparing.report import (
     summary,
     with_gap,
 )
-from tasks.comparing.work import Work
+from tasks.comparing.work import ComparisonWork
 from tasks.config.params import ParamsRefusedError
 from tests.support.comparisons import document, run_here, small
 from tests.support.offline_run import read_records
@@ -37,18 +37,18 @@ PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
+def work(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
     root = small(tmp_path_factory.mktemp("reported") / "checkout")
     (root / "published.csv").write_text(PUBLISHED)
     return run_here(root, document() | {"seeds": 3, "published": "published.csv"})
 
 
 @pytest.fixture(scope="module")
-def done(work: Work) -> Report:
+def done(work: ComparisonWork) -> ComparisonReport:
     return report(work, refused=["dp_sgd on <digits>: too few records"])
 
 
-def test_the_tables_are_written_and_agree(work: Work, done: Report) -> None:
+def test_the_tables_are_written_and_agree(work: ComparisonWork, done: ComparisonReport) -> None:
     assert len(done.table) == 9
     written = pd.read_parquet(work.place.folder / "results.parquet")
     pd.testing.assert_frame_equal(written, done.table)
@@ -57,7 +57,7 @@ def test_the_tables_are_written_and_agree(work: Work, done: Report) -> None:
     assert list(pd.read_csv(work.place.folder / "summary.csv")["n"]) == [3, 3, 3]
 
 
-def test_a_summary_has_mean_deviation_and_standard_error(done: Report) -> None:
+def test_a_summary_has_mean_deviation_and_standard_error(done: ComparisonReport) -> None:
     rows = done.table[(done.table["method"] == "dp_sgd") & (done.table["epsilon"] == 4.0)]
     (total,) = done.totals[done.totals["epsilon"] == 4.0].to_dict("records")
     there = [name for name in METRIC_COLUMNS if name in rows]
@@ -69,14 +69,14 @@ def test_a_summary_has_mean_deviation_and_standard_error(done: Report) -> None:
         assert total[f"{metric}_stderr"] == pytest.approx(values.std(ddof=1) / np.sqrt(3))
 
 
-def test_a_single_trial_has_no_standard_error(done: Report) -> None:
+def test_a_single_trial_has_no_standard_error(done: ComparisonReport) -> None:
     alone = summary(done.table.iloc[:1])
     assert alone["accuracy_stderr"].isna().all()
     (table,) = [table for table in result_tables(alone) if table.title.startswith("Accuracy")]
     assert table.rows == [["DP-SGD", f"{done.table['accuracy'].iloc[0]:.4f}"]]
 
 
-def test_methods_are_down_and_epsilons_across(done: Report) -> None:
+def test_methods_are_down_and_epsilons_across(done: ComparisonReport) -> None:
     accuracy, objective = result_tables(done.totals)
     assert accuracy.title == "Accuracy on the test records: digits, softmax"
     assert accuracy.header == ["method", "epsilon 1", "epsilon 4"]
@@ -96,7 +96,9 @@ def test_a_gap_is_to_the_least_on_the_same_records() -> None:
     assert with_gap(curves)["gap"].tolist() == [2.0, 0.0, 1.0, 0.0]
 
 
-def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(work: Work, done: Report) -> None:
+def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(
+    work: ComparisonWork, done: ComparisonReport
+) -> None:
     assert set(done.pictures) == {"accuracy", "objective", "convergence", "noise"}
     for name, picture in done.pictures.items():
         assert (work.place.folder / f"{name}.png").read_bytes() == picture.light
@@ -104,7 +106,9 @@ def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(work: Work, done
         assert picture.light != picture.dark
 
 
-def test_the_page_needs_nothing_else_and_says_what_it_must(work: Work, done: Report) -> None:
+def test_the_page_needs_nothing_else_and_says_what_it_must(
+    work: ComparisonWork, done: ComparisonReport
+) -> None:
     page = (work.place.folder / "report.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert page.count("data:image/png") == 2 * len(done.pictures)
@@ -120,7 +124,7 @@ def test_the_page_needs_nothing_else_and_says_what_it_must(work: Work, done: Rep
     assert ":root { color-scheme" in page
 
 
-def test_the_markdown_page_shows_the_figures_beside_it(work: Work, done: Report) -> None:
+def test_the_markdown_page_shows_the_figures_beside_it(work: ComparisonWork, done: ComparisonReport) -> None:
     page = (work.place.folder / "page.md").read_text()
     for name in re.findall(r"\]\((.*?)\)", page):
         assert (work.place.folder / name).is_file()
@@ -130,7 +134,7 @@ def test_the_markdown_page_shows_the_figures_beside_it(work: Work, done: Report)
     assert all(line.count("|") == 4 for line in rows)
 
 
-def test_published_numbers_stand_beside_ours(work: Work, done: Report) -> None:
+def test_published_numbers_stand_beside_ours(work: ComparisonWork, done: ComparisonReport) -> None:
     rows = beside(read_published(work.place.root / "published.csv"), done.totals)
     ours = done.totals[done.totals["epsilon"] == 4.0]["accuracy_mean"].iloc[0]
     assert rows["ours"].iloc[0] == ours
@@ -157,13 +161,13 @@ def test_published_numbers_that_are_none_are_refused(tmp_path: Path, text: str, 
         read_published(path)
 
 
-def test_results_name_the_files_labels_of_today(work: Work, done: Report) -> None:
+def test_results_name_the_files_labels_of_today(work: ComparisonWork, done: ComparisonReport) -> None:
     changed = [type(trial)(**(vars(trial) | {"label": "renamed"})) for trial in work.trials]
     assert set(results(work.place, tuple(changed))["label"]) == {"renamed"}
 
 
 @pytest.fixture(scope="module")
-def logged(work: Work, done: Report) -> list[list[Any]]:
+def logged(work: ComparisonWork, done: ComparisonReport) -> list[list[Any]]:
     """The records of each run of the group."""
     root = work.place.root
     with pytest.MonkeyPatch.context() as patch:

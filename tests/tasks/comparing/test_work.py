@@ -20,12 +20,12 @@ from algorithms.models import build
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import DataRefusedError
 from data.prepared import load
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks.comparing import groups
 from tasks.comparing import trial as one_trial
 from tasks.comparing.report import report, results
 from tasks.comparing.trial import make_ready, mean_losses, points, prepared_folder, public_of, sides
-from tasks.comparing.work import Work, lock_comparison, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.work import ComparisonWork, lock_comparison, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, csv_of, number
 from tests.support.comparisons import PROJECT, document, run_here, small, write
@@ -33,12 +33,12 @@ from tests.support.public_texts import publish
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Work:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
     """The tiny comparison, run once; not to be changed."""
     return run_here(small(tmp_path_factory.mktemp("finished") / "checkout"), document())
 
 
-def test_every_trial_has_a_row_with_its_numbers(finished: Work) -> None:
+def test_every_trial_has_a_row_with_its_numbers(finished: ComparisonWork) -> None:
     table = results(finished.place, finished.trials)
     assert list(table["digest"]) == [trial.digest for trial in finished.trials]
     assert table["accuracy"].between(0.2, 1).all()
@@ -52,7 +52,7 @@ def test_every_trial_has_a_row_with_its_numbers(finished: Work) -> None:
     assert (table["steps"] == 5).all()
 
 
-def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished: Work) -> None:
+def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished: ComparisonWork) -> None:
     trial = finished.trials[0]
     curve = pd.read_parquet(finished.place.trials / f"{trial.digest}.curve.parquet")
     assert list(curve["step"]) == [0, 1, 2, 3, 4, 5]
@@ -66,7 +66,7 @@ def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished:
 def test_mean_losses_are_those_of_each_point() -> None:
     model = build("softmax", input_shape=(3,), classes=4, seed=0)
     draw = np.random.default_rng(0)
-    part = Records(draw.normal(size=(5000, 3)).astype(np.float32), draw.integers(0, 4, 5000))
+    part = RecordBatch(draw.normal(size=(5000, 3)).astype(np.float32), draw.integers(0, 4, 5000))
     parameters = torch.from_numpy(draw.normal(size=(40, model.parameter_count)).astype(np.float32))
     inputs, labels = torch.from_numpy(part.features), torch.from_numpy(part.labels)
     expected = [
@@ -105,7 +105,9 @@ def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: P
     assert report(work, refused=[]).runs == 3
 
 
-def test_folds_are_of_the_union_and_public_numbers_are_theirs(finished: Work, tmp_path: Path) -> None:
+def test_folds_are_of_the_union_and_public_numbers_are_theirs(
+    finished: ComparisonWork, tmp_path: Path
+) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 4, "repeats": 2, "seed": 3}}), root)
     prepare_data(work)
@@ -170,7 +172,7 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_a_sentence(
-    finished: Work, method: dict[str, Any], words: str
+    finished: ComparisonWork, method: dict[str, Any], words: str
 ) -> None:
     work = work_of(write(finished.place.root, document() | {"methods": {"odd": method}}), finished.place.root)
     problems = plan_group(work.context, next(groups(work.trials)))
@@ -179,16 +181,18 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(
     assert "\n" not in problems[0].sentence
 
 
-def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Work) -> None:
+def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: ComparisonWork) -> None:
     assert finished.unfinished(renew=False) == []
     assert finished.unfinished(renew=True) == []
-    other = Work(finished.comparison, one_trial.Context(finished.place, "other code"), finished.trials)
+    other = ComparisonWork(
+        finished.comparison, one_trial.Context(finished.place, "other code"), finished.trials
+    )
     assert other.unfinished(renew=False) == []
     assert other.unfinished(renew=True) == list(finished.trials)
 
 
 def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_run(
-    finished: Work, monkeypatch: pytest.MonkeyPatch
+    finished: ComparisonWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"memory_mb": 3, "physical_batch": 50}
     root = finished.place.root
@@ -231,7 +235,7 @@ def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
     assert problem.trial.digest in work.place.finished_digests()
 
 
-def test_a_request_to_stop_starts_no_further_trial(finished: Work, tmp_path: Path) -> None:
+def test_a_request_to_stop_starts_no_further_trial(finished: ComparisonWork, tmp_path: Path) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document()), root)
     with lock_comparison(work.place):
@@ -240,7 +244,7 @@ def test_a_request_to_stop_starts_no_further_trial(finished: Work, tmp_path: Pat
     assert work.place.finished_digests() == set()
 
 
-def test_one_process_at_a_time(finished: Work) -> None:
+def test_one_process_at_a_time(finished: ComparisonWork) -> None:
     with (
         lock_comparison(finished.place),
         pytest.raises(ParamsRefusedError, match="another process"),

@@ -12,7 +12,7 @@ from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
-from data.card import DataCard, Records, card_names, data_card
+from data.card import DataCard, RecordCounts, card_names, data_card
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides, recipe, settings_of
 from tasks.config.params import ParamsRefusedError
@@ -164,12 +164,12 @@ def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, nam
 def test_a_data_set_without_a_recipe_gets_a_model_by_its_shape(
     shape: tuple[int, ...], classes: tuple[str, ...], model: str
 ) -> None:
-    assert recipe(own_card(shape, classes, Records(train=1000, test=100)), "dp_sgd", 1.0).model == model
+    assert recipe(own_card(shape, classes, RecordCounts(train=1000, test=100)), "dp_sgd", 1.0).model == model
 
 
 def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private_one() -> None:
-    public = recipe(own_card((3,), ("a", "b"), Records(train=1000, test=100)), "dp_sgd", 1.0).settings
-    private = recipe(own_card((3,), ("a", "b"), Records(at_most=5000)), "dp_sgd", 1.0).settings
+    public = recipe(own_card((3,), ("a", "b"), RecordCounts(train=1000, test=100)), "dp_sgd", 1.0).settings
+    private = recipe(own_card((3,), ("a", "b"), RecordCounts(at_most=5000)), "dp_sgd", 1.0).settings
     assert public["expected_batch_size"] == 100
     assert "sampling_rate" not in public
     assert private["sampling_rate"] == 0.1
@@ -183,13 +183,13 @@ def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private
 def test_only_the_largest_rate_of_a_network_for_images_stays_as_it_is(
     shape: tuple[int, ...], records: int, schedule: str
 ) -> None:
-    chosen = recipe(own_card(shape, ("a", "b"), Records(train=records, test=100)), "dp_sgd", 3.0)
+    chosen = recipe(own_card(shape, ("a", "b"), RecordCounts(train=records, test=100)), "dp_sgd", 3.0)
     assert chosen.settings["update"]["schedule"] == schedule
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-@pytest.mark.parametrize("records", [Records(train=1000, test=100), Records(at_most=2000)])
-def test_the_usual_recipe_is_one_that_its_algorithm_takes(name: str, records: Records) -> None:
+@pytest.mark.parametrize("records", [RecordCounts(train=1000, test=100), RecordCounts(at_most=2000)])
+def test_the_usual_recipe_is_one_that_its_algorithm_takes(name: str, records: RecordCounts) -> None:
     """Whether it can run on a private number of records is said in a sentence of its own, by its plan."""
     chosen = recipe(own_card((3,), ("a", "b"), records), name, 1.0)
     settings = {"algorithm": {"name": name, **chosen.settings}}
@@ -202,7 +202,9 @@ def test_the_usual_learning_rate_follows_from_the_noise_that_public_numbers_make
     def rate(
         n: int, epsilon: float, shape: tuple[int, ...] = (24,), classes: tuple[str, ...] = ("a", "b")
     ) -> float:
-        settings = recipe(own_card(shape, classes, Records(train=n, test=100)), "dp_sgd", epsilon).settings
+        settings = recipe(
+            own_card(shape, classes, RecordCounts(train=n, test=100)), "dp_sgd", epsilon
+        ).settings
         found: float = settings["update"]["learning_rate"] * settings["clip_norm"]
         return found
 
@@ -240,7 +242,7 @@ def test_the_usual_settings_learn_where_the_majority_is_the_easy_answer() -> Non
     assert found > majority + 0.03
 
 
-def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records) -> DataCard:
+def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: RecordCounts) -> DataCard:
     """A card of which only the parts that a recipe looks at hold together."""
     known = data_card("mnist")
     return known.model_copy(update={"name": "own", "shape": shape, "classes": classes, "records": records})

@@ -12,7 +12,7 @@ from algorithms.methods import CATALOGUE
 from algorithms.privacy.ledger import Ledger
 from tasks import config as environment
 from tasks.config import params
-from tasks.config.params import GROUPS, Model, ParamsRefusedError, load, parse
+from tasks.config.params import GROUPS, ModelParams, ParamsRefusedError, load, parse
 from tests.support.changed import changed
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
@@ -85,9 +85,9 @@ def test_parameters_lie_in_main_memory_or_in_shards(shards: str) -> None:
 
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
     own = {"name": "huggingface", "checkpoint": "bert", "settings": {"replace_batch_norm": True}}
-    assert Model.model_validate(own).own_settings == {"replace_batch_norm": True, "checkpoint": "bert"}
+    assert ModelParams.model_validate(own).own_settings == {"replace_batch_norm": True, "checkpoint": "bert"}
     with pytest.raises(ValueError, match=r"model\.checkpoint and model\.settings\.checkpoint are both given"):
-        Model.model_validate(own | {"settings": {"checkpoint": "bert"}})
+        ModelParams.model_validate(own | {"settings": {"checkpoint": "bert"}})
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ from tasks.reporting import (
 from tasks.reporting.figures import (
     DARK,
     LIGHT,
-    Curve,
+    CostCurve,
     class_figure,
     confusion_figure,
     epsilon_figure,
     noise_figure,
     png,
 )
-from tasks.retraining import Kind, State, States
+from tasks.retraining import Kind, RetrainingState, RetrainingStates
 from tests.support.synthetic_run import CLASSES, DELTA, Folders, read_json, write_json, write_run
 
 RUN = "20250101T120000-0a1b2c3d"
@@ -61,10 +61,12 @@ def charge(ledger: Ledger, run_id: str, epsilon: float, week: str, *, forfeits: 
 
 def keep(root: Path, home: Path, week: str, kind: Kind, epsilon: float, accuracy: float | None) -> None:
     """Leaves what a retraining leaves of a period: its state, and its model's metrics."""
-    states = States(home / "retrainings" / "visits")
+    states = RetrainingStates(home / "retrainings" / "visits")
     states.folder.mkdir(parents=True, exist_ok=True)
     number = len(states.all()) + 1
-    states.write(State(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", f"run of {week}", number))
+    states.write(
+        RetrainingState(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", f"run of {week}", number)
+    )
     if accuracy is not None:
         folder = root / "models" / "visits" / f"run of {week}"
         folder.mkdir(parents=True)
@@ -179,9 +181,11 @@ def test_the_page_shows_the_history_and_keeps_its_pictures_to_itself(retrained: 
 def test_the_page_says_what_of_the_recipe_changed_and_was_accepted(
     retrained: Folders, own_home: Path
 ) -> None:
-    states, root = States(own_home / "retrainings" / "visits"), retrained.artifacts.parent
+    states, root = RetrainingStates(own_home / "retrainings" / "visits"), retrained.artifacts.parent
     changes = "algorithm.steps is 2 and was 300; model.name is <b> and was logistic"
-    state = State("2026-W04", str(root), "", "", ("w2", "w3"), 1.0, "open", number=4, changes=changes)
+    state = RetrainingState(
+        "2026-W04", str(root), "", "", ("w2", "w3"), 1.0, "open", number=4, changes=changes
+    )
     states.write(state)
     report(artifacts=retrained.artifacts, prepared=retrained.prepared, root=root)
     text = " ".join((retrained.artifacts / "report.html").read_text(encoding="utf-8").split())
@@ -282,7 +286,7 @@ def test_pictures_show_the_numbers() -> None:
     shares = confusion_figure(pairs, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
     assert shares is not None
     assert shares.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    tight, bound = Curve([1, 2], [0.5, 0.7]), Curve([1, 2], [0.6, 0.9])
+    tight, bound = CostCurve([1, 2], [0.5, 0.7]), CostCurve([1, 2], [0.6, 0.9])
     allowed, dashed, solid = epsilon_figure(tight, bound, target=1.0, theme=LIGHT).axes[0].lines
     assert np.asarray(solid.get_ydata()).tolist() == [0.5, 0.7]
     assert np.asarray(dashed.get_ydata()).tolist() == [0.6, 0.9]
@@ -296,7 +300,7 @@ def test_pictures_are_the_same_bytes_again() -> None:
 
 
 def test_a_cost_so_far_that_no_theorem_makes_the_cost_of_a_stop_is_drawn_as_one() -> None:
-    curve = Curve([1, 2], [0.2, 0.3])
+    curve = CostCurve([1, 2], [0.2, 0.3])
     fixed, chosen = (
         epsilon_figure(curve, curve, target=1.0, theme=LIGHT, is_fixed=is_fixed).axes[0]
         for is_fixed in (True, False)

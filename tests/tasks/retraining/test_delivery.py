@@ -18,7 +18,7 @@ from algorithms.privacy.ledger import Choice, Ledger
 from flows.cli.main import app
 from tasks import retraining, train
 from tasks.config.params import ParamsRefusedError
-from tasks.retraining import Registry, Retraining, States, delivery
+from tasks.retraining import Registry, Retraining, RetrainingStates, delivery
 from tasks.retraining.delivery import Outcome
 from tests.support.retraining import CARD, CARD_FILE, MONDAY, PARAMS, SETTINGS, Place
 from tests.support.retraining import place as place
@@ -232,7 +232,7 @@ def test_a_worse_model_is_kept_beside_the_one_that_serves(place: Place) -> None:
     place.arrive("w3")
     assert place.deliver(1).kind == "kept"
     assert os.readlink(place.root / "models/visits/serving") == first
-    last = States(Path(os.environ["EPSILONFLOW_HOME"]) / "retrainings/visits").all()[-1]
+    last = RetrainingStates(Path(os.environ["EPSILONFLOW_HOME"]) / "retrainings/visits").all()[-1]
     start = YAML(typ="safe", pure=True).load(last.params)["model"]["start"]
     assert start == f"models/visits/{first}/model.safetensors"
     assert {path.name for path in (place.root / "models/visits").iterdir()} == {
@@ -506,7 +506,8 @@ def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "name"), [(States, "write"), (delivery, "write_text"), (Registry, "add"), (Registry, "promote")]
+    ("of", "name"),
+    [(RetrainingStates, "write"), (delivery, "write_text"), (Registry, "add"), (Registry, "promote")],
 )
 def test_a_disk_that_is_full_between_the_stages_costs_a_sentence_and_no_run(
     place: Place, monkeypatch: pytest.MonkeyPatch, of: Any, name: str

@@ -24,7 +24,7 @@ from torch.distributed import FileStore
 
 from algorithms.core.software import Software
 from algorithms.errors import RefusedError
-from algorithms.evaluation import Released
+from algorithms.evaluation import ReleasedHistogram
 from algorithms.gradients import ProcessLostError
 from algorithms.privacy.barrier.process_group import ProcessGroup
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -267,8 +267,8 @@ def test_the_key_and_the_checkpoint_are_sent_encrypted(size: int, monkeypatch: p
         processes.broadcast_sealed(ProcessGroup(1, 2, 2, SECRET), None)
 
 
-def evaluation(place: Workspace) -> Released:
-    return Released.from_json((place.root / "artifacts/evaluation.json").read_text())
+def evaluation(place: Workspace) -> ReleasedHistogram:
+    return ReleasedHistogram.from_json((place.root / "artifacts/evaluation.json").read_text())
 
 
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:

@@ -17,7 +17,7 @@ from data.files import try_lock
 from flows.cli.running import _what_stays
 from tasks import train
 from tasks.config import params
-from tasks.retraining.delivery import Work, give_up
+from tasks.retraining.delivery import DeliveryWork, give_up
 from tasks.runs import store
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
@@ -222,7 +222,7 @@ def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
 ) -> None:
     with killed_in(train, "run_training"):
         place.deliver()
-    work = Work(place.settings, place.root, place.run_stage, lambda _: None)
+    work = DeliveryWork(place.settings, place.root, place.run_stage, lambda _: None)
     (begun,) = work.states.all()
     with killed_in(store, "abandon"):
         give_up(work, begun)

@@ -15,7 +15,7 @@ from algorithms.core.software import DECIDES, Software, _source_files, software_
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
 from data.prepared import load_as
-from data.readers.records import Records
+from data.readers.records import RecordBatch
 from tasks import evaluate, report, train
 from tasks.runs import charge
 from tasks.runs import software as subject
@@ -122,7 +122,7 @@ def test_a_run_that_was_never_charged_begins_under_other_software(
 def test_a_run_that_was_killed_between_its_settlement_and_its_result_is_not_repeated_by_other_software(
     workspace: Workspace, upgrade: Callable[[Software], None]
 ) -> None:
-    with killed_in(train.store.Run, "finish"):
+    with killed_in(train.store.RunAttempt, "finish"):
         workspace.train()
     upgrade(MENDED)
     with pytest.raises(RefusedError, match=r"give it up by deleting .*; it stays spent"):
@@ -236,7 +236,7 @@ def test_the_digest_covers_all_code_that_brings_prepared_records_into_memory(wor
     sys.setprofile(note)
     try:
         data = load_as(workspace.root / "datasets/prepared", public)
-        Records(data.train_features, data.train_labels)[:2]
+        RecordBatch(data.train_features, data.train_labels)[:2]
     finally:
         sys.setprofile(None)
     covered = {path.relative_to(root) for path in _source_files(root, (*DECIDES, *subject._DECIDES))}

@@ -38,7 +38,7 @@ def ledger_of(home: Path) -> Ledger:
 
 def claim(
     home: Path, digest: str = DIGEST, *, retraining: str | None = None
-) -> AbstractContextManager[store.Run]:
+) -> AbstractContextManager[store.RunAttempt]:
     ledger = ledger_of(home)
     asked = SimpleNamespace(
         plan=SimpleNamespace(target=SimpleNamespace(budget=Budget(1.0, 1e-5))),
@@ -145,14 +145,14 @@ def test_a_result_is_on_the_disk_before_the_secrets_go(
         synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
         sync(descriptor)
 
-    def forget(run: store.Run) -> None:
+    def forget(run: store.RunAttempt) -> None:
         written = run.folder / "written"
         assert synced >= {str(path) for path in (*(written / name for name in NAMES), written, run.folder)}
         forgotten.append(run.run_id)
 
     forgotten: list[str] = []
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(store.Run, "forget_secrets", forget)
+    monkeypatch.setattr(store.RunAttempt, "forget_secrets", forget)
     assert finished(tmp_path) == forgotten[0]
 
 
@@ -215,7 +215,7 @@ def test_the_result_of_a_run_on_public_records_is_not_kept(tmp_path: Path) -> No
 
 
 def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_nothing(tmp_path: Path) -> None:
-    finish, said, had = store.Run.finish, threading.Event(), list[tuple[str, bool]]()
+    finish, said, had = store.RunAttempt.finish, threading.Event(), list[tuple[str, bool]]()
 
     class Told:
         def info(self, *_: Any) -> None:
@@ -223,14 +223,14 @@ def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_noth
 
     other = threading.Thread(target=lambda: had.append(ask(tmp_path)))
 
-    def meanwhile(run: store.Run, written: Path) -> Path:
+    def meanwhile(run: store.RunAttempt, written: Path) -> Path:
         other.start()
         assert said.wait(60)
         return finish(run, written)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "_LOG", Told())
-        patch.setattr(store.Run, "finish", meanwhile)
+        patch.setattr(store.RunAttempt, "finish", meanwhile)
         run_id = finished(tmp_path)
         other.join(60)
     assert had == [(run_id, True)]

@@ -13,8 +13,8 @@ import pytest
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting import History, nothing
-from tasks.reporting.figures import Curve
-from tasks.tracking.runs import Finished, log_report, sections
+from tasks.reporting.figures import CostCurve
+from tasks.tracking.runs import FinishedRun, log_report, sections
 from tests.support.offline_run import write_finished
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import finished
@@ -23,14 +23,14 @@ EMPTY = nothing()
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     root = tmp_path_factory.mktemp("reported")
     write_finished(root)
     return finished(root)
 
 
 @pytest.fixture(scope="module")
-def document(run: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def document(run: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("saved")
     path = log_report(run, PAST, Tracking(entity="a-team"), root=root)
     assert path == str(root / ".wandb" / f"report-{run.card.evidence.run_id}.json")
@@ -83,7 +83,7 @@ def test_nothing_else_is_told(document: dict[str, Any]) -> None:
     assert (kinds.count("heading"), kinds.count("markdown-block")) == (len(HEADS), len(HEADS))
 
 
-def test_the_card_is_told_in_words(document: dict[str, Any], run: Finished) -> None:
+def test_the_card_is_told_in_words(document: dict[str, Any], run: FinishedRun) -> None:
     text, card = text_of(document, "Privacy card"), run.card
     rows = dict(table(text))
     assert text.startswith(statement(card))
@@ -92,7 +92,7 @@ def test_the_card_is_told_in_words(document: dict[str, Any], run: Finished) -> N
     assert rows["its cap and what is left"].startswith("epsilon 10, delta 0.0001; epsilon ")
 
 
-def test_the_tables_have_what_the_run_and_the_ledger_know(document: dict[str, Any], run: Finished) -> None:
+def test_the_tables_have_what_the_run_and_the_ledger_know(document: dict[str, Any], run: FinishedRun) -> None:
     """The noise has a row for each run of equal releases."""
     own = [run.card.evidence.run_id, f"{run.card.setting.epsilon:.6g}", "0.8"]
     first, failed = (
@@ -115,7 +115,7 @@ def test_the_tables_have_what_the_run_and_the_ledger_know(document: dict[str, An
 
 
 def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
-    document: dict[str, Any], run: Finished
+    document: dict[str, Any], run: FinishedRun
 ) -> None:
     found = [json.dumps(grid["runSets"][0]["filters"]) for grid in grids(document)]
     assert ["train" in text for text in found] == [True, True, True]
@@ -133,19 +133,21 @@ def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
     assert axes == ("summary:privacy/epsilon_total", "summary:test/accuracy")
 
 
-def test_a_run_that_was_a_retraining_is_told_once(run: Finished) -> None:
+def test_a_run_that_was_a_retraining_is_told_once(run: FinishedRun) -> None:
     own = PAST.retrainings.assign(run_id=run.card.evidence.run_id)
     assert len(table(sections(run, History(PAST.blocks, own))["accuracy"][1])) == 1
 
 
-def test_without_a_past_the_report_says_so(run: Finished) -> None:
+def test_without_a_past_the_report_says_so(run: FinishedRun) -> None:
     told = sections(run, EMPTY)
     assert told["blocks"][1] == "The ledger told of no blocks."
     assert told["retrainings"][1] == "There was no scheduled retraining yet."
     assert len(table(told["accuracy"][1])) == 1
 
 
-def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is_not(run: Finished) -> None:
+def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is_not(
+    run: FinishedRun,
+) -> None:
     assert SO_FAR not in sections(run, EMPTY)["epsilon"][1]
     accounting = run.card.accounting
     chosen = accounting.composition.model_copy(update={"kind": "zcdp", "rho": 0.1})
@@ -153,12 +155,12 @@ def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is
     assert sections(replace(run, card=card), EMPTY)["epsilon"][1].endswith(SO_FAR)
 
 
-def test_a_report_on_a_run_without_noise_has_no_number_for_epsilon(run: Finished) -> None:
-    told = sections(replace(run, curve=Curve([], [])), EMPTY)
+def test_a_report_on_a_run_without_noise_has_no_number_for_epsilon(run: FinishedRun) -> None:
+    told = sections(replace(run, curve=CostCurve([], [])), EMPTY)
     assert told["epsilon"][1] == "There is no noise, so epsilon is infinite."
 
 
-def test_long_histories_are_cut_and_long_traces_thinned(run: Finished) -> None:
+def test_long_histories_are_cut_and_long_traces_thinned(run: FinishedRun) -> None:
     many = pd.concat([PAST.retrainings] * 50, ignore_index=True)
     trace = pd.concat([run.trace.tail(1)] * 500, ignore_index=True)
     trace = trace.assign(step=range(500), noise_std=np.linspace(1.0, 2.0, 500))
@@ -169,7 +171,7 @@ def test_long_histories_are_cut_and_long_traces_thinned(run: Finished) -> None:
 
 
 def test_a_failure_is_one_line_and_no_loss(
-    run: Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / ".wandb").write_text("in the way of the folder")
     with caplog.at_level(logging.WARNING):

@@ -17,10 +17,10 @@ import pytest
 
 from tasks import report
 from tasks.config.params import Tracking
-from tasks.reporting.figures import Curve
+from tasks.reporting.figures import CostCurve
 from tasks.tracking import group_of, has_run_to_log, places, session
 from tasks.tracking import runs as tracking
-from tasks.tracking.runs import Finished, history, log_promotion, log_report, log_run, summary
+from tasks.tracking.runs import FinishedRun, history, log_promotion, log_report, log_run, summary
 from tests.support.checkout import PROJECT
 from tests.support.offline_run import (
     CONFIG,
@@ -182,11 +182,11 @@ def test_files_stay_in_the_project(logged: Logged) -> None:
 
 
 @pytest.fixture
-def run(logged: Logged) -> Finished:
+def run(logged: Logged) -> FinishedRun:
     return finished(logged.root)
 
 
-def test_disabled_touches_nothing(tmp_path: Path, logged: Logged, run: Finished) -> None:
+def test_disabled_touches_nothing(tmp_path: Path, logged: Logged, run: FinishedRun) -> None:
     off, entry = Tracking(mode="disabled"), logged.root / "models" / run.card.evidence.run_id
     assert log_run(run, off, artifacts=logged.root / "artifacts", root=tmp_path) is False
     assert log_report(run, PAST, off, root=tmp_path) is None
@@ -195,7 +195,7 @@ def test_disabled_touches_nothing(tmp_path: Path, logged: Logged, run: Finished)
 
 
 def test_a_failure_is_one_line_and_no_loss(
-    tmp_path: Path, run: Finished, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: FinishedRun, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the server is\non fire")
@@ -244,19 +244,19 @@ def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: p
     assert "WANDB_CACHE_DIR" not in os.environ
 
 
-def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: Finished) -> None:
+def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: FinishedRun) -> None:
     steps = 10_000
     noise = {"kind": "gradient", "noise_std": 0.0, "noise_multiplier": 0.0}
     trace = pd.DataFrame({"step": range(steps), "epsilon": np.inf} | noise)
-    rows = list(history(replace(run, trace=trace, curve=Curve([], []))))
+    rows = list(history(replace(run, trace=trace, curve=CostCurve([], []))))
     assert len(rows) == 2000
     assert (rows[0]["privacy/step"], rows[-1]["privacy/step"]) == (1, steps)
     assert set(rows[0]) == {"privacy/step", "privacy/noise_std/gradient", "privacy/noise_multiplier/gradient"}
-    accounted = list(history(replace(run, trace=trace, curve=Curve([4321], [0.5]))))
+    accounted = list(history(replace(run, trace=trace, curve=CostCurve([4321], [0.5]))))
     assert [row["privacy/epsilon"] for row in accounted if "privacy/epsilon" in row] == [0.5]
 
 
-def test_each_kind_of_release_has_its_own_noise(run: Finished) -> None:
+def test_each_kind_of_release_has_its_own_noise(run: FinishedRun) -> None:
     trace = pd.DataFrame(
         {
             "step": [0, 0, 1, 1],
@@ -266,20 +266,20 @@ def test_each_kind_of_release_has_its_own_noise(run: Finished) -> None:
             "noise_multiplier": [1.0, 4.0, 1.5, 4.0],
         }
     )
-    first, second = history(replace(run, trace=trace, curve=Curve([], [])))
+    first, second = history(replace(run, trace=trace, curve=CostCurve([], [])))
     assert (first["privacy/noise_std/gradient"], second["privacy/noise_std/gradient"]) == (2.0, 3.0)
     assert first["privacy/noise_std/argmin"] == second["privacy/noise_std/argmin"] == 11529.6
     assert second["privacy/noise_multiplier/gradient"] == 1.5
 
 
-def test_epsilon_so_far_stays_below_the_claim(run: Finished) -> None:
+def test_epsilon_so_far_stays_below_the_claim(run: FinishedRun) -> None:
     claim = run.card.setting.epsilon
     assert claim is not None
     rows = list(history(replace(run, trace=run.trace.assign(epsilon=claim * 1.003))))
     assert {row["privacy/epsilon_so_far"] for row in rows} == {claim}
 
 
-def test_summary_has_every_metric_of_the_target(run: Finished) -> None:
+def test_summary_has_every_metric_of_the_target(run: FinishedRun) -> None:
     scores = {"test_auc": 0.9, "test_f1": 0.7, "calibration_error": 0.02}
     sent = summary(dict(run.metrics) | scores, run.card)
     assert (sent["test/auc"], sent["test/f1"], sent["test/calibration_error"]) == (0.9, 0.7, 0.02)

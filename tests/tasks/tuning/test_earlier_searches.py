@@ -15,7 +15,7 @@ from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from tasks import calibrate
 from tasks.tuning import Tuning, plan_search
-from tasks.tuning.search import Search, Trial, tune
+from tasks.tuning.search import Search, SearchTrial, tune
 from tests.support.refusals import refused
 
 BASE: dict[str, Any] = {
@@ -123,7 +123,7 @@ def test_a_plan_that_costs_more_than_it_states_today_is_not_taken_over(
 def test_an_unfinished_search_of_another_version_is_not_passed_by(
     place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(trials: Sequence[Trial]) -> None:
+    def killed(trials: Sequence[SearchTrial]) -> None:
         raise KeyboardInterrupt
 
     earlier, ledger = search_before(place, monkeypatch), ledger_of(own_home)

@@ -39,7 +39,7 @@ from tasks.runs import store
 from tasks.runs.ledger import signing_key
 from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
-from tasks.tuning.search import Search, Trial, in_threads, one_by_one, tune
+from tasks.tuning.search import Search, SearchTrial, in_threads, one_by_one, tune
 from tests.support.workspace import killed_in
 
 BASE: dict[str, Any] = {
@@ -75,15 +75,15 @@ def ledger_of(home: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{home}/ledger.sqlite")
 
 
-def never(trials: Sequence[Trial]) -> None:
+def never(trials: Sequence[SearchTrial]) -> None:
     raise AssertionError("a trial ran")
 
 
 def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:
     search, ledger = search_of(place, public=False, trials={"mean": 6.0}), ledger_of(own_home)
-    ran: list[Trial] = []
+    ran: list[SearchTrial] = []
 
-    def noting(trials: Sequence[Trial]) -> None:
+    def noting(trials: Sequence[SearchTrial]) -> None:
         assert ledger.balance("digits").reserved.epsilon == pytest.approx(search.search_plan.cost)
         ran.extend(trials)
         one_by_one(trials)
@@ -115,7 +115,7 @@ def test_the_card_of_whatever_method_wins_is_of_the_search_that_was_charged(
     search = search_of(place, space={"algorithm.name": ["dp_sgd_decay", "dp_sgd"]}, show_all=True)
     ledger = ledger_of(own_home)
 
-    def the_second_wins(trials: Sequence[Trial]) -> None:
+    def the_second_wins(trials: Sequence[SearchTrial]) -> None:
         one_by_one(trials)
         for score, trial in enumerate(trials):
             (trial.folder / "score.json").write_text(str(score))
@@ -139,7 +139,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     search, ledger = search_of(place, trials={"mean": 6.0}), ledger_of(own_home)
     drawn: list[list[tuple[bytes, float]]] = []
 
-    def some(trials: Sequence[Trial]) -> None:
+    def some(trials: Sequence[SearchTrial]) -> None:
         drawn.append(
             [(trial.key, trial.document["algorithm"]["update"]["learning_rate"]) for trial in trials]
         )
@@ -170,12 +170,12 @@ def test_trials_are_of_the_charged_records_alone(place: Path, own_home: Path) ->
     file = place / "prepared" / "contents"
     charged = file.read_text()
 
-    def others(trials: Sequence[Trial]) -> None:
+    def others(trials: Sequence[SearchTrial]) -> None:
         one_by_one(trials[:1])
         file.write_text("of other records\n")
         one_by_one(trials)
 
-    def unseen(trials: Sequence[Trial]) -> None:
+    def unseen(trials: Sequence[SearchTrial]) -> None:
         assert [(trial.folder / "score.json").exists() for trial in trials] == [True, False]
         one_by_one(trials)
 
@@ -213,7 +213,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     ledger, numbers = ledger_of(own_home), iter([0, 0, 2] if is_killed else [0, 2])
     monkeypatch.setattr(events.Trials, "number", lambda *_: next(numbers))
     if is_killed:
-        with killed_in(store.Run, "forget_secrets"):
+        with killed_in(store.RunAttempt, "forget_secrets"):
             tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     with pytest.raises(RefusedError, match=r"drew 0 trials .*Its budget is spent; ask again"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
@@ -241,7 +241,7 @@ def test_trials_share_features_that_are_released_once(place: Path, own_home: Pat
     means: list[bytes] = []
     killed = False
 
-    def noting(trials: Sequence[Trial]) -> None:
+    def noting(trials: Sequence[SearchTrial]) -> None:
         nonlocal killed
         one_by_one(trials[: None if killed else 1])
         if not killed:
@@ -314,7 +314,7 @@ def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
     """The traces of all trials, each settings' once."""
     found: list[pd.DataFrame] = []
 
-    def noting(trials: Sequence[Trial]) -> None:
+    def noting(trials: Sequence[SearchTrial]) -> None:
         one_by_one(trials)
         found.extend(pd.read_parquet(trial.folder / "trace.parquet") for trial in trials)
 
@@ -376,7 +376,7 @@ def test_trials_log_nothing_from_which_their_number_could_be_read(
     base = BASE | {"model": {"name": f"{__name__}:distances"}}
     search, said = search_of(place, base=base, trials={"mean": 3.0}), list[str]()
 
-    def each_way(trials: Sequence[Trial]) -> None:
+    def each_way(trials: Sequence[SearchTrial]) -> None:
         said.extend(caplog.messages)
         for run_all in (one_by_one, partial(in_threads, 2)):
             for trial in trials:
@@ -391,7 +391,7 @@ def test_trials_log_nothing_from_which_their_number_could_be_read(
 
 
 def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Path) -> None:
-    def without(trials: Sequence[Trial]) -> None:
+    def without(trials: Sequence[SearchTrial]) -> None:
         (trials[0].folder.parent / "shared" / "state.safetensors").unlink()
         one_by_one(trials)
 

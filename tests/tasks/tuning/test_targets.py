@@ -21,7 +21,7 @@ from data.targets import Classes, Labels, LabelType, NextToken, Number, Tags
 from tasks import tuning
 from tasks.held_out import record_scores
 from tasks.tuning import Tuning, plan_search
-from tasks.tuning.search import SCORE, Search, Trial, tune
+from tasks.tuning.search import SCORE, Search, SearchTrial, tune
 from tests.support.own_records import declared as declared
 from tests.support.public_texts import publish
 from tests.support.workspace import Workspace
@@ -132,7 +132,7 @@ def test_a_private_score_is_charged_for_every_target(
     search = Search(asked, plan_search(asked, base, found), prepared, found)
     ran: list[tuple[float, float]] = []
 
-    def noting(trials: Sequence[Trial]) -> None:
+    def noting(trials: Sequence[SearchTrial]) -> None:
         for trial in trials:
             trial.run()
             held, taught = trial.records()

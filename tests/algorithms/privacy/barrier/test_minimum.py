@@ -17,7 +17,7 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, compose_loss, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.barrier.minimum import Objective, OutOfReachError, minimum
+from algorithms.privacy.barrier.minimum import OutOfReachError, PerturbedObjective, minimum
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import solve_minimum
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -86,10 +86,12 @@ def test_no_record_can_move_the_minimum_further_than_its_bound(
         assert max(moved.values()) > 0.95 * asked.sensitivity
 
 
-def objective(records: MadeUp, model: Model = MODEL, **changes: Any) -> Objective:
+def objective(records: MadeUp, model: Model = MODEL, **changes: Any) -> PerturbedObjective:
     settings: dict[str, Any] = {"clip_norm": 0.7, "input_norm": 2.0, "regularisation": 0.3}
     tilt = torch.zeros(model.parameter_count, dtype=torch.float64)
-    return Objective(model, records.features, records.labels, **(settings | {"tilt": tilt} | changes))
+    return PerturbedObjective(
+        model, records.features, records.labels, **(settings | {"tilt": tilt} | changes)
+    )
 
 
 @pytest.mark.parametrize("kind", ["logistic", "huber_svm"])
@@ -166,8 +168,8 @@ def test_minima_are_found_with_little_regularisation_and_many_pieces(seed: int) 
 
 
 def test_a_tolerance_out_of_reach_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look = [], Objective.gradient
-    monkeypatch.setattr(Objective, "gradient", lambda *asked: looks.append(1) or look(*asked))
+    looks, look = [], PerturbedObjective.gradient
+    monkeypatch.setattr(PerturbedObjective, "gradient", lambda *asked: looks.append(1) or look(*asked))
     with pytest.raises(OutOfReachError, match="larger tolerance"):
         minimum(objective(some(50)), tolerance=1e-40)
     assert len(looks) < 1000

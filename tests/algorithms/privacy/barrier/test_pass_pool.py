@@ -14,7 +14,7 @@ from algorithms.gradients import L2, split_passes
 from algorithms.privacy.barrier import pass_pool
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
-from algorithms.privacy.barrier.record_loader import OnDevice, Records, load_ahead
+from algorithms.privacy.barrier.record_loader import OnDevice, RecordArrays, load_ahead
 from algorithms.privacy.barrier.unnoised_queries import LastNorms, UnnoisedQueries
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, gradient_release
@@ -26,7 +26,7 @@ MANY = ComputeConfig(memory_mb=64, physical_batch=32)
 RECORDS = made_up(300)
 
 
-def summed(compute: ComputeConfig, records: Records = RECORDS) -> Tensor:
+def summed(compute: ComputeConfig, records: RecordArrays = RECORDS) -> Tensor:
     model = small_model("mlp")
     asked = barrier(records, model=model, compute=compute)
     point = model.initial_parameters()

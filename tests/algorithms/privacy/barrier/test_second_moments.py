@@ -10,7 +10,7 @@ import torch
 from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.unnoised_queries import (
-    Mapped,
+    MappedRecords,
     as_matrix,
     as_vector,
     moment_sum,
@@ -121,8 +121,8 @@ def test_a_record_of_which_a_statistic_cannot_be_taken_changes_no_other() -> Non
     at_kink = points - points @ weights.double().T @ torch.linalg.pinv(weights.double()).T
     for one in 10.0 * at_kink.float():
         features = one.expand(51, 16).numpy()
-        usual = Mapped(features[:50], np.zeros(50, np.int64))
-        odd = Mapped(features, np.append(np.zeros(50, np.int64), 7))
+        usual = MappedRecords(features[:50], np.zeros(50, np.int64))
+        odd = MappedRecords(features, np.append(np.zeros(50, np.int64), 7))
         sums = [
             barrier(records).total(statistic, bound=L2(2.0), noise=Gaussian(1e-6)) for records in (usual, odd)
         ]

@@ -18,14 +18,14 @@ from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
-from algorithms.privacy.card.schema import Composition, Guarantee
+from algorithms.privacy.card.schema import CompositionSection, Guarantee
 from data.description import Transform
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, write_run
 
 MAY_BE_EMPTY = {"settings", "files", "reinitialize", "frozen"}
-FIXED = Composition(kind="schedule", rho=None, order=None, limit=None)
+FIXED = CompositionSection(kind="schedule", rho=None, order=None, limit=None)
 
 
 def places(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -179,7 +179,7 @@ def test_the_model_and_the_features_are_told(folders: Folders) -> None:
 
 def test_every_choice_has_words() -> None:
     assert set(text.TRANSFORMS) == set(get_args(Transform))
-    assert set(text.COMPOSITION) == set(get_args(Composition.model_fields["kind"].annotation))
+    assert set(text.COMPOSITION) == set(get_args(CompositionSection.model_fields["kind"].annotation))
 
 
 def test_the_queries_sum_up_the_trace(built: PrivacyCard) -> None:
@@ -213,7 +213,7 @@ def test_pld_is_left_out_where_it_does_not_apply() -> None:
 def test_an_adaptive_spend_costs_what_its_filter_allowed_or_what_was_charged(
     limit: float, charged: float
 ) -> None:
-    chosen = Composition(kind="zcdp", rho=limit, order=None, limit=None)
+    chosen = CompositionSection(kind="zcdp", rho=limit, order=None, limit=None)
     mixed = [(dp.dp_event.ZCDpEvent(0.01), 5), (dp.GaussianDpEvent(5.0), 3)]
     expected = pytest.approx(epsilon_of_zcdp(charged, DELTA))
     assert recompute(mixed, DELTA, chosen) == {"pld": None, "rdp": expected, "pure": None}
@@ -228,7 +228,7 @@ def test_a_pure_schedule_is_recomputed_as_a_sum() -> None:
 def test_an_adaptive_spend_is_not_accounted_at_the_order_that_suits_it_best() -> None:
     events = [(dp.GaussianDpEvent(3.0), 2)]
     best = recompute(events, DELTA, FIXED)["rdp"]
-    at_four = Composition(kind="renyi", rho=None, order=4.0, limit=0.001)
+    at_four = CompositionSection(kind="renyi", rho=None, order=4.0, limit=0.001)
     at_order = recompute(events, DELTA, at_four)["rdp"]
     assert best is not None and at_order is not None and at_order > best * 1.2
     limited = recompute(events, DELTA, at_four.model_copy(update={"limit": 9.0}))["rdp"]

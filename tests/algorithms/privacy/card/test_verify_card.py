@@ -31,7 +31,7 @@ from algorithms.privacy.accounting.events import (
     trial_event,
 )
 from algorithms.privacy.card import public_key_of, recompute, verify_card
-from algorithms.privacy.card.schema import Composition, PrivacyCard
+from algorithms.privacy.card.schema import CompositionSection, PrivacyCard
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.card_edits import both_verdicts, edited, sign
 from tests.support.synthetic_run import Folders
@@ -145,7 +145,7 @@ def lower_bounds(schedule: Schedule, adjacency: str, delta: float = 1e-5) -> dic
 def test_the_bound_of_each_kind_of_event_lies_just_below_its_price(name: str) -> None:
     schedule, adjacency = SCHEDULES[name]
     bounds = lower_bounds(schedule, adjacency)
-    prices = recompute(schedule, 1e-5, Composition(**FIXED), adjacency_named(adjacency))
+    prices = recompute(schedule, 1e-5, CompositionSection(**FIXED), adjacency_named(adjacency))
     has_formula = name not in ("group", "group, replaced", "random allocation", "a shorter pass")
     for accountant in ("pld", "rdp", "pure") if has_formula else ("pld", "pure"):
         price, bound = prices[accountant], bounds[accountant]

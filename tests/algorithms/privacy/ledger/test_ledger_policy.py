@@ -3,12 +3,19 @@
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.ledger import Block, Choice, Spread, exhausted_blocks, forecast, next_retraining
+from algorithms.privacy.ledger import (
+    BlockBalance,
+    Choice,
+    Spread,
+    exhausted_blocks,
+    forecast,
+    next_retraining,
+)
 from algorithms.privacy.ledger.policy import choose_blocks
 
 
-def _blocks(*left: float, limit: float = 1.0) -> list[Block]:
-    return [Block(f"b{i}", (limit,), (rest,)) for i, rest in enumerate(left)]
+def _blocks(*left: float, limit: float = 1.0) -> list[BlockBalance]:
+    return [BlockBalance(f"b{i}", (limit,), (rest,)) for i, rest in enumerate(left)]
 
 
 @pytest.mark.parametrize(
@@ -28,15 +35,15 @@ def test_a_policy_chooses_among_the_blocks_that_can_pay(choice: Choice, chosen: 
 
 def test_a_retired_block_is_passed_over_and_a_window_counts_living_ones() -> None:
     blocks = [
-        Block("a", (1.0,), (1.0,)),
-        Block("b", (1.0,), (1.0,), retired=True),
-        Block("c", (1.0,), (1.0,)),
+        BlockBalance("a", (1.0,), (1.0,)),
+        BlockBalance("b", (1.0,), (1.0,), retired=True),
+        BlockBalance("c", (1.0,), (1.0,)),
     ]
     assert choose_blocks(Choice("last", window=2), blocks, (0.5,)) == ("a", "c")
 
 
 def test_both_epsilon_and_delta_must_fit() -> None:
-    blocks = [Block("a", (1.0, 1e-5), (1.0, 1e-6)), Block("b", (1.0, 1e-5), (0.1, 1e-5))]
+    blocks = [BlockBalance("a", (1.0, 1e-5), (1.0, 1e-6)), BlockBalance("b", (1.0, 1e-5), (0.1, 1e-5))]
     assert choose_blocks(Choice("all"), blocks, (0.1, 1e-6)) == ("a", "b")
     assert choose_blocks(Choice("all"), blocks, (0.1, 2e-6)) == ("b",)
     assert exhausted_blocks(blocks, (0.2, 1e-6)) == ("b",)
@@ -91,9 +98,9 @@ def test_policies_that_make_no_sense_are_refused() -> None:
 def test_blocks_that_were_used_at_different_times_agree_on_a_price() -> None:
     """In a window of 3 with 3 planned retrainings a block every time pays a third of its cap."""
     blocks = [
-        Block("a", (1.0,), (1 / 3,), runs=2),
-        Block("b", (1.0,), (2 / 3,), runs=1),
-        Block("c", (1.0,), (1.0,), runs=0),
+        BlockBalance("a", (1.0,), (1 / 3,), runs=2),
+        BlockBalance("b", (1.0,), (2 / 3,), runs=1),
+        BlockBalance("c", (1.0,), (1.0,), runs=0),
     ]
     used, price = next_retraining(
         Choice("last", window=3), Spread("equal", planned=3), blocks, smallest=(0.0,)
