@@ -126,12 +126,13 @@ class EncoderFacts:
 class GroupColumn:
     """A column of declared categories, by which metrics of private held-out records may be given.
 
-    start: the first of its features; for rows that are encoded as cells, its position in a row.
+    start: the first of its features; for rows that are encoded as cells, its position in a row; None for a column from
+    which no feature is made.
     """
 
     name: str
     values: tuple[str, ...]
-    start: int
+    start: int | None
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,11 @@ class DatasetInfo:
     def label_shape(self) -> tuple[int, ...]:
         """Shape of one record's labels."""
         return self.label_type.label_shape(self.input_shape)
+
+    @property
+    def unseen_groups(self) -> tuple[str, ...]:
+        """The columns of groups from which no feature is made."""
+        return tuple(group.name for group in self.groups if group.start is None)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -328,6 +334,8 @@ def _groups(card: DataCard) -> tuple[GroupColumn, ...]:
     for column in card.reader.columns:
         if isinstance(column, Categorical):
             groups.append(GroupColumn(column.name, column.categories, start))
+        elif isinstance(column, Ignored) and column.categories:
+            groups.append(GroupColumn(column.name, column.categories, None))
         start += column.width if encoding is None else encoding.positions_of(column.parts)
     return tuple(groups)
 

@@ -216,9 +216,13 @@ class Label(_Column):
 
 
 class Ignored(_Column):
-    """A column of the file from which no feature is made directly."""
+    """A column of the file from which no feature is made directly.
+
+    categories: values by which metrics of private held-out records may be given, although the model does not see them.
+    """
 
     kind: Literal["ignored"]
+    categories: tuple[Word, ...] = Field(default=(), exclude_if=lambda given: not given)
 
     @property
     def width(self) -> int:

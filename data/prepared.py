@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +25,8 @@ from data.targets import IGNORED
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[Any]]
 PREPARATION = "preparation.json"
-LOCK, _CONTENTS, _DIGESTS, _HALVES = "lock", "contents", "digests.json", "test_halves.npy"
+LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
+_HALVES, _GROUPS = "test_halves.npy", "test_groups.npy"
 _PEOPLE_AT_ONCE = 1024
 
 
@@ -34,12 +35,14 @@ class HeldOut:
     """The held-out part of a prepared data set; the arrays are read-only maps of their files.
 
     Features are float32 [n, *public.input_shape], or int32 if they are tokens. Labels are int64 [n], indices into
-    public.classes, or have the shape and type of the target, [n, *public.label_shape].
+    public.classes, or have the shape and type of the target, [n, *public.label_shape]. test_groups: [n, columns], the
+    index of each row's category in the columns of groups from which no feature is made, if there are any.
     """
 
     public: DatasetInfo
     test_features: Features
     test_labels: NDArray[Any]
+    test_groups: NDArray[np.int16] | None = field(default=None, kw_only=True)
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -53,7 +56,11 @@ class HeldOut:
         indices = np.full((len(features), len(columns)), -1, np.int64)
         for at, group in enumerate(by_name[name] for name in columns):
             count = len(group.values)
-            if self.public.cells is not None:
+            if group.start is None:
+                assert self.test_groups is not None
+                unseen = self.test_groups[rows, self.public.unseen_groups.index(group.name)]
+                indices[:, at] = np.where(unseen < count, unseen, -1)
+            elif self.public.cells is not None:
                 codes = features[:, group.start].astype(np.int64)
                 indices[:, at] = np.where(codes < count, codes, -1)
             else:
@@ -160,7 +167,7 @@ def portions_of(folder: Path) -> Iterator[Path]:
 
 def _fill(folder: Path, blocks: Iterable[RecordBlock], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
     """Write the arrays; returns the number of records of each part, and a digest of those that a run releases of."""
-    owners, halves = bytearray(), bytearray()
+    owners, halves, groups = bytearray(), bytearray(), list[NDArray[np.int16]]()
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
@@ -176,6 +183,8 @@ def _fill(folder: Path, blocks: Iterable[RecordBlock], public: DatasetInfo) -> t
                 owners += b"".join(block.owners)
             if block.part == "test":
                 halves += bytes(owner[0] & 1 for owner in block.owners)
+                if block.records.groups is not None:
+                    groups.append(block.records.groups.astype(np.int16))
     if _has_halves(public):
         np.save(folder / _HALVES, np.frombuffer(halves, np.uint8))
     if public.rows_per_user is not None:
@@ -183,6 +192,10 @@ def _fill(folder: Path, blocks: Iterable[RecordBlock], public: DatasetInfo) -> t
     digest = _joint(features["train"].digest, labels["train"].digest)
     if public.holdout == "private":  # noise must not be drawn again for others
         digest = _joint(bytes.fromhex(digest), features["test"].digest + labels["test"].digest)
+    if public.unseen_groups:
+        rows = np.concatenate([np.zeros((0, len(public.unseen_groups)), np.int16), *groups])
+        np.save(folder / _GROUPS, rows)
+        digest = _joint(bytes.fromhex(digest), rows.tobytes())
     return {part: labels[part].count for part in PARTS}, digest
 
 
@@ -205,6 +218,12 @@ def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
         hashlib.blake2b(row, key=b"half of the held-out records", digest_size=1).digest() for row in rows
     )
     return np.array([digest[0] & 1 for digest in hashed], np.int64)
+
+
+def halves_digest(folder: Path) -> str:
+    """A digest of the halves that people are in; "" where the rows decide."""
+    file = folder / _HALVES
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _joint(features: bytes, labels: bytes) -> str:
@@ -266,8 +285,9 @@ def _padding(written: Mapping[Part, int], at_most: int, public: DatasetInfo) -> 
     labels = prod(public.label_shape) * _label_kind(public).itemsize
     test = prod(public.input_shape) * _kind(public).itemsize + labels
     train = test * prod(public.rows)
-    halves = at_most - written["test"] if _has_halves(public) else 0
-    return at_most * train - written["train"] * train - written["test"] * test + halves
+    of_row = _has_halves(public) + 2 * len(public.unseen_groups)  # bytes of a held-out row in further files
+    others = (at_most - written["test"]) * of_row
+    return at_most * train - written["train"] * train - written["test"] * test + others
 
 
 class _Rows:
@@ -347,13 +367,23 @@ def _not_whole(folder: Path) -> str:
 def load(folder: Path) -> Prepared:
     """Load what `write` wrote into `folder`; raises DataRefusedError if it is missing or incomplete."""
     public, (train, test) = _read(folder, PARTS)
-    return Prepared(public, *test, *train)
+    return Prepared(public, *test, *train, test_groups=_groups_in(folder, public))
 
 
 def load_held_out(folder: Path) -> HeldOut:
     """Load only the held-out part; the training records are not opened. Raises DataRefusedError as `load` does."""
     public, (test,) = _read(folder, ("test",))
-    return HeldOut(public, *test)
+    return HeldOut(public, *test, test_groups=_groups_in(folder, public))
+
+
+def _groups_in(folder: Path, public: DatasetInfo) -> NDArray[np.int16] | None:
+    if not public.unseen_groups:
+        return None
+    try:
+        groups: NDArray[np.int16] = np.load(folder / _GROUPS)
+    except (OSError, ValueError):
+        raise DataRefusedError(_not_whole(folder)) from None
+    return groups
 
 
 def load_as(folder: Path, public: DatasetInfo) -> Prepared:

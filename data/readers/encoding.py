@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data.card import DataRefusedError
 from data.cells import Values
-from data.formats import Binned, Categorical, Column, Date, Hashed, Label, Numeric, Table, Timestamp
+from data.formats import Binned, Categorical, Column, Date, Hashed, Ignored, Label, Numeric, Table, Timestamp
 from data.readers.records import RecordBatch
 from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
@@ -63,9 +63,17 @@ def records(
     check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
     found = labels(table, declared.label_columns, label_type, declared.missing, path)
+    groups = [
+        positions(table[column.name], column.categories, f"{path}, column {column.name!r}")
+        for column in declared.columns
+        if isinstance(column, Ignored) and column.categories
+    ]
+    by_group = np.stack(groups, axis=1) if groups else None
     if declared.cells is None or not has_split:
-        return RecordBatch(made, found)
-    return RecordBatch(made, found, [*RecordBatch(_shares(table, declared, path), found).canonical()])
+        return RecordBatch(made, found, groups=by_group)
+    return RecordBatch(
+        made, found, [*RecordBatch(_shares(table, declared, path), found).canonical()], by_group
+    )
 
 
 def _fill(

@@ -40,12 +40,14 @@ class RecordBatch:
 
     If a card declares a target, labels are as `data.readers.encoding.labels` returns them, before an encoder. If it
     declares tokens, features are int32. keys: for each record, what decides its side of the split, such as its person;
-    None if the record itself decides.
+    None if the record itself decides. groups: [n, columns], the index of its category in each column that has some and
+    no feature, the number of categories for none of them; None without such columns.
     """
 
     features: Features
     labels: NDArray[Any]
     keys: Sequence[bytes] | None = None
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -67,7 +69,8 @@ class RecordBatch:
         keys = self.keys
         if keys is not None:
             keys = keys[chosen] if isinstance(chosen, slice) else list(compress(keys, chosen))
-        return RecordBatch(self.features[chosen], self.labels[chosen], keys)
+        groups = None if self.groups is None else self.groups[chosen]
+        return RecordBatch(self.features[chosen], self.labels[chosen], keys, groups)
 
 
 @dataclass(frozen=True)

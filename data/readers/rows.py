@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, partial
 from hashlib import blake2b, sha256
@@ -158,7 +158,7 @@ class RowReader:
             )
         if self.card.person is None:
             return made
-        return RecordBatch(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
+        return replace(made, keys=[sha256(who).digest() for who in self._who(some)])
 
     def held_out_people(self) -> frozenset[bytes]:
         """All people that the test file names, if the card names a person column and has such a file."""

@@ -38,7 +38,7 @@ from algorithms.privacy.ledger import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.files import KEY_BYTES, keyed_digest, owner_key, read_json, try_lock, write_text, write_whole
-from data.prepared import contents
+from data.prepared import contents, halves_digest
 from tasks.config.params import ModelParams
 
 RECEIPT, PLAN, EVALUATION = "receipt.json", "plan.json", "evaluation.json"
@@ -95,7 +95,10 @@ def training_digest(
     home: Path,
 ) -> str:
     """The digest of a training: see `digest`. plan: its document. blocks: those that are read."""
-    return digest([plan, model.model_dump(), blocks], public, prepared, home=home)
+    decides: list[object] = [plan, model.model_dump(), blocks]
+    if plan.get("held_out", {}).get("recalibrate"):  # other halves must not get the same noise
+        decides.append(halves_digest(prepared))
+    return digest(decides, public, prepared, home=home)
 
 
 @dataclass(frozen=True)

@@ -698,3 +698,32 @@ def test_every_kind_of_target_is_evaluated_privately(
     if name == "a number" and metrics[metric] is not None:
         assert 1.0 < metrics[metric]["value"] < 40.0  # in the number's own units
     assert "held-out metrics" in dict(run_summary(workspace.root))
+
+
+def test_metrics_are_given_by_a_column_that_the_model_ignores(
+    workspace: Workspace, declared: Callable[..., None]
+) -> None:
+    """The model is right wherever the region is north, and wrong everywhere else."""
+    prices = np.random.default_rng(0).random(3000)
+    rows = [
+        (price, "north" if at % 2 else "south", "yes" if (price > 0.5) == bool(at % 2) else "no")
+        for at, price in enumerate(prices)
+    ]
+    lines = [
+        f"{price:.4f},{region},{kind}"
+        for price, region, kind in rows
+        for _ in range(2 if region == "north" else 1)
+    ]
+    (workspace.root / "fruit.csv").write_text("\n".join(["price,region,kind", *lines]) + "\n")
+    unseen = {"name": "region", "kind": "ignored", "categories": ["north", "south"]}
+    reader = csv_of(number("price", 0, 1), unseen, label("kind"))
+    declared(
+        "fruit.csv", model={"name": "softmax"}, reader=reader, holdout="private", records={"at_most": 9000}
+    )
+    workspace.set("privacy", epsilon=8.0, evaluation={"by": ["region"]})
+    finish(workspace)
+    groups = json.loads((workspace.root / "artifacts/metrics.json").read_text())["groups"]["region"]
+    accuracy = {one["group"]: one["accuracy"]["value"] for one in groups}
+    assert accuracy["north"] > 0.8 and accuracy["south"] < 0.2
+    _, parameters = load_model(workspace.root / "artifacts/model.safetensors")
+    assert {tensor.shape[-1] for tensor in parameters.values() if tensor.dim() == 2} == {1}  # the price alone
