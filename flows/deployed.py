@@ -32,6 +32,7 @@ from flows.missing_runs import log_missing_run
 from flows.pipeline import RunStage, run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.preflight.preview import preview_run
+from tasks.refusals import PIPELINE
 from tasks.runs.metrics import Rows
 from tasks.runs.reservations import open_reservations
 from tasks.runs.software import reuse_note_of
@@ -201,7 +202,8 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_is_not_a_returned_state)
     try:
-        return work()
+        with PIPELINE.spoken():
+            return work()
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:

@@ -182,7 +182,8 @@ def verify(
     verification = card.verify(card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned)
     words = {True: "holds", False: "FAILS", None: "not checked"}
     for check in verification.checks:
-        say(f"{words[check.passed]}: {check.name} ({check.detail})")
+        option = " by --key" if check.name == "owner" and check.passed is None else ""
+        say(f"{words[check.passed]}: {check.name} ({check.detail}{option})")
     if not verification.passed:
         raise typer.Exit(1)
 

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.core import TyperGroup
 
 from algorithms.plain_text import for_terminal
+from tasks.refusals import PIPELINE
 from tasks.runs.checkout import find_checkout
 from tasks.terminal import PlainConsole
 
@@ -70,7 +71,8 @@ class OneSentence(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
-            return super().invoke(ctx)
+            with PIPELINE.spoken():
+                return super().invoke(ctx)
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:

@@ -37,6 +37,7 @@ from tasks.config.params import (
     read_yaml,
 )
 from tasks.prepare import facts_of, public_of
+from tasks.refusals import PIPELINE
 from tasks.runs.metrics import HELD_OUT_METRICS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -476,7 +477,7 @@ def _complete(
     try:
         made = make(settings)
     except RefusedError as refusal:
-        raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
+        raise ParamsRefusedError(f"{file}: {key}.name: {PIPELINE.sentence(refusal)}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {in_words(error.errors()[0], key)}; correct it.") from None
     if is_own(settings["name"]):

@@ -25,6 +25,7 @@ from tasks.comparing.trial import (
 )
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
+from tasks.refusals import PIPELINE
 from tasks.runs.stage_main import refusals
 from tasks.terminal import PlainConsole
 
@@ -114,7 +115,8 @@ def plan_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     problems = []
     for trial in group:
         try:
-            plan_trial(context, trial)
+            with PIPELINE.spoken():
+                plan_trial(context, trial)
         except refusals() as refusal:
             problems.append(SkippedTrial(trial, " ".join(str(refusal).split())))
     return problems

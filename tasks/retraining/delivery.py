@@ -51,6 +51,7 @@ from tasks.evaluate import metrics_of
 from tasks.preflight.preview import held_out_records
 from tasks.preflight.registration import planned_run
 from tasks.prepare import public_of
+from tasks.refusals import PIPELINE
 from tasks.retraining import (
     RECIPE,
     Registry,
@@ -232,7 +233,7 @@ def next_of(
             settings.blocks, settings.spread, standing, smallest=_smallest(settings, standing)
         )
     except RefusedError as refusal:
-        raise TooFewBlocksError(str(refusal)) from None
+        raise TooFewBlocksError(PIPELINE.sentence(refusal)) from None
     if last is not None and set(used) <= set(last):
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
@@ -350,7 +351,7 @@ def deliver(work: DeliveryWork) -> Outcome:
 def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
     try:
-        with work.states.try_lock() as free:
+        with PIPELINE.spoken(), work.states.try_lock() as free:
             if not free:
                 return Outcome(
                     "busy", f"another process is at the retraining {work.settings.name}; it does the work."

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from algorithms.plain_text import for_terminal
 from tasks.config.params import ParamsRefusedError
+from tasks.refusals import PIPELINE
 from tasks.runs.checkout import append_checkout_to_path
 from tasks.runs.stages import REFUSED, StageRefusedError
 
@@ -32,7 +33,7 @@ def main_of(function: Callable[[], object]) -> None:
     append_checkout_to_path(Path.cwd())
     atexit.register(gc.freeze)  # a search for garbage at the end of a process takes tenths of a second
     try:
-        with for_the_owner_only():
+        with for_the_owner_only(), PIPELINE.spoken():
             hide_records(Path(), Path(".dvc/cache"))
             function()
             hide_records(Path(), Path(".dvc/cache"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from algorithms.errors import RefusedError
+from algorithms.errors import RefusedError, WordedError
 
 Kind = type[Exception] | tuple[type[Exception], ...]
 
@@ -18,6 +18,15 @@ def refused(words: str, kind: Kind = RefusedError) -> Iterator[None]:
     with pytest.raises(kind, match=words) as refusal:
         yield
     assert re.fullmatch(r"[^\n]+\.", str(refusal.value))
+
+
+@contextmanager
+def refused_as(code: str, kind: type[WordedError] = RefusedError, **fields: object) -> Iterator[None]:
+    """What runs within is refused with this code and with these values among its fields."""
+    with pytest.raises(kind) as refusal:
+        yield
+    assert refusal.value.code == code, str(refusal.value)
+    assert {name: refusal.value.fields.get(name) for name in fields} == fields
 
 
 def check_refusals(steps: Mapping[str, Any]) -> None:
