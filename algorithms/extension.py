@@ -1,4 +1,4 @@
-"""Imports the user's own parts, which params.yaml names as `package.module:factory`."""
+"""Imports the user's own parts, which settings name as `package.module:factory`."""
 
 import ast
 import hashlib
@@ -11,11 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from algorithms.errors import RefusedError
+
 _OTHERS = {*sys.stdlib_module_names, "algorithms", "data", "epsilonflow", "flows", "tasks"}
 """Python's own packages and ours, which are no code of the user's own."""
 
 
-class NotUsableError(ValueError):
+class NotUsableError(RefusedError):
     """A `package.module:factory` that cannot be imported or called; the message says what to write."""
 
 
@@ -37,8 +39,11 @@ def check_allowed(name: str, allow_code: Collection[str], file: str) -> None:
     """
     if is_own(name) and name not in allow_code:
         raise NotUsableError(
-            f"{file} names code, {name!r}, which would run here; if it is yours and you trust it with what the file"
-            f" says, allow it by --allow-code {name} (in Python allow_code=[{name!r}])."
+            "{file} names code, {name!r}, which would run here; if it is yours and you trust it with what the file"
+            " says, allow it by allow_code=[{name!r}].",
+            code="code_not_allowed",
+            file=file,
+            name=name,
         )
 
 

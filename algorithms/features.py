@@ -44,8 +44,10 @@ class Standardised(Strict):
         """A sum of channel means, then of channel mean squares."""
         if len(shape) != 3:
             raise RefusedError(
-                f"standardisation takes maps (channels, height, width), not records of shape {list(shape)};"
-                " leave features.name at none."
+                "standardisation takes maps (channels, height, width), not records of shape {shape}; leave"
+                " {learned.kind} at none.",
+                code="standardise_maps",
+                shape=list(shape),
             )
         bounds = (self.mean_bound, self.square_bound)
         return [total_release(L2(bound), Gaussian(self.noise)) for bound in bounds]
@@ -84,8 +86,11 @@ class PrincipalComponents(Strict):
         """A sum of second moments."""
         if self.components > math.prod(shape):
             raise RefusedError(
-                f"{self.components} principal components were asked for, of records with {math.prod(shape)} features;"
-                " set features.components to at most that."
+                "{components} principal components were asked for, of records with {features} features; set"
+                " {learned.components} to at most that.",
+                code="too_many_components",
+                components=self.components,
+                features=math.prod(shape),
             )
         return [total_release(L2(1.0), Gaussian(self.noise))]
 
@@ -125,8 +130,11 @@ class Whitened(Strict):
         """A sum of maps, then a sum of second moments."""
         if len(shape) != 3 or (self.groups and shape[0] % self.groups):
             raise RefusedError(
-                f"whitening takes maps (channels, height, width) whose channels make {self.groups or 1} groups, not"
-                f" records of shape {list(shape)}; set data.transform to scattering, or features.groups to 0."
+                "whitening takes maps (channels, height, width) whose channels make {groups} groups, not"
+                " records of shape {shape}; set {records.transform} to scattering, or {learned.groups} to 0.",
+                code="whiten_maps",
+                groups=self.groups or 1,
+                shape=list(shape),
             )
         return [
             total_release(self._map_bound(shape), Gaussian(self.mean_noise)),
@@ -193,9 +201,11 @@ class Centred(Strict):
         """A sum of records; with their noise, a sum of second moments, and class sums."""
         if self.moment_noise is not None and prod(shape) > _MAX_FEATURES:
             raise RefusedError(
-                f"whitening records of shape {list(shape)} was asked for, and at most {_MAX_FEATURES} features can"
-                " be; leave"
-                " features.moment_noise out."
+                "whitening records of shape {shape} was asked for, and at most {most} features can be; leave"
+                " {learned.moment_noise} out.",
+                code="whiten_too_many",
+                shape=list(shape),
+                most=_MAX_FEATURES,
             )
         noises = (self.mean_noise, self.moment_noise, self.head_noise)
         return [total_release(L2(1.0), Gaussian(noise)) for noise in noises if noise is not None]
@@ -259,8 +269,10 @@ def _head_of(model: Model) -> tuple[str, int]:
     others = [name for name, shape in model.shapes.items() if len(shape) > 2]
     if len(matrices) != 1 or others or model.label_shape or model.label_dtype != torch.int64:
         raise RefusedError(
-            "features.head_noise starts a linear head at the sums of classes, and the model"
-            f" {model.name!r} is no such head; choose unit_linear, softmax or logistic, or leave head_noise out."
+            "{learned.head_noise} starts a linear head at the sums of classes, and the model {model!r} is no"
+            " such head; choose unit_linear, softmax or logistic, or leave head_noise out.",
+            code="head_not_linear",
+            model=model.name,
         )
     return matrices[0], model.shapes[matrices[0]][0]
 

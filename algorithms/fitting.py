@@ -10,13 +10,12 @@ import hashlib
 import io
 import json
 import math
-import re
 import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
@@ -35,7 +34,7 @@ from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
-from algorithms.core.receipt import account_of, receipt_of, reserved_events
+from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter
 from algorithms.core.software import software_facts, software_here
@@ -43,16 +42,17 @@ from algorithms.core.training import train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, group_rows_by_user, model_of, records_of
+from algorithms.fit_refusals import FIT, LEFT_OPEN
 from algorithms.gradients import RowModule
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Model
-from algorithms.privacy.accounting import MAX_EPSILON, Budget, EventRow
+from algorithms.privacy.accounting import MAX_EPSILON, Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
-from algorithms.privacy.documents import DataFacts, PlanDocument, PlannedModel, RunIdentity
+from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import (
     UNIT,
     Ledger,
@@ -146,19 +146,6 @@ def _settings_restored() -> Iterator[None]:
 
 _DECIDES = ("algorithms/fit_inputs.py", "algorithms/fitting.py")
 """What decides the result of a call beside what decides any training."""
-_KEY = re.compile(r"\b(algorithm|privacy|performance)\.(?=[a-z])")
-
-
-@contextmanager
-def _named_as_arguments() -> Iterator[None]:
-    """Name settings in refusals by the arguments of `fit`, not by the keys of params.yaml."""
-    try:
-        yield
-    except RefusedError as error:
-        # The precision is none of its arguments.
-        said = str(error).replace(", or set its precision to bfloat16", "")
-        error.args = (_KEY.sub(lambda key: "method." if key[1] == "algorithm" else "", said),)
-        raise
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,7 +165,7 @@ def _naming_unknown(call: F) -> F:
 
 
 @_naming_unknown
-@_named_as_arguments()
+@FIT.spoken()
 @_settings_restored()
 @torch.inference_mode(False)
 @torch.enable_grad()
@@ -320,34 +307,16 @@ def fit(
     plan = method.plan(target, facts)
     if plan.not_private is not None and noise != "seeded":
         raise RefusedError(
-            f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
-            ' on public records, give public=True and noise="seeded".'
+            "secret noise would promise what does not hold: {message} To reproduce it all the same, on public records,"
+            ' give public=True and noise="seeded".',
+            code="plan_not_private",
+            message=plan.not_private,
         )
-    document = PlanDocument(
-        **dict(plan.to_document()),
-        algorithm=name,
-        settings=settings,
-        features={"name": "none"},
-        model=_model_of_plan(model, trained, seed=seed),
-        dataset=dataset,
-        noise=noise,
-        diagnostics=False,
-    )
-    data = DataFacts(
-        dataset=dataset,
-        title=dataset,
-        source="records in memory, of which no data card names a source",
-        licence="not stated",
-        unit=unit,
-        public=public,
-        records=known,
-        holdout="none",
-        transform="none",
-        per_person=per_person,
-        pooled=rows,
-        unit_is_stated=rows_by == BY_STATEMENT,
-    )
-    run = _Run(plan, document, data, compute.device.type)
+    notes = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
+    stated = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
+    stated |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
+    document = _document(plan, model, trained, seed=seed, notes=notes)
+    run = _Run(plan, document, _FACTS | stated, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, limit = Path(temporary), target.budget
@@ -376,7 +345,7 @@ def fit(
             trace.write(table)
             files = {
                 "model.safetensors": save(published),
-                "plan.json": run.document.to_text().encode(),
+                "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
                 "trace.parquet": table.getvalue(),
             }
             frame = pd.read_parquet(table)
@@ -530,17 +499,35 @@ def _fill_module(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Mo
     return own.eval()
 
 
-def _model_of_plan(module: nn.Module, model: Model, *, seed: int) -> PlannedModel:
-    """The model's part of the plan's document, as the pipeline writes it."""
+def _document(
+    plan: Plan, module: nn.Module, model: Model, *, seed: int, notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The plan's document, as the pipeline writes it."""
     start = _tensors_to_publish(model, model.initial_parameters())
-    return PlannedModel(
-        name=model.name,
-        seed=seed,
-        parameters=model.parameter_count,
+    described = {
+        "name": model.name,
+        "seed": seed,
+        "parameters": model.parameter_count,
         # What it was trained on is not known here, and the card says so.
-        files={"start": hashlib.sha256(save(start)).hexdigest()},
-        freeze=tuple(name for name, part in module.named_parameters() if not part.requires_grad),
-    )
+        "files": {"start": hashlib.sha256(save(start)).hexdigest()},
+        "freeze": [name for name, part in module.named_parameters() if not part.requires_grad],
+    }
+    return {
+        **notes,
+        "features": {"name": "none"},
+        "model": described,
+        "diagnostics": False,
+        **plan.to_json(),
+    }
+
+
+_FACTS = {
+    "source": "records in memory, of which no data card names a source",
+    "licence": "not stated",
+    "transform": "none",
+    "holdout": "none",
+}
+"""What a data card would state on the records besides."""
 
 
 @dataclass(frozen=True)
@@ -611,7 +598,7 @@ class _Account:
             self._check()  # another call may have declared it meanwhile
         elif self.bound[ROWS] == BY_STATEMENT:
             self._bind_statement()
-        notes = run.document.ledger_notes
+        notes = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, notes=notes)
         if self.url is not None and not self.public:
@@ -638,9 +625,7 @@ class _Account:
                     " call is not resumed, and is charged again."
                 )
             if self.url is not None and status in ("open", "unknown"):
-                error.add_note(
-                    f"Its end is not in the ledger yet: `epsilonflow ledger forfeit {run.run_id}`."
-                )
+                error.add_note(LEFT_OPEN.format(run_id=run.run_id))
             raise
 
     def _check(self) -> None:
@@ -681,11 +666,11 @@ class _Account:
 
 @dataclass(frozen=True)
 class _Run:
-    """The run of one call. data: what a data card would state."""
+    """The run of one call. document: of its plan. facts: those that a data card would state."""
 
     plan: Plan
-    document: PlanDocument
-    data: DataFacts
+    document: Mapping[str, Any]
+    facts: Mapping[str, Any]
     device: str
     run_id: str = field(default_factory=lambda: f"fit-{secrets.token_hex(8)}")
 
@@ -693,35 +678,28 @@ class _Run:
         """Raises RefusedError if no card could be made of this run."""
         with rehearsal():
             budget = self.plan.target.budget
-            receipt, trace = made_up(self.plan, self._identity("none"), cap=budget, head=None)
-            build(RunRecord(self.document, receipt, self.data, trace))
+            entries, trace = made_up(self.plan, cap=asdict(budget))
+            self._card({"population": "none", **entries, "ledger": entries["ledger"] | {"head": None}}, trace)
 
     def settled(
-        self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[EventRow]
+        self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
         paid = account_of(account.ledger, account.population, self.run_id)
-        receipt = receipt_of(
-            self._identity(account.population),
-            self.plan,
-            events,
-            releases=len(trace),
-            account=paid if account.url else paid.model_copy(update={"head": None}),
-            software=software_facts(Path(__file__).parent, software_here(_DECIDES)),
-            sha256=sums,
-        )
-        return build(RunRecord(self.document, receipt, self.data, trace))
+        if account.url is None:
+            paid["ledger"]["head"] = None
+        entries = {"population": account.population, "sha256": sums, **paid}
+        return self._card(entries | cost_of(self.plan, events), trace)
 
-    def _identity(self, population: str) -> RunIdentity:
-        return RunIdentity(
-            run_id=self.run_id,
-            algorithm=self.document.algorithm,
-            dataset=self.document.dataset,
-            population=population,
-            description_sha256=None,
-            private_noise=self.document.noise == "secure",
-            diagnostics=False,
-            device=self.device,
-        )
+    def _card(self, entries: Mapping[str, Any], trace: Columns) -> PrivacyCard:
+        receipt = {
+            "run_id": self.run_id,
+            "private_noise": self.document["noise"] == "secure",
+            "diagnostics": False,
+            "device": self.device,
+            **entries,
+        }
+        ran = software_facts(Path(__file__).parent, software_here(_DECIDES))
+        return build(RunRecord(self.document, receipt, self.facts, trace, ran))

@@ -63,8 +63,9 @@ class TargetScale(Strict):
         """Raises RefusedError unless the model predicts a number by the squared error."""
         if model.label_shape or model.label_dtype != torch.float32:
             raise RefusedError(
-                "features.name is target_scale, which is of a number to predict, and the data have another target; set"
-                " it to none."
+                "{learned.kind} is target_scale, which is of a number to predict, and the data have another"
+                " target; set it to none.",
+                code="target_not_a_number",
             )
 
 

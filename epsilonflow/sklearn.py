@@ -37,6 +37,7 @@ from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import statement
 from data.targets import Number
 from data.unseen import target_in
+from epsilonflow.sklearn_refusals import ESTIMATORS
 from epsilonflow.table_encoding import (
     PreparedRecords,
     TableEncoding,
@@ -155,21 +156,22 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             )
         method = self.method or usual_method(len(records), self._kind, self.steps)
         try:
-            result: Fitted = train(
-                encoding.network(outputs),
-                loss,
-                records,
-                target,
-                method=method,
-                epsilon=self.epsilon,
-                delta=self.delta,
-                dataset=self.dataset,
-                one_row_per_unit=self.one_row_per_unit,
-                population=self.population,
-                cap=self.cap,
-                ledger=self.ledger,
-                device=self.device,
-            )
+            with ESTIMATORS.spoken():
+                result: Fitted = train(
+                    encoding.network(outputs),
+                    loss,
+                    records,
+                    target,
+                    method=method,
+                    epsilon=self.epsilon,
+                    delta=self.delta,
+                    dataset=self.dataset,
+                    one_row_per_unit=self.one_row_per_unit,
+                    population=self.population,
+                    cap=self.cap,
+                    ledger=self.ledger,
+                    device=self.device,
+                )
         except BaseException as error:
             if isinstance(charged := getattr(error, "charged", None), Budget):
                 self._add_cost(_Fit(_sketch(table), charged.epsilon, charged.delta))

@@ -106,13 +106,18 @@ def plan_fixed(
     costs = by_accountants(schedule, target.budget.delta, adjacency_named(adjacency))
     if target.accountant not in costs:
         raise RefusedError(
-            f"the accountant {target.accountant!r} has no bound for these releases;"
-            f" choose {' or '.join(costs) or 'other releases'}."
+            "the accountant {accountant!r} has no bound for these releases; choose {choices}.",
+            code="accountant_without_bound",
+            accountant=target.accountant,
+            choices=" or ".join(costs) or "other releases",
         )
     if costs[target.accountant] > target.budget.epsilon * (1 + 1e-9):
         raise RefusedError(
-            f"the releases cost epsilon {costs[target.accountant]:g}, the target is {target.budget.epsilon:g};"
-            " ask for more epsilon or more noise."
+            "the releases cost epsilon {cost:g}, the target is {epsilon:g}; ask for more epsilon or more"
+            " noise.",
+            code="releases_above_target",
+            cost=costs[target.accountant],
+            epsilon=target.budget.epsilon,
         )
     return Plan(
         target=target,
@@ -143,7 +148,10 @@ def calibrated_multiplier(
     """
     if target.budget.epsilon > MAX_EPSILON:
         raise RefusedError(
-            f"epsilon {target.budget.epsilon:g} is beyond {MAX_EPSILON:g} and promises nothing; give a smaller one."
+            "epsilon {epsilon:g} is beyond {largest:g} and promises nothing; give a smaller one.",
+            code="epsilon_promises_nothing",
+            epsilon=target.budget.epsilon,
+            largest=MAX_EPSILON,
         )
     before = events_before(target, facts, sampled)
     return calibrate(
@@ -183,7 +191,8 @@ def plan_zcdp(
     if target.prior_events:
         raise RefusedError(
             "this algorithm spends its budget on the way, and has no part for learned features in it; set"
-            " features.name to none, or choose an algorithm with a fixed schedule."
+            " {learned.kind} to none, or choose an algorithm with a fixed schedule.",
+            code="no_budget_for_features",
         )
     return Plan(
         target=target,
@@ -244,13 +253,17 @@ def plan_evaluation(
     target, delta = plan.target.budget, plan.target.budget.delta
     if not isfinite(plan.cost.epsilon):
         raise RefusedError(
-            "held-out records are private, and a run without noise says nothing of how much they may lose; take a"
-            " method with noise."
+            "held-out records are private, and a run without noise says nothing of how much they may lose;"
+            " take a method with noise.",
+            code="evaluation_without_noise",
         )
     if wanted is not None and wanted > target.epsilon * (1 + SLACK):
         raise RefusedError(
-            f"privacy.evaluation.epsilon is {wanted:g}, above the {target.epsilon:g} of the run, which would then cost"
-            f" that; set it to at most {target.epsilon:g}, or to null."
+            "{target.evaluation.epsilon} is {wanted:g}, above the {largest:g} of the run, which would then"
+            " cost that; set it to at most {largest:g}, or to null.",
+            code="evaluation_above_target",
+            wanted=wanted,
+            largest=target.epsilon,
         )
     limit = plan.cost.epsilon if wanted is None else min(wanted, plan.cost.epsilon)
 
@@ -276,9 +289,12 @@ def plan_composed_evaluation(
     """
     if wanted is None or not wanted < target.budget.epsilon:
         raise RefusedError(
-            "held-out records are private, and a record that is replaced can change sides, so that the evaluation costs"
-            f" beside the training; give it a part of epsilon {target.budget.epsilon:g} by privacy.evaluation.epsilon,"
-            f" or set algorithm.adjacency to {ADD_OR_REMOVE_ONE.name}, where it is free."
+            "held-out records are private, and a record that is replaced can change sides, so that the"
+            " evaluation costs beside the training; give it a part of epsilon {epsilon:g} by"
+            " {target.evaluation.epsilon}, or set {method.adjacency} to {adjacency}, where it is free.",
+            code="evaluation_needs_part",
+            epsilon=target.budget.epsilon,
+            adjacency=ADD_OR_REMOVE_ONE.name,
         )
     evaluation = _least_noise(plan_at(target), spec, wanted, ratios)
     paid_first = replace(target, prior_events=(*target.prior_events, *evaluation.schedule))
@@ -319,8 +335,9 @@ def _as_json(method_params: object | None) -> dict[str, JsonValue]:
 def _check_adaptive(target: Target) -> None:
     if target.accountant == "pure":
         raise RefusedError(
-            "a run that chooses its releases on the way is counted by a zCDP or Rényi filter, which needs a delta;"
-            " set privacy.delta above 0 and privacy.accountant to pld or rdp."
+            "a run that chooses its releases on the way is counted by a zCDP or Rényi filter, which needs a"
+            " delta; set {target.delta} above 0 and {target.accountant} to pld or rdp.",
+            code="filter_needs_delta",
         )
 
 
@@ -332,7 +349,11 @@ def check_delta(delta: float, records: int | None) -> None:
             "the number of records is private" if records is None else f"there are {records} training records"
         )
         raise RefusedError(
-            f"delta = {delta:g} was asked for, but {why}; set delta to at most {max_delta:.3g}."
+            "delta = {delta:g} was asked for, but {why}; set {target.delta} to at most {largest:.3g}.",
+            code="delta_above_1_n",
+            delta=delta,
+            why=why,
+            largest=max_delta,
         )
 
 

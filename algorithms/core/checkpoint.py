@@ -84,8 +84,13 @@ def load(
         )
         if stored != wanted:
             raise RefusedError(
-                f"{name} is {stored} in the checkpoint in {folder}, but {wanted} in this run; go on with the version"
-                " that wrote it, or forfeit that run and start a new one."
+                "{name} is {stored} in the checkpoint in {folder}, but {wanted} in this run; go on with the"
+                " version that wrote it, or forfeit that run and start a new one.",
+                code="checkpoint_differs",
+                name=name,
+                stored=stored,
+                folder=folder,
+                wanted=wanted,
             )
     if norms is not None:
         last_norms.restore(norms)

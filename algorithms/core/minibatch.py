@@ -13,7 +13,7 @@ from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, S
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import BudgetRefusedError, RefusedError, Slot
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
@@ -46,27 +46,36 @@ def batches(facts: PlanningFacts, *, expected_batch_size: int | None, sampling_r
     `expected_batch_size` if the number of records is public, `sampling_rate` if it is private.
     """
     if expected_batch_size is not None and sampling_rate is not None:
-        fits, other = ("expected_batch_size", "sampling_rate")[:: 1 if facts.records else -1]
+        size, rate = Slot("method.expected_batch_size"), Slot("method.sampling_rate")
         raise RefusedError(
             "expected_batch_size and sampling_rate were both given, and each says how large a batch is;"
-            f" keep algorithm.{fits}, which fits the data, and leave algorithm.{other} empty."
+            " keep {fitting}, which fits the data, and leave {other} empty.",
+            code="batch_given_twice",
+            fitting=size if facts.records else rate,
+            other=rate if facts.records else size,
         )
     if facts.records is None:
         if sampling_rate is None:
             raise RefusedError(
-                "the number of records is private, so expected_batch_size cannot become a sampling rate;"
-                " set algorithm.sampling_rate and leave expected_batch_size empty."
+                "the number of records is private, so expected_batch_size cannot become a sampling rate; set"
+                " {method.sampling_rate} and leave expected_batch_size empty.",
+                code="rate_missing",
             )
         return Batches(Poisson(sampling_rate), None)
     if expected_batch_size is None:
         raise RefusedError(
-            "the number of records is public, so a batch is given by its size; set algorithm.expected_batch_size, the"
-            " expected number of records in a batch, and leave algorithm.sampling_rate empty."
+            "the number of records is public, so a batch is given by its size; set"
+            " {method.expected_batch_size}, the expected number of records in a batch, and leave"
+            " {method.sampling_rate} empty.",
+            code="batch_missing",
         )
     if expected_batch_size > facts.records:
         raise RefusedError(
-            f"a batch of {expected_batch_size} was asked for, but there are {facts.records} training records;"
-            f" set algorithm.expected_batch_size to at most {facts.records}."
+            "a batch of {batch} was asked for, but there are {records} training records; set"
+            " {method.expected_batch_size} to at most {records}.",
+            code="batch_above_records",
+            batch=expected_batch_size,
+            records=facts.records,
         )
     return Batches(Poisson(expected_batch_size / facts.records), float(expected_batch_size))
 
@@ -136,8 +145,10 @@ def check_no_noise_limit(update: OptimizerConfig, name: str) -> None:
     """Raises RefusedError for `noise_limit`, for a method whose gradients do not all have the plan's noise."""
     if update.noise_limit is not None:
         raise RefusedError(
-            f"the noise of {name!r} changes between steps or coordinates, so algorithm.update.noise_limit would not"
-            " bound what it does; leave it out, or take 'dp_sgd'."
+            "the noise of {method!r} changes between steps or coordinates, so {method.update.noise_limit}"
+            " would not bound what it does; leave it out, or take 'dp_sgd'.",
+            code="noise_limit_unbounding",
+            method=name,
         )
 
 
@@ -258,7 +269,10 @@ def run_at(runs: Sequence[R], count: int) -> tuple[R, int]:
         if count < run.steps:
             return run, count
         count -= run.steps
-    raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
+    raise BudgetRefusedError(
+        "the plan allows no further release; calibrate a run of more steps.",
+        code="no_further_release",
+    )
 
 
 def multiplier_at(plan: Plan, count: int) -> float:

@@ -6,15 +6,15 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import dp_accounting as dp
 from pydantic import JsonValue
 
 from algorithms.core.held_out import EvaluationPlan
-from algorithms.core.planning_facts import PlanningFacts, to_finite
+from algorithms.core.planning_facts import PlanningFacts, from_finite, to_finite
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
@@ -47,10 +47,11 @@ from algorithms.privacy.accounting.filters import (
     ZCDPFilter,
     conversion,
     epsilon_of_zcdp,
+    filter_from_json,
+    filter_to_json,
     rho_of,
 )
 from algorithms.privacy.barrier.barrier import ComputeConfig
-from algorithms.privacy.documents import Amount, StatedPlan
 
 P = TypeVar("P")
 
@@ -72,8 +73,11 @@ class Target:
     def __post_init__(self) -> None:
         if (self.accountant == "pure") != (self.budget.delta == 0):
             raise RefusedError(
-                f"delta = {self.budget.delta:g} was asked for with the accountant {self.accountant!r}; choose 'pure',"
-                " which takes delta = 0 alone, or 'pld' or 'rdp' and a delta above 0."
+                "delta = {delta:g} was asked for with the accountant {accountant!r}; choose 'pure', which"
+                " takes delta = 0 alone, or 'pld' or 'rdp' and a delta above 0.",
+                code="delta_of_accountant",
+                delta=self.budget.delta,
+                accountant=self.accountant,
             )
 
 
@@ -107,8 +111,11 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.is_fixed and adjacency_named(self.adjacency) is not ADD_OR_REMOVE_ONE:
             raise RefusedError(
-                f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
-                f" {self.adjacency}; run the calibrate stage again."
+                "releases chosen on the way are counted under {only} alone, not under {adjacency};"
+                " {plan.remedy}.",
+                code="filter_adjacency",
+                only=ADD_OR_REMOVE_ONE.name,
+                adjacency=self.adjacency,
             )
 
     @property
@@ -177,52 +184,49 @@ class Plan:
         """The method's public values as its dataclass `kind`."""
         return adapter(kind).validate_python(self.method_params)
 
-    def to_document(self) -> StatedPlan:
-        """The plan as a document; an infinite epsilon becomes null."""
-        budget = self.target.budget
-        return StatedPlan(
-            target=Amount(epsilon=None if math.isinf(budget.epsilon) else budget.epsilon, delta=budget.delta),
-            accountant=self.target.accountant,
-            count_noise=self.target.count_noise,
-            prior_events=tuple(schedule_to_json(self.target.prior_events)),
-            public=self.facts.to_json(),
-            adjacency=self.adjacency,
-            delta=budget.delta,
-            epsilon=to_finite(self.epsilon),
-            steps=self.steps,
-            noise_multiplier=self.fixed_noise,
-            sampling_rate=self.sampling_rate,
-            divisor=self.divisor,
-            schedule=tuple(schedule_to_json(self.schedule)),
-            filter=self.filter,
-            method_params=dict(self.method_params),
-            not_private=self.not_private,
-            evaluation=None if self.evaluation is None else self.evaluation.to_document(),
-        )
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; an infinite epsilon becomes null."""
+        return {
+            "target": to_finite(asdict(self.target.budget)),
+            "accountant": self.target.accountant,
+            "count_noise": self.target.count_noise,
+            "prior_events": schedule_to_json(self.target.prior_events),
+            "public": self.facts.to_json(),
+            "adjacency": self.adjacency,
+            "delta": self.target.budget.delta,
+            "epsilon": to_finite(self.epsilon),
+            "steps": self.steps,
+            "noise_multiplier": self.fixed_noise,
+            "sampling_rate": self.sampling_rate,
+            "divisor": self.divisor,
+            "schedule": schedule_to_json(self.schedule),
+            "filter": filter_to_json(self.filter),
+            "method_params": dict(self.method_params),
+            "not_private": self.not_private,
+            **({} if self.evaluation is None else {"evaluation": self.evaluation.to_json()}),
+        }
 
     @classmethod
-    def from_document(cls, stated: StatedPlan) -> Self:
-        """The plan that `to_document` wrote."""
-        epsilon = math.inf if stated.target.epsilon is None else stated.target.epsilon
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The plan that `to_json` wrote; other keys are ignored."""
+        budget = Budget(**from_finite(document["target"]))
         return cls(
             target=Target(
-                Budget(epsilon, stated.target.delta),
-                stated.accountant,
-                stated.count_noise,
-                prior_events=tuple(schedule_from_json(stated.prior_events)),
+                budget,
+                document["accountant"],
+                document["count_noise"],
+                prior_events=tuple(schedule_from_json(document["prior_events"])),
             ),
-            facts=PlanningFacts.from_json(stated.public),
-            steps=stated.steps,
-            schedule=schedule_from_json(stated.schedule),
-            epsilon={name: math.inf if cost is None else cost for name, cost in stated.epsilon.items()},
-            noise_multiplier=stated.noise_multiplier or 0.0,
-            sampling_rate=stated.sampling_rate,
-            divisor=stated.divisor,
-            filter=stated.filter,
-            adjacency=stated.adjacency,
-            method_params=stated.method_params,
-            not_private=stated.not_private,
-            evaluation=None if stated.evaluation is None else EvaluationPlan.from_document(stated.evaluation),
+            facts=PlanningFacts.from_json(document["public"]),
+            schedule=schedule_from_json(document["schedule"]),
+            epsilon=from_finite(document["epsilon"]),
+            noise_multiplier=document["noise_multiplier"] or 0.0,
+            filter=filter_from_json(document["filter"]),
+            evaluation=EvaluationPlan.from_json(document["evaluation"]) if "evaluation" in document else None,
+            **{
+                name: document[name]
+                for name in ("steps", "sampling_rate", "divisor", "adjacency", "method_params", "not_private")
+            },
         )
 
     def check(self) -> None:
@@ -234,14 +238,20 @@ class Plan:
         cost = costs.get(self.accountant, math.inf)
         if cost > target * (1 + 1e-6) and math.isfinite(cost):
             raise RefusedError(
-                f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
+                "the plan's releases cost epsilon {cost:g}, its target is {epsilon:g}; {plan.remedy}.",
+                code="plan_above_target",
+                cost=cost,
+                epsilon=target,
             )
         if self.evaluation is not None:
             least, stated = self.cost_held_out(self.evaluation.schedule), self.evaluation.epsilon
             if stated < least * (1 - 1e-6):
                 raise RefusedError(
-                    f"the plan states epsilon {stated:g} for the people held out, their evaluation costs {least:g};"
-                    " run the calibrate stage again."
+                    "the plan states epsilon {stated:g} for the people held out, their evaluation costs"
+                    " {least:g}; {plan.remedy}.",
+                    code="plan_understates_evaluation",
+                    stated=stated,
+                    least=least,
                 )
         found = {name: costs.get(name, math.inf) for name in self.epsilon}
         if any(
@@ -249,8 +259,10 @@ class Plan:
             for name, stated in self.epsilon.items()
         ):
             raise RefusedError(
-                f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"
-                " run the calibrate stage again."
+                "the plan states epsilon {stated}, its releases cost {costs}; {plan.remedy}.",
+                code="plan_misstates_epsilon",
+                stated=to_finite(self.epsilon),
+                costs=to_finite(costs),
             )
 
     def cost_held_out(self, evaluated: Schedule) -> float:
@@ -279,8 +291,12 @@ class Plan:
                 held = RenyiFilter(order, budget).limit
                 if not math.isclose(limit, held, rel_tol=1e-9):
                     raise RefusedError(
-                        f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
-                        " run the calibrate stage again."
+                        "the plan states a limit of {limit:g} at order {order:g}, its target leaves"
+                        " {held:g}; {plan.remedy}.",
+                        code="plan_misstates_limit",
+                        limit=limit,
+                        order=order,
+                        held=held,
                     )
                 most = max(limit, float(rdp(evaluated, orders=(order,))[0]))
                 return {"rdp": most + conversion(order, budget.delta)}

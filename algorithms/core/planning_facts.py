@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field, JsonValue
 
-from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.models import LossBounds, Model
-from algorithms.models.model import Unbounded
 
 
 @dataclass(frozen=True)
@@ -22,9 +19,9 @@ class Inputs:
     width: the largest coordinate above 0 plus the largest below, as for `Box`. outputs: of the model.
     """
 
-    l1: Unbounded
-    l2: Unbounded
-    width: Unbounded = math.inf
+    l1: float
+    l2: float
+    width: float = math.inf
     outputs: int = 1
 
 
@@ -46,15 +43,18 @@ class PlanningFacts:
     classes: int
     inputs: Inputs | None = None
     loss: LossBounds | None = None
-    rows_per_user: Annotated[int | None, Field(alias="pooled", exclude_if=lambda value: value is None)] = None
-    bfloat16: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    start_loss: Annotated[float | None, Field(exclude=True)] = field(default=None, compare=False)
+    rows_per_user: int | None = None
+    bfloat16: bool = False
+    start_loss: float | None = field(default=None, compare=False)
 
     def known_records(self, what: str) -> int:
         """The number of records, which `what` needs; raises RefusedError if it is private."""
         if self.records is None:
             raise RefusedError(
-                f"the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or 'dp_sgd'."
+                "the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or"
+                " 'dp_sgd'.",
+                code="records_private",
+                what=what,
             )
         return self.records
 
@@ -62,25 +62,31 @@ class PlanningFacts:
         """Raises RefusedError if a record is a person with several rows, for which minima are not implemented."""
         if self.rows_per_user is not None:
             raise RefusedError(
-                "the method finds a minimum over single rows, and a training record here is a person with up to"
-                f" {self.rows_per_user}; use a method that takes steps, such as 'dp_sgd', or keep one row of each"
-                " person."
+                "the method finds a minimum over single rows, and a training record here is a person with up"
+                " to {rows}; use a method that takes steps, such as 'dp_sgd', or keep one row of each"
+                " person.",
+                code="minimum_of_people",
+                rows=self.rows_per_user,
             )
 
     def check_norms(self) -> None:
         """Raises RefusedError in bfloat16, where products on some processors spoil the rows next to one not finite."""
         if self.bfloat16:
             raise RefusedError(
-                "the method releases or samples by norms of gradients, and in bfloat16 a record that is not finite can"
-                " spoil those of others; set model.precision to float32, or take another method."
+                "the method releases or samples by norms of gradients, and in bfloat16 a record that is not"
+                " finite can spoil those of others; set {network.precision} to float32, or take another"
+                " method.",
+                code="norms_in_bfloat16",
             )
 
     def check_losses(self, selected: str) -> None:
         """Raises RefusedError unless losses are known to be at least 0, as the noisy selection of `selected` needs."""
         if self.loss is None or self.loss.least < 0:
             raise RefusedError(
-                f"the selection of {selected} compares losses from 0 up, and this model's are not known to be;"
-                " use a model whose losses are, such as 'logistic'."
+                "the selection of {selected} compares losses from 0 up, and this model's are not known to"
+                " be; use a model whose losses are, such as 'logistic'.",
+                code="losses_below_0",
+                selected=selected,
             )
 
     def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
@@ -91,8 +97,9 @@ class PlanningFacts:
         inputs, loss = self._require_bounds("sensitivity")
         if not math.isfinite(loss.slope):
             raise RefusedError(
-                "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm that"
-                " clips, such as 'dp_sgd' or 'dp_gd'."
+                "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm"
+                " that clips, such as 'dp_sgd' or 'dp_gd'.",
+                code="slope_unbounded",
             )
         return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
 
@@ -101,28 +108,49 @@ class PlanningFacts:
         inputs, loss = self._require_bounds("smoothness")
         if not math.isfinite(loss.curvature):
             raise RefusedError(
-                "smoothness was asked of a loss with a kink, like the hinge loss, which has none;"
-                " use the model 'huber_svm' or 'logistic', or another algorithm."
+                "smoothness was asked of a loss with a kink, like the hinge loss, which has none; use the"
+                " model 'huber_svm' or 'logistic', or another algorithm.",
+                code="loss_with_kink",
             )
         return loss.curvature * inputs.l2**2
 
     def _require_bounds(self, what: str) -> tuple[Inputs, LossBounds]:
         if self.inputs is None or self.loss is None:
             raise RefusedError(
-                f"a public bound for {what} is missing; take a linear model on data whose card bounds every feature,"
-                " or an algorithm that clips."
+                "a public bound for {what} is missing; take a linear model on data whose card bounds every"
+                " feature, or an algorithm that clips.",
+                code="public_bound_missing",
+                what=what,
             )
         return self.inputs, self.loss
 
-    def to_json(self) -> dict[str, JsonValue]:
+    def to_json(self) -> dict[str, Any]:
         """The facts as JSON values; an infinite number becomes null."""
-        document: dict[str, JsonValue] = adapter(PlanningFacts).dump_python(self, mode="json", by_alias=True)
+        # A plan on disk names the rows of a user "pooled".
+        document = {
+            "pooled" if name == "rows_per_user" else name: value for name, value in asdict(self).items()
+        }
+        for name in ("inputs", "loss"):
+            if document[name] is not None:
+                document[name] = to_finite(document[name])
+        if self.rows_per_user is None:
+            del document["pooled"]
+        if not self.bfloat16:
+            del document["bfloat16"]
+        del document["start_loss"]
         return document
 
-    @staticmethod
-    def from_json(document: Mapping[str, JsonValue]) -> "PlanningFacts":
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
         """The facts that `to_json` wrote."""
-        return adapter(PlanningFacts).validate_python(document)
+        inputs, loss = document.get("inputs"), document.get("loss")
+        others = {key: value for key, value in document.items() if key not in ("inputs", "loss", "pooled")}
+        return cls(
+            **others,
+            rows_per_user=document.get("pooled"),
+            inputs=None if inputs is None else Inputs(**from_finite(inputs)),
+            loss=None if loss is None else LossBounds(**from_finite(loss)),
+        )
 
 
 def zero_start_loss(model: Model, classes: int) -> float | None:
@@ -140,3 +168,8 @@ def zero_start_loss(model: Model, classes: int) -> float | None:
 def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
     """Numbers for JSON: infinity becomes None."""
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """The numbers that `to_finite` wrote."""
+    return {key: math.inf if value is None else value for key, value in values.items()}

@@ -56,17 +56,34 @@ def from_registry(
     kind: Any = imported(name, f"the {what}") if is_own(name) else shipped.get(name)
     if kind is None:
         raise RefusedError(
-            f"there is no {what} {name!r}; choose one of {', '.join(shipped)}, or name your own package.module:factory."
+            "there is no {what} {name!r}; choose one of {choices}, or name your own package.module:factory.",
+            code="name_unknown",
+            what=what,
+            name=name,
+            choices=", ".join(shipped),
         )
     try:
         reader = adapter(kind)
     except PydanticUserError as error:
         why = str(error).partition("\n")[0]
-        raise RefusedError(f"the {what} {name!r} has settings that no file can give ({why}).") from None
+        raise RefusedError(
+            "the {what} {name!r} has settings that no file can give ({why}).",
+            code="settings_no_file",
+            what=what,
+            name=name,
+            why=why,
+        ) from None
     # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
     own = {key: value for key, value in settings.items() if key != "name"}
     made: P = reader.validate_json(json.dumps(own))
     missing = [part for part in needs if not callable(getattr(made, part, None))]
     if missing:
-        raise RefusedError(f"the {what} {name!r} has no {missing[0]}; give it {', '.join(needs)}.")
+        raise RefusedError(
+            "the {what} {name!r} has no {missing}; give it {needs}.",
+            code="parts_missing",
+            what=what,
+            name=name,
+            missing=missing[0],
+            needs=", ".join(needs),
+        )
     return made

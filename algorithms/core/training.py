@@ -139,13 +139,16 @@ def _check_sharing(
         return
     if compute.shard_trained and not getattr(algorithm, "by_coordinate", False):
         raise RefusedError(
-            f"{type(algorithm).__name__} computes with whole vectors of parameters, of which performance.shard_trained"
-            " leaves each process a slice; set it to false, or performance.offload to true in its place."
+            "{method} computes with whole vectors of parameters, of which {compute.shard_trained} leaves"
+            " each process a slice; set it to false, or {compute.offload} to true in its place.",
+            code="method_of_whole_vectors",
+            method=type(algorithm).__name__,
         )
     if (compute.shard_frozen or compute.shard_trained) and diagnostics is not None:
         raise RefusedError(
             "diagnostics are computed by the first process alone, which holds a part of the parameters; set"
-            " privacy.diagnostics, or performance.shard_frozen and shard_trained, to false."
+            " {target.diagnostics}, or {compute.shard_frozen} and {compute.shard_trained}, to false.",
+            code="diagnostics_of_shards",
         )
 
 

@@ -60,7 +60,8 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
     library, _, own = name.partition("/")
     if checkpoint is not None and library not in _OF_A_FILE:
         raise ModelRefusedError(
-            "data.encoder.checkpoint is for encoders of timm and torchvision; leave it out."
+            "{records.encoder.checkpoint} is for encoders of timm and torchvision; leave it out.",
+            code="checkpoint_unused",
         )
     if library in _OF_A_FILE:
         return _OF_A_FILE[library](own, Path(checkpoint) if checkpoint else None, settings)

@@ -78,8 +78,11 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
                 else "have a look at where timm names its weights"
             )
             raise ModelRefusedError(
-                f"the weights of timm's {name!r} are not on this machine; get them by `{get}`, or give"
-                " data.encoder.checkpoint the path of a safetensors file."
+                "the weights of timm's {name!r} are not on this machine; get them by `{command}`, or give"
+                " {records.encoder.checkpoint} the path of a safetensors file.",
+                code="timm_weights_missing",
+                name=name,
+                command=get,
             )
         file = Path(found)
 
@@ -123,9 +126,12 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> En
         ) from None
     if checkpoint is None:
         raise ModelRefusedError(
-            f"the weights of torchvision's {name!r} are not on this machine as safetensors; get them by `python -c"
-            f" \"import safetensors.torch as s, torchvision.models as m; s.save_model(m.get_model('{name}',"
-            f" weights='DEFAULT'), '{name}.safetensors')\"`, and give data.encoder.checkpoint the path of that file."
+            "the weights of torchvision's {name!r} are not on this machine as safetensors; get them by"
+            ' `python -c "import safetensors.torch as s, torchvision.models as m;'
+            " s.save_model(m.get_model('{name}', weights='DEFAULT'), '{name}.safetensors')\"`, and give"
+            " {records.encoder.checkpoint} the path of that file.",
+            code="torchvision_weights_missing",
+            name=name,
         )
     side = settings.size or int(preset.crop_size[0])
 
@@ -185,7 +191,12 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
     except (ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise ModelRefusedError(
-            f"{name!r} does not take images of {side} pixels ({why}); leave data.encoder.settings.size out."
+            "{name!r} does not take images of {side} pixels ({why}); leave {records.encoder.settings.size}"
+            " out.",
+            code="image_size",
+            name=name,
+            side=side,
+            why=why,
         ) from None
 
     def load() -> Encode:

@@ -238,7 +238,11 @@ class Engine:
             except torch.OutOfMemoryError:
                 raise UnsupportedModelError(
                     f"a pass of {self.physical_batch} records of the model {self.passes.model.name} does not fit the"
-                    f" memory of the device {device.type}; set physical_batch or memory_mb to less."
+                    f" memory of the device {device.type}; set physical_batch or memory_mb to less.",
+                    code="pass_exceeds_memory",
+                    size=self.physical_batch,
+                    model=self.passes.model.name,
+                    device=device.type,
                 ) from None
             if not (comparison.is_same and comparison.is_like_alone) and self._shards is None:
                 check_apart_at(self.passes, replace(self.inspection.form, device=device), self.physical_batch)

@@ -2,7 +2,16 @@
 
 
 class UnsupportedModelError(ValueError):
-    """A model whose per-example gradients cannot be computed: its passes fail, or have no gradient of their own."""
+    """A model whose per-example gradients cannot be computed: its passes fail, or have no gradient of their own.
+
+    Attributes:
+        code: Of a reason that callers may word by the names of their own settings; empty for others.
+        fields: The values in the message, where there is a code.
+    """
+
+    def __init__(self, message: str, /, *, code: str = "", **fields: object) -> None:
+        super().__init__(message)
+        self.code, self.fields = code, fields
 
 
 class RecordsNotIndependentError(ValueError):

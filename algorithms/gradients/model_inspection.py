@@ -385,7 +385,8 @@ def _check_independence(runnable: _Runnable) -> _Independent:
     except RecordsNotIndependentError as mixed:
         if first.tracer.is_narrow and runnable.passes.model.precision == torch.float32:
             # Rounding to 16 bits differs between numbers of records, as if they were mixed.
-            raise UnsupportedModelError(in_16_bits(runnable.passes.model.name)) from mixed
+            name = runnable.passes.model.name
+            raise UnsupportedModelError(in_16_bits(name), code="computes_in_16_bits", model=name) from mixed
         raise
     if not runnable.is_brief and not is_random:
         # What begins with more records than a run's passes have is a mistake all the same, as a capacity per batch.

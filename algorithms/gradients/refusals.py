@@ -45,7 +45,8 @@ def refuse_failures(model: PerExampleModel, form: InputSpec) -> Iterator[None]:
             warnings.filterwarnings("error", message=_REENTRANT)
             yield
     except UnsupportedModelError as refusal:
-        raise UnsupportedModelError(without_wrappers(str(refusal))) from refusal.__cause__
+        message = without_wrappers(str(refusal))
+        raise UnsupportedModelError(message, code=refusal.code, **refusal.fields) from refusal.__cause__
     except ProcessLostError:
         raise
     except RecordsNotIndependentError as mixed:

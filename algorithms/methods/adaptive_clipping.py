@@ -76,14 +76,19 @@ class QuantileClipping(SampledMethod):
         check_no_noise_limit(self.update, "quantile_clipping")
         if not self.min_clip_norm <= self.clip_norm <= self.max_clip_norm:
             raise RefusedError(
-                f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
-                " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
+                "a start of {clip_norm:g} lies outside [{min_clip_norm:g}, {max_clip_norm:g}]; set"
+                " {method.clip_norm} between {method.min_clip_norm} and {method.max_clip_norm}.",
+                code="clip_norm_outside",
+                clip_norm=self.clip_norm,
+                min_clip_norm=self.min_clip_norm,
+                max_clip_norm=self.max_clip_norm,
             )
         sampled = self.batches(facts)
         if self.count_noise_multiplier is None and sampled.divisor is None:
             raise RefusedError(
                 "the number of records is private, so a tenth of the batch is not known; set"
-                " algorithm.count_noise_multiplier."
+                " {method.count_noise_multiplier}.",
+                code="count_noise_missing",
             )
         counts = self.count_noise_multiplier or USUAL_SHARE * (sampled.divisor or 0.0)
         bound = L2(self.clip_norm)
@@ -250,13 +255,15 @@ class AdaCliP(SampledMethod):
         needed = self.scale == "paper" or self.paper_update
         if needed and self.h2 is None:
             raise RefusedError(
-                "a public bound is missing: the paper's scale needs the largest variance of a coordinate; set"
-                " algorithm.h2, or algorithm.scale to free with paper_update false."
+                "a public bound is missing: the paper's scale needs the largest variance of a coordinate;"
+                " set {method.h2}, or {method.scale} to free with paper_update false.",
+                code="variance_bound_missing",
             )
         if not needed and self.h2 is not None:
             raise RefusedError(
-                "algorithm.h2 was given, but follows from clip_norm where the scale is free; leave it empty, or set"
-                " algorithm.scale to paper."
+                "{method.h2} was given, but follows from clip_norm where the scale is free; leave it empty,"
+                " or set {method.scale} to paper.",
+                code="variance_bound_given",
             )
         return self.h2 if self.h2 is not None else self.clip_norm**2 / parameters
 
@@ -265,14 +272,20 @@ class AdaCliP(SampledMethod):
         highest = self.highest(parameters)
         if self.h1 >= highest:
             raise RefusedError(
-                f"the bounds of a variance are h1 = {self.h1:g} and h2 = {highest:g}, and nothing lies between them;"
-                " set algorithm.h1 lower, or a larger h2 or clip_norm."
+                "the bounds of a variance are h1 = {h1:g} and h2 = {highest:g}, and nothing lies between"
+                " them; set {method.h1} lower, or a larger h2 or clip_norm.",
+                code="variance_bounds_crossed",
+                h1=self.h1,
+                highest=highest,
             )
         usual = math.sqrt(self.h1 * highest) if self.paper_update else math.sqrt(highest)
         begin = usual if self.start is None else self.start
         if begin**2 > highest * (1.0 + 1e-9):
             raise RefusedError(
-                f"a start of {begin:g} is above sqrt(h2) = {math.sqrt(highest):g}, the most that s can be; set"
-                " algorithm.start to at most that, or leave it empty."
+                "a start of {start:g} is above sqrt(h2) = {largest:g}, the most that s can be; set"
+                " {method.start} to at most that, or leave it empty.",
+                code="scale_start_too_large",
+                start=begin,
+                largest=math.sqrt(highest),
             )
         return begin

@@ -75,8 +75,9 @@ class LBFGS(SingleRelease):
         facts.check_rows()
         if facts.inputs is None or facts.inputs.outputs != 1:
             raise RefusedError(
-                "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
-                " use the model 'logistic'."
+                "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds"
+                " every feature; use the model 'logistic'.",
+                code="lbfgs_model",
             )
         return _exact(target, facts, steps=1, rate=1.0, divisor=1.0)
 
@@ -123,11 +124,15 @@ class Majority(SingleRelease):
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise on the counts that fits the target; raises RefusedError unless the model is linear."""
         if facts.classes < 2:
-            raise RefusedError("'majority' names a class, and the data have none to predict; use 'dp_sgd'.")
+            raise RefusedError(
+                "'majority' names a class, and the data have none to predict; use 'dp_sgd'.",
+                code="majority_without_classes",
+            )
         if facts.inputs is None:
             raise RefusedError(
-                "'majority' sets the bias of a linear model on data whose card bounds every feature, and this model or"
-                " card is another; choose the model 'logistic', 'svm' or 'softmax'."
+                "'majority' sets the bias of a linear model on data whose card bounds every feature, and"
+                " this model or card is another; choose the model 'logistic', 'svm' or 'softmax'.",
+                code="majority_model",
             )
         return plan_fixed(
             lambda noise_multiplier: [(total_release(BOUND, Gaussian(noise_multiplier)), 1)],

@@ -138,7 +138,10 @@ def plan_sampled(
     )
     if measured is None or selected is None:
         raise RefusedError(
-            f"epsilon {epsilon:g} at delta {delta:g} is too small for a sampled run; raise one of them."
+            "epsilon {epsilon:g} at delta {delta:g} is too small for a sampled run; raise one of them.",
+            code="sampled_budget_too_small",
+            epsilon=epsilon,
+            delta=delta,
         )
     spent, order = Iteration(0.5 / measured[0] ** 2, selected[0], law(selected[0])), measured[1]
     return plan_renyi(
@@ -287,7 +290,8 @@ class DPAGD(Strict):
             spent = Iteration((1 - share) * cost, multiplier, law(multiplier))
         if cost > rho:
             raise RefusedError(
-                "an iteration would cost more than the whole budget; set algorithm.iterations higher."
+                "an iteration would cost more than the whole budget; set {method.iterations} higher.",
+                code="iteration_above_budget",
             )
         return plan_zcdp(rho, target=target, facts=facts, steps=math.floor(rho / cost), method_params=spent)
 
@@ -377,19 +381,24 @@ class DPAGD(Strict):
         facts.check_losses("a step")
         if len(grid) < 2 or grid[0] != 0 or any(step <= 0 for step in grid[1:]):
             raise RefusedError(
-                f"algorithm.steps_grid must be 0, which is a rejection, and then steps above 0, not {list(grid)}."
+                "{method.steps_grid} must be 0, which is a rejection, and then steps above 0, not {grid}.",
+                code="steps_grid",
+                grid=list(grid),
             )
         if self.regularisation and facts.records is None:
             raise RefusedError(
-                "the number of records is private, and with it the mean; set algorithm.regularisation to 0."
+                "the number of records is private, and with it the mean; set {method.regularisation} to 0.",
+                code="regularised_private_count",
             )
         if self.paper_budget and self.sampling_rate is not None:
             raise RefusedError(
-                "the paper's budget is not valid for samples; leave algorithm.sampling_rate empty."
+                "the paper's budget is not valid for samples; leave {method.sampling_rate} empty.",
+                code="paper_budget_of_samples",
             )
         if self.averaging == "printed" and (self.choices.momentum or self.regularisation):
             raise RefusedError(
-                "algorithm.averaging 'printed' has no momentum and no regularisation; set both to 0."
+                "{method.averaging} 'printed' has no momentum and no regularisation; set both to 0.",
+                code="printed_averaging",
             )
 
 
@@ -448,7 +457,8 @@ class PrivGene(Strict):
         rho, rounds = rho_of_budget(target.budget), self.rounds
         if rounds is None and facts.records is None:
             raise RefusedError(
-                "the number of records is private, and with it that of the rounds; set algorithm.rounds."
+                "the number of records is private, and with it that of the rounds; set {method.rounds}.",
+                code="rounds_missing",
             )
         rounds = rounds or max(1, round((facts.records or 0) * target.budget.epsilon / RECORDS_A_ROUND))
         each = rho * (1 - SLACK) / rounds

@@ -133,7 +133,11 @@ class _LegacyAnalysis(Descent):
         """Raises RefusedError if the number of records is private, for delta = 0, and for a batch above the data."""
         records = facts.known_records(f"'{name}'")
         if target.budget.delta == 0:
-            raise RefusedError(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
+            raise RefusedError(
+                "the analysis of '{method}' has no pure epsilon; set {target.delta} above 0.",
+                code="analysis_needs_delta",
+                method=name,
+            )
         size = self.expected_batch_size or min(records, math.isqrt(records) + 10)
         return batches(facts, expected_batch_size=size, sampling_rate=None)
 
@@ -248,9 +252,12 @@ def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
     )
     if found is None:
         raise RefusedError(
-            f"the moments accountant states no epsilon below {-math.log(budget.delta) / MOMENTS[-1]:.4g} at delta"
-            f" {budget.delta:g}, and {budget.epsilon:g} was asked for; raise epsilon, or set"
-            " algorithm.noise_multiplier."
+            "the moments accountant states no epsilon below {smallest:.4g} at delta {delta:g}, and"
+            " {epsilon:g} was asked for; raise epsilon, or set {method.noise_multiplier}.",
+            code="below_moments",
+            smallest=-math.log(budget.delta) / MOMENTS[-1],
+            delta=budget.delta,
+            epsilon=budget.epsilon,
         )
     return found
 

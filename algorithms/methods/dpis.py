@@ -52,7 +52,7 @@ from algorithms.core.optimizers import (
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
-from algorithms.errors import RefusedError
+from algorithms.errors import RefusedError, Slot
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import Schedule
@@ -144,25 +144,35 @@ def plan_fixed_noise(
     if not remaining_budget([]):
         min_epsilon = min(conversion(order, delta) for order in _ORDERS)
         raise RefusedError(
-            f"{asked} is not above {min_epsilon:.4g}, what a Rényi filter costs at any noise; ask for a larger"
-            " epsilon, or"
-            " give algorithm.public_norms."
+            "{asked} is not above {smallest:.4g}, what a Rényi filter costs at any noise; ask for a larger"
+            " epsilon, or give {method.public_norms}.",
+            code="below_filter",
+            asked=asked,
+            smallest=min_epsilon,
         )
     if not remaining_budget(target.prior_events):
         raise RefusedError(
-            f"{asked} leaves nothing beside the learned features; raise their noise or epsilon."
+            "{asked} leaves nothing beside the learned features; raise their noise or epsilon.",
+            code="features_take_budget",
+            asked=asked,
         )
     limits = remaining_budget(others)
     if not limits:
         raise RefusedError(
-            f"{asked} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or epsilon, or give"
-            " algorithm.public_norms."
+            "{asked} leaves nothing beside the releases of norms; raise {noise} or epsilon, or give"
+            " {method.public_norms}.",
+            code="norms_take_budget",
+            asked=asked,
+            noise=Slot(f"method.{noise_setting}"),
         )
     found = find_min_noise(lambda noise: [(event(noise), steps)], limits)
     if found is None:
         raise RefusedError(
-            f"no noise multiplier up to {MAX_NOISE:.0e} fits in what {asked} leaves for the steps; ask for a larger"
-            " epsilon, or more noise in what is released beside them."
+            "no noise multiplier up to {largest:.0e} fits in what {asked} leaves for the steps; ask for a"
+            " larger epsilon, or more noise in what is released beside them.",
+            code="no_noise_fits_rest",
+            largest=MAX_NOISE,
+            asked=asked,
         )
     noise, order = found
     return order, noise
@@ -225,8 +235,12 @@ class DPIS(Strict):
         steps = math.ceil(1 / sampled.rate - SLACK)
         if steps * self.epochs > MAX_STEPS:
             raise RefusedError(
-                f"{self.epochs:,} epochs of {steps:,} steps are more than {MAX_STEPS:,} steps, which take too long to"
-                " plan; take fewer epochs or larger batches."
+                "{epochs:,} epochs of {steps:,} steps are more than {largest:,} steps, which take too long"
+                " to plan; take fewer epochs or larger batches.",
+                code="too_many_steps",
+                epochs=self.epochs,
+                steps=steps,
+                largest=MAX_STEPS,
             )
         own = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
@@ -382,23 +396,33 @@ class DPIS(Strict):
         min_fraction = min(norms or (1.0,))
         if self.oversampling * rate >= min_fraction:
             raise RefusedError(
-                f"at K = {min_fraction:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times,"
-                " makes"
-                " every record a candidate; set algorithm.oversampling or the batch lower, or public_norms higher."
+                "at K = {fraction:g} N C a sampling rate of {rate:g}, oversampled {oversampling:g} times,"
+                " makes every record a candidate; set {method.oversampling} or the batch lower, or"
+                " public_norms higher.",
+                code="all_records_candidates",
+                fraction=min_fraction,
+                rate=rate,
+                oversampling=self.oversampling,
             )
         if norms is not None and adaptive is not None:
             raise RefusedError(
-                "adaptive_clipping follows released norms; leave algorithm.public_norms empty."
+                "adaptive_clipping follows released norms; leave {method.public_norms} empty.",
+                code="norms_public_and_released",
             )
         if adaptive is not None and adaptive.min_clip_norm > adaptive.max_clip_norm:
             raise RefusedError(
-                "algorithm.adaptive_clipping has min_clip_norm above max_clip_norm; exchange them."
+                "{method.adaptive_clipping} has min_clip_norm above max_clip_norm; exchange them.",
+                code="clip_norms_crossed",
             )
         if self.norm_noise is not None and self.norm_noise_multiplier is not None:
             raise RefusedError(
-                "norm_noise and norm_noise_multiplier were both given; leave algorithm.norm_noise or the other empty."
+                "norm_noise and norm_noise_multiplier were both given; leave {method.norm_noise} or the"
+                " other empty.",
+                code="norm_noise_given_twice",
             )
         if facts.records is None and norms is None and self.norm_noise_multiplier is None:
             raise RefusedError(
-                "the number of records is private, so norm_noise gives no noise; set algorithm.norm_noise_multiplier."
+                "the number of records is private, so norm_noise gives no noise; set"
+                " {method.norm_noise_multiplier}.",
+                code="norm_noise_missing",
             )

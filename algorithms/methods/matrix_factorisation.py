@@ -96,8 +96,12 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
     """
     if steps > MAX_STEPS:
         raise RefusedError(
-            f"{steps:,} steps with correlated noise were asked for, but it is planned for at most {MAX_STEPS:,}; take"
-            " fewer steps with larger batches, or a method with independent noise, such as 'dp_sgd'."
+            "{steps:,} steps with correlated noise were asked for, but it is planned for at most"
+            " {largest:,}; take fewer steps with larger batches, or a method with independent noise, such as"
+            " 'dp_sgd'.",
+            code="too_many_correlated_steps",
+            steps=steps,
+            largest=MAX_STEPS,
         )
     # An update moves its parameters alike by each gradient, so that each step is a coordinate of its own here.
     plain = OptimizerConfig(
@@ -426,16 +430,22 @@ class MatrixFactorisation(SampledMethod):
         if self.strategy == "buffered":
             if ordered is None:
                 raise RefusedError(
-                    "algorithm.strategy is buffered, whose noise has no end, and a sample's gain is proven for bands"
-                    " alone; set algorithm.participation to fixed_order, or algorithm.strategy to banded."
+                    "{method.strategy} is buffered, whose noise has no end, and a sample's gain is proven"
+                    " for bands alone; set {method.participation} to fixed_order, or {method.strategy} to"
+                    " banded.",
+                    code="buffered_samples",
                 )
             yield best_buffered(self.update, self.steps, self.buffers, ordered), ordered
             return
         max_bands = ordered or math.floor(1 / sampled.rate * (1 + 1e-12))
         if ordered is None and self.bands != "auto" and self.bands > max_bands:
             raise RefusedError(
-                f"{self.bands} bands were asked for, and one of as many parts of the records has less than a batch at a"
-                f" rate of {sampled.rate:.4g}; set algorithm.bands to at most {max_bands}, or to auto."
+                "{bands} bands were asked for, and one of as many parts of the records has less than a batch"
+                " at a rate of {rate:.4g}; set {method.bands} to at most {max_bands}, or to auto.",
+                code="too_many_bands",
+                bands=self.bands,
+                rate=sampled.rate,
+                max_bands=max_bands,
             )
         limit = min(max_bands, self.steps, _MAX_BANDS)
         tried = [bands for bands in (1, 2, 4, 8, 16, 32) if bands < limit] + [limit]

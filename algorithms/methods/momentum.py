@@ -283,9 +283,10 @@ class MomentumSettings(Strict):
         """L and mu; raises RefusedError without a public bound, and for a number given by hand without its mark."""
         if self.smoothness_is_data_dependent is not (self.smoothness is not None):
             raise RefusedError(
-                "a smoothness constant given by hand may come from the private records; leave algorithm.smoothness"
-                " empty for the public bound, or set smoothness_is_data_dependent with it for a run that is marked as"
-                " not private."
+                "a smoothness constant given by hand may come from the private records; leave"
+                " {method.smoothness} empty for the public bound, or set smoothness_is_data_dependent with"
+                " it for a run that is marked as not private.",
+                code="smoothness_unmarked",
             )
         convexity = 2.0 * self.regularisation
         known = self.smoothness if self.smoothness is not None else facts.smoothness() + convexity
@@ -295,8 +296,11 @@ class MomentumSettings(Strict):
         """c / L; raises RefusedError where it is longer than 1 / mu."""
         if self.relative_step * curve.strong_convexity > curve.smoothness:
             raise RefusedError(
-                f"a relative step of {self.relative_step:g} is longer than the strong convexity allows; set"
-                f" algorithm.relative_step to at most {curve.condition_number:g}, or to 1 as a start."
+                "a relative step of {relative_step:g} is longer than the strong convexity allows; set"
+                " {method.relative_step} to at most {longest:g}, or to 1 as a start.",
+                code="relative_step_too_long",
+                relative_step=self.relative_step,
+                longest=curve.condition_number,
             )
         return self.relative_step / curve.smoothness
 
@@ -344,31 +348,41 @@ class MomentumSettings(Strict):
         size = self.batch_size or records
         if size > records:
             raise RefusedError(
-                f"a batch of {size} was asked for, but there are {records} training records; set algorithm.batch_size"
-                f" to at most {records}."
+                "a batch of {batch} was asked for, but there are {records} training records; set"
+                " {method.batch_size} to at most {records}.",
+                code="sample_above_records",
+                batch=size,
+                records=records,
             )
         if size < records and self.adjacency != "REPLACE_ONE":
             raise RefusedError(
-                "a sample without replacement has a proven cost under REPLACE_ONE only; leave algorithm.batch_size"
-                " empty or set algorithm.adjacency to REPLACE_ONE."
+                "a sample without replacement has a proven cost under REPLACE_ONE only; leave"
+                " {method.batch_size} empty or set {method.adjacency} to REPLACE_ONE.",
+                code="sample_adjacency",
             )
         if not 0.0 < target.budget.epsilon < math.inf:
             raise RefusedError(
-                f"noise is planned for a finite epsilon above 0, not {target.budget.epsilon}; use 'lbfgs' without"
-                " privacy."
+                "noise is planned for a finite epsilon above 0, not {epsilon}; use 'lbfgs' without privacy.",
+                code="epsilon_not_finite",
+                epsilon=target.budget.epsilon,
             )
         if size < records and self.noise == "gaussian" and target.accountant == "pld":
             raise RefusedError(
-                "Gaussian noise on samples without replacement has a Rényi bound only; set the accountant to rdp, or"
-                " leave algorithm.batch_size empty."
+                "Gaussian noise on samples without replacement has a Rényi bound only; set"
+                " {target.accountant} to rdp, or leave {method.batch_size} empty.",
+                code="sample_by_pld",
             )
         if target.accountant == "pure" and self.noise == "gaussian":
             raise RefusedError(
-                "gaussian noise has no pure epsilon; set algorithm.noise to laplace or knorm, or the accountant to pld."
+                "gaussian noise has no pure epsilon; set {method.noise} to laplace or knorm, or"
+                " {target.accountant} to pld.",
+                code="gaussian_pure",
             )
         if self.noise == "knorm" and size < records:
             raise RefusedError(
-                "knorm noise has a proven cost for a full batch only; leave algorithm.batch_size empty or take laplace."
+                "knorm noise has a proven cost for a full batch only; leave {method.batch_size} empty or"
+                " take laplace.",
+                code="knorm_of_samples",
             )
 
     def plan_path(
@@ -457,8 +471,9 @@ class HeavyBall(MomentumSettings):
         size = self.step_size(curve)
         if self.momentum is None and self.regularisation == 0.0:
             raise RefusedError(
-                "without regularisation the objective has no known strong convexity to take the momentum from; set"
-                " algorithm.momentum, or algorithm.regularisation above 0."
+                "without regularisation the objective has no known strong convexity to take the momentum"
+                " from; set {method.momentum}, or {method.regularisation} above 0.",
+                code="momentum_missing",
             )
         momentum = curve.momentum(size) if self.momentum is None else self.momentum
         stages = [Stage(self.steps, size, momentum)]
@@ -496,7 +511,8 @@ class Nesterov(MomentumSettings):
         self.check(target, facts)
         if self.regularisation == 0.0:
             raise RefusedError(
-                "Nesterov's momentum needs a strongly convex objective; set algorithm.regularisation above 0."
+                "Nesterov's momentum needs a strongly convex objective; set {method.regularisation} above 0.",
+                code="not_strongly_convex",
             )
         curve = self.curve(facts)
         size = self.step_size(curve)

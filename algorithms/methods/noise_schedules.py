@@ -78,8 +78,11 @@ class DPSGDDecay(SampledMethod):
                 shares = (1.0 - self.end) * left**self.power + self.end
         if shares[-1] < MIN_SHARE:
             raise RefusedError(
-                f"the noise would fall to {shares[-1]:.1e} of its start, and {MIN_SHARE:g} is the least allowed;"
-                " set a lower algorithm.rate or fewer steps."
+                "the noise would fall to {share:.1e} of its start, and {smallest:g} is the least allowed;"
+                " set a lower {method.rate} or fewer steps.",
+                code="noise_falls_too_far",
+                share=shares[-1],
+                smallest=MIN_SHARE,
             )
         return shares
 
@@ -140,8 +143,11 @@ class Decay(Strict):
         if is_wrong.any():
             wrong = int(np.flatnonzero(is_wrong)[0])
             raise RefusedError(
-                f"the step size after {wrong} steps would be {found[wrong]:.3g} times the learning rate, and every step"
-                " needs a finite one above 0; change algorithm.decay."
+                "the step size after {steps} steps would be {factor:.3g} times the learning rate, and every"
+                " step needs a finite one above 0; change {method.decay}.",
+                code="step_size_not_finite",
+                steps=wrong,
+                factor=found[wrong],
             )
         return found
 
@@ -197,8 +203,10 @@ class ADPSGD(SampledMethod):
         """The least noise with which the whole schedule fits the target; raises RefusedError for impossible steps."""
         if self.update.schedule != "constant":
             raise RefusedError(
-                f"the learning rate of 'adp_sgd' follows algorithm.decay, and {self.update.schedule!r} was asked for"
-                " besides; set algorithm.update.schedule to constant."
+                "the learning rate of 'adp_sgd' follows {method.decay}, and {schedule!r} was asked for"
+                " besides; set {method.update.schedule} to constant.",
+                code="schedule_given_twice",
+                schedule=self.update.schedule,
             )
         check_no_noise_limit(self.update, "adp_sgd")
         sampled = self.batches(facts)

@@ -115,15 +115,20 @@ class ObjectivePerturbation(SingleRelease):
         budget = target.budget
         if self.analysis == "kst" and target.accountant == "pure":
             raise RefusedError(
-                "the analysis 'kst' has no pure epsilon; set algorithm.analysis to rkw, or a delta above 0."
+                "the analysis 'kst' has no pure epsilon; set {method.analysis} to rkw, or a delta above 0.",
+                code="analysis_not_pure",
             )
         if self.analysis == "kst" or self.regularisation is None:
             return
         min_regularisation = facts.smoothness() / math.expm1(budget.epsilon) / facts.known_records(WHAT)
         if self.regularisation <= min_regularisation:
             raise RefusedError(
-                f"a regularisation of {self.regularisation:g} costs more than epsilon {budget.epsilon:g} by itself;"
-                f" set algorithm.regularisation well above {min_regularisation:.3g}, or leave it empty."
+                "a regularisation of {regularisation:g} costs more than epsilon {epsilon:g} by itself; set"
+                " {method.regularisation} well above {smallest:.3g}, or leave it empty.",
+                code="regularisation_too_small",
+                regularisation=self.regularisation,
+                epsilon=budget.epsilon,
+                smallest=min_regularisation,
             )
 
 
@@ -194,15 +199,19 @@ def private_minimum(facts: PlanningFacts, *, clip_norm: float, regularisation: f
     facts.check_rows()
     if facts.classes != 2 or (facts.inputs is not None and facts.inputs.outputs != 1):
         raise RefusedError(
-            "a minimum is released for linear models with one output, for 2 classes, and the model has another or the"
-            f" data have {facts.classes if facts.classes > 1 else 'no'} classes; use the model 'logistic', or"
-            " 'dp_gd'."
+            "a minimum is released for linear models with one output, for 2 classes, and the model has"
+            " another or the data have {classes} classes; use the model 'logistic', or 'dp_gd'.",
+            code="minimum_model",
+            classes=facts.classes if facts.classes > 1 else "no",
         )
     curvature = facts.smoothness()
     if clip_norm < SMALLEST_CLIP_NORM * facts.gradient_norm(2):
         raise RefusedError(
-            f"a clip norm of {clip_norm:g} is below what the minimum can be found to, for gradients of up to"
-            f" {facts.gradient_norm(2):g}; set algorithm.clip_norm to 1 or so, or null for no clipping."
+            "a clip norm of {clip_norm:g} is below what the minimum can be found to, for gradients of up to"
+            " {largest:g}; set {method.clip_norm} to 1 or so, or null for no clipping.",
+            code="clip_norm_too_small",
+            clip_norm=clip_norm,
+            largest=facts.gradient_norm(2),
         )
     return Minimum(
         clip_norm=clip_norm,

@@ -56,7 +56,9 @@ def behind_cells(model: Model, sizes: Sequence[int], weights: Sequence[float]) -
     """
     if model.precision == torch.bfloat16:
         raise ModelRefusedError(
-            "the table is encoded as numbers of cells, which bfloat16 would round; set model.precision to float32."
+            "the table is encoded as numbers of cells, which bfloat16 would round; set {network.precision}"
+            " to float32.",
+            code="cells_in_bfloat16",
         )
     layers = OrderedDict(cells=CellVectors(sizes, weights), model=model.module)
     return replace(model, module=nn.Sequential(layers))

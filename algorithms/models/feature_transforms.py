@@ -207,13 +207,20 @@ def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
     """
     if not 1 <= count <= len(VIEWS):
         raise ModelRefusedError(
-            f"model.augmentations is {count}, but there are {len(VIEWS)} views; ask for that many or less."
+            "{network.augmentations} is {count}, but there are {most} views; ask for that many or less.",
+            code="too_many_views",
+            count=count,
+            most=len(VIEWS),
         )
     is_image = len(shape) == 3 and shape[0] <= _MOST_CHANNELS
     if not is_image or min(shape[1:]) <= _PIXELS or type(model.module) is not nn.Sequential:
         raise ModelRefusedError(
-            f"model.augmentations is {count}, but views are of images of 1 to {_MOST_CHANNELS} channels, not of inputs"
-            f" of shape {shape}; set model.augmentations to 1."
+            "{network.augmentations} is {count}, but views are of images of 1 to {channels} channels, not of"
+            " inputs of shape {shape}; set {network.augmentations} to 1.",
+            code="views_of_images",
+            count=count,
+            channels=_MOST_CHANNELS,
+            shape=shape,
         )
     seen = NetworkOfViews()
     for name, layer in model.module.named_children():

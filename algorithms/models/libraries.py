@@ -159,9 +159,11 @@ def digest(path: Path) -> str:
         raise ModelRefusedError(f"there is no file {path}; give the path of one, or leave it out.") from None
 
 
-def read_tensors(path: Path, advice: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; raises ModelRefusedError, with the advice, if it cannot be read."""
+def read_tensors(path: Path, advice: str, *, code: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; raises ModelRefusedError, with code and advice, if it cannot be read."""
     try:
         return load_file(path)
     except (OSError, SafetensorError):
-        raise ModelRefusedError(f"{path} is no safetensors file that can be read whole; {advice}.") from None
+        raise ModelRefusedError(
+            "{path} is no safetensors file that can be read whole; " + advice + ".", code=code, path=path
+        ) from None

@@ -248,8 +248,12 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
     channels, height, width = given.input_shape
     if channels not in (_GREY, _COLOUR) or min(height, width) < 2:
         raise ModelRefusedError(
-            f"the model 'scatter_cnn' takes scattering coefficients of {_GREY} or {_COLOUR} channels and at least 2 x 2"
-            f" places, not inputs of shape {given.input_shape}; set data.transform to scattering."
+            "the model 'scatter_cnn' takes scattering coefficients of {grey} or {colour} channels and at"
+            " least 2 x 2 places, not inputs of shape {shape}; set {records.transform} to scattering.",
+            code="scattering_only",
+            grey=_GREY,
+            colour=_COLOUR,
+            shape=given.input_shape,
         )
     layers = (
         [
@@ -289,8 +293,12 @@ def _normalisation(name: str, given: ModelSpec, groups: int) -> nn.Module:
         return nn.Identity()
     if len(shape) != 3 or shape[0] % groups or torch.Size(shape).numel() < 2 * groups:
         raise ModelRefusedError(
-            f"the model {name!r} takes maps [channels, height, width] whose channels {groups} groups divide, not inputs"
-            f" of shape {shape}; set data.transform to scattering, or other groups."
+            "the model {model!r} takes maps [channels, height, width] whose channels {groups} groups divide,"
+            " not inputs of shape {shape}; set {records.transform} to scattering, or other groups.",
+            code="groups_of_channels",
+            model=name,
+            groups=groups,
+            shape=shape,
         )
     return nn.GroupNorm(groups, shape[0], affine=False)
 
@@ -321,8 +329,8 @@ def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int
         )
     if sha256 is None:
         raise ModelRefusedError(
-            "the data card does not say by words_sha256 which words the tokens stand for, and word vectors need it;"
-            " add to the card's reader the SHA-256 of datasets/prepared/words.txt, and prepare again."
+            "no SHA-256 says which words the tokens stand for, and word vectors need it; state that of their list.",
+            code="words_unstated",
         )
     if digest(path) != sha256:
         raise ModelRefusedError(

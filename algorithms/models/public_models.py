@@ -478,7 +478,9 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
 def _filled(made: _Made, path: Path, called: str) -> str:
     """Load a checkpoint into the module; returns a note on it. A head that does not fit keeps its random start."""
     stored = read_tensors(
-        path, "get one with: hf download NAME config.json model.safetensors --local-dir FOLDER"
+        path,
+        "get one with: hf download NAME config.json model.safetensors --local-dir FOLDER",
+        code="checkpoint_unreadable",
     )
     own = made.module.state_dict()
     found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}

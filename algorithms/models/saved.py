@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from algorithms.errors import ModelRefusedError
+from algorithms.errors import ModelRefusedError, Slot
 from algorithms.extension import check_allowed, is_own
 from algorithms.models import build
 from algorithms.models.cells import behind_cells
@@ -33,8 +33,8 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     the file lacks, for other shapes, and for values that are not finite.
     """
     own, note = model.module.state_dict(), ""
-    keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
-    held = from_file(model, read_tensors(path, "set model.start to one"))
+    keeps = named(model, reinitialize, Slot("network.reinitialize")) if reinitialize else set()
+    held = from_file(model, read_tensors(path, "set {network.start} to one", code="start_unreadable"))
     if {name.partition(".")[0] for name in held} in (
         {"features", "model"},
         {"model"},
@@ -51,8 +51,12 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     ):
         if names:
             raise ModelRefusedError(
-                f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in"
-                " model.reinitialize."
+                "{file} {differs} {name}; give a file of the same model, or list what is new in"
+                " {network.reinitialize}.",
+                code="start_of_another_model",
+                file=path.name,
+                differs=what,
+                name=min(names),
             )
     for name, tensor in stored.items():
         there, here = (
@@ -61,8 +65,13 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
         )
         if there != here:
             raise ModelRefusedError(
-                f"{name} is {there} in {path.name}, but {here} in the model; give a file of the same model, or list it"
-                " in model.reinitialize."
+                "{name} is {there} in {file}, but {here} in the model; give a file of the same model, or"
+                " list it in {network.reinitialize}.",
+                code="start_of_another_shape",
+                name=name,
+                there=there,
+                file=path.name,
+                here=here,
             )
         if not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
             raise ModelRefusedError(
@@ -79,22 +88,33 @@ def frozen(model: Model, chosen: Sequence[str]) -> Model:
 
     Raises ModelRefusedError for unknown names, and if nothing is left to train.
     """
-    names = named(model, chosen, what="model.freeze")
+    names = named(model, chosen, Slot("network.freeze"))
     for name in names:
         model.module.get_parameter(name).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
-        raise ModelRefusedError("model.freeze leaves nothing to train; take some of it out.")
+        raise ModelRefusedError(
+            "{network.freeze} leaves nothing to train; take some of it out.",
+            code="all_frozen",
+        )
     return replace(model, notes=(*model.notes, f"Not trained: {', '.join(chosen)}."))
 
 
-def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
-    """The parameters that have one of the names, or whose layer does; raises ModelRefusedError for an unknown name."""
+def named(model: Model, chosen: Sequence[str], setting: Slot) -> set[str]:
+    """The parameters that have one of the names, or whose layer does; raises ModelRefusedError for an unknown name.
+
+    setting: that the names are from.
+    """
     own = [name for name, _ in model.module.named_parameters()]
     for prefix in chosen:
         if not any(_is_below(name, [prefix]) for name in own):
             layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in own))
             raise ModelRefusedError(
-                f"{what} lists {prefix!r}, which the model {model.name!r} has not; its layers are {', '.join(layers)}."
+                "{setting} lists {prefix!r}, which the model {model!r} has not; its layers are {layers}.",
+                code="layer_unknown",
+                setting=setting,
+                prefix=prefix,
+                model=model.name,
+                layers=", ".join(layers),
             )
     return {name for name in own if _is_below(name, chosen)}
 
@@ -120,7 +140,9 @@ def adapted(
     """
     if reinitialize and start is None:
         raise ModelRefusedError(
-            "model.reinitialize is what model.start leaves as it is; give model.start, or no model.reinitialize."
+            "{network.reinitialize} is what {network.start} leaves as it is; give {network.start}, or no"
+            " {network.reinitialize}.",
+            code="reinitialize_without_start",
         )
     if start is not None:
         model = started(model, start, reinitialize=reinitialize)

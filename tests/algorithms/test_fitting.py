@@ -11,7 +11,6 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -42,8 +41,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.record_loader import RecordLoader
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card import RunRecord, load, text, verify
-from algorithms.privacy.card import build as build_card
+from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepared import load_as
 from flows.cli.main import app
@@ -51,7 +49,6 @@ from tests.support import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once
 from tests.support.refusals import refused
-from tests.support.synthetic_run import with_entries
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["costs_once", "prepared_digits", "workspace"]
@@ -276,7 +273,7 @@ def test_a_call_that_fails_after_its_charge_is_given_up_and_says_what_it_cost(
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         assert ledger_rows(own_home) == ["population", "reserve"]
-        raise error
+        raise error("it broke")
 
     with monkeypatch.context() as patch, pytest.raises(error) as failed:
         patch.setattr(owner, name, broken)
@@ -329,10 +326,7 @@ def test_a_call_without_a_ledger_says_what_it_cost_only_once_it_has_begun(
 def test_what_a_card_cannot_state_is_refused_before_the_charge(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_a_source(run: RunRecord, *given: Any) -> Any:
-        return build_card(replace(run, data=with_entries(run.data, source="")), *given)
-
-    monkeypatch.setattr(fitting, "build", without_a_source)
+    monkeypatch.setattr(fitting, "_FACTS", {"source": None})
     with pytest.raises(RefusedError, match="could not be reported, so it is not charged"):
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
@@ -384,9 +378,9 @@ def test_a_target_that_is_no_budget_is_refused(epsilon: float, own_home: Path) -
 
 
 def test_refusals_name_what_the_call_takes() -> None:
-    with pytest.raises(RefusedError, match=r"set method\.sampling_rate and leave expected_batch_size empty"):
+    with pytest.raises(RefusedError, match=r"; set method\.sampling_rate and leave"):
         call(n_is_public=False, delta=1e-5)
-    with pytest.raises(RefusedError, match="; set delta above 0 with the accountant pld or rdp"):
+    with pytest.raises(RefusedError, match="; set delta above 0 with accountant pld or rdp"):
         call(accountant="pure", delta=0.0)
 
 

@@ -10,7 +10,6 @@ import torch
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.training import train
-from algorithms.errors import RefusedError
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2, Engine
 from algorithms.methods import from_settings
@@ -25,6 +24,7 @@ from algorithms.target_scale import centre_and_scale, histogram_edges
 from tasks.config.step_sizes import noise_for_share
 from tests.support.bench import MadeUp
 from tests.support.device import DEVICE
+from tests.support.refusals import refused_as
 
 FEATURES = features_of({"name": "target_scale", "noise": 5.0})
 
@@ -137,5 +137,5 @@ def test_a_model_s_file_brings_the_scale_back() -> None:
 
 
 def test_other_targets_are_refused() -> None:
-    with pytest.raises(RefusedError, match="of a number to predict"):
+    with refused_as("target_not_a_number"):
         FEATURES.check(build("softmax", input_shape=(3,), classes=4, seed=0))  # type: ignore[attr-defined]

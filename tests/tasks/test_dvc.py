@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 from algorithms.methods import CATALOGUE
 from tasks import calibrate
+from tasks.refusals import PIPELINE
 from tasks.runs.stage_main import refusals
 from tasks.runs.stages import STAGES
 from tests.support.checkout import PROJECT, Checkout
@@ -248,12 +249,12 @@ def test_bad_parameters_are_refused_before_the_training(
         ("expected_batch_size: 64", "expected_batch_size: 5000", "algorithm.expected_batch_size"),
         ("name: dp_sgd", "name: dp_magic", "no algorithm 'dp_magic'"),
         ("epsilon: 3.0", "epsilon: 0", "privacy.epsilon"),
-        ("delta: 1e-5", "delta: 0.1", "set delta to at most"),
+        ("delta: 1e-5", "delta: 0.1", "set privacy.delta to at most"),
         ("clipping: l2", "clip: l2", "unknown key algorithm.clip"),
         ("name: softmax", "name: logistic", "2 classes"),
     ):
         checkout.set(old, new)
-        with pytest.raises(refusals(), match=re.escape(words)):
+        with pytest.raises(refusals(), match=re.escape(words)), PIPELINE.spoken():
             calibrate.main()
         checkout.set(new, old)
     assert checkout.artifact("plan.json") == plan

@@ -25,6 +25,7 @@ from tasks.preflight import rehearsal
 from tasks.runs import store
 from tasks.runs.store import check_run_facts
 from tasks.tracking import live
+from tests.support.refusals import refused_as
 from tests.support.wandb_stand_in import standing_in
 from tests.support.workspace import PARAMS, Workspace, crash, killed_in, prepared_digits, workspace
 
@@ -333,7 +334,7 @@ def test_what_a_run_keeps_is_for_its_owner_only(workspace: Workspace) -> None:
 
 def test_a_private_number_of_records_is_released_first_and_charged(workspace: Workspace) -> None:
     workspace.declare(records=None)
-    with pytest.raises(RefusedError, match=r"set algorithm\.sampling_rate"):
+    with refused_as("rate_missing"):
         workspace.set("privacy")
     workspace.replace("algorithm", {"name": "dp_sgd", "sampling_rate": 0.05, "steps": 20})
     workspace.set("privacy", count_noise=50.0)
@@ -474,7 +475,7 @@ def test_of_two_homes_that_begin_a_run_at_once_one_trains_it(
         rehearse(*given)
 
     monkeypatch.setattr(rehearsal, "rehearse", meanwhile)
-    with pytest.raises(RefusedError, match="reserved by another home with the same owner key"):
+    with refused_as("noise_elsewhere"):
         workspace.train(home=other)
     assert list((other / "runs").iterdir()) == []
     workspace.train()

@@ -7,25 +7,11 @@ Knows no records and no noise. Imports nothing else of ours but errors.
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from algorithms.errors import RefusedError
 
 MAX_EPSILON = 1e4
 """The largest epsilon of a private run; it promises nothing, and the accountants' numbers overflow above it."""
-
-
-EventJson: TypeAlias = dict[str, Any]
-"""An event in a document: the name of its class under "type", beside the fields of that class."""
-
-
-class EventRow(TypedDict):
-    """Releases of one event in a document: count of them in a row, at least 1."""
-
-    event: EventJson
-    count: int
 
 
 @dataclass(frozen=True)
@@ -42,14 +28,22 @@ class Budget:
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
             raise RefusedError(
-                f"epsilon must be at least 0, not {self.epsilon}; give 0 or a positive number."
+                "epsilon must be at least 0, not {epsilon}; give 0 or a positive number.",
+                code="epsilon_negative",
+                epsilon=self.epsilon,
             )
         if not 0 <= self.delta <= 1:
-            raise RefusedError(f"delta must lie between 0 and 1, not {self.delta}; give a probability.")
+            raise RefusedError(
+                "delta must lie between 0 and 1, not {delta}; give a probability.",
+                code="delta_no_probability",
+                delta=self.delta,
+            )
 
     def check_spendable(self) -> None:
         """Raises RefusedError unless it can be spent adaptively: a finite epsilon above 0 and delta in (0, 1)."""
         if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
             raise RefusedError(
-                f"{self} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
+                "{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1).",
+                code="budget_not_spendable",
+                budget=self,
             )

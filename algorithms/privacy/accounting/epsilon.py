@@ -82,8 +82,9 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
         )
     if not rule_of(event).is_proven(event, adjacency):
         raise RefusedError(
-            "sampling without replacement is proven under REPLACE_ONE alone; set algorithm.adjacency to it, or take a"
-            " full batch or a Poisson sample."
+            "sampling without replacement is proven under REPLACE_ONE alone; set {method.adjacency} to it,"
+            " or take a full batch or a Poisson sample.",
+            code="sample_without_bound",
         )
     for inner in parts(event):
         _check(adjacency, inner)
@@ -227,7 +228,10 @@ def _epsilon(key: ReprKey) -> float:
     schedule, delta, accountant, adjacency, discretisation = key.arguments
     if accountant != "pure" and not 0 < delta < 1:
         raise RefusedError(
-            f"delta must lie strictly between 0 and 1, not {delta}; set privacy.delta, customarily to 1/n or less."
+            "delta must lie strictly between 0 and 1, not {delta}; set {target.delta}, customarily to 1/n or"
+            " less.",
+            code="delta_outside",
+            delta=delta,
         )
     if any(is_not_private(event) for event, _ in schedule):
         return math.inf
@@ -447,8 +451,11 @@ def search_outwards(
 
 def _unreachable(target: float) -> RefusedError:
     return RefusedError(
-        f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
-        " ask for a larger epsilon, fewer steps, smaller batches or more noise in what is released beside them."
+        "no noise multiplier up to {largest:.0e} meets epsilon = {epsilon:g}; ask for a larger epsilon,"
+        " fewer steps, smaller batches or more noise in what is released beside them.",
+        code="no_noise_meets_epsilon",
+        largest=_NOISE_RANGE[1],
+        epsilon=target,
     )
 
 

@@ -17,7 +17,6 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _comput
 from scipy.special import expit
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting import EventJson
 from algorithms.privacy.accounting.mechanism_plds import (
     AtomsPLD,
     FoldedPLD,
@@ -143,12 +142,12 @@ class EventRule:
         """Whether a theorem covers the event itself, without its parts, under an adjacency."""
         return True
 
-    def to_json(self, event: Any) -> EventJson:
+    def to_json(self, event: Any) -> dict[str, Any]:
         """The event's fields under their own names."""
         fields: tuple[Any, ...] = attrs.fields(type(event))
         return {field.name: _value_to_json(getattr(event, field.name)) for field in fields}
 
-    def from_json(self, kind: type[dp.DpEvent], document: EventJson) -> dp.DpEvent:
+    def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
         """The inverse of `to_json`; raises RefusedError for fields that the class does not have."""
         expected = {field.name for field in attrs.fields(kind)}
         if set(document) != expected:
@@ -163,14 +162,19 @@ class EventRule:
     def pure_epsilon(self, event: Any) -> float:
         """The pure epsilon; raises RefusedError if the event has none."""
         raise RefusedError(
-            f"delta is 0, and the noise of a release ({in_words(event)}) is not purely private; set delta above 0 with"
-            " the accountant pld or rdp, or take an algorithm with Laplace noise, such as 'heavy_ball'."
+            "delta is 0, and the noise of a release ({mechanism}) is not purely private; set {target.delta}"
+            " above 0 with {target.accountant} pld or rdp, or take an algorithm with Laplace noise, such as"
+            " 'heavy_ball'.",
+            code="not_purely_private",
+            mechanism=in_words(event),
         )
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         """The event that stands for it under replace-one."""
         raise RefusedError(
-            f"{in_words(event)} has no bound under REPLACE_ONE; set algorithm.adjacency to ADD_OR_REMOVE_ONE."
+            "{mechanism} has no bound under REPLACE_ONE; set {method.adjacency} to ADD_OR_REMOVE_ONE.",
+            code="no_bound_replace_one",
+            mechanism=in_words(event),
         )
 
     def trace_fields(self, event: Any) -> TraceFields:
@@ -184,8 +188,10 @@ class EventRule:
     def poisson_under_replace_one(self, event: Any, rate: float) -> dp.DpEvent:
         """The event that stands for its Poisson sample under replace-one."""
         raise RefusedError(
-            f"a Poisson sample of {in_words(event)} has no bound under REPLACE_ONE; set algorithm.adjacency to"
-            " ADD_OR_REMOVE_ONE."
+            "a Poisson sample of {mechanism} has no bound under REPLACE_ONE; set {method.adjacency} to"
+            " ADD_OR_REMOVE_ONE.",
+            code="poisson_no_bound_replace_one",
+            mechanism=in_words(event),
         )
 
     def poisson_with_amplification(self, event: Any, rate: float) -> dp.DpEvent:
@@ -216,7 +222,9 @@ class EventRule:
     def rho(self, event: Any) -> float:
         """The rho of the event under zCDP."""
         raise RefusedError(
-            f"{in_words(event)} has no proven zCDP bound; set the data card's composition to renyi or basic."
+            "{mechanism} has no proven zCDP bound; set {population.composition} to renyi or basic.",
+            code="no_bound_by_zcdp",
+            mechanism=in_words(event),
         )
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
@@ -230,8 +238,11 @@ class EventRule:
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         """An event whose loss bounds that of `event` if `count` records are added or removed together."""
         raise RefusedError(
-            f"{in_words(event)} has no bound for {count} records of one person; let the run read one block, or set"
-            " algorithm.name to another method."
+            "{mechanism} has no bound for {count} records of one person; let the run read one block, or set"
+            " {method.kind} to another.",
+            code="no_bound_of_group",
+            mechanism=in_words(event),
+            count=count,
         )
 
 
@@ -647,11 +658,11 @@ class _Selection(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(1 <= event.mean < math.inf and event.shape >= 0)
 
-    def to_json(self, event: Any) -> EventJson:
+    def to_json(self, event: Any) -> dict[str, Any]:
         shape = event.shape if math.isfinite(event.shape) else None
         return {"event": event_to_json(event.event), "mean": event.mean, "shape": shape}
 
-    def from_json(self, kind: type[dp.DpEvent], document: EventJson) -> dp.DpEvent:
+    def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
         is_poisson = document.get("shape", 0.0) is None
         known = super().from_json(kind, {**document, "shape": 1.0} if is_poisson else document)
         return attrs.evolve(known, shape=math.inf) if is_poisson else known
@@ -735,7 +746,7 @@ def _with_parts(event: Any, taken: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpE
     return attrs.evolve(event, event=taken(event.event))
 
 
-def event_to_json(event: dp.DpEvent) -> EventJson:
+def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
     """An event as a nested object: its class name under "type", its fields under their own names.
 
     Raises RefusedError for an event type that the project does not use.
@@ -745,7 +756,7 @@ def event_to_json(event: dp.DpEvent) -> EventJson:
     return {"type": type(event).__name__} | rule_of(event).to_json(event)
 
 
-def event_from_json(document: EventJson) -> dp.DpEvent:
+def event_from_json(document: Mapping[str, Any]) -> dp.DpEvent:
     """The inverse of `event_to_json`; raises RefusedError for an unknown type, and for missing or unknown fields."""
     name = document.get("type")
     for kind, rule in _RULES.items():
@@ -794,7 +805,7 @@ def _value_to_json(value: Any) -> Any:
 
 
 def _value_from_json(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return event_from_json(value)
     if isinstance(value, list):
         return [_value_from_json(item) for item in value]

@@ -218,8 +218,12 @@ class RenyiFilter:
         self.limit = budget.epsilon - conversion(order, budget.delta)
         if self.limit <= 0:
             raise RefusedError(
-                f"epsilon {budget.epsilon:g} at delta {budget.delta:g} leaves nothing at order {order:g};"
-                " choose a larger order or a larger epsilon."
+                "epsilon {epsilon:g} at delta {delta:g} leaves nothing at order {order:g}; choose a larger"
+                " order or a larger epsilon.",
+                code="order_leaves_nothing",
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                order=order,
             )
         self._total, self._paid = 0.0, PaidSteps()
 
@@ -292,7 +296,11 @@ def epsilon_of_zcdp(rho: float, delta: float) -> float:
 def rho_of_budget(budget: Budget) -> float:
     """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula."""
     if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
-        raise RefusedError(f"{budget} has no finite rho; give a finite epsilon above 0 and delta in (0, 1).")
+        raise RefusedError(
+            "{budget} has no finite rho; give a finite epsilon above 0 and delta in (0, 1).",
+            code="rho_not_finite",
+            budget=budget,
+        )
     inverse = find_smallest(
         lambda x: epsilon_of_zcdp(1 / x, budget.delta),
         budget.epsilon,
@@ -301,7 +309,12 @@ def rho_of_budget(budget: Budget) -> float:
         tolerance=1e-10,
     )
     if inverse is None:
-        raise RefusedError(f"{budget} leaves no rho above {math.exp(-60.0):.0e}; ask for a larger epsilon.")
+        raise RefusedError(
+            "{budget} leaves no rho above {smallest:.0e}; ask for a larger epsilon.",
+            code="rho_too_small",
+            budget=budget,
+            smallest=math.exp(-60.0),
+        )
     return (1 - 1e-9) / inverse
 
 

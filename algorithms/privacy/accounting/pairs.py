@@ -34,7 +34,10 @@ def pld_by_library(
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(
-            f"no bound is known by PLD for {words}; set privacy.accountant to rdp, or algorithm.name to another method."
+            "no bound is known by PLD for {mechanism}; set {target.accountant} to rdp, or {method.kind} to"
+            " another.",
+            code="no_bound_by_pld",
+            mechanism=words,
         )
     accountant.compose(event, count)
     return accountant._pld  # it has no public reader
@@ -58,7 +61,10 @@ def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> PLDPair:
     exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
     """
     if not largest < _LARGEST_LOSS:
-        raise RefusedError("the privacy loss of a trial has too heavy a tail; set privacy.accountant to rdp.")
+        raise RefusedError(
+            "the privacy loss of a trial has too heavy a tail; set {target.accountant} to rdp.",
+            code="trial_tail",
+        )
     above = np.linspace(0.0, largest, _CORNERS)
     points = np.concatenate([-above[:0:-1], above])
 
@@ -107,6 +113,7 @@ def shift_of_selection(event: Any, deltas: Deltas) -> float:
     enough = np.flatnonzero((1 - gamma) * slack <= gamma * np.expm1(tried))
     if not len(enough):
         raise RefusedError(
-            "a trial tells too much for the profile of the best; set privacy.accountant to rdp."
+            "a trial tells too much for the profile of the best; set {target.accountant} to rdp.",
+            code="trial_profile",
         )
     return float((event.shape + 1) * tried[enough[0]])

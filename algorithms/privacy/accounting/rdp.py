@@ -34,7 +34,10 @@ def rdp_by_library(
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
         raise RefusedError(
-            f"no bound is known by RDP for {words}; set privacy.accountant to pld, or algorithm.name to another method."
+            "no bound is known by RDP for {mechanism}; set {target.accountant} to pld, or {method.kind} to"
+            " another.",
+            code="no_bound_by_rdp",
+            mechanism=words,
         )
     with _quiet_about_dropped_orders():
         accountant.compose(event)

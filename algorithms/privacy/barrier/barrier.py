@@ -163,8 +163,10 @@ def check_slices(sampling: Sampling, clipping: Clipping) -> None:
     if isinstance(clipping, Affine) or isinstance(sampling, Importance):
         what = type(clipping if isinstance(clipping, Affine) else sampling).__name__
         raise RefusedError(
-            f"{what} needs whole vectors of parameters, of which performance.shard_trained leaves each process a slice;"
-            " set it to false."
+            "{what} needs whole vectors of parameters, of which {compute.shard_trained} leaves each process"
+            " a slice; set it to false.",
+            code="clipping_of_whole_vectors",
+            what=what,
         )
 
 

@@ -81,8 +81,10 @@ class ComputeConfig:
         """Raises RefusedError for private records if the device's last bits depend on the batch, unless accepted."""
         if engine.batch_dependence and private and not self.accept_rounding:
             raise RefusedError(
-                f"{engine.batch_dependence}; set performance.device to cpu, or performance.accept_rounding to true,"
-                " which the privacy card states."
+                "{why}; set {compute.device} to cpu, or {compute.accept_rounding} to true, which the privacy"
+                " card states.",
+                code="rounding_depends_on_batch",
+                why=engine.batch_dependence,
             )
 
     def engine(self, model: Model, records: RecordArrays) -> Engine:
@@ -107,14 +109,23 @@ class ComputeConfig:
                     shard_trained=self.shard_trained,
                 )
         except UnsupportedModelError as reason:
-            raise ModelRefusedError(str(reason)) from reason
+            raise ModelRefusedError(
+                "{message}", code=reason.code or "model_unsupported", message=str(reason), **reason.fields
+            ) from reason
         except RecordsNotIndependentError as reason:
-            advice = "use layers and losses that take each record by itself, like GroupNorm."
+            advice = "use layers and losses that take each record by itself, like GroupNorm"
             if "BatchNorm" in str(reason):
-                advice = "use GroupNorm, which algorithms.replace_batch_norm(model) puts in its place."
-            raise RefusedError(f"{reason}, so no record's gradient can be clipped; {advice}") from reason
+                advice = "use GroupNorm, which algorithms.replace_batch_norm(model) puts in its place"
+            raise RefusedError(
+                "{why}, so no record's gradient can be clipped; {advice}.",
+                code="records_mixed",
+                why=reason,
+                advice=advice,
+            ) from reason
         if engine.is_random:
             raise RefusedError(engine.random_layer)
         if engine.precision_refusal:
-            raise RefusedError(engine.precision_refusal)
+            raise RefusedError(
+                "{message}", code="computes_in_16_bits", message=engine.precision_refusal, model=model.name
+            )
         return engine

@@ -22,7 +22,10 @@ def device_of(name: str) -> torch.device:
     if here is None or name not in ("auto", here.type):
         choice = "auto or cpu" if here is None else f"auto, cpu or {here.type}"
         raise RefusedError(
-            f"performance.device is {name}, but PyTorch sees no such device here; set it to {choice}."
+            "{compute.device} is {name}, but PyTorch sees no such device here; set it to {choice}.",
+            code="device_missing",
+            name=name,
+            choice=choice,
         )
     lacking = None if here.type == "cuda" else _why_not_64_bits(here)
     if lacking is not None:
@@ -30,7 +33,12 @@ def device_of(name: str) -> torch.device:
         if name == "auto":
             _LOG.warning("%s, so the CPU computes", said)
             return torch.device("cpu")
-        raise RefusedError(f"performance.device is {name}, but {said}; set it to cpu.")
+        raise RefusedError(
+            "{compute.device} is {name}, but {said}; set it to cpu.",
+            code="device_without_64_bits",
+            name=name,
+            said=said,
+        )
     _make_deterministic()
     return here
 

@@ -434,7 +434,6 @@ _UNTOLD = (
 )
 _SOME, _MAX_MADE_UP = 100, 10**7
 """Made-up records in a sample, and of which it is drawn; they are one record, so they take no memory."""
-_TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
 
 
 def _with_fixed_arithmetic(
@@ -444,17 +443,21 @@ def _with_fixed_arithmetic(
 
     @functools.wraps(answer)
     def computed(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        told: str | None = None
+        is_short = False
         try:
             with fixed_arithmetic(self.compute, self.engine):
                 return answer(self, *args, **kwargs)
         except (OutOfReachError, ProcessLostError):
             raise
         except Exception as reason:
-            if lacks_memory(reason):
-                told = _TOO_LITTLE
+            is_short = lacks_memory(reason)
         # Outside of the handlers, since an error that is raised in one carries the first error along.
-        raise QueryFailedError(told or _failure_on_made_up_records(answer, self, args, kwargs) or _UNTOLD)
+        if is_short:
+            raise QueryFailedError(
+                "memory did not suffice for an answer; set {compute.physical_batch} or {compute.memory_mb} to less.",
+                code="answer_short_of_memory",
+            )
+        raise QueryFailedError(_failure_on_made_up_records(answer, self, args, kwargs) or _UNTOLD)
 
     return computed
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -32,6 +32,7 @@ from algorithms.privacy.accounting.filters import (
     FIXED,
     conversion,
     epsilon_of_zcdp,
+    filter_from_json,
     rho_of,
 )
 from algorithms.privacy.card.build import (
@@ -47,10 +48,11 @@ from algorithms.privacy.card.schema import (
     EVALUATION,
     RELEASED,
     ROUNDING,
+    Account,
+    Amount,
     CompositionSection,
     PrivacyCard,
 )
-from algorithms.privacy.documents import Account, Amount, PlanDocument
 from algorithms.privacy.ledger import UNIT, WHOLE_POPULATION, Balance
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def verify(
     public key, from elsewhere than the card; without it only whoever signed is known to have signed it all. unsigned:
     whether a card without a signature may hold. Raises RefusedError where the card's events are unknown.
     """
-    schedule = card.schedule
+    schedule = schedule_from_json([row.model_dump() for row in card.events])
     adjacency, stated = adjacency_named(card.setting.adjacency), card.accounting
     recomputed = recompute(
         schedule, stated.delta, stated.composition, adjacency, stated=stated.epsilon.model_dump()
@@ -181,7 +183,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
     blocks, notes = accounts.blocks, json.loads(settled.about)
     signer = None if card.signature is None else card.signature.public_key
     charged = schedule_from_json(json.loads(settled.events))
-    stated = card.schedule
+    stated = schedule_from_json([row.model_dump() for row in card.events])
     agreed = {
         "signature": (signer is None or card.signature_holds()) and reserved.get(SIGNER) == signer,
         "algorithm": card.mechanism.algorithm in reserved.get("algorithm", "").split(", "),
@@ -218,9 +220,7 @@ def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterato
         "signature", holds, words if holds else "the facts are others than those that were signed"
     )
     if key is None:
-        yield CardCheck(
-            "owner", None, f"ask the owner whether {signer} is theirs, and give their public key (--key)"
-        )
+        yield CardCheck("owner", None, f"ask the owner whether {signer} is theirs, and give their public key")
     else:
         yield CardCheck(
             "owner",
@@ -267,7 +267,7 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
         "rounding", same, "as this version rounds" if same else "otherwise than this version rounds"
     )
     asked = sum(query.count for query in mechanism.queries)
-    schedule = card.schedule
+    schedule = schedule_from_json([row.model_dump() for row in card.events])
     counts = {sum(count for _, count in one) for one in trials_of(schedule) or [releases_in_order(schedule)]}
     same = mechanism.releases == asked and asked in counts
     yield CardCheck("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
@@ -328,7 +328,7 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardChe
         yield from (CardCheck(name, None, "no plan lies beside the card") for name in _PLAN)
         return
     try:
-        plan = PlanDocument.read(path)
+        plan = json.loads(path.read_bytes())
         is_evaluated = EVALUATION in card.evidence.files
         found = [_difference_to_plan(plan, schedule, is_evaluated=is_evaluated), _differing(plan, card)]
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
@@ -345,10 +345,9 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
         return
     try:
         released = json.loads((folder / EVALUATION).read_bytes())
-        planned = PlanDocument.read(folder / "plan.json").evaluation
+        planned = json.loads((folder / "plan.json").read_bytes())["evaluation"]
         (noised,) = [query for query in card.mechanism.queries if query.kind == "evaluation"]
-        found = released["spec"], released["noise_std"]
-        same = planned is not None and found == (planned.spec, noised.noise_std.least)
+        same = released["spec"] == planned["spec"] and released["noise_std"] == noised.noise_std.least
     except (OSError, KeyError, TypeError, ValueError):
         same = False
     yield CardCheck(
@@ -356,7 +355,7 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
     )
 
 
-def _difference_to_plan(plan: PlanDocument, schedule: Schedule, *, is_evaluated: bool) -> str | None:
+def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evaluated: bool) -> str | None:
     """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed.
 
     An evaluation that was planned may be missing: where it failed, the run ended without it.
@@ -367,13 +366,13 @@ def _difference_to_plan(plan: PlanDocument, schedule: Schedule, *, is_evaluated:
     elif is_evaluated:  # under replace-one, where it is composed with the training
         schedule, evaluated = schedule[:-1], [schedule[-1:]]
     if evaluated is not None:
-        planned = () if plan.evaluation is None else plan.evaluation.schedule
-        if [*map(schedule_to_json, evaluated)] != [[*planned]]:
+        planned = schedule_from_json(plan.get("evaluation", {}).get("schedule", []))
+        if [*map(schedule_to_json, evaluated)] != [schedule_to_json(planned)]:
             return "another evaluation than the card's"
-    if plan.filter == FIXED:
-        same = same_events(schedule_from_json(plan.schedule), schedule)
+    if filter_from_json(plan["filter"]) == FIXED:
+        same = same_events(schedule_from_json(plan["schedule"]), schedule)
         return None if same else "other events than the card's"
-    before = merge_neighbours(schedule_from_json(plan.prior_events))
+    before = merge_neighbours(schedule_from_json(plan["prior_events"]))
     first, left = [], sum(count for _, count in before)
     for event, count in schedule:
         first += [(event, min(count, left))] if left > 0 else []
@@ -382,22 +381,31 @@ def _difference_to_plan(plan: PlanDocument, schedule: Schedule, *, is_evaluated:
     return None if begins else "the events before those that are chosen adaptively are others than the card's"
 
 
-def _differing(plan: PlanDocument, card: PrivacyCard) -> str | None:
-    mechanism, setting, accounts = card.mechanism, card.setting, card.accounting
-    planned = mechanism_of(plan)
-    pairs: dict[str, tuple[object, object]] = {
-        **{name: (value, getattr(mechanism, name)) for name, value in planned.items()},
-        "composition": (composition_of(plan), accounts.composition),
-        "adjacency": (plan.adjacency, setting.adjacency),
-        "noise": (plan.noise, card.implementation.noise),
-        "diagnostics": (plan.diagnostics in (None, mechanism.diagnostics), True),
-        "dataset": (plan.dataset, setting.dataset),
-        "records": (plan.public["records"], setting.records),
-        "target": (plan.target, accounts.target),
-        "delta": (plan.delta, accounts.delta),
-        "accountant": (plan.accountant if plan.filter == FIXED else "rdp", accounts.accountant),
+def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
+    mechanism, setting, accounts = card.mechanism.model_dump(mode="json"), card.setting, card.accounting
+    is_fixed = filter_from_json(plan["filter"]) == FIXED
+    expected = mechanism_of(plan) | {
+        "composition": composition_of(plan),
+        "adjacency": plan["adjacency"],
+        "noise": plan["noise"],
+        "diagnostics": plan.get("diagnostics", card.mechanism.diagnostics),
+        "dataset": plan["dataset"],
+        "records": plan["public"]["records"],
+        "target": plan["target"],
+        "delta": plan["delta"],
+        "accountant": plan["accountant"] if is_fixed else "rdp",
     }
-    differing = [name for name, (value, stated) in pairs.items() if value != stated]
+    stated = mechanism | {
+        "composition": accounts.composition.model_dump(),
+        "adjacency": setting.adjacency,
+        "noise": card.implementation.noise,
+        "dataset": setting.dataset,
+        "records": setting.records,
+        "target": accounts.target.model_dump(),
+        "delta": accounts.delta,
+        "accountant": accounts.accountant,
+    }
+    differing = [name for name, value in expected.items() if stated.get(name) != value]
     return f"the plan has another {', '.join(differing)}" if differing else None
 
 

@@ -58,7 +58,7 @@ class Draft:
     population: str
     budget: Budget
     run_id: str | None = None
-    events: Events = ()
+    events: Sequence[Mapping[str, Any]] = ()
     notes: Mapping[str, object] = field(default_factory=dict)
     block: str = WHOLE_POPULATION
 
@@ -273,8 +273,12 @@ class LedgerState:
         if (population, block) not in self.caps:
             known = ", ".join(map(repr, self.blocks(population))) or "none yet"
             raise RefusedError(
-                f"population {population!r} has no block {block!r} (it has {known}); `epsilonflow ledger block"
-                f" {population} {block}` declares it, and so does the first run on it."
+                "population {population!r} has no block {block!r} (it has {known}); declare it, or let the first"
+                " run on it do so.",
+                code="block_unknown",
+                population=population,
+                block=block,
+                known=known,
             )
         return self.caps[population, block]
 

@@ -29,7 +29,9 @@ def find(state: LedgerState, run_id: str) -> ReservedRun:
     """A reserved run; raises RefusedError for an unknown one."""
     if run_id not in state.runs:
         raise RefusedError(
-            f"the ledger has no reservation of run {run_id!r}; `epsilonflow ledger history` lists those it has."
+            "the ledger has no reservation of run {run_id!r}; its history lists those it has.",
+            code="run_unknown",
+            run_id=run_id,
         )
     return state.runs[run_id]
 
@@ -56,9 +58,14 @@ def check_repeats(state: LedgerState, population: str, held: Mapping[str, Sequen
                 block, other = other, block
             allowed = "one block alone" if count == 1 else f"{count} blocks at most"
             raise BudgetRefusedError(
-                f"the blocks {other!r} and {block!r} of population {population!r} hold exactly the same records,"
-                f" and a record is in {allowed}; leave {block!r} out, or let the owner of the data say that these are"
-                f" other people, by `epsilonflow ledger overrule {population} {block} {other}`."
+                "the blocks {other!r} and {block!r} of population {population!r} hold exactly the same records,"
+                " and a record is in {allowed}; leave {block!r} out, or let the owner of the data say that these are"
+                " other people.",
+                code="block_repeated",
+                other=other,
+                block=block,
+                population=population,
+                allowed=allowed,
             )
 
 
@@ -70,11 +77,13 @@ def check_changes(state: LedgerState, population: str, held: Mapping[str, Sequen
         is_allowed = (population, frozenset((block,))) in state.allowed
         if is_comparable and contents(charged).isdisjoint(contents(digests)) and not is_allowed:
             raise BudgetRefusedError(
-                f"the block {block!r} of population {population!r} does not hold the records that were charged: some"
+                "the block {block!r} of population {population!r} does not hold the records that were charged: some"
                 " were changed, added or removed since. A person who came from another block would have a second cap"
                 " here. Bring the charged records back and give new ones a block of their own; or let the owner of"
-                " the data say that everybody in it stays in it, by"
-                f" `epsilonflow ledger overrule {population} {block}`."
+                " the data say that everybody in it stays in it.",
+                code="block_changed",
+                block=block,
+                population=population,
             )
 
 
@@ -109,8 +118,10 @@ def check_resumes(run: ReservedRun, drafts: Sequence[Draft]) -> None:
     noise_keys = again.notes.get(NOISE_KEY), run.noise_key
     if None not in noise_keys and len({*noise_keys}) > 1:
         raise NoiseElsewhereError(
-            f"run {again.run_id!r} is reserved by another home with the same owner key, which has its noise; wait for"
-            f" its end there, or give it up by `epsilonflow ledger forfeit {again.run_id}` where that home is gone."
+            "run {run_id!r} is reserved by another home with the same owner key, which has its noise; wait for its"
+            " end there, or forfeit it where that home is gone.",
+            code="noise_elsewhere",
+            run_id=again.run_id,
         )
 
 
@@ -292,9 +303,6 @@ def _notes(terms: Terms, price: float | None, together: int) -> dict[str, object
     return priced | ({"together": together} if terms.blocks_per_person > 1 else {})
 
 
-_RAISED = "unless the owner of the data raises the cap by `epsilonflow ledger cap`."
-
-
 def blocks_in_words(blocks: Sequence[str]) -> str:
     """Some blocks as messages name them: the first three."""
     shown = ", ".join(map(repr, blocks[:3])) + (f" and {len(blocks) - 3} more" if blocks[3:] else "")
@@ -319,7 +327,11 @@ def _refusal(
             f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
         )
     words = _basic if state.term(population).composition.kind == "basic" else _by_events
-    return BudgetRefusedError(words(state, account, f"run {run_id!r}", where, draft, charge))
+    return BudgetRefusedError(
+        "{why}, unless the owner of the data raises the cap.",
+        code="budget_exceeded",
+        why=words(state, account, f"run {run_id!r}", where, draft, charge),
+    )
 
 
 def _basic(
@@ -343,7 +355,6 @@ def _basic(
         f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
         f" {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; "
         + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
-        + f", {_RAISED}"
     )
 
 
@@ -358,7 +369,7 @@ def _by_events(
         f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_times_counted_text(terms.blocks_per_person)}, but"
         f" {where} has"
         f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
-        f" spent and {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; ask for less, {_RAISED}"
+        f" spent and {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; ask for less"
     )
 
 

@@ -17,6 +17,7 @@ from algorithms.errors import ModelRefusedError
 from algorithms.extension import NotUsableError
 from algorithms.models.libraries import imported_library, package_folder
 from tests.support.public_texts import WORDS, publish
+from tests.support.refusals import refused_as
 
 TEXTS = ["A film that I liked.", "", "bad " * 50, "Ein Wort, zwei Wörter."]
 
@@ -174,7 +175,7 @@ def test_a_vision_model_is_read_from_a_folder_with_its_preprocessing(tmp_path: P
         with torch.inference_mode():
             pooled = sees(pixel_values=(sized - 0.4) / 0.2).pooler_output
         assert np.allclose(found.load()(images(2)), pooled.flatten(1), atol=1e-4), name
-    with pytest.raises(ModelRefusedError, match="does not take images of 40 pixels"):
+    with refused_as("image_size", ModelRefusedError, side=40):
         encoder(f"huggingface/{tmp_path / 'vit'}", Frozen(size=40))
 
 

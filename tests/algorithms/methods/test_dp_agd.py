@@ -13,13 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, NoisySum, distance_from_uniform
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
-from algorithms.privacy.documents import StatedPlan
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, argmin_release, noisy_argmin
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, Sampling
@@ -36,6 +34,7 @@ from tests.support.descent import (
     run,
     stepped,
 )
+from tests.support.refusals import refused_as
 
 GRADIENTS = [torch.tensor([30.0, -40.0]), torch.tensor([10.0, 5.0]), torch.tensor([-7.0, 2.0])]
 
@@ -309,9 +308,9 @@ def test_a_private_number_of_records_is_not_asked_for() -> None:
 def test_a_plan_is_read_back_as_it_was() -> None:
     for method in (DPAGD(), DPAGD(sampling_rate=0.2), DPAGD(paper_budget=True)):
         plan = planned(method)
-        written = json.loads(json.dumps(plan.to_document().to_json()))
+        written = json.loads(json.dumps(plan.to_json()))
         assert written["noise_multiplier"] is None  # 0 would say that there is no noise
-        again = Plan.from_document(StatedPlan.model_validate(written))
+        again = Plan.from_json(written)
         again.check()
         assert again == plan
 
@@ -322,7 +321,7 @@ ADULT = PlanningFacts(39_074, 124, 1, 2, loss=LossBounds(1.0, 0.25, 0.0), start_
 
 def law_of(epsilon: float, facts: PlanningFacts = ADULT, **settings: Any) -> dict[str, Any]:
     plan = DPAGD(**settings).plan(Target(Budget(epsilon, 1e-8)), facts)
-    return plan.method_params["selection_law"]
+    return plan.to_json()["method_params"]["selection_law"]
 
 
 def test_a_plan_states_how_far_its_selection_is_from_a_coin() -> None:
@@ -379,38 +378,38 @@ def test_a_plan_with_the_papers_budget_states_all_that_it_decides() -> None:
         "steps_grid": [index / 20 for index in range(21)], "range_every": 10, "range_growth": 1.1,
         "range_shrink": 1.0, "momentum": 0.0, "iterates": "last", "regularisation": 0.0,
     }  # fmt: skip
-    stated = planned(DPAGD(paper_budget=True)).method_params["paper_protocol"]
+    stated = planned(DPAGD(paper_budget=True)).to_json()["method_params"]["paper_protocol"]
     assert stated == {"paper": "Lee and Kifer 2018", "settings": printed, "departures": []}
-    other = planned(DPAGD(paper_budget=True, clip_norm=2.0, gamma=0.3)).method_params["paper_protocol"]
+    other = planned(DPAGD(paper_budget=True, clip_norm=2.0, gamma=0.3)).to_json()["method_params"][
+        "paper_protocol"
+    ]
     assert other["settings"] == printed | {"clip_norm": 2.0, "gamma": 0.3}
     assert sorted(other["departures"]) == ["clip_norm", "gamma"]
     assert planned(DPAGD()).method_params["paper_protocol"] is None
 
 
 @pytest.mark.parametrize(
-    ("settings", "facts", "sentence"),
+    ("settings", "facts", "code"),
     [
-        ({}, {"loss": None}, "losses from 0 up"),
-        ({}, {"loss": LossBounds(1.0, 1.0, -1.0)}, "losses from 0 up"),
-        ({"steps_grid": (0.1, 0.2)}, {}, "must be 0"),
-        ({"steps_grid": (0.0,)}, {}, "must be 0"),
-        ({"steps_grid": (0.0, 0.0, 0.5)}, {}, "must be 0"),
-        ({"regularisation": 0.1}, {"records": None}, "regularisation"),
-        ({"paper_budget": True, "sampling_rate": 0.1}, {}, "not valid for samples"),
-        ({"averaging": "printed"}, {}, "printed"),
-        ({"paper_budget": True, "iterations": 1}, {}, "iterations"),
-        ({"sampling_rate": 0.1}, {"epsilon": 1e-3}, "too small"),
-        ({}, {"delta": 0.0}, "delta"),
-        ({"paper_budget": True}, {"delta": 0.0}, "delta"),
-        ({"sampling_rate": 0.1}, {"epsilon": math.inf}, "finite epsilon"),
+        ({}, {"loss": None}, "losses_below_0"),
+        ({}, {"loss": LossBounds(1.0, 1.0, -1.0)}, "losses_below_0"),
+        ({"steps_grid": (0.1, 0.2)}, {}, "steps_grid"),
+        ({"steps_grid": (0.0,)}, {}, "steps_grid"),
+        ({"steps_grid": (0.0, 0.0, 0.5)}, {}, "steps_grid"),
+        ({"regularisation": 0.1}, {"records": None}, "regularised_private_count"),
+        ({"paper_budget": True, "sampling_rate": 0.1}, {}, "paper_budget_of_samples"),
+        ({"averaging": "printed"}, {}, "printed_averaging"),
+        ({"paper_budget": True, "iterations": 1}, {}, "iteration_above_budget"),
+        ({"sampling_rate": 0.1}, {"epsilon": 1e-3}, "sampled_budget_too_small"),
+        ({}, {"delta": 0.0}, "rho_not_finite"),
+        ({"paper_budget": True}, {"delta": 0.0}, "budget_not_spendable"),
+        ({"sampling_rate": 0.1}, {"epsilon": math.inf}, "budget_not_spendable"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(
-    settings: dict[str, Any], facts: dict[str, Any], sentence: str
-) -> None:
+def test_what_does_not_fit_is_refused(settings: dict[str, Any], facts: dict[str, Any], code: str) -> None:
     delta = facts.get("delta", DELTA)
     target = Target(Budget(facts.get("epsilon", EPSILON), delta), "pld" if delta else "pure")
     facts = {key: value for key, value in facts.items() if key not in ("epsilon", "delta")}
     known = {"records": RECORDS, "parameters": 7, "layers": 1, "classes": 2, "loss": model_of().bounds}
-    with pytest.raises(RefusedError, match=sentence):
+    with refused_as(code):
         DPAGD(**settings).plan(target, PlanningFacts(**(known | facts)))

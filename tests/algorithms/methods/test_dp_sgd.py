@@ -24,6 +24,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import in_levels
 from tests.support import bench
 from tests.support.bench import made_up, run, small_model
+from tests.support.refusals import refused_as
 from tests.support.unaccounted import plan_with, with_schedule
 
 TARGET = Target(Budget(0.3, 1e-5))
@@ -81,7 +82,7 @@ def test_where_the_number_of_records_is_private_it_is_counted_first(name: str) -
     assert {type(event).__name__ for event, _ in rest} == {"PoissonSampledDpEvent"}
     with pytest.raises(RefusedError, match=r"no noise multiplier up to 1e\+09 meets epsilon = 0\.005"):
         planned(name, 0.005, records=None, expected_batch_size=None, sampling_rate=0.1)
-    with pytest.raises(RefusedError, match=r"set algorithm\.sampling_rate"):
+    with refused_as("rate_missing"):
         planned(name, 2.0, records=None)
 
 
@@ -281,22 +282,22 @@ def test_under_noise_alone_the_adaptive_step_size_sees_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "code"),
     [
-        (DPSGDDecay(500, 100, rate=0.5), "the noise would fall to"),
-        (ADPSGD(10, 100, decay=Decay("linear_in_sqrt", end=-0.5)), r"the step size after \d+ steps would be"),
-        (ADPSGD(5, 100, decay=Decay(offset=0.0)), r"the step size after \d+ steps would be"),
-        (ADPSGD(5, 100, decay=Decay("adaptive", offset=0.0)), r"the step size after \d+ steps would be"),
+        (DPSGDDecay(500, 100, rate=0.5), "noise_falls_too_far"),
+        (ADPSGD(10, 100, decay=Decay("linear_in_sqrt", end=-0.5)), "step_size_not_finite"),
+        (ADPSGD(5, 100, decay=Decay(offset=0.0)), "step_size_not_finite"),
+        (ADPSGD(5, 100, decay=Decay("adaptive", offset=0.0)), "step_size_not_finite"),
         (
             ADPSGD(5, 100, update=OptimizerConfig(schedule="linear")),
-            r"set algorithm\.update\.schedule to con",
+            "schedule_given_twice",
         ),
     ],
 )
 def test_decays_that_end_in_nothing_and_second_schedules_are_refused(
-    method: Algorithm[Any], said: str
+    method: Algorithm[Any], code: str
 ) -> None:
-    with pytest.raises(RefusedError, match=said):
+    with refused_as(code):
         method.plan(TARGET, FACTS)
 
 
@@ -366,15 +367,13 @@ def test_a_run_asks_for_a_count_at_each_clip_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "records", "sentence"),
+    ("settings", "records", "code"),
     [
-        ({"expected_batch_size": 10, "clip_norm": 2.0, "max_clip_norm": 1.0}, 1000, "lies outside"),
-        ({"sampling_rate": 0.1}, None, r"set algorithm\.count_noise_multiplier"),
-        ({"expected_batch_size": 500, "count_noise_multiplier": 0.5}, 1000, "no noise multiplier up to"),
+        ({"expected_batch_size": 10, "clip_norm": 2.0, "max_clip_norm": 1.0}, 1000, "clip_norm_outside"),
+        ({"sampling_rate": 0.1}, None, "count_noise_missing"),
+        ({"expected_batch_size": 500, "count_noise_multiplier": 0.5}, 1000, "no_noise_meets_epsilon"),
     ],
 )
-def test_impossible_settings_are_refused(
-    settings: dict[str, Any], records: int | None, sentence: str
-) -> None:
-    with pytest.raises(RefusedError, match=sentence):
+def test_impossible_settings_are_refused(settings: dict[str, Any], records: int | None, code: str) -> None:
+    with refused_as(code):
         QuantileClipping(2, **settings).plan(TARGET, PlanningFacts(records, 10, 1, 2))

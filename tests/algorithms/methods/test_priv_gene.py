@@ -12,7 +12,6 @@ from torch import Tensor
 
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.errors import RefusedError
 from algorithms.methods.dp_agd import PrivGene, Selection
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
@@ -27,6 +26,7 @@ from tests.support.descent import (
     planned,
     run,
 )
+from tests.support.refusals import refused_as
 
 
 class Scripted:
@@ -93,16 +93,16 @@ def test_it_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "sentence"),
+    ("facts", "code"),
     [
-        ({"loss": None}, "losses from 0 up"),
-        ({"loss": LossBounds(1.0, 1.0, -0.5)}, "losses from 0 up"),
-        ({"records": None}, "set algorithm.rounds"),
+        ({"loss": None}, "losses_below_0"),
+        ({"loss": LossBounds(1.0, 1.0, -0.5)}, "losses_below_0"),
+        ({"records": None}, "rounds_missing"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(facts: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_fit_is_refused(facts: dict[str, Any], code: str) -> None:
     known = {"records": RECORDS, "parameters": 7, "layers": 1, "classes": 2, "loss": model_of().bounds}
-    with pytest.raises(RefusedError, match=sentence):
+    with refused_as(code):
         PrivGene().plan(Target(Budget(EPSILON, DELTA)), PlanningFacts(**(known | facts)))
 
 

@@ -11,6 +11,7 @@ from algorithms.gradients import L2, Engine, LinearRecords, LineCandidates, line
 from algorithms.models import Model, build
 from algorithms.models.cells import CellVectors, behind_cells
 from algorithms.models.saved import architecture, started
+from tests.support.refusals import refused_as
 
 SIZES, WEIGHTS = (3, 5, 2, 8), (0.5, 0.5, 0.1, 0.7)
 TOTAL = sum(SIZES)
@@ -104,5 +105,5 @@ def test_the_map_comes_back_from_a_file_and_a_release_is_a_start(tmp_path: Path)
 
 def test_bfloat16_is_refused() -> None:
     model = build("additive", input_shape=(TOTAL,), classes=2, seed=0, precision="bfloat16")
-    with pytest.raises(ModelRefusedError, match="bfloat16 would round"):
+    with refused_as("cells_in_bfloat16", ModelRefusedError):
         behind_cells(model, SIZES, WEIGHTS)

@@ -13,6 +13,7 @@ from algorithms.privacy.barrier.compute_config import ComputeConfig
 from data.readers.records import RecordBatch
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.support.gradients import naive
+from tests.support.refusals import refused_as
 
 NAMES = ["softmax", "cifar_cnn"]
 
@@ -81,11 +82,12 @@ def test_an_evaluation_sees_the_record_alone() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("mlp", 2), ("scatter_cnn", 2), ("bilstm", 2), ("softmax", 19)])
 def test_views_of_what_is_no_image_and_more_than_there_are_are_refused(name: str, count: int) -> None:
-    with pytest.raises(ModelRefusedError, match=f"model.augmentations is {count}"):
+    code = "too_many_views" if count == 19 else "views_of_images"
+    with refused_as(code, ModelRefusedError, count=count):
         seen(name, count)
 
 
 def test_views_of_a_tiny_image_are_refused() -> None:
     model = build("softmax", input_shape=(1, 2, 9), classes=2, seed=0)
-    with pytest.raises(ModelRefusedError, match=r"set model\.augmentations to 1"):
+    with refused_as("views_of_images", ModelRefusedError):
         adapted(model, input_shape=(1, 2, 9), augmentations=2)

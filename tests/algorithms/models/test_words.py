@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from algorithms.models import Model, ModelRefusedError, build, digest
+from tests.support.refusals import refused_as
 
 WORDS = ("the", "film", "was", "fine")
 VECTORS = {"film": (1.0, 2.0, 3.0), "other": (9.0, 9.0, 9.0), "the": (4.0, 5.0, 6.0)}
@@ -88,7 +89,7 @@ def test_a_list_of_other_words_or_in_another_order_is_refused(tmp_path: Path) ->
 
 
 def test_without_a_checksum_of_the_words_no_word_vectors_are_read(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefusedError, match="words_sha256"):
+    with refused_as("words_unstated", ModelRefusedError):
         model_of(**files(tmp_path))
 
 

@@ -36,6 +36,7 @@ from tasks.predict import predict
 from tests.support.checkout import Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.public_texts import publish
+from tests.support.refusals import refused_as
 from tests.support.workspace import Workspace
 
 NAME = "strange:make"
@@ -108,9 +109,9 @@ def test_a_models_file_names_no_code_that_predict_runs(
     (tmp_path / "new.csv").write_text("x\n0.5\n")
     said = CliRunner().invoke(app, ["predict", "new.csv", "--model", "release"], env={"COLUMNS": "200"})
     assert said.exit_code == 2 and f"allow it by --allow-code {NAME}" in said.stderr
-    with pytest.raises(NotUsableError, match="names code, 'strange:make'"):
+    with refused_as("code_not_allowed", NotUsableError):
         list(predict(path, tmp_path / "new.csv"))
-    with pytest.raises(NotUsableError, match="names code"):
+    with refused_as("code_not_allowed", NotUsableError):
         list(predict(path, tmp_path / "new.csv", allow_code=["other:make"]))
     assert not strange.has_run()
 
@@ -129,7 +130,7 @@ def test_a_folder_of_transformers_names_no_code(strange: Strange) -> None:
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
     facts = {"input_shape": [4], "classes": ["no", "yes"], "model": NAME}
-    with pytest.raises(NotUsableError, match="names code"):
+    with refused_as("code_not_allowed", NotUsableError):
         EpsilonflowModel(EpsilonflowConfig(facts=json.dumps(facts)))
     assert not strange.has_run()
     EpsilonflowModel(EpsilonflowConfig(facts=json.dumps(facts)), allow_code=[NAME])
@@ -143,7 +144,7 @@ def test_a_release_runs_no_code_that_the_models_file_names(
     artifacts = checkout.root / "artifacts"
     model_file(artifacts, model=NAME)
     monkeypatch.setattr(export, "verify", lambda *_, **__: type("Held", (), {"passed": True}))
-    with pytest.raises(NotUsableError, match="names code"):
+    with refused_as("code_not_allowed", NotUsableError):
         export.release(artifacts, tmp_path / "release", key=None)
     assert not strange.has_run() and not (tmp_path / "release").exists()
 

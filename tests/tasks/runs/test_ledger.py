@@ -31,7 +31,7 @@ from tasks.preflight import preview
 from tasks.runs.ledger import bind, declare, register
 from tasks.runs.stages import StageRefusedError
 from tests.support.checkout import PROJECT
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_as
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
 from tests.support.synthetic_run import description
@@ -462,7 +462,7 @@ def test_the_owner_overrules_a_repeat_and_the_ledger_keeps_who(
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
     before = place.ledger.populations()
-    with refused("`epsilonflow ledger overrule tiny w1 copy`", BudgetRefusedError):
+    with refused_as("block_repeated", BudgetRefusedError, block="w1", other="copy"):
         train.main()
     assert (before, [row.kind for row in place.ledger.history()]) == ([], ["population"])
     main.app(["ledger", "overrule", "tiny", "copy", "w1", "--by", "who owns it"], standalone_mode=False)

@@ -33,7 +33,7 @@ from algorithms.privacy.accounting.filters import (
     rho_of_budget,
 )
 from algorithms.privacy.accounting.rdp import rdp_by_library, rdp_of_sampled_gaussian
-from tests.support.refusals import check_refusals, refused
+from tests.support.refusals import refused, refused_as
 
 GAUSSIAN = dp.GaussianDpEvent(2.0)
 EVENTS = [
@@ -99,22 +99,21 @@ def test_what_has_no_cost_is_refused_in_one_sentence() -> None:
         with refused("an event and a count"):
             schedule_from_json([row])
     for delta in (0.0, 1.0, -0.1, 2.0):
-        with refused("strictly between"):
+        with refused_as("delta_outside"):
             epsilon([(GAUSSIAN, 1)], delta)
     for count in (0, -1, 2.5):
         with refused("give a whole number from 1"):
             ScheduleFilter([(GAUSSIAN, count)], small)  # type: ignore[list-item]
-    check_refusals(
-        {
-            "set privacy.accountant to rdp": lambda: epsilon([(dp.dp_event.ZCDpEvent(0.1), 1)], 1e-5),
-            "no noise multiplier up to": lambda: calibrate(
-                lambda z: [(dp.GaussianDpEvent(1.0), 1)], Budget(0.1, 1e-5), accountant="rdp"
-            ),
-            "leaves nothing at order": lambda: RenyiFilter(1.5, small),
-            "an order above 1": lambda: RenyiFilter(1.0, small),
-            "no proven zCDP bound": lambda: rho_of(dp.PoissonSampledDpEvent(0.1, GAUSSIAN)),
-        }
-    )
+    with refused("an order above 1"):
+        RenyiFilter(1.0, small)
+    with refused_as("no_bound_by_pld"):
+        epsilon([(dp.dp_event.ZCDpEvent(0.1), 1)], 1e-5)
+    with refused_as("no_noise_meets_epsilon", epsilon=0.1):
+        calibrate(lambda z: [(dp.GaussianDpEvent(1.0), 1)], Budget(0.1, 1e-5), accountant="rdp")
+    with refused_as("order_leaves_nothing", order=1.5):
+        RenyiFilter(1.5, small)
+    with refused_as("no_bound_by_zcdp"):
+        rho_of(dp.PoissonSampledDpEvent(0.1, GAUSSIAN))
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -8,6 +8,7 @@ import torch
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.barrier.device import device_of
+from tests.support.refusals import refused_as
 
 
 @pytest.fixture
@@ -52,9 +53,7 @@ def test_a_device_that_is_not_there_is_refused(
     name: str, accelerator: str | None, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see(monkeypatch, accelerator)
-    with pytest.raises(
-        RefusedError, match=f"performance.device is {name}, but .* here; set it to {choice}\\."
-    ):
+    with refused_as("device_missing", name=name, choice=choice):
         device_of(name)
 
 

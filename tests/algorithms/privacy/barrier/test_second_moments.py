@@ -19,6 +19,7 @@ from algorithms.privacy.barrier.unnoised_queries import (
 from algorithms.privacy.mechanisms.release import Gaussian
 from tests.support.barriers import Free, barrier
 from tests.support.bench import made_up, with_record
+from tests.support.refusals import refused_as
 
 
 def records(count: int = 6, *, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -105,7 +106,7 @@ def test_memory_that_lacks_leaves_no_record_out(error: Exception) -> None:
             raise error
         return table[label]
 
-    with pytest.raises(QueryFailedError, match="memory did not suffice"):
+    with refused_as("answer_short_of_memory", QueryFailedError):
         asked.total(statistic, bound=L2(1.0), noise=Gaussian(1e-6))
 
 

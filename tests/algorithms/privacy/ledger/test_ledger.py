@@ -42,7 +42,7 @@ def test_the_refusal_says_what_was_asked_what_is_left_and_what_would_fit(ledger:
         "run 'c' asks for epsilon=1, delta=2e-05, but population 'patients' has epsilon=0.512345, delta=8e-05"
         " left of its cap epsilon=3, delta=0.0001, with epsilon=0.987654321987, delta=1e-05 spent and"
         " epsilon=1.5, delta=1e-05 reserved by open runs ('b'); at most epsilon=0.512345, delta=2e-05 would"
-        " fit, unless the owner of the data raises the cap by `epsilonflow ledger cap`."
+        " fit, unless the owner of the data raises the cap."
     )
     assert ledger.status("c") is None
     assert [entry.run_id for entry in ledger.history()] == [None, "a", "a", "b"]
