@@ -1,0 +1,252 @@
+"""Every refusal with a code, in the words of each front end that a person can meet it in."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click import Command
+from pydantic import BaseModel
+
+import algorithms
+from algorithms.errors import PLAIN, RefusedError, Words
+from algorithms.features import FEATURES
+from algorithms.fit_refusals import FIT
+from algorithms.fitting import fit
+from algorithms.methods import CATALOGUE
+from epsilonflow.sklearn import DPClassifier
+from epsilonflow.sklearn_refusals import ESTIMATORS
+from flows.cli.main import app
+from tasks.config.params import MODELS
+from tasks.refusals import PIPELINE
+from tasks.runs.stages import STAGES
+
+ROOT = Path(algorithms.__file__).parent
+FRONT_ENDS = {"plain": PLAIN, "pipeline": PIPELINE, "fit": FIT, "estimators": ESTIMATORS}
+PROGRAMS = {
+    "fit_refusals.py": "the words of a front end",
+    "privacy/card/verify_card.py": "a program of its own, with options of its own",
+}
+"""Files of `algorithms` that may name a command."""
+NOT_OF_FIT = {
+    "learned.": "fit learns no features",
+    "network.": "fit takes a module as it is, in 32 bits",
+    "records.": "fit takes arrays",
+    "compute.shard_": "fit is one process",
+    "compute.offload": "fit is one process",
+    "target.evaluation.": "fit has no held-out records",
+    "target.diagnostics": "fit has no diagnostics",
+}
+"""Settings that fit has not, so that it meets no refusal that names them."""
+NOT_OF_ESTIMATORS = NOT_OF_FIT | {
+    "filter_needs_delta": "of the accountant pure",
+    "gaussian_pure": "of the accountant pure",
+    "no_bound_by_rdp": "of the accountant rdp",
+    "trial_profile": "of a search",
+    "trial_tail": "of a search",
+}
+"""The same for estimators, whose accountant is PLD; some by the code."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """What is raised with a code. fields: the names of its values."""
+
+    code: str
+    template: str
+    fields: frozenset[str]
+
+    def sentence(self, words: Words) -> str:
+        """The sentence, with made-up values."""
+        values = {name: _Value(name) for name in self.fields}
+        return words.sentence(RefusedError(self.template, code=self.code, **values))
+
+    def slots(self, words: Words) -> list[str]:
+        """The settings that the sentence names, in the raiser's terms; a sentence of the front end's own has none."""
+        return [] if self.code in words.sentences else re.findall(r"\{(\w+\.[\w.]+)\}", self.template)
+
+
+class _Value:
+    """A value that can be formatted as a number, and as a text."""
+
+    def __init__(self, name: str) -> None:
+        self._text = "This is so." if name == "message" else "7"
+
+    def __format__(self, spec: str) -> str:
+        return self._text
+
+
+def _text(node: ast.AST) -> str:
+    """The text of an expression of texts, with 7 for what is computed."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_text, parts))
+        case ast.BinOp(left=left, right=right):
+            return _text(left) + _text(right)
+    return "7"
+
+
+@cache
+def trees() -> Mapping[str, ast.Module]:
+    """The modules of `algorithms`, by their paths there."""
+    paths = sorted(ROOT.rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@cache
+def coded() -> Mapping[str, Coded]:
+    """All codes in `algorithms`; the barrier raises errors of the gradients again, with their `message`."""
+    of_code: dict[str, Coded] = {}
+    for tree in trees().values():
+        for node in ast.walk(tree):
+            keywords = {key.arg: key.value for key in getattr(node, "keywords", ())}
+            if not isinstance(node, ast.Call) or "code" not in keywords:
+                continue
+            names = frozenset(str(name) for name in keywords if name not in ("code", None))
+            for code in ast.walk(keywords["code"]):
+                if not isinstance(code, ast.Constant):
+                    continue
+                template = _text(node.args[-1])
+                match ast.unparse(node.func):
+                    case "UnsupportedModelError":
+                        template, names = "{message}", names | {"message"}
+                    case "read_tensors":  # which is given what to do
+                        template, names = "7; " + template + ".", names
+                one = Coded(code.value, template, names)
+                other = of_code.setdefault(one.code, one)
+                assert template == other.template, f"{one.code} has two meanings"
+                of_code[one.code] = Coded(one.code, template, names | other.fields)
+    return of_code
+
+
+def _commands(command: Command, prefix: str = "") -> Iterator[tuple[str, Command]]:
+    for name, inner in getattr(command, "commands", {}).items():
+        yield f"{prefix}{name}", inner
+        yield from _commands(inner, f"{prefix}{name} ")
+
+
+COMMANDS = dict(_commands(typer.main.get_command(app)))
+OPTIONS = {option for command in COMMANDS.values() for part in command.params for option in part.opts}
+KEYS = {
+    *(f"{group}.{key}" for group, model in MODELS.items() for key in model.model_fields),
+    *(f"algorithm.{part.name}" for kind in CATALOGUE.values() for part in fields(kind)),
+    *(f"features.{part.name}" for kind in FEATURES.values() for part in fields(kind)),
+    *("algorithm.name", "features.name"),
+}
+
+
+def _any_of(words: Iterator[str] | set[str]) -> str:
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+
+
+FOREIGN = re.compile(
+    rf"(?<![\w.{{])(?:{_any_of(KEYS)})\b|params\.yaml|data card's|\bdvc\b"
+    rf"|epsilonflow (?:{_any_of({name.split()[0] for name in COMMANDS})})\b"
+    rf"|(?<![\w-])(?:{_any_of({name for name in OPTIONS if name.startswith('--')})})\b"
+    rf"|\b(?:{_any_of(set(STAGES))}) stage\b|\b(?:the|all) stages\b|`(?:{_any_of(set(STAGES))})`"
+)
+"""A key of params.yaml, a stage or a command."""
+
+
+def _has(kind: Any, path: str) -> bool:
+    """Whether a class of settings has a setting at a path of names; a mapping has all."""
+    name, _, rest = path.partition(".")
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        inner = kind.model_fields[name].annotation if name in kind.model_fields else None
+    elif is_dataclass(kind):
+        inner = next((part.type for part in fields(kind) if part.name == name), None)
+    else:
+        return str(kind).startswith("dict")
+    kinds = [inner, *getattr(inner, "__args__", ())]
+    return inner is not None and (not rest or any(_has(one, rest) for one in kinds))
+
+
+def _is_key(name: str) -> bool:
+    group, _, path = name.partition(".")
+    kinds = {"algorithm": CATALOGUE.values(), "features": FEATURES.values()}.get(group, [MODELS.get(group)])
+    return path == "name" or any(_has(kind, path) for kind in kinds)
+
+
+def test_the_codes_are_the_refusals_that_depend_on_who_asked() -> None:
+    assert (
+        len(coded()) > 90 and {"batch_above_records", "budget_exceeded", "device_missing"} <= coded().keys()
+    )
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_every_refusal_is_a_sentence_in_each_front_end(front_end: str) -> None:
+    words = FRONT_ENDS[front_end]
+    for one in coded().values():
+        assert re.fullmatch(r"\S[^\n{}]+[^.\s]\.", one.sentence(words)), one.code
+    assert set(words.sentences) <= coded().keys()
+
+
+@pytest.mark.parametrize("front_end", ["plain", "fit", "estimators"])
+def test_only_the_pipeline_speaks_of_its_keys_stages_and_commands(front_end: str) -> None:
+    said = [one.sentence(FRONT_ENDS[front_end]) for one in coded().values()]
+    assert [sentence for sentence in said if FOREIGN.search(sentence)] == []
+
+
+def test_the_pipeline_names_keys_stages_and_commands_that_exist() -> None:
+    for one in coded().values():
+        names = [PIPELINE.name(slot) for slot in one.slots(PIPELINE)]
+        assert [name for name in names if " " not in name and not _is_key(name)] == [], one.code
+        sentence = one.sentence(PIPELINE)
+        for command in re.findall(r"`epsilonflow ([a-z]+ [a-z]+)", sentence):
+            assert command in COMMANDS, one.code
+        for stage in re.findall(r"the (\w+) stage\b", sentence):
+            assert stage in STAGES, one.code
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "absent"),
+    [
+        (FIT, signature(fit).parameters, NOT_OF_FIT),
+        (ESTIMATORS, DPClassifier().get_params(), NOT_OF_ESTIMATORS),
+    ],
+)
+def test_in_python_a_refusal_names_arguments_that_exist(
+    words: Words, arguments: Mapping[str, Any], absent: Mapping[str, str]
+) -> None:
+    unknown = [
+        (one.code, slot)
+        for one in coded().values()
+        for slot in one.slots(words)
+        if not (
+            (slot.startswith("method.") and _is_key(slot.replace("method.", "algorithm.", 1)))
+            or (slot.startswith(("target.", "compute.")) and words.name(slot) in arguments)
+            or slot in PLAIN.names
+            or one.code in absent
+            or slot.startswith(tuple(absent))
+        )
+    ]
+    assert unknown == []
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """The texts of a module that have several words; docstrings are for its readers."""
+    passed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            passed |= set(node.values)
+        if node not in passed and isinstance(node, ast.Constant | ast.JoinedStr) and " " in _text(node):
+            yield _text(node)
+
+
+def test_algorithms_name_no_key_of_params_no_stage_and_no_command() -> None:
+    named = [
+        f"{path}: {text}"
+        for path, tree in trees().items()
+        if path not in PROGRAMS
+        for text in _texts(tree)
+        if FOREIGN.search(text)
+    ]
+    assert named == []
