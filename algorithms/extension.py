@@ -47,7 +47,7 @@ def check_allowed(name: str, allow_code: Collection[str], file: str) -> None:
         )
 
 
-def imported(name: str, what: str) -> Any:
+def import_factory(name: str, what: str) -> Any:
     """Import the factory `package.module:factory`; raises NotUsableError if it fails. what: such as "a model"."""
     module, _, factory = name.partition(":")
     form = "write package.module:factory, of a package that can be imported here"

@@ -143,16 +143,16 @@ class Whitened(Strict):
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """mean: [c, h, w]. matrix: [c, c], the inverse square root of the channels' second moment."""
-        positions, normalised = shape[1] * shape[2], self.module(shape).normalised
+        positions, normalize = shape[1] * shape[2], self.module(shape).normalize
 
         def flat(record: Tensor, _label: Tensor) -> Tensor:
-            return normalised(record[None])[0].flatten()
+            return normalize(record[None])[0].flatten()
 
         total = barrier.total(flat, bound=self._map_bound(shape), noise=Gaussian(self.mean_noise))
         mean = (total / records).float().view(shape)
 
         def centred(record: Tensor, _label: Tensor) -> Tensor:
-            found = normalised(record[None])[0] - mean.to(record.device)
+            found = normalize(record[None])[0] - mean.to(record.device)
             return found.flatten(1).T / math.sqrt(positions)
 
         noise = Gaussian(self.moment_noise)
@@ -214,7 +214,7 @@ class Centred(Strict):
         """mean: [d]. matrix: [d, d], the second moment raised to the power -`power`."""
         made = self.module(shape)
         total = barrier.total(
-            lambda record, _label: made.normalised(record[None])[0],
+            lambda record, _label: made.normalize(record[None])[0],
             bound=L2(1.0),
             noise=Gaussian(self.mean_noise),
         )
@@ -223,7 +223,7 @@ class Centred(Strict):
             return {"mean": mean}
 
         def centred(record: Tensor, _label: Tensor) -> Tensor:
-            return made.normalised(record[None]) - mean.to(record.device)
+            return made.normalize(record[None]) - mean.to(record.device)
 
         moment = barrier.moment(centred, bound=L2(1.0), noise=Gaussian(self.moment_noise)) / records
         values, vectors = torch.linalg.eigh(moment)

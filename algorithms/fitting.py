@@ -351,7 +351,7 @@ def fit(
             frame = pd.read_parquet(table)
             result = _fill_module(trained.module, published, like=model)
             try:
-                card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
+                card = run.settle(account, files, frame, schedule_to_json(run_lengths(trace.events())))
             except BaseException as error:
                 vars(error)["model"] = result
                 error.add_note("The model is trained: it is this exception's `model`, without a card.")
@@ -681,7 +681,7 @@ class _Run:
             entries, trace = made_up(self.plan, cap=asdict(budget))
             self._card({"population": "none", **entries, "ledger": entries["ledger"] | {"head": None}}, trace)
 
-    def settled(
+    def settle(
         self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""

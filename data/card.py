@@ -92,7 +92,7 @@ class File(CardPart):
         return self.saved_as or (self.path or self.urls[0]).rsplit("/", 1)[-1]
 
     @property
-    def published(self) -> tuple[str, str]:
+    def published_checksum(self) -> tuple[str, str]:
         """Kind and value of the checksum of a published file."""
         return ("md5", self.md5) if self.md5 else ("sha256", self.sha256 or "")
 

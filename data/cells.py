@@ -49,7 +49,7 @@ class Grids:
     span: float
     logarithmic: bool = True
 
-    def scaled(self, shares: Values) -> list[Values]:
+    def to_scales(self, shares: Values) -> list[Values]:
         """The numbers on each scale, [n] each in [0, 1]; NaN stays NaN."""
         if not self.logarithmic:
             return [shares]
@@ -62,7 +62,7 @@ class Grids:
                 np.int64
             )
             for count in cells
-            for scale in self.scaled(shares)
+            for scale in self.to_scales(shares)
         ]
 
     def sizes(self, cells: Sequence[int]) -> list[int]:
@@ -135,7 +135,7 @@ class CellTest:
         """Whether each value passes; a missing one does not."""
         if isinstance(part, Grids):
             passed: NDArray[np.bool_] = (
-                np.nan_to_num(part.scaled(values)[self.scale], nan=-1.0) >= self.threshold
+                np.nan_to_num(part.to_scales(values)[self.scale], nan=-1.0) >= self.threshold
             )
             return passed
         return np.isin(values, sorted(self.passing))

@@ -217,7 +217,7 @@ def _local(path: Path, file: File, *, key: bytes | None) -> Path:
 
 
 def _verify_checksum(path: Path, file: File, advice: str) -> Path:
-    kind, declared = file.published
+    kind, declared = file.published_checksum
     if _checksum(path, kind) != declared:
         raise DataRefusedError(
             f"{path} is truncated or altered, its {kind} is not the declared one; {advice}."
@@ -234,7 +234,7 @@ def _download(file: File, folder: Path) -> Path:
     import pooch  # a twelfth of a second, and only downloads need it
 
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
-    kind, checksum = file.published
+    kind, checksum = file.published_checksum
     faults = []
     for url in file.urls:
         try:

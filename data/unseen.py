@@ -235,7 +235,7 @@ def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tup
     tags = target if isinstance(target, Tags) else None
     if _form(path) is None:
         for name, text in _each_text(path):
-            yield name, texts.cut(text, reader) if tags is None else texts.apart(text.split(), tags)
+            yield name, texts.truncate(text, reader) if tags is None else texts.apart(text.split(), tags)
         return
     number = 0
     for some in _tables(path, reader, target):

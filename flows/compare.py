@@ -106,7 +106,7 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
 
 def _run_trials(work: ComparisonWork, *, renew: bool) -> State[Any]:
     prepare_data(work)
-    wanted = work.unfinished(renew=renew)
+    wanted = work.unfinished_trials(renew=renew)
     refused = _each(plan, work, list(groups(wanted)))
     if refused and not work.comparison.skip_refused:
         raise ParamsRefusedError(_first_problems(refused))

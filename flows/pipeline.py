@@ -38,7 +38,7 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
     """
     with (
         checkout_lock(root, say=runner.line),
-        overridden(root, overrides, keeps=keeps_overrides),
+        with_overrides(root, overrides, keeps=keeps_overrides),
         runner.stages(root) as run,
     ):
         run("prepare")  # data card, files of records -> datasets/prepared
@@ -58,7 +58,7 @@ def run_report(root: Path, runner: Runner) -> Rows:
 
 
 @contextmanager
-def overridden(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Iterator[None]:
+def with_overrides(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Iterator[None]:
     """Within the block, params.yaml has the overrides; they do not stay if a stage refuses the run.
 
     keeps: whether they stay otherwise.

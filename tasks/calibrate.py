@@ -26,7 +26,7 @@ from algorithms.models import Model
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.objectives import with_class_weights
-from algorithms.models.saved import adapted
+from algorithms.models.saved import adapt
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import Schedule, on_disjoint_parts, schedule_to_json
@@ -89,7 +89,7 @@ def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:
     )
     if chosen.class_weights is not None:
         model = with_class_weights(model, class_weights_of(chosen.class_weights, public))
-    model = adapted(
+    model = adapt(
         model,
         input_shape=shape,
         start=None if chosen.start is None else Path(chosen.start),
@@ -147,7 +147,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     else:
         assert privacy.target is not None  # params.yaml has one of the two
         plan = _withstanding(privacy.target, at)
-    plan = _evaluated(plan, settings, public, for_target)
+    plan = _add_evaluation(plan, settings, public, for_target)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
@@ -156,7 +156,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     return plan
 
 
-def _evaluated(
+def _add_evaluation(
     plan: Plan, settings: Params, public: DatasetInfo, for_target: Callable[[Target], Plan]
 ) -> Plan:
     """The plan with the evaluation of private held-out records; as it is where the data card declares them public."""

@@ -25,7 +25,7 @@ _OWN = ("record", "predicted")
 
 
 @contextmanager
-def spooled(source: BinaryIO) -> Iterator[Path]:
+def spool_to_file(source: BinaryIO) -> Iterator[Path]:
     """The content of a stream as a file for its owner alone, Parquet by its first bytes and else CSV.
 
     What processes that were killed left of theirs is deleted.

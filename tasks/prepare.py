@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from algorithms.errors import ModelRefusedError
-from algorithms.extension import check_allowed, imported, is_own, source_digest
+from algorithms.extension import check_allowed, import_factory, is_own, source_digest
 from data import DatasetInfo, dataset_info, prepared
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
@@ -67,7 +67,7 @@ def reader_of(reader: Format | None) -> OwnReader | None:
             f"the source of the reader {reader.factory!r} is not the one that source_sha256 declares, so records could"
             f" be read otherwise than they were; restore it, or write {digest} into the data card if it is right."
         )
-    made: OwnReader = imported(reader.factory, "a reader")(dict(reader.settings))
+    made: OwnReader = import_factory(reader.factory, "a reader")(dict(reader.settings))
     return lambda files: _refuse_errors(made, files, reader.factory)
 
 

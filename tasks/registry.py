@@ -118,15 +118,15 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, Any]:
             },
         },
     }
-    return {name: _escaped(name, value) for name, value in entry.items()}
+    return {name: _escape(name, value) for name, value in entry.items()}
 
 
-def _escaped(name: str, value: Any) -> Any:
+def _escape(name: str, value: Any) -> Any:
     """Free texts as Markdown that shows them as they are."""
     if isinstance(value, dict):
-        return {key: _escaped(key, part) for key, part in value.items()}
+        return {key: _escape(key, part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_escaped(name, part) for part in value]
+        return [_escape(name, part) for part in value]
     return for_markdown(value) if isinstance(value, str) and name not in _CHOICES else value
 
 

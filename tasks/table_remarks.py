@@ -121,7 +121,7 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
         written = {name: declared.spellings.get(name, (name,)) for name in card.label_type.classes}
         values = columns[label].values or Counter()
         spellings = [text for texts in written.values() for text in texts]
-        others = {value: _meant(value, written) for value in _unknown(values, spellings)}
+        others = {value: _respelled_name(value, written) for value in _unknown(values, spellings)}
         wanted = {
             name: [one for one in values if one in texts or others.get(one) == name]
             for name, texts in written.items()
@@ -144,7 +144,7 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
         kinds = columns[column.name].values if column.name in columns else None
         if isinstance(column, Categorical) and kinds is not None:
             for value in _unknown(kinds, column.categories):
-                meant = _meant(value, {name: (name,) for name in column.categories})
+                meant = _respelled_name(value, {name: (name,) for name in column.categories})
                 if meant is not None:
                     absent = "" if meant in kinds else f", and no record has {meant!r}"
                     becomes = "counts as other" if column.unknown == "other" else "becomes zeros"
@@ -161,7 +161,7 @@ def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
     return [value for value, place in zip(values, places, strict=True) if value and place == len(declared)]
 
 
-def _meant(value: str, written: Mapping[str, tuple[str, ...]]) -> str | None:
+def _respelled_name(value: str, written: Mapping[str, tuple[str, ...]]) -> str | None:
     """The only class or category that a value is another spelling of."""
     same = [
         name for name, texts in written.items() if _plain(value) in {_plain(text) for text in (name, *texts)}

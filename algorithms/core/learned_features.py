@@ -15,7 +15,7 @@ from algorithms.core.minibatch import noisy_count
 from algorithms.core.plan import Plan
 from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.models import Model
-from algorithms.models.feature_transforms import Front, Shape, installed
+from algorithms.models.feature_transforms import Front, Shape, install_buffers
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
 from algorithms.privacy.barrier.trace import Trace
@@ -92,5 +92,5 @@ def learn_features(features: FeatureLearner, barrier: Barrier, model: Model, pla
     learned = learn_buffers(features, row_barrier, plan.facts.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):
-        start = features.start(row_barrier, installed(model, learned))
+        start = features.start(row_barrier, install_buffers(model, learned))
     return LearnedFeatures(learned, start)

@@ -9,7 +9,7 @@ from pydantic import PydanticUserError, TypeAdapter
 from algorithms.core.optimizers import STRICT
 from algorithms.core.unknown_names import check_settings
 from algorithms.errors import RefusedError
-from algorithms.extension import imported, is_own
+from algorithms.extension import import_factory, is_own
 
 P = TypeVar("P")
 
@@ -53,7 +53,7 @@ def from_registry(
         ValidationError: Pydantic's, for unknown, missing or impossible settings.
     """
     name = str(settings.get("name"))
-    kind: Any = imported(name, f"the {what}") if is_own(name) else shipped.get(name)
+    kind: Any = import_factory(name, f"the {what}") if is_own(name) else shipped.get(name)
     if kind is None:
         raise RefusedError(
             "there is no {what} {name!r}; choose one of {choices}, or name your own package.module:factory.",

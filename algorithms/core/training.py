@@ -17,7 +17,7 @@ from algorithms.core.plan import Plan
 from algorithms.core.user_level import user_level_model
 from algorithms.errors import RefusedError
 from algorithms.models import Model
-from algorithms.models.feature_transforms import buffers, installed
+from algorithms.models.feature_transforms import buffers, install_buffers
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
@@ -109,7 +109,7 @@ def train(
             )
             state = algorithm.init(compute.at_home(learned.start), plan)
             progress = _Progress(state, learned.buffers)
-        model = installed(model, progress.buffers)
+        model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
     state, slices, saved_at = progress.state, compute.slices, time.monotonic()
     for trace.step in range(step, plan.steps):

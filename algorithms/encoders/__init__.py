@@ -15,7 +15,7 @@ from algorithms.encoders.encoder import Encode, Encoder, Frozen
 from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
 from algorithms.errors import ModelRefusedError
-from algorithms.extension import imported, is_own, source_digest
+from algorithms.extension import import_factory, is_own, source_digest
 from algorithms.models.libraries import digest
 
 __all__ = ["SHIPPED", "Encoder", "Frozen", "check_name", "encoder"]
@@ -70,20 +70,20 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
     if library == "tokenizer":
         return tokenizer(own, settings)
     if is_own(name):
-        made = imported(name, "the encoder")(settings)
+        made = import_factory(name, "the encoder")(settings)
         if not isinstance(made, Encoder):
             raise ModelRefusedError(f"the encoder {name!r} made a {type(made).__name__}; return an Encoder.")
         return replace(
             made,
             name=name,
             sha256=_own_digest(name, made),
-            load=_portioned(made.load),
-            aligned=None if made.aligned is None else _portioned(made.aligned),
+            load=_load_in_portions(made.load),
+            aligned=None if made.aligned is None else _load_in_portions(made.aligned),
         )
     return SHIPPED[name](settings)
 
 
-def _portioned(load: Callable[[], Encode]) -> Callable[[], Encode]:
+def _load_in_portions(load: Callable[[], Encode]) -> Callable[[], Encode]:
     return lambda: in_portions(load())
 
 

@@ -276,7 +276,7 @@ def _encode(
     batch = _BATCH if device.type == "cpu" else _BATCH_ON_DEVICE
     network = network.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     if traces and device.type == "cpu":
-        network = _traced(network, batch, side)
+        network = _trace_network(network, batch, side)
     centre, scale = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (mean, std))
 
     def features(images: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def _encode(
     return encode
 
 
-def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
+def _trace_network(network: nn.Module, batch: int, side: int) -> nn.Module:
     """The traced network: a convolution, its normalisation and its clamp are one kernel, three quarters of the time."""
     example = torch.zeros(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode(), warnings.catch_warnings():

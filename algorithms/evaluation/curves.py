@@ -9,7 +9,7 @@ from algorithms.evaluation.estimates import (
     ScoredCells,
     bin_centres,
     confusion_at,
-    extrapolated,
+    extrapolate,
     pair_centres,
     scored_cells,
     sigmoid,
@@ -137,7 +137,7 @@ def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
     if spec.kind == "two classes":
         cells: NoisyCells = scored_cells(released.view())
         bins, group = spec.bins, spec.bins // _POINTS
-        means = extrapolated(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
+        means = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
         edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
     elif spec.kind == "classes":
         cells = independent(released.view().tables["confidence x right"], released.noise_std)

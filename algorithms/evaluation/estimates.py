@@ -176,7 +176,7 @@ def _auc_kernels(bins: int) -> tuple[Floats, Floats]:
     return ordered(bins), merge.T @ ordered(bins // 2) @ merge
 
 
-def extrapolated(bins: int, of: Floats, of_pairs: Floats) -> Floats:
+def extrapolate(bins: int, of: Floats, of_pairs: Floats) -> Floats:
     """Values in the middle of bins and of pairs of bins, made into weights whose sum over people has no bias of second
     order in the width (Richardson); for the outer pairs, which have no width, those of the bins."""
     weights = (4 * of - np.repeat(of_pairs, 2, axis=0)) / 3
@@ -190,18 +190,18 @@ def log_losses(bins: int) -> Floats:
     def losses(centres: Floats) -> Floats:
         return np.logaddexp(0.0, np.stack([centres, -centres], axis=1))
 
-    return extrapolated(bins, losses(bin_centres(bins)), losses(pair_centres(bins))).ravel()
+    return extrapolate(bins, losses(bin_centres(bins)), losses(pair_centres(bins))).ravel()
 
 
 def pair_centres(bins: int) -> Floats:
-    """Log-odds in the middle of pairs of bins, [bins / 2]; `extrapolated` ignores those of the outer pairs."""
+    """Log-odds in the middle of pairs of bins, [bins / 2]; `extrapolate` ignores those of the outer pairs."""
     return score_edges(bins)[::2]
 
 
 def _calibration_gap(cells: ScoredCells) -> Outcome:
     """The mean predicted probability less the share of positives."""
     bins = len(cells.by_bin)
-    probability = extrapolated(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
+    probability = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
     gaps = np.stack([probability, probability - 1], axis=1).ravel()
     return mean(cells, gaps, np.ones(2 * bins), has_units=False)
 

@@ -27,18 +27,18 @@ def expected_errors(spec: HistogramSpec, at_most: int, noise_std: float) -> Mapp
         >>> few["auc"] is None, many["auc"] < 0.02
         (True, True)
     """
-    return _errors(metrics_of(_expected(spec, at_most, noise_std)))
+    return _errors(metrics_of(_expected_histogram(spec, at_most, noise_std)))
 
 
 def expected_group_errors(
     spec: HistogramSpec, at_most: int, noise_std: float
 ) -> Mapping[str, Mapping[str, float | None]]:
     """By column, and for all columns crossed, those of one group where all groups have equally many people."""
-    groups = groups_of(_expected(spec, at_most, noise_std))
+    groups = groups_of(_expected_histogram(spec, at_most, noise_std))
     return {column: _errors(of_column[0].metrics) for column, of_column in groups.items()}
 
 
-def _expected(spec: HistogramSpec, at_most: int, noise_std: float) -> ReleasedHistogram:
+def _expected_histogram(spec: HistogramSpec, at_most: int, noise_std: float) -> ReleasedHistogram:
     """Cells without noise that are said to have it."""
     halves = np.arange(_PEOPLE) % 2 if spec.halves else None
     differences = np.tile([1.0, -1.0, *[0.0] * 8], _PEOPLE // 10) if spec.compared else None

@@ -80,12 +80,12 @@ class HistogramSpec:
         A comparison has as large a norm as all tables together, so that its noise is sqrt(2) times that of a release of
         its own, however many tables there are.
         """
-        return math.hypot(math.sqrt(self._entered), self.comparison_norm)
+        return math.hypot(math.sqrt(self._tables_per_record), self.comparison_norm)
 
     @property
     def comparison_norm(self) -> float:
         """Bound on the L2 norm of what a record adds to the sums of a comparison; 0 without one."""
-        return math.sqrt(self._entered) if self.compared else 0.0
+        return math.sqrt(self._tables_per_record) if self.compared else 0.0
 
     @property
     def l1_sensitivity(self) -> float:
@@ -96,10 +96,10 @@ class HistogramSpec:
         (1 + 1/4 + 1/4) / sqrt(1 + 2/16), which is sqrt(2).
         """
         of_table = 1.0 if self.kind == "two classes" else 1.25
-        return of_table * self._entered + math.sqrt(2.0) * self.comparison_norm
+        return of_table * self._tables_per_record + math.sqrt(2.0) * self.comparison_norm
 
     @property
-    def _entered(self) -> int:
+    def _tables_per_record(self) -> int:
         """How many tables a record enters."""
         return len(self.shapes) * len(self.all_parts) + self.halves
 

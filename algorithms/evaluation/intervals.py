@@ -102,7 +102,7 @@ def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool =
         return below * t * (1 - t) * ((2 - t) if twice else 1.0) + nn - 2 * t * nd + t * t * dd
 
     at = min(max(above / below, 0.0), 1.0)
-    return _inverted(above, below, variance, nn - 2 * at * nd + at * at * dd, 0.0, 1.0)
+    return _invert(above, below, variance, nn - 2 * at * nd + at * at * dd, 0.0, 1.0)
 
 
 def mean(
@@ -137,12 +137,12 @@ def mean(
     value = above / below
     by_noise = nn - 2 * value * nd + value * value * dd
     reach = 4 * Z * math.sqrt(max(variance(value), 0.0)) / below
-    return _inverted(
+    return _invert(
         above, below, variance, by_noise, max(least, value - reach), value + reach, has_units=has_units
     )
 
 
-def _inverted(
+def _invert(
     above: float,
     below: float,
     variance: Callable[[float], float],
@@ -193,7 +193,7 @@ def mean_of_sums(total: float, people: float, squares: float, noise: float, peop
         return max(spread - 2 * t * total + t * t * people, 0.0) + noise**2 + (t * people_noise) ** 2
 
     value = min(max(total / people, -1.0), 1.0)
-    return _inverted(total, people, variance, noise**2 + (value * people_noise) ** 2, -1.0, 1.0)
+    return _invert(total, people, variance, noise**2 + (value * people_noise) ** 2, -1.0, 1.0)
 
 
 def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[Floats, Floats]) -> Outcome:
@@ -218,7 +218,7 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
     value = top / bottom
     reach = 4 * Z * math.sqrt(variance(value)) / bottom
     least = max(0.0, value - reach)
-    return _inverted(top, bottom, variance, noise_at(value), least, value + reach, has_units=True)
+    return _invert(top, bottom, variance, noise_at(value), least, value + reach, has_units=True)
 
 
 def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
@@ -268,7 +268,7 @@ def area_under_curve(values: Floats, noise: Floats, kernel: Floats) -> Outcome:
         return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
 
     value = min(max(above / below, 0.0), 1.0)
-    return _inverted(above, below, variance, noise_at(value), 0.0, 1.0)
+    return _invert(above, below, variance, noise_at(value), 0.0, 1.0)
 
 
 def _quadratic(at_0: float, at_half: float, at_1: float) -> Callable[[float], float]:
@@ -320,7 +320,7 @@ def variance_explained(
 
     ratio = error / variance
     reach = 4 * Z * math.sqrt(variance_at(ratio)) / variance
-    unexplained = _inverted(
+    unexplained = _invert(
         error, variance, variance_at, of_error + ratio**2 * of_spread, max(0.0, ratio - reach), ratio + reach
     )
     explained = unexplained.map(lambda t: 1 - t) if isinstance(unexplained, Estimate) else unexplained

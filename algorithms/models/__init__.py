@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from algorithms.errors import ModelRefusedError
-from algorithms.extension import imported, is_own
+from algorithms.extension import import_factory, is_own
 from algorithms.gradients import hinge_loss, logistic_loss
 from algorithms.gradients.randomness import same_randomness
 from algorithms.models import networks, public_models
@@ -139,7 +139,7 @@ def build(
 
 def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
     """Build a `package.module:factory`: (given, **settings) -> Model, or a module with one output per class."""
-    factory = imported(name, "the model")
+    factory = import_factory(name, "the model")
     try:
         with same_randomness(seed):
             made = factory(given, **settings)

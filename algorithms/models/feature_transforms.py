@@ -35,14 +35,14 @@ class Whitening(nn.Module):
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("matrix", torch.eye(shape[0]))
 
-    def normalised(self, maps: Tensor) -> Tensor:
+    def normalize(self, maps: Tensor) -> Tensor:
         """The maps [batch, c, h, w] whose mean and covariance are learned."""
         groups = self.settings["groups"]
         return functional.group_norm(maps, groups) if groups else maps
 
     def forward(self, maps: Tensor) -> Tensor:
         """[batch, c, h, w] -> [batch, c, h, w]."""
-        centred = (self.normalised(maps) - self.mean).flatten(2)
+        centred = (self.normalize(maps) - self.mean).flatten(2)
         return (self.matrix @ centred).view_as(maps)
 
 
@@ -91,7 +91,7 @@ class Centring(nn.Module):
         if whitens:
             self.register_buffer("matrix", torch.eye(prod(shape)))
 
-    def normalised(self, records: Tensor) -> Tensor:
+    def normalize(self, records: Tensor) -> Tensor:
         """The unit vectors whose mean and moment are learned, [batch, *shape] -> [batch, d]; zeros stay zeros."""
         flat = records.flatten(1)
         unit: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-6)
@@ -99,7 +99,7 @@ class Centring(nn.Module):
 
     def forward(self, records: Tensor) -> Tensor:
         """[batch, *shape] -> [batch, d]."""
-        centred: Tensor = self.normalised(records) - self.mean
+        centred: Tensor = self.normalize(records) - self.mean
         return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
 
 
@@ -148,7 +148,7 @@ def buffers(model: Model) -> dict[str, Tensor]:
     return {} if found is None else dict(found.named_buffers())
 
 
-def installed(model: Model, learned: Mapping[str, Tensor]) -> Model:
+def install_buffers(model: Model, learned: Mapping[str, Tensor]) -> Model:
     """A copy of the model with learned buffers in the map in front of it."""
     module = copy.deepcopy(model.module)
     module.get_submodule("features").load_state_dict(dict(learned))

@@ -204,7 +204,7 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
         raise cannot_be_made("timm", error) from None
     named = module.pretrained_cfg.get("classifier") or ()
     heads = (named,) if isinstance(named, str) else tuple(named)
-    return _finished("timm", _Made(module, "", heads), module, settings)
+    return _finish("timm", _Made(module, "", heads), module, settings)
 
 
 def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
@@ -242,7 +242,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Logits(module, given.padding if is_text else None)
     made = _Made(module, prefix, heads, task != "language-modelling")
-    model = _finished("huggingface", made, around, settings)
+    model = _finish("huggingface", made, around, settings)
     if task == "language-modelling":
         _check_causal(model, given)
     return model
@@ -449,7 +449,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
         ) from None
 
 
-def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
+def _finish(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
     """Replace normalisation, load the checkpoint and add adapters."""
     notes = []
     layers = batch_norm_layers(made.module)
@@ -464,10 +464,10 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
         replace_batch_norm(made.module)
     if settings.checkpoint_file is not None:
         path = Path(settings.checkpoint_file)
-        notes.append(_filled(made, path, path.name))
+        notes.append(_load_checkpoint(made, path, path.name))
     if settings.checkpoint is not None:
         with public_folder(settings.checkpoint) as folder:
-            notes.append(_filled(made, folder / "model.safetensors", settings.checkpoint))
+            notes.append(_load_checkpoint(made, folder / "model.safetensors", settings.checkpoint))
     if settings.adapter is not None:
         notes.append(_with_adapters(name, made, settings.adapter))
     batch_experts(made.module)
@@ -475,7 +475,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
     return classifier(name, around, notes=tuple(notes))
 
 
-def _filled(made: _Made, path: Path, called: str) -> str:
+def _load_checkpoint(made: _Made, path: Path, called: str) -> str:
     """Load a checkpoint into the module; returns a note on it. A head that does not fit keeps its random start."""
     stored = read_tensors(
         path,

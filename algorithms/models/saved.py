@@ -25,7 +25,7 @@ from algorithms.models.model import Model
 from algorithms.models.public_models import from_file
 
 
-def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:
+def load_start(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:
     """Load the model's initial parameters from a safetensors file, in place.
 
     Of a release with learned features, only the model's own parameters are used. reinitialize: names of parameters or
@@ -33,7 +33,7 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     the file lacks, for other shapes, and for values that are not finite.
     """
     own, note = model.module.state_dict(), ""
-    keeps = named(model, reinitialize, Slot("network.reinitialize")) if reinitialize else set()
+    keeps = matching_parameters(model, reinitialize, Slot("network.reinitialize")) if reinitialize else set()
     held = from_file(model, read_tensors(path, "set {network.start} to one", code="start_unreadable"))
     if {name.partition(".")[0] for name in held} in (
         {"features", "model"},
@@ -83,12 +83,12 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     return replace(model, notes=(*model.notes, note))
 
 
-def frozen(model: Model, chosen: Sequence[str]) -> Model:
+def freeze_parameters(model: Model, chosen: Sequence[str]) -> Model:
     """Freeze parameters or layers, by name or by pattern, in place.
 
     Raises ModelRefusedError for unknown names, and if nothing is left to train.
     """
-    names = named(model, chosen, Slot("network.freeze"))
+    names = matching_parameters(model, chosen, Slot("network.freeze"))
     for name in names:
         model.module.get_parameter(name).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
@@ -99,7 +99,7 @@ def frozen(model: Model, chosen: Sequence[str]) -> Model:
     return replace(model, notes=(*model.notes, f"Not trained: {', '.join(chosen)}."))
 
 
-def named(model: Model, chosen: Sequence[str], setting: Slot) -> set[str]:
+def matching_parameters(model: Model, chosen: Sequence[str], setting: Slot) -> set[str]:
     """The parameters that have one of the names, or whose layer does; raises ModelRefusedError for an unknown name.
 
     setting: that the names are from.
@@ -124,7 +124,7 @@ def _is_below(name: str, prefixes: Sequence[str]) -> bool:
     return any(fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*") for prefix in prefixes)
 
 
-def adapted(
+def adapt(
     model: Model,
     *,
     input_shape: tuple[int, ...],
@@ -145,9 +145,9 @@ def adapted(
             code="reinitialize_without_start",
         )
     if start is not None:
-        model = started(model, start, reinitialize=reinitialize)
+        model = load_start(model, start, reinitialize=reinitialize)
     if freeze:
-        model = frozen(model, freeze)
+        model = freeze_parameters(model, freeze)
     return model if augmentations == 1 else with_views(model, augmentations, input_shape)
 
 

@@ -92,7 +92,7 @@ def _fill(
     elif isinstance(column, Categorical):
         _mark(place, positions(table[column.name], column.categories, where))
     elif isinstance(column, Hashed):
-        hashes = _hashed(table[column.name], column, missing, where)
+        hashes = _hash_column(table[column.name], column, missing, where)
         _mark(place, np.where(np.isnan(hashes), column.cells, hashes).astype(np.int64))
     elif isinstance(column, Timestamp):
         *_, elapsed = _moments(table[column.name], column, missing, where)
@@ -117,7 +117,7 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
         places = positions(table[column.name], column.categories, where)
         return [np.where(places == len(column.categories), np.nan, places)]
     if isinstance(column, Hashed):
-        return [_hashed(table[column.name], column, missing, where)]
+        return [_hash_column(table[column.name], column, missing, where)]
     if isinstance(column, Timestamp):
         return _moments(table[column.name], column, missing, where)
     if isinstance(column, Date):
@@ -127,7 +127,7 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
     return []
 
 
-def _hashed(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
+def _hash_column(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
     """The cell of each value, NaN if it is missing; float64 [n]."""
     text = _trim(values, where)
     absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))

@@ -193,7 +193,7 @@ def join_texts(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tu
     columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
     if tags is None:
-        texts = [cut(declared.join.join(map(decode_text, parts)), declared) for parts in whole]
+        texts = [truncate(declared.join.join(map(decode_text, parts)), declared) for parts in whole]
     else:
         texts = [apart(encoding.words_of(content), tags) for (content,) in whole]
     keys = [b"".join(b"%d " % len(part or b"") + (part or b"") for part in parts) for parts in whole]
@@ -214,6 +214,6 @@ def apart(words: list[str], tags: Tags) -> str:
     return BETWEEN.join(word.replace(BETWEEN, " ") for word in words[: tags.words])
 
 
-def cut(text: str, declared: Texts) -> str:
+def truncate(text: str, declared: Texts) -> str:
     """The part of a text that is kept."""
     return text[: declared.longest] if declared.keep == "start" else text[-declared.longest :]

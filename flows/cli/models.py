@@ -52,10 +52,10 @@ def predict(
 ) -> None:
     """Predict new records, which are prepared as the model's training records were."""
     from data.card import DataRefusedError
-    from tasks.kept_columns import spooled
+    from tasks.kept_columns import spool_to_file
 
     if str(file) == "-":
-        with spooled(sys.stdin.buffer) as copy:
+        with spool_to_file(sys.stdin.buffer) as copy:
             return _predict(copy, model, to, keep or [], allow_code, threshold)
     if to is not None and to.exists() and to.samefile(file):
         raise DataRefusedError(

@@ -81,7 +81,7 @@ def run(
     else:
         _look_ahead(root, edit.params)
         steps = StageOutput(verbose)
-        result = _delivered(overrides, root, steps)
+        result = _run_pipeline(overrides, root, steps)
         if steps.is_reused:
             say(f"{EXISTING}:")
     show(two_columns(result))
@@ -97,7 +97,7 @@ def _what(settings: "Params") -> str:
     )
 
 
-def _delivered(overrides: "ParamOverrides", root: Path, steps: StageOutput) -> "Rows":
+def _run_pipeline(overrides: "ParamOverrides", root: Path, steps: StageOutput) -> "Rows":
     """Run the pipeline; as a Prefect flow if there is a server."""
     if has_prefect_api():
         with listening(steps):

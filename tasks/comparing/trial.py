@@ -120,7 +120,7 @@ class Sides:
     test: RecordBatch
 
 
-def cut(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_by_fold(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The indices of the training and of the test records of a fold, ascending; depends only on these numbers.
 
     The records are shuffled by (seed, repeat), with a NumPy generator whose numbers never change, and divided into
@@ -139,8 +139,8 @@ def cut(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArray[np.int64
 def check_classes(labels: NDArray[np.int64], train: NDArray[np.int64], test: NDArray[np.int64]) -> None:
     """Raise DataRefusedError if all training records, or all test records, have the same class.
 
-    labels: of all records, int64 [n]. train, test: as `cut` returns them. Only for public records, since a refusal
-    reveals something about them.
+    labels: of all records, int64 [n]. train, test: as `split_by_fold` returns them. Only for public records, since a
+    refusal reveals something about them.
     """
     for name, part in (("training", train), ("test", test)):
         if len(np.unique(labels[part])) < 2:
@@ -199,7 +199,7 @@ def _fold_records(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.i
             " leave folds out, or keep one record a person."
         )
     labels = np.concatenate([data.train_labels, data.test_labels])
-    train, test = cut(len(labels), chosen)
+    train, test = split_by_fold(len(labels), chosen)
     if data.public.label_type.kind == "class":
         check_classes(labels, train, test)
     return replace(data.public, records=len(train), test_records=len(test)), train, test

@@ -46,7 +46,7 @@ class ComparisonWork:
         """The folder of its files."""
         return self.context.place
 
-    def unfinished(self, *, renew: bool) -> list[Trial]:
+    def unfinished_trials(self, *, renew: bool) -> list[Trial]:
         """The trials without a result, each once. renew: also those whose result is from other code."""
         done = self.place.finished_digests()
         if renew:

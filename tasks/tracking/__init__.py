@@ -93,21 +93,21 @@ def is_logged(run_id: str, settings: Tracking, root: Path) -> bool:
         noted = _note_of(run_id, root).read_text(encoding="utf-8")
     except OSError:
         return False
-    return noted in (_noted("online", settings), _noted(settings.mode, settings))
+    return noted in (_mode_note("online", settings), _mode_note(settings.mode, settings))
 
 
 def note_logged(run_id: str, settings: Tracking, root: Path) -> None:
     """Note beside W&B's files that it has the run, so that no later command logs it again."""
     path = _note_of(run_id, root)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_noted(settings.mode, settings), encoding="utf-8")
+    path.write_text(_mode_note(settings.mode, settings), encoding="utf-8")
 
 
 def _note_of(run_id: str, root: Path) -> Path:
     return first_checkout(root) / _FOLDER / "logged" / artifact_name(run_id)
 
 
-def _noted(mode: str, settings: Tracking) -> str:
+def _mode_note(mode: str, settings: Tracking) -> str:
     return f"{mode} {settings.entity or '-'}/{settings.project}\n"
 
 

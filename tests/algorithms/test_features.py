@@ -27,7 +27,7 @@ from algorithms.models.feature_transforms import (
     buffers,
     front,
     in_front,
-    installed,
+    install_buffers,
     shape_after,
 )
 from algorithms.privacy.accounting import Budget
@@ -139,7 +139,7 @@ def test_a_linear_head_starts_at_the_sums_of_its_classes(model: str, classes: in
     tensors = learn_buffers(features, asked, COUNT, QUIET)
     module = features.module(SHAPE)
     made = in_front(module, build(model, input_shape=shape_after(module, SHAPE), classes=classes, seed=1))
-    behind = installed(made, tensors)
+    behind = install_buffers(made, tensors)
     start = behind.by_name(features.start(asked, behind))  # type: ignore[attr-defined]
     unit = functional.normalize(mapped(features, tensors, data.features), dim=1)
     if model == "unit_linear":  # which sees a constant beside it
@@ -330,7 +330,9 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "target_scale"])
 def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
     features, data = kind(name), records()
-    model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
+    model = install_buffers(
+        model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET)
+    )
     head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT), physical_batch=64)
     assert head is not model
     assert len(seen.features) == COUNT
@@ -356,7 +358,9 @@ def test_records_are_mapped_in_passes_of_the_size_that_was_compared(monkeypatch:
 
 def test_a_public_number_decides_whether_maps_are_held() -> None:
     features, data = kind("standardised"), records()
-    model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
+    model = install_buffers(
+        model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET)
+    )
     most = 10**6 // (4 * math.prod(SHAPE))
     held = [
         frozen_prefix(model, data, ComputeConfig(memory_mb=1, number=n), physical_batch=64)[0] is not model
@@ -413,7 +417,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
         front({"kind": "whitening", "groups": 2}, SHAPE),
         build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
     )
-    model = installed(model, learn_buffers(features, barrier(features, data), COUNT, QUIET))
+    model = install_buffers(model, learn_buffers(features, barrier(features, data), COUNT, QUIET))
     head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT), physical_batch=64)
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
@@ -429,7 +433,7 @@ def gradient(model: Model, data: Any) -> Tensor:
 def test_mapped_records_go_with_the_barrier_that_held_them() -> None:
     features, data = kind("whitened"), records()
     first = barrier(features, data)
-    model = installed(model_behind(features), learn_buffers(features, first, COUNT, QUIET))
+    model = install_buffers(model_behind(features), learn_buffers(features, first, COUNT, QUIET))
     gc.disable()  # nothing but the last reference may have to go
     try:
         second = first.with_model(model)

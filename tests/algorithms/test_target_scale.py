@@ -14,7 +14,7 @@ from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2, Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build
-from algorithms.models.feature_transforms import in_front, installed
+from algorithms.models.feature_transforms import in_front, install_buffers
 from algorithms.models.saved import architecture
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
@@ -63,7 +63,7 @@ def test_the_histogram_costs_its_share() -> None:
 
 
 def test_the_engine_clips_errors_on_the_scale() -> None:
-    model = installed(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
+    model = install_buffers(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
     draw = torch.Generator().manual_seed(0)
     rows, labels = torch.randn(50, 3, generator=draw), torch.rand(50, generator=draw)
     point = torch.randn(4, generator=draw)
@@ -128,7 +128,7 @@ def test_a_model_s_file_brings_the_scale_back() -> None:
         "predicts": "number",
         "front": {"kind": "target_scale"},
     }
-    model = installed(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
+    model = install_buffers(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
     published = model.published_tensors(torch.randn(4))
     again, rows = architecture(facts), torch.randn(5, 3)
     assert torch.equal(

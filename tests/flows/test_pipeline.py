@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli.running import StageOutput, listening
 from flows.deployed import STAGE_LINES
-from flows.pipeline import RunStage, overridden, run_pipeline, run_report
+from flows.pipeline import RunStage, run_pipeline, run_report, with_overrides
 from tasks.config.overrides import ParamOverrides
 from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError
 from tests.support.checkout import PROJECT
@@ -75,7 +75,7 @@ def test_overrides_stay_unless_a_stage_refuses_or_they_are_for_one_run(
     if fault is None:
         run_pipeline(root, overrides, Recorder(), keeps_overrides=keeps)
     else:
-        with pytest.raises(type(fault)), overridden(root, overrides, keeps=keeps):
+        with pytest.raises(type(fault)), with_overrides(root, overrides, keeps=keeps):
             raise fault
     assert ((root / "params.yaml").read_text() != before) == stays
 

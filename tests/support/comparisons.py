@@ -63,7 +63,7 @@ def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] =
     work = work_of(write(root, content), root, allow_code=allow_code)
     with lock_comparison(work.place):
         prepare_data(work)
-        wanted = work.unfinished(renew=False)
+        wanted = work.unfinished_trials(renew=False)
         for group in groups(wanted):
             assert plan_group(work.context, group) == []
         for group in groups(wanted):

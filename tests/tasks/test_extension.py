@@ -119,10 +119,10 @@ def test_a_model_and_a_method_of_ones_own_are_compared_until_their_source_change
     }
     content = document() | {"problems": [problem], "epsilons": [4.0], "methods": {"mine": mine}}
     root, own = small(tmp_path / "checkout"), ("mypackage.methods:short", "mypackage.nets:wide")
-    assert run_here(root, content, allow_code=own).unfinished(renew=False) == []
+    assert run_here(root, content, allow_code=own).unfinished_trials(renew=False) == []
     package.write("sizes", "WIDTH = 9\n")
     again = work_of(root / "comparisons/tiny.yaml", root, allow_code=own)
-    assert len(again.unfinished(renew=False)) == 1
+    assert len(again.unfinished_trials(renew=False)) == 1
 
 
 def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(

@@ -14,7 +14,7 @@ from data.card import DataRefusedError
 from data.unseen import reader_in
 from flows.cli.main import app
 from tasks import predict as predicting
-from tasks.kept_columns import spooled, with_columns
+from tasks.kept_columns import spool_to_file, with_columns
 from tasks.predict import predict, write
 from tests.support.trees import COLUMNS, HEADER, ROWS, write_model
 
@@ -84,11 +84,11 @@ def test_records_from_standard_input_that_a_killed_process_left_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with spooled(io.BytesIO(b"age\n41\n")) as left:
+    with spool_to_file(io.BytesIO(b"age\n41\n")) as left:
         copied = left.parent.with_name(f"{left.parent.name}of-a-killed-process")
         shutil.copytree(left.parent, copied)  # nobody locks this one
         assert left.parent.stat().st_mode & 0o077 == 0
-        with spooled(io.BytesIO(b"age\n42\n")) as other:
+        with spool_to_file(io.BytesIO(b"age\n42\n")) as other:
             assert left.read_bytes() == b"age\n41\n" and other.read_bytes() == b"age\n42\n"
             assert not copied.exists()
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from algorithms.errors import ModelRefusedError
 from algorithms.models import build
 from algorithms.models.libraries import imported_library
-from algorithms.models.saved import adapted
+from algorithms.models.saved import adapt
 from algorithms.models.saved import load as load_model
 from data.card import DataCard, DataRefusedError
 from data.prepared import load as load_prepared
@@ -138,7 +138,7 @@ def test_the_loss_of_labels_is_their_mean_also_over_views_of_an_image() -> None:
     outputs, labels = torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]])
     expected = (np.log(2.0) + np.log1p(np.exp(2.0))) / 2
     assert made.losses(outputs, labels).tolist() == pytest.approx([expected])
-    several = adapted(made, input_shape=(1, 28, 28), augmentations=2)
+    several = adapt(made, input_shape=(1, 28, 28), augmentations=2)
     assert several.losses(outputs[:, None].expand(1, 2, 2), labels).tolist() == pytest.approx([expected])
 
 

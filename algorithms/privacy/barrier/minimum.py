@@ -79,10 +79,10 @@ class PerturbedObjective:
 
     def _records(self) -> Iterable[Rows]:
         """The blocks of `_read`, cached if they are small enough."""
-        return self._kept if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
+        return self._cached_blocks if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
 
     @cached_property
-    def _kept(self) -> list[Rows]:
+    def _cached_blocks(self) -> list[Rows]:
         return list(self._read())
 
     def _read(self) -> Iterator[Rows]:

@@ -232,7 +232,7 @@ def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterato
 def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[CardCheck]:
     for name, value in recomputed.items():
         stated: float | None = getattr(card.accounting.epsilon, name)
-        detail = f"stated {_shown(stated)}, recomputed {_shown(value)}"
+        detail = f"stated {_format_number(stated)}, recomputed {_format_number(value)}"
         # An older version had none.
         is_unstated = stated is None and name == "pld" != card.accounting.accountant
         if stated is None and value is None:
@@ -250,7 +250,7 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
     )
     same = setting.guarantee == allowed and setting.epsilon == (card.cost if setting.private else None)
     same = same and setting.delta == stated.delta
-    words = f"{setting.guarantee}, epsilon {_shown(setting.epsilon)}, delta {setting.delta:g}"
+    words = f"{setting.guarantee}, epsilon {_format_number(setting.epsilon)}, delta {setting.delta:g}"
     yield CardCheck(
         "guarantee", same, words if same else f"{words}; the events and the noise allow {allowed!r}"
     )
@@ -259,7 +259,9 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
         within = within and stated.delta <= stated.target.delta
         yield CardCheck(
-            "target", within, f"epsilon {_shown(cost)} of {_shown(limit)} at delta {stated.delta:g}"
+            "target",
+            within,
+            f"epsilon {_format_number(cost)} of {_format_number(limit)} at delta {stated.delta:g}",
         )
     expected = None if allowed == "none" else ROUNDING
     same = card.implementation.rounding == expected
@@ -284,7 +286,7 @@ def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
     with suppress(RefusedError):
         least = accounting.epsilon([(event, 1)], delta, accountant=by, adjacency=adjacency)
     covers = stated is not None and stated >= least * (1 - BELOW) - ABSOLUTE
-    detail = f"stated {_shown(stated)}, at least {_shown(_finite(least))}"
+    detail = f"stated {_format_number(stated)}, at least {_format_number(_finite(least))}"
     yield CardCheck("epsilon of the people held out", covers, detail)
 
 
@@ -442,5 +444,5 @@ def _finite(number: float) -> float | None:
     return float(number) if math.isfinite(number) else None
 
 
-def _shown(number: float | None) -> str:
+def _format_number(number: float | None) -> str:
     return "none" if number is None else f"{number:.10g}"

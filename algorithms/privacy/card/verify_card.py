@@ -86,7 +86,7 @@ def load(path: Path) -> dict[str, Any]:
     _check_section(card, "CARD", "the card")
     if card["schema_version"] != 2 or {*card["evidence"]["files"]} - {EVALUATION} != {*FILES}:
         raise BadCardError("the card is of another version than this program, or names other files.")
-    if _written(card) != content:
+    if _canonical_bytes(card) != content:
         raise BadCardError(f"{path} was edited: its bytes are not those that its facts are written as.")
     return card
 
@@ -109,7 +109,7 @@ def _parse(content: bytes, path: Path) -> Any:
         raise BadCardError(f"{path} is no JSON document.") from None
 
 
-def _written(card: Mapping[str, Any]) -> bytes:
+def _canonical_bytes(card: Mapping[str, Any]) -> bytes:
     try:
         return (json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError):  # a number like 1e999, or a text that is none
@@ -409,7 +409,7 @@ def _tree(leaves: int, steps: int, parts: int) -> float:
     return float(totals.max())
 
 
-def translated(event: Event, adjacency: str) -> Event:
+def under_replace_one(event: Event, adjacency: str) -> Event:
     """The event that stands for it where a record is replaced: it is removed, and another one is added."""
     kind, is_replaced = event["type"], adjacency == "REPLACE_ONE"
     if kind == "SampledWithoutReplacementDpEvent" and not is_replaced:
@@ -417,7 +417,7 @@ def translated(event: Event, adjacency: str) -> Event:
     if kind == "DisjointPartsDpEvent" and is_replaced:
         raise NoBoundError("releases on disjoint people, between whom a record that is replaced can change")
     if _parts(event) and kind not in ("PoissonSampledDpEvent", "SampledWithoutReplacementDpEvent"):
-        every = [translated(one, adjacency) for one in _parts(event)]
+        every = [under_replace_one(one, adjacency) for one in _parts(event)]
         return event | ({"event": every[0]} if "event" in event else {"events": every})
     if kind == "PoissonSampledDpEvent":
         inner_kind = event["event"]["type"]
@@ -430,7 +430,7 @@ def translated(event: Event, adjacency: str) -> Event:
             }
         return event
     if kind == "SampledWithoutReplacementDpEvent":
-        inner = translated(event["event"], adjacency)
+        inner = under_replace_one(event["event"], adjacency)
         if inner["type"] == "GaussianDpEvent":
             return event | {"event": inner}
         share = event["sample_size"] / event["source_dataset_size"]
@@ -457,7 +457,7 @@ def _of_sample(rate: float, epsilon: float) -> float:
 
 
 def pure_epsilon(event: Event) -> float:
-    """The epsilon at delta 0 of an event that `translated` returned."""
+    """The epsilon at delta 0 of an event that `under_replace_one` returned."""
     kind = event["type"]
     if kind in ("NoOpDpEvent", "NonPrivateDpEvent"):
         return 0.0 if kind == "NoOpDpEvent" else math.inf
@@ -499,7 +499,7 @@ def rho(event: Event) -> float:
 
 
 def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
-    """Rényi bounds of an event that `translated` returned, at each order."""
+    """Rényi bounds of an event that `under_replace_one` returned, at each order."""
     kind, alpha = event["type"], np.array(orders)
     if kind == "NoOpDpEvent":
         return np.zeros(len(alpha))
@@ -611,7 +611,7 @@ def _pure(epsilon: float, e: Array) -> Array:
     return np.where(e < epsilon, truth * -np.expm1(np.minimum(e - epsilon, 0.0)), 0.0)
 
 
-def _sampled(whole: Profile, rate: float) -> Mechanism:
+def _subsample(whole: Profile, rate: float) -> Mechanism:
     """(1 - rate) Q + rate P against Q, from the profile of a symmetric pair (P, Q)."""
 
     def remove(e: Array) -> Array:
@@ -685,7 +685,7 @@ def _objective(z: float, ratio: float, e: Array) -> Array:
     return np.maximum(2 * (_tail_of_normal(t) - scaled), 0.0)
 
 
-def _allocated(z: float, parts: int, steps: int) -> Mechanism:
+def _random_allocation(z: float, parts: int, steps: int) -> Mechanism:
     """A pass in which a record takes part in one of `parts` steps, of which `steps` took place (arXiv:2412.16802).
 
     P / Q = S = (Y_1 + ... + Y_steps + parts - steps) / parts for log-normal Y of mean 1 under Q; delta is
@@ -724,7 +724,7 @@ def _allocated(z: float, parts: int, steps: int) -> Mechanism:
 
 
 def mechanism(event: Event, adjacency: str) -> tuple[Mechanism, float]:
-    """The profiles of an event that `translated` returned, and how far below their formula they may lie, in epsilon."""
+    """The profiles of an event of `under_replace_one`, and how far below their formula they may lie, in epsilon."""
     kind, z = event["type"], event.get("noise_multiplier", 1.0)
     slack = 0.0
     if kind == "GaussianDpEvent":
@@ -740,7 +740,11 @@ def mechanism(event: Event, adjacency: str) -> tuple[Mechanism, float]:
         both = (partial(_gaussian, count / z),) * 2 if rate == 1 else _group(z, rate, count)
     elif kind == "RandomAllocationDpEvent":
         is_whole = z < 0.5 or event["parts"] == 1
-        both = (partial(_gaussian, 1 / z),) * 2 if is_whole else _allocated(z, event["parts"], event["steps"])
+        both = (
+            (partial(_gaussian, 1 / z),) * 2
+            if is_whole
+            else _random_allocation(z, event["parts"], event["steps"])
+        )
     elif kind == "PoissonSampledDpEvent":
         rate, inner = event["sampling_probability"], event["event"]
         if inner["type"] not in ("GaussianDpEvent", "LaplaceDpEvent"):
@@ -751,11 +755,11 @@ def mechanism(event: Event, adjacency: str) -> tuple[Mechanism, float]:
             both = (whole if rate == 1 else partial(_poisson_replaced, noise, rate),) * 2
         else:
             profile = _gaussian if inner["type"] == "GaussianDpEvent" else _laplace
-            both = _sampled(partial(profile, 1 / noise), rate)
+            both = _subsample(partial(profile, 1 / noise), rate)
     elif kind == "SampledWithoutReplacementDpEvent":
         # Both ways delta is at most that of a sample (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
         share = event["sample_size"] / event["source_dataset_size"]
-        both = (_sampled(partial(_gaussian, 1 / event["event"]["noise_multiplier"]), share)[0],) * 2
+        both = (_subsample(partial(_gaussian, 1 / event["event"]["noise_multiplier"]), share)[0],) * 2
     elif kind in WORST_PART:
         each = [_profiles_of([(inner, 1)], adjacency) for inner in event["events"]]
         pairs, slack = [pair for pair, _ in each], max(lost for _, lost in each)
@@ -995,7 +999,7 @@ def _lower_profile(own_and_other: Sequence[tuple[Profile, Profile, int]]) -> tup
 
 
 def _profiles_of(rows: Sequence[tuple[Event, int]], adjacency: str) -> tuple[Mechanism, float]:
-    single = _merged(releases(rows))
+    single = _merge(releases(rows))
     if len(single) == 1 and single[0][1] == 1:
         return mechanism(single[0][0], adjacency)
     each = [(*mechanism(event, adjacency), count) for event, count in single]
@@ -1006,7 +1010,7 @@ def _profiles_of(rows: Sequence[tuple[Event, int]], adjacency: str) -> tuple[Mec
     return (remove, add), max(eta, other_eta) + math.fsum(lost * count for _, lost, count in each)
 
 
-def _merged(rows: Iterable[tuple[Event, int]]) -> list[tuple[Event, int]]:
+def _merge(rows: Iterable[tuple[Event, int]]) -> list[tuple[Event, int]]:
     """Equal events counted together, and Gaussian ones as one (Dong, Roth and Su 2022, Corollary 3.3)."""
     counts: dict[str, tuple[Event, int]] = {}
     precision = 0.0
@@ -1023,8 +1027,8 @@ def _merged(rows: Iterable[tuple[Event, int]]) -> list[tuple[Event, int]]:
 
 
 def pld_bound(rows: Sequence[tuple[Event, int]], delta: float, adjacency: str) -> float:
-    """A lower bound on epsilon by privacy profiles, of events that `translated` returned."""
-    single = _merged(releases(rows))
+    """A lower bound on epsilon by privacy profiles, of events that `under_replace_one` returned."""
+    single = _merge(releases(rows))
     zero = [e for e, _ in single if e["type"] == "PoissonSampledDpEvent" and not e["sampling_probability"]]
     zero += [e for e, _ in single if e["type"] == "SampledWithoutReplacementDpEvent" and not e["sample_size"]]
     single = [(event, count) for event, count in single if event not in zero]
@@ -1037,7 +1041,7 @@ def pld_bound(rows: Sequence[tuple[Event, int]], delta: float, adjacency: str) -
         if len(each) == 1 and each[0][2] == 1:
             cost = _inverse(each[0][0][side], delta)
         else:
-            cost, eta = _composed([(pair[side], pair[1 - side], count) for pair, _, count in each], delta)
+            cost, eta = _compose([(pair[side], pair[1 - side], count) for pair, _, count in each], delta)
             gap = max(gap, slack + eta)
         best = max(best, cost)
     if gap > MAX_GAP * best + 1e-6:
@@ -1062,7 +1066,7 @@ def _inverse(profile: Profile, delta: float) -> float:
     return low * (1 - BELOW)
 
 
-def _composed(sides: Sequence[tuple[Profile, Profile, int]], delta: float) -> tuple[float, float]:
+def _compose(sides: Sequence[tuple[Profile, Profile, int]], delta: float) -> tuple[float, float]:
     coarse, fine, eta = _grids(sides, delta)
     tilt = coarse.tilt_of(delta)
     losses, p, q = fine.tail(tilt, coarse.window(tilt))
@@ -1098,11 +1102,11 @@ def lower_bounds(card: Mapping[str, Any]) -> tuple[dict[str, float | None], str]
         return bounds, "an event is without noise"
     attempts: dict[str, Callable[[], float]] = {}
     if how["kind"] == "schedule" and delta == 0:
-        attempts["pure"] = lambda: _add(pure_epsilon, _translated(rows, adjacency))
+        attempts["pure"] = lambda: _add(pure_epsilon, _translate_rows(rows, adjacency))
     elif how["kind"] == "schedule" and delta < 1:
-        attempts["pld"] = lambda: pld_bound(_translated(rows, adjacency), delta, adjacency)
-        attempts["rdp"] = lambda: _rdp_epsilon(_translated(rows, adjacency), delta, adjacency)
-        attempts["pure"] = lambda: _add(pure_epsilon, _translated(rows, adjacency))
+        attempts["pld"] = lambda: pld_bound(_translate_rows(rows, adjacency), delta, adjacency)
+        attempts["rdp"] = lambda: _rdp_epsilon(_translate_rows(rows, adjacency), delta, adjacency)
+        attempts["pure"] = lambda: _add(pure_epsilon, _translate_rows(rows, adjacency))
     elif adjacency == "ADD_OR_REMOVE_ONE" and 0 < delta < 1:
         attempts["rdp"] = partial(_of_filter, rows, how, delta)
     why = "nothing is proven for such events under this adjacency"
@@ -1144,13 +1148,13 @@ def _disjoint_parts(events: Sequence[Event]) -> list[list[Event]]:
     ]
 
 
-def _translated(rows: Iterable[tuple[Event, int]], adjacency: str) -> list[tuple[Event, int]]:
+def _translate_rows(rows: Iterable[tuple[Event, int]], adjacency: str) -> list[tuple[Event, int]]:
     rows = [*rows]
     for event, _ in rows:
-        translated(
+        under_replace_one(
             event, adjacency
         )  # what is refused as it stands is refused before it is merged with others
-    return [(translated(event, adjacency), count) for event, count in releases(rows)]
+    return [(under_replace_one(event, adjacency), count) for event, count in releases(rows)]
 
 
 def _of_filter(rows: Sequence[tuple[Event, int]], how: Mapping[str, Any], delta: float) -> float:
@@ -1158,7 +1162,7 @@ def _of_filter(rows: Sequence[tuple[Event, int]], how: Mapping[str, Any], delta:
     if how["kind"] == "zcdp":
         return epsilon_of_zcdp(max(_add(rho, rows), how["rho"]), delta)
     order, adjacency = (how["order"],), "ADD_OR_REMOVE_ONE"
-    total = _add(lambda event: float(rdp(translated(event, adjacency), order, adjacency)[0]), rows)
+    total = _add(lambda event: float(rdp(under_replace_one(event, adjacency), order, adjacency)[0]), rows)
     return max(0.0, float(max(total, how["limit"])) + conversion(how["order"], delta))
 
 
@@ -1174,7 +1178,7 @@ def _add(cost: Callable[[Event], float], rows: Iterable[tuple[Event, int]]) -> f
 
 def _rdp_epsilon(rows: Sequence[tuple[Event, int]], delta: float, adjacency: str) -> float:
     total = np.zeros(len(ORDERS))
-    for event, count in _merged(rows):
+    for event, count in _merge(rows):
         total = total + count * rdp(event, ORDERS, adjacency)
     return math.inf if np.isinf(total).all() else float(compute_epsilon(ORDERS, total, delta)[0])
 
@@ -1188,7 +1192,7 @@ def check_signature(card: Mapping[str, Any], key: str | None, *, unsigned: bool)
     signer = signature["public_key"]
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer))
-        public.verify(bytes.fromhex(signature["value"]), _written({**card, "signature": None}))
+        public.verify(bytes.fromhex(signature["value"]), _canonical_bytes({**card, "signature": None}))
         yield "signature", True, f"all facts are as the holder of {signer} signed them"
     except (InvalidSignature, ValueError):
         yield "signature", False, "the facts are others than those that were signed"
@@ -1209,11 +1213,11 @@ def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
     has_formula = not re.search("SampledGroup|RandomAllocation", json.dumps(card["events"]))
     for name, bound in bounds.items():
         stated, passed = accounting["epsilon"][name], True
-        detail = f"stated {_shown(stated)}, at least {_shown(bound)}"
+        detail = f"stated {_format_number(stated)}, at least {_format_number(bound)}"
         if stated is None:
             passed = bound is None or name != held_to  # not every accountant's has to be stated
         elif bound is None:
-            passed, detail = False, f"stated {_shown(stated)}, which was not computed: {why}"
+            passed, detail = False, f"stated {_format_number(stated)}, which was not computed: {why}"
         else:
             high = bound * (1 + ABOVE) + ABSOLUTE if name != "pld" and has_formula else math.inf
             passed = bound * (1 - BELOW) - ABSOLUTE <= stated <= high
@@ -1236,11 +1240,15 @@ def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
     if allowed == "private":
         limit, target = accounting["target"]["epsilon"], accounting["target"]["delta"]
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
-        yield "target", within and accounting["delta"] <= target, f"epsilon {_shown(cost)} of {_shown(limit)}"
+        yield (
+            "target",
+            within and accounting["delta"] <= target,
+            f"epsilon {_format_number(cost)} of {_format_number(limit)}",
+        )
     if EVALUATION in card["evidence"]["files"]:
         least, stated = _least_held_out(card), setting.get("evaluation_epsilon")
         covers = least is not None and stated is not None and least * (1 - BELOW) - ABSOLUTE <= stated
-        detail = f"stated {_shown(stated)}, at least {_shown(least)}"
+        detail = f"stated {_format_number(stated)}, at least {_format_number(least)}"
         yield "epsilon of the people held out", covers, detail
     expected = None if allowed == "none" else ROUNDING
     yield "rounding", card["implementation"]["rounding"] == expected, "of sums and noise"
@@ -1379,7 +1387,7 @@ def verify(
     return checks + ([*check_files(card, path.parent)] if with_files else [])
 
 
-def _shown(number: float | None) -> str:
+def _format_number(number: float | None) -> str:
     return "none" if number is None else f"{number:.6g}"
 
 
@@ -1423,7 +1431,9 @@ def _report(folder: Path, key: str | None, *, unsigned: bool) -> int:
     if any(passed is False for _, passed, _ in checks):
         out("The card does not hold.\n")
         return 1
-    promise = f"epsilon {_shown(setting['epsilon'])}, delta {setting['delta']:g}, {setting['adjacency']}"
+    promise = (
+        f"epsilon {_format_number(setting['epsilon'])}, delta {setting['delta']:g}, {setting['adjacency']}"
+    )
     reasons = {
         "seeded": "no privacy: anyone can compute its noise again",
         "diagnosed": "no privacy: numbers without noise were kept",

@@ -23,7 +23,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.methods import CATALOGUE
 from algorithms.models import Model, build
-from algorithms.models.saved import adapted
+from algorithms.models.saved import adapt
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -52,7 +52,7 @@ def model_for(name: str, **changes: Any) -> Model:
     """A small model that the algorithm can train, with a start, layers and views by `changes`."""
     kind, settings = ("logistic", {}) if name == LINEAR else ("mlp", {"hidden": 3})
     model = build(kind, input_shape=SHAPE, classes=2, seed=1, settings=settings)
-    return adapted(model, input_shape=SHAPE, **changes)
+    return adapt(model, input_shape=SHAPE, **changes)
 
 
 def method(name: str, **update: Any) -> Algorithm[Any]:

@@ -10,7 +10,7 @@ from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, LinearRecords, LineCandidates, linear_layer
 from algorithms.models import Model, build
 from algorithms.models.cells import CellVectors, behind_cells
-from algorithms.models.saved import architecture, started
+from algorithms.models.saved import architecture, load_start
 from tests.support.refusals import refused_as
 
 SIZES, WEIGHTS = (3, 5, 2, 8), (0.5, 0.5, 0.1, 0.7)
@@ -100,7 +100,7 @@ def test_the_map_comes_back_from_a_file_and_a_release_is_a_start(tmp_path: Path)
     )
     save_file(model.published_tensors(point), tmp_path / "model.safetensors")
     inner = build("additive", input_shape=(TOTAL,), classes=4, seed=0)
-    assert torch.equal(started(inner, tmp_path / "model.safetensors").initial_parameters(), point)
+    assert torch.equal(load_start(inner, tmp_path / "model.safetensors").initial_parameters(), point)
 
 
 def test_bfloat16_is_refused() -> None:

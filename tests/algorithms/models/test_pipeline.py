@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from algorithms.errors import RefusedError
 from algorithms.models import ModelRefusedError, build
-from algorithms.models.saved import adapted
+from algorithms.models.saved import adapt
 from data import DatasetInfo
 from data.card import data_card
 from data.prepared import load
@@ -150,5 +150,5 @@ def test_impossible_settings_of_a_comparison_s_model_are_refused(settings: Any, 
 def test_a_start_on_several_views_is_the_same_start(public: DatasetInfo) -> None:
     chosen = settings_of(settings=HIDDEN, augmentations=3).model
     model = calibrate.model_of(chosen, public)
-    plain = adapted(calibrate.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
+    plain = adapt(calibrate.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
     assert torch.equal(model.initial_parameters(), plain.initial_parameters())

@@ -13,7 +13,7 @@ from torch import Tensor
 from algorithms.gradients import Engine
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.feature_transforms import front, in_front
-from algorithms.models.saved import adapted, load
+from algorithms.models.saved import adapt, load
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.support.gradients import naive
 from tests.support.refusals import refused, refused_as
@@ -43,7 +43,7 @@ def test_a_start_is_that_of_its_seed_whatever_other_threads_draw() -> None:
 
 def test_a_start_is_the_file_s_and_is_stated(tmp_path: Path) -> None:
     path = stored(tmp_path / "start.safetensors")
-    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
+    model = adapt(form_of("conv_fc"), input_shape=SHAPE, start=path)
     assert torch.equal(model.initial_parameters(), form_of("conv_fc", seed=5).initial_parameters())
     assert model.notes[0].startswith("The start is the file start.safetensors (SHA-256 ")
 
@@ -54,7 +54,7 @@ def test_a_fresh_layer_keeps_its_random_start_whatever_the_file_has(tmp_path: Pa
         del tensors["fc3.bias"]
 
     path = stored(tmp_path / "start.safetensors", other_head)
-    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc3"])
+    model = adapt(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc3"])
     own, other = form_of("conv_fc"), form_of("conv_fc", seed=5)
     for name, value in model.by_name(model.initial_parameters()).items():
         origin = own if name.startswith("fc3") else other
@@ -67,7 +67,7 @@ def test_a_release_with_a_learned_map_in_front_starts_the_model_behind_it(tmp_pa
     at = torch.linspace(-1, 1, whole.parameter_count)
     path = tmp_path / "start.safetensors"
     save_file(whole.published_tensors(at), path)
-    model = adapted(form_of("scatter_linear"), input_shape=shape, start=path)
+    model = adapt(form_of("scatter_linear"), input_shape=shape, start=path)
     assert torch.equal(model.initial_parameters(), at)
     assert "learned map in front of it there is not taken over" in model.notes[0]
 
@@ -76,7 +76,7 @@ def test_an_embedding_that_is_not_trained_is_in_the_file_too(tmp_path: Path) -> 
     first = form_of("bilstm", seed=5)
     path = tmp_path / "start.safetensors"
     save_file(first.published_tensors(first.initial_parameters()), path)
-    model = adapted(form_of("bilstm"), input_shape=FORMS["bilstm"].shape, start=path)
+    model = adapt(form_of("bilstm"), input_shape=FORMS["bilstm"].shape, start=path)
     table = "embedding.weight"
     assert torch.equal(model.module.get_parameter(table), first.module.get_parameter(table))
 
@@ -98,7 +98,7 @@ def test_a_file_that_does_not_fit_is_refused(
 ) -> None:
     path = stored(tmp_path / "start.safetensors", change)
     with refused(message, ModelRefusedError):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
+        adapt(form_of("conv_fc"), input_shape=SHAPE, start=path)
 
 
 def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
@@ -106,21 +106,21 @@ def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     for place in (path, tmp_path / "nothing.safetensors"):
         with pytest.raises(ModelRefusedError, match="no safetensors file that can be read whole"):
-            adapted(form_of("conv_fc"), input_shape=SHAPE, start=place)
+            adapt(form_of("conv_fc"), input_shape=SHAPE, start=place)
 
 
 def test_fresh_layers_without_a_start_or_without_a_name_are_refused(tmp_path: Path) -> None:
     with refused_as("reinitialize_without_start", ModelRefusedError):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, reinitialize=["fc3"])
+        adapt(form_of("conv_fc"), input_shape=SHAPE, reinitialize=["fc3"])
     path = stored(tmp_path / "start.safetensors")
     with pytest.raises(
         ModelRefusedError, match="'fc4', which the model 'conv_fc' has not; its layers are conv1"
     ):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc4"])
+        adapt(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc4"])
 
 
 def test_frozen_layers_are_not_trained_and_the_rest_has_the_same_gradient() -> None:
-    whole, part = form_of("conv_fc"), adapted(form_of("conv_fc"), input_shape=SHAPE, freeze=CONVOLUTIONS)
+    whole, part = form_of("conv_fc"), adapt(form_of("conv_fc"), input_shape=SHAPE, freeze=CONVOLUTIONS)
     assert list(part.shapes) == [name for name in whole.shapes if name.startswith("fc")]
     assert part.notes == ("Not trained: conv1, conv2.",)
     inputs, labels = records(FORMS["conv_fc"])
@@ -132,20 +132,20 @@ def test_frozen_layers_are_not_trained_and_the_rest_has_the_same_gradient() -> N
 
 
 def test_one_parameter_can_be_frozen_and_a_layer_of_a_similar_name_is_not() -> None:
-    model = adapted(form_of("relu_cnn"), input_shape=FORMS["relu_cnn"].shape, freeze=["0.bias"])
+    model = adapt(form_of("relu_cnn"), input_shape=FORMS["relu_cnn"].shape, freeze=["0.bias"])
     assert next(iter(model.shapes)) == "0.weight" and "0.bias" not in model.shapes
     with refused_as("layer_unknown", ModelRefusedError, setting="network.freeze", prefix="conv"):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, freeze=["conv"])
+        adapt(form_of("conv_fc"), input_shape=SHAPE, freeze=["conv"])
 
 
 def test_freezing_everything_is_refused() -> None:
     with refused_as("all_frozen", ModelRefusedError):
-        adapted(form_of("mlp"), input_shape=(6,), freeze=["1", "3"])
+        adapt(form_of("mlp"), input_shape=(6,), freeze=["1", "3"])
 
 
 def test_what_is_published_makes_the_same_answers_in_a_model_of_another_seed(tmp_path: Path) -> None:
     path = stored(tmp_path / "start.safetensors")
-    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, freeze=CONVOLUTIONS)
+    model = adapt(form_of("conv_fc"), input_shape=SHAPE, start=path, freeze=CONVOLUTIONS)
     point = moved(model)
     published = model.published_tensors(point)
     assert published.keys() == form_of("conv_fc").shapes.keys()

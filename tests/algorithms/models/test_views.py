@@ -8,7 +8,7 @@ from torch import Tensor
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, ModelRefusedError, build, for_evaluation
 from algorithms.models.feature_transforms import VIEWS
-from algorithms.models.saved import adapted
+from algorithms.models.saved import adapt
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from data.readers.records import RecordBatch
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
@@ -19,7 +19,7 @@ NAMES = ["softmax", "cifar_cnn"]
 
 
 def seen(name: str, count: int) -> Model:
-    return adapted(form_of(name), input_shape=FORMS[name].shape, augmentations=count)
+    return adapt(form_of(name), input_shape=FORMS[name].shape, augmentations=count)
 
 
 def test_the_first_views_are_the_image_and_its_mirror_image() -> None:
@@ -90,4 +90,4 @@ def test_views_of_what_is_no_image_and_more_than_there_are_are_refused(name: str
 def test_views_of_a_tiny_image_are_refused() -> None:
     model = build("softmax", input_shape=(1, 2, 9), classes=2, seed=0)
     with refused_as("views_of_images", ModelRefusedError):
-        adapted(model, input_shape=(1, 2, 9), augmentations=2)
+        adapt(model, input_shape=(1, 2, 9), augmentations=2)

@@ -19,7 +19,7 @@ from data.card import data_card
 from data.readers.records import RecordBatch
 from tasks import comparing as comparison_trials
 from tasks.comparing import Fold, Trial, groups, load, trials, variants
-from tasks.comparing.trial import ParameterTrail, Sides, check_classes, cut, mean_losses
+from tasks.comparing.trial import ParameterTrail, Sides, check_classes, mean_losses, split_by_fold
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stage_main import refusals
@@ -238,7 +238,7 @@ class Cut(NamedTuple):
 
 
 def fold(records: int, *, folds: int, repeat: int, index: int, seed: int) -> Cut:
-    return Cut(*cut(records, Fold(folds, seed, repeat, index)))
+    return Cut(*split_by_fold(records, Fold(folds, seed, repeat, index)))
 
 
 @given(records=st.integers(2, 200), data=st.data(), repeat=st.integers(0, 5), seed=st.integers(0, 2**40))

@@ -182,13 +182,13 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(
 
 
 def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: ComparisonWork) -> None:
-    assert finished.unfinished(renew=False) == []
-    assert finished.unfinished(renew=True) == []
+    assert finished.unfinished_trials(renew=False) == []
+    assert finished.unfinished_trials(renew=True) == []
     other = ComparisonWork(
         finished.comparison, one_trial.Context(finished.place, "other code"), finished.trials
     )
-    assert other.unfinished(renew=False) == []
-    assert other.unfinished(renew=True) == list(finished.trials)
+    assert other.unfinished_trials(renew=False) == []
+    assert other.unfinished_trials(renew=True) == list(finished.trials)
 
 
 def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_run(
@@ -197,7 +197,7 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
     limits = {"memory_mb": 3, "physical_batch": 50}
     root = finished.place.root
     work = work_of(write(root, document() | {"performance": limits}), root)
-    assert work.unfinished(renew=False) == []
+    assert work.unfinished_trials(renew=False) == []
     seen, real = [], one_trial.train
 
     def watched(*arguments: Any, compute: ComputeConfig, **others: Any) -> Any:

@@ -23,7 +23,7 @@ from algorithms.encoders import Frozen, encoder
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.extension import NotUsableError, source_digest
 from algorithms.models import build
-from algorithms.models.saved import FACTS, architecture, started
+from algorithms.models.saved import FACTS, architecture, load_start
 from data.card import DataRefusedError, data_card
 from data.readers.images import load_pickle
 from flows.cli.main import app
@@ -189,7 +189,7 @@ def test_the_users_code_is_what_params_and_data_cards_name(tmp_path: Path) -> No
 
 def test_the_start_of_a_model_names_no_code(strange: Strange, tmp_path: Path) -> None:
     path = model_file(tmp_path, model=NAME, preparation=preparation(encoder={"name": NAME}))
-    started(build("softmax", input_shape=(4,), classes=2, seed=1), path)
+    load_start(build("softmax", input_shape=(4,), classes=2, seed=1), path)
     assert not strange.has_run()
 
 
@@ -364,7 +364,7 @@ def test_no_file_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelRefusedError):
         algorithms.load("model.safetensors")
     with pytest.raises(ModelRefusedError):
-        started(build("softmax", input_shape=(4,), classes=2, seed=1), Path("model.safetensors"))
+        load_start(build("softmax", input_shape=(4,), classes=2, seed=1), Path("model.safetensors"))
     assert not Path("left").exists()
 
 
