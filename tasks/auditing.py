@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from algorithms.auditing.audit import Array, Audit, audit, tested
 from algorithms.auditing.game import Game
-from algorithms.auditing.held_out import audit_held_out
+from algorithms.auditing.private_evaluation import audit_evaluation_release
 from algorithms.core.software import software_facts, software_here
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
@@ -121,7 +121,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[d
         }
         for row in (
             *tested(draws=4 * request.runs, seed=request.seed),
-            *audit_held_out(draws=request.runs, seed=request.seed),
+            *audit_evaluation_release(draws=request.runs, seed=request.seed),
         )
     ]
     document: dict[str, Any] = json.loads(json.dumps(result.to_json())) | {

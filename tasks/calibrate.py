@@ -37,7 +37,7 @@ from data import DatasetInfo
 from data.targets import level_of
 from tasks.config import home, params
 from tasks.config.params import Params
-from tasks.held_out_cells import histogram_of
+from tasks.evaluation_counts import histogram_of
 from tasks.runs.earlier_plans import earlier_plan, request_in
 from tasks.runs.stage_main import main_of
 

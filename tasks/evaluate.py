@@ -46,7 +46,7 @@ from data.targets import IGNORED, Count, Labels, LabelType, NextToken, Number, Q
 from tasks.config import home
 from tasks.config.own_code import named_code
 from tasks.csv_files import write_csv
-from tasks.held_out import passes, predictions
+from tasks.prediction_passes import passes, predictions
 from tasks.runs import store
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of

@@ -31,7 +31,7 @@ from data.formats import Own
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
-from tasks.held_out import records_a_pass
+from tasks.prediction_passes import records_a_pass
 from tasks.prepare import encoder_of_model, loader_of, reader_of
 
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from algorithms import models
 from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
-from algorithms.core.held_out import release_evaluation
 from algorithms.core.plan import Plan
+from algorithms.core.private_evaluation import release_evaluation
 from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
 from algorithms.errors import ModelRefusedError, RefusedError
@@ -51,7 +51,7 @@ from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
-from tasks.held_out_cells import Trained, count_held_out
+from tasks.evaluation_counts import Trained, count_held_out
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run

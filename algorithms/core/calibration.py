@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 import dp_accounting as dp
 from pydantic import JsonValue
 
-from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.planning_facts import PlanningFacts, from_finite, to_finite
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget

@@ -41,7 +41,7 @@ from tasks.comparing import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
 from tasks.evaluate import compute_metrics, evaluate
-from tasks.held_out import MAX_OUTPUTS
+from tasks.prediction_passes import MAX_OUTPUTS
 from tasks.prepare import prepare
 from tasks.runs.metrics import held_out_metrics
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from algorithms.core.held_out import EvaluationPlan
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.evaluation import expected_errors
 from algorithms.privacy.ledger import Balance, BlockBalance, Price, forecast
 from tasks.retraining import Every, Retraining

@@ -15,7 +15,13 @@ from tasks.runs.store import RECEIPT, RunAttempt
 
 _DECIDES = (
     *("data/prepared.py", "data/readers/records.py", "data/targets.py"),
-    *("tasks/calibrate.py", "tasks/held_out.py", "tasks/held_out_cells.py", "tasks/train.py", "tasks/tuning"),
+    *(
+        "tasks/calibrate.py",
+        "tasks/prediction_passes.py",
+        "tasks/evaluation_counts.py",
+        "tasks/train.py",
+        "tasks/tuning",
+    ),
 )
 """What of the pipeline decides a result: how records are read, a model is built and trained, a search, and how private
 held-out records are counted."""

@@ -31,7 +31,7 @@ from tasks.config import params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
-from tasks.held_out import record_scores
+from tasks.prediction_passes import record_scores
 
 Document = dict[str, Any]
 READS = params.GROUPS

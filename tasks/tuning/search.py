@@ -56,7 +56,7 @@ from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
-from tasks.held_out_cells import passes_alone
+from tasks.evaluation_counts import passes_alone
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare

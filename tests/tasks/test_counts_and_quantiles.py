@@ -23,10 +23,10 @@ from epsilonflow.sklearn import DPRegressor, load
 from tasks.config.new_project import of_number
 from tasks.config.overrides import recipe
 from tasks.config.params import ParamsRefusedError
+from tasks.evaluation_counts import histogram_of
 from tasks.export import export
-from tasks.held_out import record_scores
-from tasks.held_out_cells import histogram_of
 from tasks.predict import predict
+from tasks.prediction_passes import record_scores
 from tasks.runs.metrics import metric_rows, report_text
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of

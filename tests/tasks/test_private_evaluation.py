@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.evaluation import ReleasedHistogram, count, histogram_for
 from algorithms.models.saved import load_model, set_temperature
@@ -29,8 +29,8 @@ from data.prepared import HeldOut, load_held_out
 from flows.cli.costs import cost_table
 from tasks import evaluate, train, tuning
 from tasks.config import params
+from tasks.evaluation_counts import count_held_out
 from tasks.export import release
-from tasks.held_out_cells import count_held_out
 from tasks.preflight.preview import RunPreview
 from tasks.runs import store
 from tasks.runs.charge import Charge

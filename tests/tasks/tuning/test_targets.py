@@ -19,7 +19,7 @@ from data.description import DatasetInfo
 from data.prepared import load
 from data.targets import Classes, Labels, LabelType, NextToken, Number, Tags
 from tasks import tuning
-from tasks.held_out import record_scores
+from tasks.prediction_passes import record_scores
 from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import SCORE, Search, SearchTrial, tune
 from tests.support.own_records import declared as declared

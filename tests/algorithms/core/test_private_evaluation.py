@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from algorithms.core.calibration import plan_evaluation, plan_renyi, plan_zcdp
-from algorithms.core.held_out import EvaluationPlan, release_evaluation
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.core.receipt import reserved_events
 from algorithms.evaluation import count, histogram_for
 from algorithms.evaluation.histogram import HistogramKind

@@ -15,7 +15,7 @@ from scipy.stats import chi2
 
 from algorithms.auditing.audit import ROOM, AuditCheck, MechanismAudit, charged_multiplier, dependence
 from algorithms.auditing.bounds import Attack, family_of, many_runs
-from algorithms.core.held_out import EvaluationPlan, release_evaluation
+from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.evaluation import HistogramSpec, count, histogram_for
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -108,7 +108,7 @@ def audit_evaluation(
     return EvaluationAudit(cost(1.0), many_runs(pairs, claimed, cost, DELTA), checks)
 
 
-def audit_held_out(*, draws: int, seed: int) -> list[MechanismAudit]:
+def audit_evaluation_release(*, draws: int, seed: int) -> list[MechanismAudit]:
     """The audits of the histograms of two classes and of a number, as those of mechanisms.
 
     A check that fails refutes the claim as an attack does, and is what the row's detail then says.

@@ -12,7 +12,7 @@ from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from data.description import DatasetInfo
 from data.prepared import HeldOut
-from tasks.held_out_cells import count_held_out, histogram_of, passes_alone
+from tasks.evaluation_counts import count_held_out, histogram_of, passes_alone
 from tasks.tuning import score_statistic
 from tests.support.even_odds import WIDTH, Asking, EvenOdds
 from tests.support.synthetic_run import description

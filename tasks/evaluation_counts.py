@@ -1,7 +1,7 @@
 """The histogram of private held-out records, and its exact cells.
 
-What is counted here is private: it leaves only by `algorithms.core.held_out`, which adds the noise. It is a module of
-its own since the evaluate stage, which scores public records, depends on no barrier.
+What is counted here is private: it leaves only by `algorithms.core.private_evaluation`, which adds the noise. It is a
+module of its own since the evaluate stage, which scores public records, depends on no barrier.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from data.description import DatasetInfo
 from data.prepared import HeldOut
 from data.readers.records import RecordBatch
 from data.targets import LabelType
-from tasks.held_out import outputs_a_record, passes, predictions, record_scores, records_a_pass
+from tasks.prediction_passes import outputs_a_record, passes, predictions, record_scores, records_a_pass
 
 
 def histogram_of(

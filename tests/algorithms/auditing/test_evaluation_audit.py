@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.auditing.held_out import audit_evaluation, released_values
-from algorithms.core.held_out import EvaluationPlan
+from algorithms.auditing.private_evaluation import audit_evaluation, released_values
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.evaluation import histogram as counting
 from algorithms.evaluation import histogram_for
 
