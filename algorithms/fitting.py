@@ -51,6 +51,7 @@ from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
+from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import (
@@ -295,23 +296,7 @@ def fit(
         device_of(str(device)), memory_mb, None, number=known, accept_rounding=accept_rounding
     )
     target = Target(Budget(epsilon, delta), accountant, count_noise)
-    facts = PlanningFacts(
-        records=known,
-        parameters=trained.parameter_count,
-        layers=len(trained.layers),
-        classes=classes,
-        loss=trained.bounds,
-        rows_per_user=rows,
-        start_loss=zero_start_loss(trained, classes),
-    )
-    plan = method.plan(target, facts)
-    if plan.not_private is not None and noise != "seeded":
-        raise RefusedError(
-            "secret noise would promise what does not hold: {message} To reproduce it all the same, on public records,"
-            ' give public=True and noise="seeded".',
-            code="plan_not_private",
-            message=plan.not_private,
-        )
+    plan = _plan(method, target, trained, classes=classes, records=known, rows_per_user=rows, noise=noise)
     notes = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
     stated = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
     stated |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
@@ -340,24 +325,71 @@ def fit(
                 on_state=None if on_step is None else shown.show,
                 reserve=lambda: account.reserve(run),
             )
-            published = _tensors_to_publish(trained, method.released(state))
-            table = io.BytesIO()
-            trace.write(table)
-            files = {
-                "model.safetensors": save(published),
-                "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
-                "trace.parquet": table.getvalue(),
-            }
-            frame = pd.read_parquet(table)
-            result = _fill_module(trained.module, published, like=model)
-            try:
-                card = run.settle(account, files, frame, schedule_to_json(run_lengths(trace.events())))
-            except BaseException as error:
-                vars(error)["model"] = result
-                error.add_note("The model is trained: it is this exception's `model`, without a card.")
-                raise
-            files["privacy_card.json"] = card.to_bytes()
-            return Fitted(result, frame, dict(plan.epsilon), delta, card, files)
+            released = _tensors_to_publish(trained, method.released(state))
+            return _settle_and_publish(run, account, trace, released, trained=trained, given=model)
+
+
+def _plan(
+    method: Algorithm[Any],
+    target: Target,
+    model: Model,
+    *,
+    classes: int,
+    records: int | None,
+    rows_per_user: int | None,
+    noise: Literal["secure", "seeded"],
+) -> Plan:
+    """The method's plan; raises RefusedError for secret noise in a run that protects nobody."""
+    facts = PlanningFacts(
+        records=records,
+        parameters=model.parameter_count,
+        layers=len(model.layers),
+        classes=classes,
+        loss=model.bounds,
+        rows_per_user=rows_per_user,
+        start_loss=zero_start_loss(model, classes),
+    )
+    plan = method.plan(target, facts)
+    if plan.not_private is not None and noise != "seeded":
+        raise RefusedError(
+            "secret noise would promise what does not hold: {message} To reproduce it all the same, on public records,"
+            ' give public=True and noise="seeded".',
+            code="plan_not_private",
+            message=plan.not_private,
+        )
+    return plan
+
+
+def _settle_and_publish(
+    run: "_Run",
+    account: "_Account",
+    trace: Trace,
+    released: Mapping[str, Tensor],
+    *,
+    trained: Model,
+    given: nn.Module,
+) -> Fitted:
+    """Settle the run and hand out what it released.
+
+    The module is filled before the ledger is asked, so that an error of the ledger carries it: it is paid for.
+    """
+    table = io.BytesIO()
+    trace.write(table)
+    files = {
+        "model.safetensors": save(dict(released)),
+        "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
+        "trace.parquet": table.getvalue(),
+    }
+    frame = pd.read_parquet(table)
+    module = _fill_module(trained.module, released, like=given)
+    try:
+        card = run.settle(account, files, frame, schedule_to_json(run_lengths(trace.events())))
+    except BaseException as error:
+        vars(error)["model"] = module
+        error.add_note("The model is trained: it is this exception's `model`, without a card.")
+        raise
+    files["privacy_card.json"] = card.to_bytes()
+    return Fitted(module, frame, dict(run.plan.epsilon), run.plan.target.budget.delta, card, files)
 
 
 _KINDS: Mapping[str, tuple[type | UnionType, str]] = {

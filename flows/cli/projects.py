@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -172,32 +172,10 @@ def init(
 
     It contains params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
     """
+    given = locals()  # the options by name, before there are other names
     from tasks.config import new_project as project
 
-    options = _Options(
-        schema=schema,
-        file=file,
-        images=images,
-        texts=texts,
-        label=label,
-        columns=columns,
-        classes=classes,
-        bounds=bounds,
-        counts=counts,
-        quantile=quantile,
-        tags=tags,
-        next_token=next_token,
-        encoder=encoder,
-        at_most=at_most,
-        size=size,
-        person=person,
-        per_person=per_person,
-        unit=unit,
-        cap=cap,
-        runs=runs,
-        holdout=holdout,
-        why=why,
-    )
+    options = _Options(**{option.name: given[option.name] for option in fields(_Options)})
     options.check()
     project.check(folder, options.paths, is_table=file is not None)  # before anybody is asked for columns
     if encoder is not None:
@@ -209,8 +187,8 @@ def init(
     with talk.keep_answers(place.with_name(f"{place.name}.answers.json")):
         declared = talk.hold(lambda talk: _declare(talk, name, options))
         project.make(folder, declared)
-    declared_keys = {"cap": cap, "runs": runs, "unit": unit, "size": size, "person": person}
-    _say_next(folder, declared, [key for key, value in declared_keys.items() if value is not None])
+    stated = [key for key in ("cap", "runs", "unit", "size", "person") if given[key] is not None]
+    _say_next(folder, declared, stated)
 
 
 @dataclass(frozen=True)
