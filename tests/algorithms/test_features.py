@@ -184,7 +184,7 @@ def test_what_is_asked_is_what_was_planned(name: str, count: int | None) -> None
     features = kind(name)
     asked = barrier(features, records(), count=count)
     learn_buffers(features, asked, count, QUIET)
-    with pytest.raises(BudgetRefusedError, match="no further release"):
+    with refused_as("no_further_release", BudgetRefusedError):
         learn_buffers(features, asked, count, QUIET)
 
 
@@ -445,5 +445,5 @@ def test_mapped_records_go_with_the_barrier_that_held_them() -> None:
 
 
 def test_what_no_file_can_give_settings_of_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"'torch.nn:Linear' has settings that no file can give"):
+    with refused_as("settings_no_file", name="torch.nn:Linear"):
         from_settings({"name": "torch.nn:Linear"})

@@ -48,7 +48,7 @@ from flows.cli.main import app
 from tests.support import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once
-from tests.support.refusals import refused
+from tests.support.refusals import refused, refused_as
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["costs_once", "prepared_digits", "workspace"]
@@ -327,7 +327,7 @@ def test_what_a_card_cannot_state_is_refused_before_the_charge(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitting, "_FACTS", {"source": None})
-    with pytest.raises(RefusedError, match="could not be reported, so it is not charged"):
+    with refused_as("card_rehearsal_failed"):
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
 

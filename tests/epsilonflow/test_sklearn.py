@@ -17,6 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import epsilonflow.sklearn
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods.momentum import HeavyBall
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.card import verify
 from algorithms.privacy.ledger import Ledger
@@ -160,6 +161,14 @@ def test_a_schema_that_does_not_fit_is_refused_without_a_value(schema: Any, sent
     with pytest.raises(RefusedError, match=sentence) as refusal:
         DPClassifier(schema=schema, classes=["old", "young"], **FAST).fit(X, y)
     assert "smith" not in str(refusal.value)
+
+
+def test_a_refusal_names_parameters_that_estimators_have() -> None:
+    """`fit` would name its accountant, which is not theirs."""
+    estimator = DPClassifier(method=HeavyBall(2, batch_size=3), bounds=(-1, 1), classes=[0, 1])
+    with pytest.raises(RefusedError, match=r"estimators count; leave method\.batch_size") as refusal:
+        estimator.fit(*numbers())
+    assert refusal.value.code == "sample_by_pld"
 
 
 def test_fits_add_up_and_say_so_from_the_second_on() -> None:

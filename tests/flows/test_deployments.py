@@ -19,6 +19,7 @@ from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from algorithms.privacy.barrier.device import device_of
 from flows import deployed
 from flows import scheduled as module
 from flows.cli import runs
@@ -298,6 +299,11 @@ def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
         finally:
             logger.removeHandler(handler)
         assert kept == ["a bug"]
+
+
+def test_a_flow_names_keys_of_params() -> None:
+    state: Any = deployed.flow_result(lambda: device_of("abacus"))
+    assert state.name == REFUSED and state.message.startswith("performance.device is abacus, but ")
 
 
 def test_the_image_is_built_from_code_alone() -> None:

@@ -258,9 +258,9 @@ def test_what_a_baseline_cannot_do_is_refused_in_one_sentence() -> None:
     for missing in ({"inputs": None}, {"loss": None}):
         with refused("public bound for sensitivity is missing"):
             bounded.plan(TARGET, facts(50, **missing))
-    with refused("bias of a linear model"):
+    with refused_as("majority_model"):
         Majority().plan(TARGET, facts(50, inputs=None))
-    with refused("ask for more epsilon or more noise"):
+    with refused_as("releases_above_target"):
         SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, facts(10_000))
 
 

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError
 from algorithms.models import ModelRefusedError
+from algorithms.privacy.barrier.device import device_of
 from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stage_main import main_of
@@ -286,6 +287,12 @@ def test_a_refusal_is_one_sentence_and_status_2(
         main_of(refuse)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "refused: no, not so; do this.\n"
+
+
+def test_a_stage_names_keys_of_params(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main_of(lambda: device_of("abacus"))
+    assert "refused: performance.device is abacus, but " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
