@@ -194,7 +194,7 @@ def test_a_fit_that_fails_after_its_charge_is_part_of_the_total(
     owner: type, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
-        raise error
+        raise error("it broke")
 
     X, y = numbers()
     model = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST)
