@@ -136,6 +136,15 @@ def worst_records(spec: HistogramSpec, draw: np.random.Generator) -> list[Cells]
         [np.zeros(_RECORDS, np.int64), *(draw.integers(-1, len(of) + 1, _RECORDS) for _, of in spec.groups)]
     )
     halves = draw.integers(0, 2, _RECORDS)
+    differences = draw.choice(extremes, _RECORDS)
     return [
-        count(spec, scores[[i]], labels[[i]], groups[1:, [i]].T, halves=halves[[i]]) for i in range(_RECORDS)
+        count(
+            spec,
+            scores[[i]],
+            labels[[i]],
+            groups[1:, [i]].T,
+            halves=halves[[i]],
+            differences=differences[[i]] if spec.compared else None,
+        )
+        for i in range(_RECORDS)
     ]

@@ -17,7 +17,8 @@ SPECS = {
     ),
     "classes": histogram_for("classes", 5),
     "number": histogram_for("number", 1),
-    "difference": histogram_for("difference", 1),
+    "score": histogram_for("score", 1),
+    "compared": histogram_for("two classes", 2, compared=True),
 }
 
 
@@ -78,4 +79,4 @@ def test_half_of_the_noise_is_seen_by_the_attack_too() -> None:
     def half(planned: EvaluationPlan, cells: Any, model: int) -> Any:
         return cells + released_values(planned, np.zeros_like(cells), model) / 2
 
-    assert audit_evaluation(SPECS["difference"], half, draws=400).attack.is_violated
+    assert audit_evaluation(SPECS["score"], half, draws=400).attack.is_violated
