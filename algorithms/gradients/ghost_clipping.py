@@ -100,6 +100,7 @@ def _add_product(
     """`add_weighted_products` of a few rows in float64; the narrower side takes the weights."""
     if bias is not None:
         bias.addmv_(grad_outputs.T, weights)
+    # E^T diag(w) X: the weights go to one factor, so one matrix product sums all records.
     if inputs.shape[1] < grad_outputs.shape[1]:
         inputs = inputs * weights[:, None]
     else:
@@ -235,6 +236,8 @@ def _distances(
     In the type of shift and scale.
     """
     shape, dtype = (grad_outputs.shape[1], inputs.shape[1]), scale.dtype
+    # With w = 1 / b^2 and m = a / b^2, |(g - a) / b|^2 = sum g^2 w - 2 sum g m + sum (a / b)^2. As g is the outer
+    # product e x^T, the first two are the bilinear forms (e^2)^T w (x^2) and e^T m x: matrix products, without any g.
     inverse = scale.reciprocal().view(shape)
     ratio = shift.view(shape) * inverse
     weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
@@ -399,18 +402,22 @@ class LinearGrad:
         return self.inputs.shape[2] * self.grad_outputs.shape[2]
 
     def square_norms(self) -> Tensor:
+        # One outer product: |e x^T| = |e| |x| (Goodfellow 2015, arXiv:1510.01799).
         if self.length == 1:
             return square_norms(self.inputs) * self.grad_output_squares
         if self.is_materialized:
             return square_norms(self.rows)
         if not self._prefers_gram:
             return norms_of_single(_materialize_slice, self.inputs, self.grad_outputs)
+        # A sum of products: by Gram matrices of length x length (ghost clipping, Li et al. 2022, arXiv:2110.05679).
+        # Their terms cancel, hence 64 bits and a margin, so that no contribution exceeds the bound.
         squares = product_norms(self.inputs, self.grad_outputs)
         return add_rounding_margin(
             squares, product_sizes(self.inputs, self.grad_outputs), self.length, wide(self.grad_outputs).dtype
         )
 
     def absolute_norms(self) -> Tensor:
+        # |e x^T|_1 = |e|_1 |x|_1 holds for one product alone; a sum of products has to be formed.
         if self.length == 1:
             return absolute_norms(self.inputs) * absolute_norms(self.grad_outputs)
         return absolute_norms(self.rows)

@@ -38,6 +38,7 @@ def _reach(tail: float) -> float:
 
 def normal_masses(t: Array) -> tuple[Array, Array]:
     """The masses of a standard normal between ascending numbers, and the nearer tails that they are differences of."""
+    # Differences of the nearer tail: those of 1 - tail would have lost small masses to rounding.
     tails = ndtr(-np.abs(t))
     first, last = tails[:-1], tails[1:]
     masses = np.where(t[1:] <= 0, last - first, np.where(t[:-1] >= 0, first - last, 1.0 - first - last))
@@ -69,6 +70,7 @@ class GaussianPLD:
         return _knots(self.mu * low, self.mu * high, min(_NORMAL_STEP * self.mu, _LOSS_STEP))
 
     def cells(self, edges: Array) -> CellMasses:
+        # The loss l is that of the output x = l / mu + mu / 2; x is N(mu, 1) under P and N(0, 1) under Q.
         scaled, half = edges / self.mu, self.mu / 2
         scale = np.abs(scaled) + half
         p, p_error, p_below, p_above = _normal(scaled - half, scale)
@@ -255,6 +257,7 @@ class GroupPLD:
         table = np.linspace(-_FAR * z, float(self._weights[0][-1]) + _FAR * z, _TABLE)
         known = self._losses(table)[0]
         after = np.clip(np.searchsorted(known, losses), 1, len(table) - 1)
+        # A table gives the start, Newton the rest; what is then still missing widens the cells (`slip`).
         outputs = np.interp(losses, known, table)
         for _ in range(_NEWTON):
             there, slopes = self._losses(outputs)
@@ -295,6 +298,7 @@ class FoldedPLD:
         return np.unique(np.concatenate([-above, above]))
 
     def cells(self, edges: Array) -> CellMasses:
+        # Above 0 as the loss itself, below 0 mirrored with P and Q exchanged.
         up, down = self.pld.cells(np.maximum(edges, 0.0)), self.pld.cells(np.maximum(-edges[::-1], 0.0))
         p, q = up.p + down.q[::-1], up.q + down.p[::-1]
         errors = up.p_error + down.q_error[::-1], up.q_error + down.p_error[::-1]

@@ -121,6 +121,8 @@ class DiscretePLD:
 
 def connect_the_dots(edges: Array, cells: CellMasses) -> DiscretePLD:
     """The loss whose values are the edges of cells; see the module's text for why it dominates."""
+    # A cell keeps p and q if p = up + down and q = up exp(-upper) + down exp(-lower), with `up` and `down` the masses
+    # at its ends. So up = (p - q exp(lower)) / (1 - exp(lower - upper)). Rounding errors all go up, which is a bound.
     lower = edges[:-1]
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = (cells.q - cells.q_error) * np.exp(lower)  # at most p
@@ -196,6 +198,8 @@ class PLDSum:
         low, high, tilt = 0.0, math.inf, math.sqrt(2 * log_target / variance) if variance > 0 else 0.0
         for _ in range(_ITERATIONS):  # Newton's method, inside a bracket
             k, mean, variance = self.cumulant(tilt)
+            # How far -log(delta), estimated at this tilt, is below the one looked for; it rises by tilt * variance per
+            # tilt.
             missing = log_target - (tilt * mean - k)
             missing -= math.log(max(1.0, tilt * (1 + tilt) * math.sqrt(2 * math.pi * variance)))
             low, high = (tilt, high) if missing > 0 else (low, tilt)
@@ -293,6 +297,7 @@ class GridComposition:
         for points, count in parts:
             exponents = points.logarithms + tilt * points.losses
             largest = float(exponents.max())
+            # Tilt and normalise; the largest exponent is taken out, so that nothing overflows.
             weights = np.exp(exponents - largest)
             total = float(weights.sum())
             weights /= total
@@ -303,6 +308,7 @@ class GridComposition:
             rest = weights.copy()
             rest[centre] = 0.0
             x = fft.rfft(_fold(rest, size, centre)) - float(rest.sum())
+            # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
             log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
             log_moduli.append(np.where(modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), 1e-300))))
@@ -315,6 +321,7 @@ class GridComposition:
         product = np.exp(log_product)
         sums = fft.irfft(product * np.exp(1j * angle), size)
         # What transforms and powers lose at most, as the norm of the error.
+        # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
         root, unit = math.sqrt(2 / size), 8 * _UNIT_ROUNDOFF * math.log2(size)
         error = unit * root * float(np.linalg.norm(product))
         error += 8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + conditioning) * product))
@@ -327,6 +334,7 @@ class GridComposition:
         first = math.floor((low - lowest) / grid) - index
         sums = np.roll(sums, -(first % size))
         losses = lowest + grid * (index + first + np.arange(size))
+        # Chernoff: P(L > l) <= exp(K(t) - t l). What may lie above the window counts as an infinite loss.
         k, _, _ = self._exact.cumulant(tilt + shift)
         top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
@@ -428,6 +436,7 @@ class _Tail:
         first = int(np.argmax(deltas <= delta))
         if first == 0:
             return max(0.0, float(losses[0]))
+        # Between two points delta is linear in exp(epsilon), since the loss has no value there.
         share = (deltas[first - 1] - delta) / (deltas[first - 1] - deltas[first])
         within = math.log1p(share * math.expm1(self.grid)) if self.grid < _LARGEST_EXPONENT else self.grid
         return max(0.0, float(losses[first - 1] + within))

@@ -282,15 +282,20 @@ class Barrier:
         float32. Raises RefusedError for a combination without a proven event, and BudgetRefusedError if the filter
         cannot pay for the event; the records are not read then.
         """
+        # Whatever can fail for public reasons fails here: nothing is charged yet, and no record has been read.
         check_gradient(self.__model, parameters, sampling, clipping)
         slices = self.__exact.compute.slices
         if slices is not None:
             check_slices(sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         correlator = self.__correlation.of(release, len(parameters))
+        # From here on the release is paid for, whatever happens: taking the charge back would tell that a record
+        # failed.
         stream = self.__charge(release, dimension=len(parameters))
         if correlator is not None:
             self.__correlation.advance()
+        # The coins come before the noise in the stream. Their number does not depend on how they fall, so the noise is
+        # drawn while the gradients are computed.
         drawn = words_of_sample(sampling, len(self.__records.labels))
         noise_ahead = (
             NoiseAhead.of(
@@ -313,6 +318,7 @@ class Barrier:
             return self.__group.broadcast(torch.empty_like(parameters))
         noisy = noise_ahead.add_noise(total)
         self.__measure(parameters, clipping, release, total, noisy)
+        # Post-processing: the divisor is public, never the size of the sample that was drawn.
         return self.__group.broadcast((noisy / divisor).to(torch.float32).to(parameters.device))
 
     def total(
@@ -450,6 +456,8 @@ class Barrier:
                 " is paid for once; ask for the steps in their order, one release each."
             )
         event = release.event()
+        # The filter refuses before the trace has a row. A row is one stream, so that no two releases share noise or
+        # coins.
         self.__privacy_filter.charge(event)
         self.__allocated += isinstance(sampling, RandomAllocation)
         self.__trace.record(

@@ -282,6 +282,7 @@ class Store:
         try:
             self.verified, found = self._transaction(work)
         except _BehindError:
+            # A read holds no lock and may not write: a write of no rows brings the balances up to date first.
             self.append(None, lambda _: ())
             self.verified, found = self._transaction(work)
         return found
@@ -296,6 +297,7 @@ class Store:
 
         def work(connection: Connection) -> Head:
             questions = part.questions(connection.dialect.name) if part else ()
+            # The write has its turn before it reads: what `decide` sees is what its rows will follow.
             head, answers = self._current(connection, writes=True, questions=questions)
             state = part.state(connection, answers) if part else LedgerState()
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
@@ -310,6 +312,7 @@ class Store:
                     )  # whose refusal says what else there is
                 raise
             for draft in drafts:
+                # Each hash covers the row before, so a row that is changed or removed later breaks all that follow.
                 entries.append(seal(draft, after=head, written_at=now, written_by=user))
                 head = entries[-1].head
             changes = state_tables.apply_rows(state, entries) if entries else []
@@ -383,6 +386,7 @@ class Store:
         turn = begin if connection.dialect.name == "postgresql" else ()
         known = self.verified
         rows: Statement = (_FROM, {"seq": max(known.seq, 1), "page": _FIRST_PAGE})
+        # One round trip: the turn, the new rows, the head that balances are of, and the questions to them.
         found = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
         page, ((seq, hashed),), *answers = found
         kept = Head(seq, hashed)

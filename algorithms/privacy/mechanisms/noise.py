@@ -109,6 +109,8 @@ class Stream:
         """
         fraction, exponent = self.words(count), self.words(count)
         found = _join_words(fraction, exponent)
+        # No bit of the exponent is set (once in 2^53): the number is below 2^-53, and its bits are drawn anew at that
+        # scale.
         below = np.flatnonzero(exponent >> np.uint64(11) == 0)
         if len(below):
             found[below] = 2.0**-53 * self.uniform(len(below))
@@ -118,6 +120,7 @@ class Stream:
         """Independent coins, shape [count], each True with probability `rate` rounded down to a multiple of 2^-64."""
         if rate >= 1:
             return np.ones(count, dtype=np.bool_)
+        # A rate that is rounded down samples less, and so costs no more than what is charged.
         return self.words(count) < np.uint64(floor_rate(rate))
 
     def pairs(self, count: int) -> NDArray[np.uint64]:
@@ -153,11 +156,13 @@ class Stream:
         It is the first `size` different ones of a sequence of independent indices, or what these leave.
         """
         if size > count // 2:
+            # Of more than half, it is quicker to draw who is left out; the complement of a uniform subset is one, too.
             is_in = np.ones(count, dtype=np.bool_)
             is_in[self.subset(count, count - size)] = False
             return np.flatnonzero(is_in)
         chosen = np.empty(0, dtype=np.int64)
         while len(chosen) < size:
+            # Keep the first of equal indices, in the order drawn: in the order of values, small ones would be likelier.
             drawn = np.concatenate([chosen, self.below(2 * (size - len(chosen)), count)])
             _, first = np.unique(drawn, return_index=True)
             chosen = drawn[np.sort(first)]
@@ -180,6 +185,8 @@ class Stream:
 
         def draw(start: int) -> bool:
             size = min(_PART, half - start)
+            # Drawn at once, the stream has four runs of `half` words: fraction and exponent of radii, then those of
+            # angles.
             words = [self.later(number * half + start).words(size) for number in range(4)]
             if min(int(words[1].min()), int(words[3].min())) >> 11 == 0:
                 return False
@@ -222,6 +229,8 @@ class Stream:
 
 def _join_words(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Uniform numbers from two words each."""
+    # The bit length of 53 random bits is geometric: each length is half as likely as the next, as the exponent of a
+    # uniform number is. The fraction lies in [1/2, 1).
     bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]
     found: NDArray[np.float64] = np.ldexp(
         0.5 + (fraction >> np.uint64(12)).astype(np.float64) * 2.0**-53, bits.astype(np.int64) - 53
@@ -271,6 +280,7 @@ def add_steps(total: "Tensor", noise: "Tensor", *, std: float) -> "Tensor":
     import torch
 
     step = grid_step(std)
+    # At most 2^52 steps, and noise of far fewer: float64 adds such whole numbers exactly.
     steps = torch.round(total / step).clamp_(-_MAX_STEPS, _MAX_STEPS)
     return steps.add_(noise.to(total.device)).mul_(step)
 

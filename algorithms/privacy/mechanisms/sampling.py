@@ -189,8 +189,11 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
             words = stream.of_sample()
             if rate >= _DENSE:  # a coin for each record is quicker
                 return np.flatnonzero(words.coins(count, rate))
+            # The size is binomial, and given the size all subsets are equally likely: the same distribution as a coin
+            # for each record, at the cost of the sample alone.
             return words.subset(count, draw_binomial(count, floor_rate(rate), words))
         case CyclicPoisson(parts=parts) | FixedOrder(parts=parts):
+            # Parts are the same in every step of a run, the coins are of this step alone.
             has_turn = stream.parts(count, parts) == step % parts
             return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
         case RandomAllocation(parts=parts):
