@@ -39,6 +39,7 @@ from tasks.reporting import (
     page,
     risk_of,
     score,
+    shape_drawings,
 )
 from tasks.reporting.figures import (
     CostCurve,
@@ -53,6 +54,7 @@ from tasks.reporting.figures import (
     picture,
     risk_figure,
 )
+from tasks.reporting.shapes import explanation_of
 from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.stage_main import main_of
@@ -168,6 +170,10 @@ def compose(
         promised = risk_profile(spec, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     only_on_page = drawings(past) | _calibration(run.metrics)
+    explanation = (
+        None if folder is None else explanation_of(folder / "model.safetensors", run.plan, run.trace)
+    )
+    only_on_page |= shape_drawings(explanation)
     every = pictures | {name: draw(*drawing) for name, drawing in only_on_page.items()}
     result = score(run.metrics, run.classes)
     history_text = history_variables(past, read=len(run.receipt.get("blocks", ())))
@@ -182,6 +188,7 @@ def compose(
         ten_more=run.receipt["ledger"].get("ten_more", {}).get("epsilon"),
         audit=audit,
         other_software=reuse_note(run.receipt, is_public=run.public.is_public),
+        explanation=explanation,
     )
     return Report(run, card, curve, past, pictures, text)
 

@@ -36,7 +36,9 @@ from tasks.reporting.figures import (
     blocks_figure,
     quality_figure,
     retrainings_figure,
+    shape_figure,
 )
+from tasks.reporting.shapes import Explanation, Shape
 from tasks.retraining import Registry, RetrainingState, RetrainingStates
 from tasks.runs.metrics import (
     ACCURACY,
@@ -157,6 +159,7 @@ def page(
     ten_more: float | None = None,
     audit: Mapping[str, Any] | None = None,
     other_software: str | None = None,
+    explanation: Explanation | None = None,
 ) -> str:
     """Make the page.
 
@@ -164,6 +167,7 @@ def page(
     history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
     ten_more: the epsilon that will be spent after ten more runs like this, if the ledger said it.
     audit: the newest audit of the method, if any. other_software: which software trained, if it was not this one.
+    explanation: what the model says of each column, if it is additive.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
@@ -181,6 +185,8 @@ def page(
             ten_more=ten_more,
             audit=audit,
             other_software=other_software,
+            explanation=explanation,
+            shape_rows=[] if explanation is None else [_shape_row(one) for one in explanation.shapes],
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,
@@ -193,6 +199,33 @@ def page(
             more_events=max(0, len(card.events) - _MAX_EVENTS),
         )
     )
+
+
+def shape_drawings(explanation: Explanation | None) -> dict[str, tuple[Drawing, str]]:
+    """The figures of shape functions by name, each with its alternative text."""
+    if explanation is None:
+        return {}
+
+    def draw(shape: Shape) -> Drawing:
+        return lambda theme: shape_figure(shape, explanation.outputs, unit=explanation.unit, theme=theme)
+
+    return {
+        f"shape {place}": (draw(shape), f"What {shape.name} adds to the {explanation.unit}, by its value.")
+        for place, shape in enumerate(explanation.drawn)
+    }
+
+
+def _shape_row(shape: Shape) -> dict[str, Any]:
+    effect = shape.effects[:, shape.output]
+    return {
+        "name": shape.name,
+        "lowest": shape.values[int(effect.argmin())],
+        "highest": shape.values[int(effect.argmax())],
+        "span": f"{shape.span:.3g}",
+        "is_noise": shape.is_noise,
+        "missing": f"{shape.missing[shape.output]:+.3g}",
+        "deviation": "unknown" if shape.deviation is None else f"{shape.deviation:.2g}",
+    }
 
 
 def _up(number: float | None, digits: int = 4) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from algorithms.plain_text import for_figure
 from algorithms.privacy.accounting.risk import Profile, max_detection_rate
+from tasks.reporting.shapes import Shape
 from tasks.runs.metrics import ACCURACY
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
@@ -25,6 +26,8 @@ THIS_RUN = "this run"
 _MAX_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MAX_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
 """A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
+_MAX_OUTPUTS = 3
+"""Of a model with more outputs, the shape of a column is drawn for those that it changes most."""
 _MAX_LABELLED = 12
 """With more classes than this, the cells of the confusion matrix have no numbers."""
 
@@ -236,6 +239,29 @@ def calibration_figure(points: Sequence[Mapping[str, Any]], *, theme: Theme) -> 
         predicted, value, reach, color=theme.accent, marker="o", markersize=3, label="with 95 % intervals"
     )
     legend(axes, theme)
+    return figure
+
+
+def shape_figure(shape: Shape, outputs: Sequence[str], *, unit: str, theme: Theme) -> "Figure":
+    """Draw what a column adds to the outputs that it changes most, with a band of 1.96 deviations of the noise."""
+    order = np.argsort(-np.ptp(shape.effects, axis=0))[:_MAX_OUTPUTS]
+    colours, reach = (theme.accent, theme.second, theme.muted), 1.96 * (shape.deviation or 0.0)
+    figure, axes = empty(theme, height=2.4)
+    places = np.arange(len(shape.values)) if shape.numbers is None else shape.numbers
+    for output, colour in zip(order, colours, strict=False):
+        effect = shape.effects[:, output]
+        name = for_figure(outputs[output], _LONGEST_NAME)
+        if shape.numbers is None:
+            axes.errorbar(places, effect, yerr=reach, fmt="o", color=colour, markersize=4, label=name)
+        else:
+            axes.plot(places, effect, color=colour, drawstyle="steps-mid", label=name)
+            axes.fill_between(places, effect - reach, effect + reach, color=colour, alpha=0.2, linewidth=0)
+    if shape.numbers is None:
+        _name(axes, list(shape.values))
+    axes.axhline(0.0, color=theme.muted, linewidth=0.6)
+    axes.set(xlabel=for_figure(shape.name), ylabel=for_figure(unit, 2 * _LONGEST_NAME))
+    if len(outputs) > 1:
+        legend(axes, theme)
     return figure
 
 

@@ -1,0 +1,193 @@
+"""What an additive model says of each column of a table: its shape functions, with the uncertainty by the known noise.
+
+A prediction is a sum of a number for each cell that a row activates, so the sum over a column's cells is all that the
+column adds to it, beside what random trees add of several columns. All of this follows from released parameters and
+from the data card in the model's file, and costs nothing.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from data.cells import CellEncoding, Grids, Part
+from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
+from data.targets import Number
+from data.unseen import reader_in, target_in
+
+_MAX_DRAWN = 6
+_POINTS = 128
+_PARTS = {Timestamp: ("year", "month", "weekday", "elapsed"), Date: ("month", "day of the year")}
+_DECAYS: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a column adds to the model's outputs, by its value.
+
+    Attributes:
+        name: of the column.
+        values: in words, of each row of `effects`.
+        numbers: [k], the values if the column is one of numbers.
+        effects: [k, outputs], less their mean over the values, each of which counts once.
+        missing: [outputs], of a missing value, less the same.
+        deviation: the standard deviation that noise gives an effect, at most about; None if it is not known.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    numbers: NDArray[np.float64] | None
+    effects: NDArray[np.float64]
+    missing: NDArray[np.float64]
+    deviation: float | None
+
+    @property
+    def output(self) -> int:
+        """The output that the column changes most."""
+        return int(np.ptp(self.effects, axis=0).argmax())
+
+    @property
+    def span(self) -> float:
+        """The difference between the largest and the smallest effect on that output."""
+        return float(np.ptp(self.effects[:, self.output]))
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether noise alone often makes as large a difference: the usual range of as many normal numbers."""
+        if self.deviation is None:
+            return False
+        count = min(len(self.values), _POINTS // 2)
+        return self.span <= 2.0 * math.sqrt(2.0 * math.log(max(2, count))) * self.deviation
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The shapes, those that change most first; outputs: their names. unit: of effects, in words."""
+
+    shapes: tuple[Shape, ...]
+    outputs: tuple[str, ...]
+    unit: str
+
+    @property
+    def drawn(self) -> tuple[Shape, ...]:
+        """Those that are drawn."""
+        return self.shapes[:_MAX_DRAWN]
+
+
+def explanation_of(model: Path, plan: Mapping[str, Any], trace: pd.DataFrame) -> Explanation | None:
+    """The explanation of an additive model of a table's cells, from its file; None for other models.
+
+    plan, trace: of its run, which say how much noise is in each parameter.
+    """
+    with safe_open(model, framework="np") as file:
+        facts = json.loads((file.metadata() or {}).get("epsilonflow", "{}"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    reader = reader_in(facts.get("preparation")) if facts.get("model") == "additive" else None
+    encoding = reader.cell_encoding if isinstance(reader, Table) else None
+    if encoding is None or not isinstance(reader, Table):
+        return None
+    total = encoding.facts.total
+    weights = [part for part in tensors.values() if part.ndim == 2 and part.shape[1] == total]
+    if len(weights) != 1:  # the cells are other ones than those of the card alone
+        return None
+    units, unit, outputs = _unit_of(facts, tensors)
+    shapes = _shapes(reader, encoding, weights[0].astype(np.float64) * units, parameter_noise(plan, trace), units)
+    return Explanation(tuple(sorted(shapes, key=lambda one: -one.span)), outputs, unit)
+
+
+def _unit_of(
+    facts: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+) -> tuple[float, str, tuple[str, ...]]:
+    """What outputs are multiplied with to be in their unit, that unit in words, and the names of the outputs."""
+    target, classes = target_in(facts), tuple(facts["classes"])
+    if target is None:
+        if len(classes) == 2:
+            return 1.0, f"log-odds of {classes[1]}", classes[1:]
+        return 1.0, "score of the class", classes
+    if not isinstance(target, Number):
+        return 1.0, "log-odds of the label", classes
+    if target.kind == "count":
+        return 1.0, "logarithm of the expected count", ("count",)
+    scale = float(tensors.get("features.scale", np.array(1.0)))
+    return scale * (target.bounds[1] - target.bounds[0]) / 2.0, f"{target.kind} to predict", (target.kind,)
+
+
+def parameter_noise(plan: Mapping[str, Any], trace: pd.DataFrame) -> float | None:
+    """The standard deviation that the noise of all steps gives a parameter, as if there were no gradients.
+
+    None for methods and settings whose steps are not plain descent under the same noise.
+    """
+    update, steps = plan.get("settings", {}).get("update", {}), trace[trace["kind"] == "gradient"]
+    is_plain = update.get("optimizer", "sgd") == "sgd" and update.get("averaging", "none") == "none"
+    if not is_plain or update.get("weight_decay") or "learning_rate" not in update:
+        return None
+    if steps.empty or set(steps["noise"]) != {"gaussian"} or steps["noise_std"].nunique() > 1:
+        return None
+    decay, count = _DECAYS[update.get("schedule", "constant")], len(steps)
+    squares = math.fsum(decay(step / count) ** 2 for step in range(count))
+    of_a_step = float(steps["noise_std"].iloc[0] / steps["divisor"].iloc[0])
+    moved = update["learning_rate"] / (1.0 - update.get("momentum", 0.0)) * of_a_step * math.sqrt(squares)
+    return float(min(moved, update.get("noise_limit") or math.inf))
+
+
+def _shapes(
+    table: Table, encoding: CellEncoding, weights: NDArray[np.float64], noise: float | None, units: float
+) -> list[Shape]:
+    """weights: [outputs, cells]."""
+    facts, shapes, position = encoding.facts, list[Shape](), 0
+    first = [0, *accumulate(facts.sizes)]
+    for column in table.columns:
+        for place, part in enumerate(column.parts):
+            values, shares = _values_of(column, part, place)
+            grids = encoding.settings.grids
+            own = np.append(shares, np.nan)
+            codes = part.codes(own, grids) if isinstance(part, Grids) else part.codes(own)
+            effects = np.zeros((len(own), len(weights)))
+            for offset, code in enumerate(codes, start=position):
+                effects += facts.weights[offset] * weights[:, first[offset] + code].T
+            squares = math.fsum(weight**2 for weight in facts.weights[position : position + len(codes)])
+            position += len(codes)
+            effects -= effects[:-1].mean(axis=0)
+            names = _PARTS.get(type(column))
+            shapes.append(
+                Shape(
+                    column.name if names is None else f"{column.name}, {names[place]}",
+                    tuple(values if isinstance(values[0], str) else (f"{one:.4g}" for one in values)),
+                    None if isinstance(values[0], str) else np.array(values, np.float64),
+                    effects[:-1],
+                    effects[-1],
+                    None if noise is None else noise * units * math.sqrt(squares),
+                )
+            )
+    return shapes
+
+
+def _values_of(column: Column, part: Part, place: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
+    """Values of a column that are shown, as numbers or words, and as the encoding takes them."""
+    if isinstance(part, Grids):
+        shares = np.linspace(0.0, 1.0, _POINTS)
+        if part.logarithmic:  # as close at the low end as the finest cells are there
+            shares = np.unique(
+                np.append(shares[::2], np.expm1(shares[::2] * np.log1p(part.span)) / part.span)
+            )
+        low, high = column.bounds if isinstance(column, Numeric) else (0.0, part.span)
+        return (low + shares * (high - low)).tolist(), shares
+    names: list[str] = [str(one + 1) for one in range(part.count)]
+    if isinstance(column, Categorical):
+        names[: len(column.categories)] = column.categories
+    if isinstance(column, Timestamp):
+        named = (tuple(map(str, column.years)), names, ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"))
+        names = list(named[place])
+    return names, np.arange(part.count, dtype=np.float64)

@@ -1,0 +1,130 @@
+"""Shape functions of an additive model: what the model itself computes, and by how much noise moves them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.models.saved import load
+from data.card import DataCard
+from data.readers import encoding as rows
+from data.unseen import reader_in
+from tasks.config.overrides import recipe
+from tasks.reporting.shapes import Shape, explanation_of
+from tests.support.cards import category, csv_of, label, number
+from tests.support.own_records import CARD, finish
+from tests.support.own_records import declared as declared
+from tests.support.workspace import Workspace
+
+__all__ = ["declared"]
+COLUMNS = [number("size", 0, 100) | {"missing": 50.0}, category("kind", "old", "<new>")]
+
+
+def table(path: Path) -> None:
+    draw = np.random.default_rng(0)
+    size, kind = draw.lognormal(2.5, 1, 800).clip(0, 100).round(2), draw.choice(["old", "<new>"], 800)
+    price = (np.log1p(size) + 0.3 * draw.normal(size=800)).round(3)
+    pd.DataFrame(
+        {"size": size, "kind": kind, "price": price, "big": np.where(price > 2.5, "yes", "no")}
+    ).to_csv(path, index=False)
+
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "price": {"target": {"bounds": [0.0, 6.0]}, "classes": []},
+    "big": {"classes": ["no", "yes"]},
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_differences_of_a_shape_are_those_of_the_models_predictions(
+    workspace: Workspace, declared: Callable[..., None], name: str
+) -> None:
+    table(workspace.root / "sizes.csv")
+    other = next(one for one in TARGETS if one != name)
+    reader = csv_of(*COLUMNS, label(name), {"name": other, "kind": "ignored"})
+    reader["cells"] = {"grids": [4, 16], "trees": 0}  # without trees, a column's shape is all that it does
+    keys = {"reader": reader, "records": {"at_most": 800}, **TARGETS[name]}
+    declared("sizes.csv", model={"name": "additive"}, **keys)
+    card = CARD | keys | {"files": {"train": {"path": "sizes.csv", "keyed_sha256": "0" * 64}}}
+    advised = recipe(DataCard.model_validate_json(json.dumps(card)), "dp_sgd", 3.0)
+    workspace.replace("features", advised.features)
+    workspace.replace("algorithm", {"name": "dp_sgd", **advised.settings, "steps": 30})
+    finish(workspace)
+    artifacts = workspace.root / "artifacts"
+    plan = json.loads((artifacts / "plan.json").read_text())
+    trace = pd.read_parquet(artifacts / "trace.parquet")
+    explanation = explanation_of(artifacts / "model.safetensors", plan, trace)
+    assert explanation is not None
+    size, kind = explanation.shapes
+    assert (size.name, kind.name) == ("size", "kind") and not size.is_noise
+
+    model = load(artifacts)
+    known = reader_in(model.preparation)
+    frame = pd.DataFrame({"size": [1.0, 80.0, 1.0], "kind": ["old", "old", "<new>"]})
+    import pyarrow as pa
+
+    features = rows.features(pa.Table.from_pandas(frame, preserve_index=False), known, "X")  # type: ignore[arg-type]
+    with torch.no_grad():
+        scores = model(torch.from_numpy(np.ascontiguousarray(features, np.float32))).double().numpy()
+    outputs = scores[:, 1] - scores[:, 0] if name == "big" else 3.0 * scores[:, 0]  # half of the range is 3
+    assert size.numbers is not None
+    places = [int(np.abs(size.numbers - one).argmin()) for one in (1.0, 80.0)]
+    by_shape = size.effects[places[1], 0] - size.effects[places[0], 0]
+    assert by_shape == pytest.approx(outputs[1] - outputs[0], rel=1e-3) and by_shape > 0.1
+    assert kind.effects[1, 0] - kind.effects[0, 0] == pytest.approx(
+        outputs[2] - outputs[0], rel=1e-3, abs=1e-5
+    )
+
+    update = OptimizerConfig(**plan["settings"]["update"])
+    of_a_step = float(trace["noise_std"].iloc[-1] / trace["divisor"].iloc[-1])
+    noise = update.noise_limit if update.factor_for(of_a_step, 30) < 1 else None
+    assert size.deviation is not None and kind.deviation is not None
+    if noise is not None and name == "big":
+        assert kind.deviation == pytest.approx(
+            noise * np.sqrt(0.5), rel=1e-3
+        )  # a column has half of the square
+    page = (artifacts / "report.html").read_text()
+    assert "What the model says of each column" in page and "&lt;new&gt;" in page and "<new>" not in page
+    assert page.count("what it adds to the") == 2
+
+
+def test_noise_moves_a_parameter_as_far_as_the_page_says() -> None:
+    update, steps = OptimizerConfig(0.5, momentum=0.5, schedule="linear", noise_limit=100.0), 40
+    draw = torch.Generator().manual_seed(0)
+    state = update.start(torch.zeros(4000))
+    for _ in range(steps):
+        state = update.apply(state, 0.3 * torch.randn(4000, generator=draw), steps=steps)
+    measured = float(state.parameters.std())
+    trace = pd.DataFrame(
+        {"kind": "gradient", "noise": "gaussian", "noise_std": 3.0, "divisor": 10.0}, index=range(steps)
+    )
+    plan = {"settings": {"update": {"learning_rate": 0.5, "momentum": 0.5, "schedule": "linear"}}}
+    from tasks.reporting.shapes import parameter_noise
+
+    said = parameter_noise(plan, trace)
+    # Momentum still holds some of the last steps' noise back, so it is a little less.
+    assert said is not None and 0.85 * said < measured < 1.02 * said
+    for other in ({"optimizer": "adam"}, {"averaging": "ema"}, {"weight_decay": 0.1}):
+        assert parameter_noise({"settings": {"update": plan["settings"]["update"] | other}}, trace) is None
+    assert parameter_noise(plan, trace.assign(noise="correlated")) is None
+
+
+@pytest.mark.parametrize("signal", [0.0, 5.0])
+def test_what_noise_alone_often_makes_is_called_so(signal: float) -> None:
+    draw, calls = np.random.default_rng(0), []
+    for _ in range(200):
+        effects = draw.normal(size=(20, 1)) + signal * np.linspace(-1, 1, 20)[:, None]
+        calls.append(Shape("x", ("v",) * 20, None, effects, effects[0], 1.0).is_noise)
+    assert np.mean(calls) > 0.8 if signal == 0.0 else np.mean(calls) == 0.0
+
+
+def test_models_that_are_not_additive_have_no_shapes(workspace: Workspace) -> None:
+    workspace.train()
+    trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
+    assert explanation_of(workspace.root / "artifacts/model.safetensors", {}, trace) is None
