@@ -338,7 +338,7 @@ def columns_of(card: DataCard, features: NDArray[np.float64]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def rare_table(seed: int, rows: int = 20_000) -> pd.DataFrame:
+def rare_table(seed: int, rows: int = 40_000) -> pd.DataFrame:
     """A made-up table, 1 % of whose rows are "yes"."""
     draw = np.random.default_rng(seed)
     numbers, kind = draw.normal(size=(rows, 4)), draw.integers(0, 5, rows)

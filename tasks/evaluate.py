@@ -127,7 +127,65 @@ def compute_metrics(
         metrics = _of_next_tokens(label_type, evaluation, labels)
     else:
         metrics = _of_classes(evaluation, labels)
-    return metrics | {"test_loss": evaluation.loss}
+    gains = _gains(label_type, evaluation, labels)
+    return metrics | ({} if gains is None else {"gain": interval_of(gains)}) | {"test_loss": evaluation.loss}
+
+
+def interval_of(gains: NDArray[np.float64]) -> dict[str, float]:
+    """The mean of what records gain, with its 95 % interval.
+
+    Example:
+        >>> interval_of(np.array([1.0, 3.0]))
+        {'value': 2.0, 'low': 0.04, 'high': 3.96}
+    """
+    mean = float(gains.mean()) if len(gains) else 0.0
+    reach = 1.96 * float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return {"value": mean, "low": mean - reach, "high": mean + reach}
+
+
+def _gains(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> NDArray[np.float64] | None:
+    """How much each record's loss is below that of the best constant answer, [n]; None for classes, and where it varies
+    with no record's labels.
+
+    The losses are squared errors, deviances, pinball losses, 1 less the F1 of a record's labels, and wrong tokens.
+    """
+    if isinstance(label_type, Number):
+        real, found = (
+            label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
+        )
+        constant = np.full_like(real, real.mean())
+        if isinstance(label_type, Quantile):
+            level = label_type.quantile
+            constant[:] = np.quantile(real, level, method="inverted_cdf")
+            return pinball_losses(real, constant, level) - pinball_losses(real, found, level)
+        if isinstance(label_type, Count):
+            return poisson_deviances(real, constant) - poisson_deviances(real, found)
+        return np.square(real - constant) - np.square(real - found)
+    if isinstance(label_type, Labels):
+        answers = np.asarray(labels) > 0
+        counts = np.sort(answers.sum(axis=0))[::-1]
+        named = len(answers) * np.arange(1, len(counts) + 1)
+        most = int((np.cumsum(counts) / (named + counts.sum())).argmax()) + 1
+        always = np.zeros_like(answers)
+        always[:, np.argsort(-answers.sum(axis=0), kind="stable")[:most]] = True
+        return _record_f1(answers, evaluation.predicted > 0) - _record_f1(answers, always)
+    if not label_type.has_tokens:
+        return None
+    predicted, real = evaluation.predicted, np.asarray(labels)
+    if isinstance(label_type, NextToken):
+        predicted, real = predicted[:, :-1], real[:, 1:]
+    counts_too = real != IGNORED
+    if not counts_too.any():
+        return None
+    commonest = np.bincount(real[counts_too]).argmax()
+    right = ((predicted == real).astype(float) - (real == commonest)) * counts_too
+    gains: NDArray[np.float64] = right.sum(axis=1) * len(real) / counts_too.sum()
+    return gains
+
+
+def _record_f1(real: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    named = real.sum(axis=1) + predicted.sum(axis=1)
+    return np.where(named > 0, 2.0 * (real & predicted).sum(axis=1) / np.maximum(named, 1), 1.0)
 
 
 def uneven_metrics(released: ReleasedHistogram, public: DatasetInfo) -> dict[str, Any]:
@@ -192,7 +250,8 @@ def _of_counts(label_type: Count, evaluation: EvaluationResult, labels: NDArray[
     deviance is mean_deviance.
     """
     real, rates = (label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
-    deviance, alone = poisson_deviance(real, rates), poisson_deviance(real, np.full_like(real, real.mean()))
+    constant = np.full_like(real, real.mean())
+    deviance, alone = (float(poisson_deviances(real, of).mean()) for of in (rates, constant))
     errors = _of_numbers(label_type, evaluation, labels)
     return {
         "test_d2": 1.0 - deviance / alone if alone > 0 else 0.0,
@@ -201,12 +260,19 @@ def _of_counts(label_type: Count, evaluation: EvaluationResult, labels: NDArray[
     } | {name: errors[name] for name in ("test_rmse", "test_mae", "mean_rmse")}
 
 
-def poisson_deviance(counts: NDArray[np.float64], rates: NDArray[np.float64]) -> float:
-    """2 (y log(y / r) - y + r), averaged over records; rates of almost 0 count as a millionth of the largest count."""
+def poisson_deviances(counts: NDArray[np.float64], rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """2 (y log(y / r) - y + r) of each record; rates of almost 0 count as a millionth of the largest count."""
     rates = np.maximum(rates, 1e-6 * max(1.0, float(counts.max(initial=0.0))))
     logs = np.zeros_like(counts)
     np.log(counts / rates, where=counts > 0, out=logs)
-    return float(2.0 * np.mean(counts * logs - counts + rates))
+    return 2.0 * (counts * logs - counts + rates)
+
+
+def pinball_losses(
+    numbers: NDArray[np.float64], quantiles: NDArray[np.float64], level: float
+) -> NDArray[np.float64]:
+    """The pinball loss of each record's quantile."""
+    return np.maximum(level * (numbers - quantiles), (level - 1.0) * (numbers - quantiles))
 
 
 def _of_quantiles(label_type: Quantile, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
@@ -219,11 +285,8 @@ def _of_quantiles(label_type: Quantile, evaluation: EvaluationResult, labels: ND
         label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
     )
     level = label_type.quantile
-
-    def loss(of: NDArray[np.float64]) -> float:
-        return float(np.maximum(level * (real - of), (level - 1.0) * (real - of)).mean())
-
-    found, alone = loss(predicted), loss(np.full_like(real, np.quantile(real, level, method="inverted_cdf")))
+    constant = np.full_like(real, np.quantile(real, level, method="inverted_cdf"))
+    found, alone = (float(pinball_losses(real, of, level).mean()) for of in (predicted, constant))
     return {
         "test_pinball_explained": 1.0 - found / alone if alone > 0 else 0.0,
         "test_pinball_loss": found,

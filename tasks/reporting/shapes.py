@@ -103,7 +103,9 @@ def explanation_of(model: Path, plan: Mapping[str, Any], trace: pd.DataFrame) ->
     if len(weights) != 1:  # the cells are other ones than those of the card alone
         return None
     units, unit, outputs = _unit_of(facts, tensors)
-    shapes = _shapes(reader, encoding, weights[0].astype(np.float64) * units, parameter_noise(plan, trace), units)
+    shapes = _shapes(
+        reader, encoding, weights[0].astype(np.float64) * units, parameter_noise(plan, trace), units
+    )
     return Explanation(tuple(sorted(shapes, key=lambda one: -one.span)), outputs, unit)
 
 

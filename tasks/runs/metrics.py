@@ -159,8 +159,23 @@ def _private_rows(metrics: Metrics) -> Rows:
             (f"test {name}", DROWNED if estimate is None else _estimate_text(estimate, name))
             for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
         ]
+        + ([("baseline", f"the model is {verdict}")] if (verdict := _private_verdict(metrics)) else [])
         + ([("recalibration", _recalibration_text(metrics))] if "recalibration" in metrics else [])
     )
+
+
+def _private_verdict(metrics: Metrics) -> str | None:
+    """How a model compares with the best constant answer, by the intervals.
+
+    None where noise drowns them, and for scores, of which no constant answer's is released.
+    """
+    headline, most = headline_estimate(metrics), metrics.get("test_majority_accuracy")
+    kind = "number" if "test_r2" in metrics else "class"
+    if headline is None or (kind == "class" and most is None):
+        return None
+    constant = 0.0 if most is None else most["value"]
+    ends = {"low": headline[1] - constant, "high": headline[2] - constant}
+    return verdict_of({"gain": ends}, kind, 0.0)
 
 
 def _recalibration_text(metrics: Metrics) -> str:
@@ -214,7 +229,10 @@ def _private_text(metrics: Metrics) -> ReportText:
         note += (
             f"; 95 % interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
         )
-    return ReportText(tile, note, text, None if estimate else f"No {name} is known: {DROWNED}.", captions)
+    verdict, warning = _private_verdict(metrics), None if estimate else f"No {name} is known: {DROWNED}."
+    if verdict is not None and not verdict.startswith("better"):
+        warning = f"The model is {verdict}."
+    return ReportText(tile, note, text, warning, captions)
 
 
 def _thresholds_text(thresholds: Sequence[Mapping[str, Any]]) -> str:
@@ -369,10 +387,33 @@ def _class_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     )
 
 
-def verdict_on_number(r2: float) -> str:
-    """How a model compares with always naming the mean of the held-out records, of which R2 is 0."""
-    how = "better than" if r2 > 0 else "no better than" if r2 == 0 else "worse than"
-    return f"{how} always naming the mean"
+_CONSTANT: Mapping[str, str] = {
+    "class": "always naming the most frequent class",
+    "number": "always naming the mean",
+    "count": "always naming the mean",
+    "quantile": "always naming the quantile of all records",
+    "labels": "an answer that is always the same",
+    "tags": "always naming the most frequent tag",
+    "next token": "always naming the most frequent token",
+}
+"""The best answer that is the same for all records."""
+
+
+def verdict_of(metrics: Metrics, kind: str, value: float) -> str:
+    """How a model compares with the best constant answer.
+
+    value: what it gains on that answer, of any unit, where the metrics have no interval of it.
+    """
+    gain = metrics.get("gain", {"low": value, "high": value})
+    how = "better than" if gain["low"] > 0 else "worse than" if gain["high"] < 0 else "within noise of"
+    if gain["low"] == gain["high"] == 0:
+        how = "no better than"
+    return f"{how} {_CONSTANT[kind]}"
+
+
+def _warning_of(metrics: Metrics, kind: str, value: float) -> str | None:
+    words = verdict_of(metrics, kind, value)
+    return None if words.startswith("better") else f"The model is {words}."
 
 
 _NUMBER_CAPTIONS = (
@@ -388,7 +429,7 @@ def _number_rows(metrics: Metrics) -> Rows:
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
         (
             "root mean squared error of the mean",
-            f"{metrics['mean_rmse']:.4g}: the model is {verdict_on_number(metrics['test_r2'])}",
+            f"{metrics['mean_rmse']:.4g}: the model is {verdict_of(metrics, 'number', metrics['test_r2'])}",
         ),
     ]
 
@@ -401,7 +442,7 @@ def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f"On {records:,} held-out records the model explains <b>{percent(r2)}</b> of the variance (R2). It is off by"
         f" {rmse:.4g} (root mean squared) and {mae:.4g} (on average); always naming the mean of these records is off by"
         f" {mean:.4g} (root mean squared).",
-        None if r2 > 0 else f"The model is {verdict_on_number(r2)}.",
+        _warning_of(metrics, "number", r2),
         _NUMBER_CAPTIONS,
     )
 
@@ -413,7 +454,7 @@ def _count_rows(metrics: Metrics) -> Rows:
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
         (
             "mean Poisson deviance of the mean",
-            f"{metrics['mean_deviance']:.4g}: the model is {verdict_on_number(metrics['test_d2'])}",
+            f"{metrics['mean_deviance']:.4g}: the model is {verdict_of(metrics, 'count', metrics['test_d2'])}",
         ),
     ]
 
@@ -428,15 +469,9 @@ def _count_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f" mean is {deviance:.4g}, and {alone:.4g} for always naming the mean of these records. The predicted mean of a"
         f" count is off by {metrics['test_rmse']:.4g} (root mean squared), that of all records by"
         f" {metrics['mean_rmse']:.4g}.",
-        None if d2 > 0 else f"The model is {verdict_on_number(d2)}.",
+        _warning_of(metrics, "count", d2),
         _NUMBER_CAPTIONS,
     )
-
-
-def verdict_on_quantile(explained: float) -> str:
-    """How a model compares with always naming the quantile of the held-out records, which explains 0."""
-    how = "better than" if explained > 0 else "no better than" if explained == 0 else "worse than"
-    return f"{how} always naming the quantile of all records"
 
 
 def _quantile_rows(metrics: Metrics) -> Rows:
@@ -447,7 +482,7 @@ def _quantile_rows(metrics: Metrics) -> Rows:
         ("records at or below their quantile", f"{metrics['test_coverage']:.2%} of {metrics['level']:.2%}"),
         (
             "mean pinball loss of the quantile of all records",
-            f"{metrics['constant_pinball_loss']:.4g}: the model is {verdict_on_quantile(explained)}",
+            f"{metrics['constant_pinball_loss']:.4g}: the model is {verdict_of(metrics, 'quantile', explained)}",
         ),
     ]
 
@@ -461,7 +496,7 @@ def _quantile_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f" mean is {loss:.4g}, and {metrics['constant_pinball_loss']:.4g} for always naming the quantile of these"
         f" records. {percent(metrics['test_coverage'])} of the records are at or below their predicted quantile, where"
         f" {percent(metrics['level'])} should be.",
-        None if explained > 0 else f"The model is {verdict_on_quantile(explained)}.",
+        _warning_of(metrics, "quantile", explained),
         _NUMBER_CAPTIONS,
     )
 
@@ -474,7 +509,8 @@ def _label_rows(metrics: Metrics) -> Rows:
         ("subset accuracy: all labels right", f"{metrics['test_subset_accuracy']:.2%}"),
         (
             "best constant answer",
-            f"F1 {metrics['constant_micro_f1']:.3f}, all labels right {metrics['constant_subset_accuracy']:.2%}",
+            f"F1 {metrics['constant_micro_f1']:.3f}, all labels right {metrics['constant_subset_accuracy']:.2%}: the"
+            f" model is {verdict_of(metrics, 'labels', micro - metrics['constant_micro_f1'])}",
         ),
     ]
 
@@ -489,7 +525,7 @@ def _label_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f"F1 over all labels is <b>{micro:.3f}</b>, averaged over labels {macro:.3f}; the best answer that is the same"
         f" for every record has {constant:.3f}. All labels of a record are right in {percent(subset)} of the cases,"
         f" against {percent(always)} for always naming the most frequent set of labels.{area}",
-        None if micro > constant else "The model is no better than an answer that is always the same.",
+        _warning_of(metrics, "labels", micro - constant),
         (
             "Of the held-out records that have a label, the share in which it was found; in brackets how many have it.",
             "The labels that a record has against those that the model gave it; a record counts once for each pair.",
@@ -504,7 +540,15 @@ def _token_rows(metrics: Metrics) -> Rows:
             "loss per token, next-token accuracy",
             f"{metrics['test_loss']:.4f}, {metrics['test_token_accuracy']:.2%}",
         ),
-        ("perplexity of token frequencies alone", f"{metrics['unigram_perplexity']:.4g}"),
+        (
+            "perplexity of token frequencies alone",
+            f"{metrics['unigram_perplexity']:.4g}"
+            + (
+                f"; in naming the next token the model is {verdict_of(metrics, 'next token', 0.0)}"
+                if "gain" in metrics
+                else ""
+            ),
+        ),
     ]
 
 
@@ -532,7 +576,11 @@ def _tag_rows(metrics: Metrics) -> Rows:
         *([] if entities is None else [("F1 over entities", f"{entities:.3f}")]),
         ("F1 over all tags except outside", f"{metrics['test_token_f1']:.3f}"),
         ("tag accuracy", f"{metrics['test_token_accuracy']:.2%}"),
-        ("majority-tag baseline", f"{metrics['majority_accuracy']:.2%}"),
+        (
+            "majority-tag baseline",
+            f"{metrics['majority_accuracy']:.2%}: the model is"
+            f" {verdict_of(metrics, 'tags', metrics['test_token_accuracy'] - metrics['majority_accuracy'])}",
+        ),
     ]
 
 
@@ -551,7 +599,7 @@ def _tag_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f" out; right tags: {percent(accuracy)}",
         f"{words} {percent(accuracy)} of the held-out words have the right"
         f" tag; always naming the most frequent one would be right in {percent(majority)}.",
-        None if accuracy > majority else "The model is no better than always naming the most frequent tag.",
+        _warning_of(metrics, "tags", accuracy - majority),
         (
             "Right tags for each tag; in brackets how many held-out words have it.",
             "What the model answered. Words on the diagonal were recognised.",

@@ -124,7 +124,7 @@ def test_labels_are_clamped_to_their_bounds_and_scaled(root: Path) -> None:
 def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = run(root, monkeypatch, "dp_sgd")
     assert set(measured) == {
-        "test_r2", "test_rmse", "test_mae", "mean_rmse", "test_loss",
+        "test_r2", "test_rmse", "test_mae", "mean_rmse", "test_loss", "gain",
         "epsilon", "delta", "run_id",
     }  # fmt: skip
     said = [row for some in predict(root / "artifacts", root / "test.csv") for row in some.predicted]

@@ -1,0 +1,90 @@
+"""How a model compares with the best constant answer, for each kind of target, by what is known of chance."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.targets import IGNORED, Count, Labels, NextToken, Number, Quantile, Tags
+from tasks.evaluate import Evaluation, compute_metrics
+from tasks.runs.metrics import metric_rows, report_text
+
+PEOPLE = 400
+NUMBERS = {
+    "number": (Number(bounds=(0.0, 10.0)), "always naming the mean"),
+    "count": (Count(bounds=(0.0, 10.0), counts=True), "always naming the mean"),
+    "quantile": (Quantile(bounds=(0.0, 10.0), quantile=0.5), "always naming the quantile of all records"),
+}
+
+
+def said(metrics: dict[str, Any]) -> str:
+    words = [text for _, text in metric_rows(metrics) if "the model is" in text]
+    assert len(words) == 1
+    return words[0]
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize(
+    ("skill", "how"), [(1.0, "better than"), (0.0, "within noise of"), (-1.0, "worse than")]
+)
+def test_a_model_of_a_number(kind: str, skill: float, how: str) -> None:
+    label_type, constant = NUMBERS[kind]
+    draw = np.random.default_rng(1)
+    numbers = draw.normal(5.0, 1.5, PEOPLE) if kind == "quantile" else draw.poisson(3.0, PEOPLE)
+    labels = (numbers.clip(0, 10) / 5 - 1).astype(np.float32)
+    centred = labels - np.median(labels) if kind == "quantile" else labels - labels.mean()
+    wobble = 0.03 * draw.normal(size=PEOPLE) if skill == 0 else 0.0
+    scores = (labels - centred + 0.5 * skill * centred + wobble)[:, None].astype(np.float64)
+    found = compute_metrics(label_type, Evaluation(np.zeros(PEOPLE, np.int64), 0.0, scores), labels)
+    assert f"the model is {how} {constant}" in said(found)
+    warning = report_text(found, PEOPLE, 0.1).warning
+    assert warning == (None if skill > 0 else f"The model is {how} {constant}.")
+
+
+@pytest.mark.parametrize(("share", "how"), [(0.95, "better than"), (0.0, "worse than")])
+def test_a_model_of_labels(share: float, how: str) -> None:
+    draw = np.random.default_rng(2)
+    labels = (draw.random((PEOPLE, 3)) < [0.7, 0.5, 0.2]).astype(np.float32)
+    right = draw.random((PEOPLE, 1)) < share
+    predicted = np.where(right, labels, 1 - labels).astype(np.int64)
+    label_type = Labels(labels=("a", "b", "c"))
+    found = compute_metrics(label_type, Evaluation(predicted, 0.0, predicted.astype(float)), labels)
+    assert f"the model is {how} an answer that is always the same" in said(found)
+
+
+@pytest.mark.parametrize(("share", "how"), [(0.95, "better than"), (0.1, "worse than")])
+@pytest.mark.parametrize("kind", ["tags", "next token"])
+def test_a_model_of_tokens(kind: str, share: float, how: str) -> None:
+    draw = np.random.default_rng(3)
+    labels = draw.choice(4, (PEOPLE, 6), p=[0.4, 0.3, 0.2, 0.1])
+    labels[:, 5] = IGNORED
+    # The next token is predicted at the place before it.
+    at = np.where(draw.random(labels.shape) < share, labels, (labels + 1) % 4)
+    predicted = at if kind == "tags" else np.roll(at, -1, axis=1)
+    label_type = Tags(tags=("O", "a", "b", "c")) if kind == "tags" else NextToken(next="token")
+    found = compute_metrics(label_type, Evaluation(predicted, 1.0, np.zeros((PEOPLE, 0))), labels)
+    what = "tag" if kind == "tags" else "token"
+    assert f"the model is {how} always naming the most frequent {what}" in said(found)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "how"),
+    [(0.72, 0.8, "better than"), (0.6, 0.69, "worse than"), (0.65, 0.75, "within noise of")],
+)
+def test_private_people_are_judged_by_their_intervals(low: float, high: float, how: str) -> None:
+    middle = (low + high) / 2
+    metrics: dict[str, Any] = {
+        "held_out": "private",
+        "evaluation_epsilon": 1.0,
+        "test_accuracy": {"value": middle, "low": low, "high": high},
+        "test_majority_accuracy": {"value": 0.7, "low": 0.69, "high": 0.71},
+    }
+    words = f"The model is {how} always naming the most frequent class."
+    assert report_text(metrics, 0, 0.0).warning == (None if how == "better than" else words)
+    assert (
+        dict(metric_rows(metrics))["baseline"] == f"the model is {how} always naming the most frequent class"
+    )
+    number = {key: metrics[key] for key in ("held_out", "evaluation_epsilon")}
+    number["test_r2"] = {"value": middle - 0.7, "low": low - 0.7, "high": high - 0.7}
+    assert dict(metric_rows(number))["baseline"] == f"the model is {how} always naming the mean"
+    assert "baseline" not in dict(metric_rows(number | {"test_r2": None}))
