@@ -143,7 +143,9 @@ def interval_of(gains: NDArray[np.float64]) -> dict[str, float]:
     return {"value": mean, "low": mean - reach, "high": mean + reach}
 
 
-def _gains(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> NDArray[np.float64] | None:
+def _gains(
+    label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any]
+) -> NDArray[np.float64] | None:
     """How much each record's loss is below that of the best constant answer, [n]; None for classes, and where it varies
     with no record's labels.
 

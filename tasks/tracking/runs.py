@@ -243,7 +243,8 @@ def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
         for name, score in scores.items()
         if isinstance(score, float)
     }
-    return {tracker_key(metrics): headline_metric(metrics)} | held_out | rare | guarantee
+    gain = {f"test/gain_{end}": one for end, one in metrics.get("gain", {}).items()}
+    return {tracker_key(metrics): headline_metric(metrics)} | held_out | gain | rare | guarantee
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.targets import IGNORED, Count, Labels, NextToken, Number, Quantile, Tags
-from tasks.evaluate import Evaluation, compute_metrics
+from tasks.evaluate import EvaluationResult, compute_metrics
 from tasks.runs.metrics import metric_rows, report_text
 
 PEOPLE = 400
@@ -35,7 +35,7 @@ def test_a_model_of_a_number(kind: str, skill: float, how: str) -> None:
     centred = labels - np.median(labels) if kind == "quantile" else labels - labels.mean()
     wobble = 0.03 * draw.normal(size=PEOPLE) if skill == 0 else 0.0
     scores = (labels - centred + 0.5 * skill * centred + wobble)[:, None].astype(np.float64)
-    found = compute_metrics(label_type, Evaluation(np.zeros(PEOPLE, np.int64), 0.0, scores), labels)
+    found = compute_metrics(label_type, EvaluationResult(np.zeros(PEOPLE, np.int64), 0.0, scores), labels)
     assert f"the model is {how} {constant}" in said(found)
     warning = report_text(found, PEOPLE, 0.1).warning
     assert warning == (None if skill > 0 else f"The model is {how} {constant}.")
@@ -48,7 +48,7 @@ def test_a_model_of_labels(share: float, how: str) -> None:
     right = draw.random((PEOPLE, 1)) < share
     predicted = np.where(right, labels, 1 - labels).astype(np.int64)
     label_type = Labels(labels=("a", "b", "c"))
-    found = compute_metrics(label_type, Evaluation(predicted, 0.0, predicted.astype(float)), labels)
+    found = compute_metrics(label_type, EvaluationResult(predicted, 0.0, predicted.astype(float)), labels)
     assert f"the model is {how} an answer that is always the same" in said(found)
 
 
@@ -62,7 +62,7 @@ def test_a_model_of_tokens(kind: str, share: float, how: str) -> None:
     at = np.where(draw.random(labels.shape) < share, labels, (labels + 1) % 4)
     predicted = at if kind == "tags" else np.roll(at, -1, axis=1)
     label_type = Tags(tags=("O", "a", "b", "c")) if kind == "tags" else NextToken(next="token")
-    found = compute_metrics(label_type, Evaluation(predicted, 1.0, np.zeros((PEOPLE, 0))), labels)
+    found = compute_metrics(label_type, EvaluationResult(predicted, 1.0, np.zeros((PEOPLE, 0))), labels)
     what = "tag" if kind == "tags" else "token"
     assert f"the model is {how} always naming the most frequent {what}" in said(found)
 
