@@ -130,13 +130,16 @@ def software_facts(root: Path, software: Software) -> dict[str, Any]:
 
 def _versions(names: Sequence[str]) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    installed = {}
-    for name in names:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return installed
+    return {name: installed for name in names if (installed := _installed(name)) is not None}
+
+
+@cache
+def _installed(name: str) -> str | None:
+    """The version of a package, read once in a process, which goes on with what it has imported."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _output(root: Path, *arguments: str) -> str | None:

@@ -95,9 +95,12 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
         model = replace(adapted(is_checkpointed=is_checkpointed), precision=precision)
         asked = barrier(records, model, compute=compute)
         per_layer = PerLayer((0.05,) * len(model.layers))
+        is_plain = not is_checkpointed and precision == torch.float32
+        rest = ((FullBatch(), L2(0.1)), (Poisson(0.01), L2(0.1)), (FullBatch(), L2(0.1)))
         for sampling, clipping in (
-            *((FullBatch(), L2(0.1)), (Poisson(0.5), L2(0.1)), (Poisson(0.01), L2(0.1))),
-            *((FullBatch(), per_layer), (FullBatch(), L2(0.1))),
+            (Poisson(0.5), L2(0.1)),
+            (FullBatch(), per_layer),
+            *(rest if is_plain else ()),
         ):
             point = compute.at_home(model.initial_parameters())
             noisy = asked.gradient(
@@ -117,12 +120,17 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
     return torch.stack(found).cpu()
 
 
+def ways_of(count: int) -> tuple[dict[str, bool], ...]:
+    """All ways with two processes; with three, whose parts differ in length, the one that is both others."""
+    return WAYS if count == 2 else WAYS[2:]
+
+
 WAYS = ({"shard_frozen": True}, {"shard_trained": True}, {"shard_frozen": True, "shard_trained": True})
 
 
 def in_a_process(rank: int, count: int, folder: Path) -> None:
     with joined(rank, count, folder) as group:
-        torch.save([answers(group, **way) for way in WAYS], folder / f"{rank}.pt")
+        torch.save([answers(group, **way) for way in ways_of(count)], folder / f"{rank}.pt")
         module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (count,))).module
     local = {name: getattr(part, "_local_tensor", part).shape for name, part in module.named_parameters()}
     torch.save(local, folder / f"shapes-{rank}.pt")
@@ -138,10 +146,10 @@ def test_processes_that_share_parameters_answer_as_one_process_does(
     in_processes(in_a_process, [(rank, count, tmp_path) for rank in range(count)])
     alone = answers(ALONE)
     assert float(alone.norm()) > 1
-    for way, found in zip(WAYS, torch.load(tmp_path / "0.pt"), strict=True):
+    for way, found in zip(ways_of(count), torch.load(tmp_path / "0.pt"), strict=True):
         assert torch.allclose(found, alone, rtol=0.0, atol=1e-5), way
-    assert torch.equal(*(torch.load(tmp_path / f"{rank}.pt")[0] for rank in range(2)))
     if count == 2:
+        assert torch.equal(*(torch.load(tmp_path / f"{rank}.pt")[0] for rank in range(2)))
         for name, shape in torch.load(tmp_path / "shapes-0.pt").items():
             whole = adapted().module.get_parameter(name)
             assert shape.numel() == (whole.numel() if whole.requires_grad else whole.numel() / 2), name
