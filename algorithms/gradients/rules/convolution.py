@@ -56,6 +56,7 @@ class Window:
     @property
     def overlap(self) -> int:
         """The largest number of output positions that see one pixel."""
+        # With dilation the positions that see a pixel are not neighbours; the number of kernel entries is a bound.
         if any(step != 1 for step in self.dilation):
             return math.prod(self.kernel)
         return math.prod(-(-size // step) for size, step in zip(self.kernel, self.stride, strict=True))
@@ -82,6 +83,7 @@ class Cutter:
             self._make_room(inputs)
         padded = self._pad[:batch]
         middle = [slice(edge, edge + size) for edge, size in zip(self._window.padding, image, strict=True)]
+        # The frame of zeros stays from one call to the next; only the middle is written.
         padded[:, *middle] = inputs.movedim(1, -1)
         seen = self._seen[: batch * groups]
         apart = (batch, groups, *self._places, *self._window.kernel, channels // groups)

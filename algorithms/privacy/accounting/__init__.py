@@ -18,8 +18,18 @@ MAX_EPSILON = 1e4
 class Budget:
     """An (epsilon, delta) pair, to be spent or already spent.
 
-    epsilon: at least 0; infinity stands for a run without noise.
-    delta: from 0 to 1.
+    Attributes:
+        epsilon: At least 0; infinity stands for a run without noise.
+        delta: From 0 to 1.
+
+    Raises:
+        RefusedError: For numbers outside of these ranges.
+
+    Example:
+        >>> Budget(3.0, 1e-5).check_spendable()
+        >>> Budget(float("inf"), 1e-5).check_spendable()
+        Traceback (most recent call last):
+        algorithms.errors.RefusedError: ...
     """
 
     epsilon: float

@@ -151,9 +151,21 @@ class CostCurve:
 class ScheduleFilter:
     """Allows the events of a schedule that was fixed in advance, in order, and no others.
 
-    total: the cost of the whole schedule; a part never costs more. adjacency: of that cost. accountant: by which what
-    is spent so far is stated at the delta of the total. Raises RefusedError for a count that is not a whole number of
-    at least 1.
+    Args:
+        schedule: Events with their counts, in order.
+        total: The cost of the whole schedule; a part never costs more.
+        adjacency: Of that cost.
+        accountant: By which what is spent so far is stated at the delta of the total.
+
+    Raises:
+        RefusedError: For a count that is not a whole number of at least 1.
+
+    Example:
+        >>> step = dp.GaussianDpEvent(2.0)
+        >>> privacy_filter = ScheduleFilter([(step, 2)], Budget(5.0, 1e-5))
+        >>> privacy_filter.charge(step)
+        >>> privacy_filter.affords(step), privacy_filter.affords(dp.GaussianDpEvent(1.0))
+        (True, False)
     """
 
     def __init__(
@@ -207,8 +219,23 @@ class ScheduleFilter:
 class RenyiFilter:
     """A Rényi filter at one order fixed in advance: releases stop before they exceed the order's budget.
 
-    order: above 1. budget: the (epsilon, delta) of the whole run, which Canonne et al. 2020, Proposition 12, converts
-    to the order's Rényi budget. Raises RefusedError if the conversion alone costs more than the budget.
+    Args:
+        order: Above 1; 4 to 32 are usual.
+        budget: The (epsilon, delta) of the whole run, which Canonne et al. 2020, Proposition 12, converts to the
+            order's Rényi budget.
+
+    Raises:
+        RefusedError: If the conversion alone costs more than the budget.
+
+    Source:
+        Feldman and Zrnic 2021, arXiv:2008.11193: at an order that is fixed in advance, the costs of adaptively chosen
+        releases add up.
+
+    Example:
+        >>> privacy_filter = RenyiFilter(8.0, Budget(2.0, 1e-5))
+        >>> privacy_filter.charge(dp.GaussianDpEvent(5.0))  # 8 / (2 * 25) = 0.16 at order 8
+        >>> round(privacy_filter.limit, 2), privacy_filter.affords(dp.GaussianDpEvent(1.0))
+        (0.79, False)
     """
 
     def __init__(self, order: float, budget: Budget) -> None:
@@ -233,6 +260,7 @@ class RenyiFilter:
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
             raise _exhausted_error(event, f"{self.limit - self._total:.4g} at order {self.order:g}")
+        # Refuses a later step of a pass that no first step has paid for, before anything is added.
         self._paid.take(event)
         self._total += self._cost(event)
 
@@ -240,6 +268,8 @@ class RenyiFilter:
         return max(0.0, self._total + conversion(self.order, delta)) if self._total else 0.0
 
     def _cost(self, event: dp.DpEvent) -> float:
+        # At one order that is fixed in advance, the costs of adaptively chosen releases add up (Feldman and Zrnic
+        # 2021).
         return float(rdp([(event, 1)], orders=(self.order,))[0])
 
 

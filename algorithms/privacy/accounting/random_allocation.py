@@ -126,6 +126,8 @@ class _Ratio:
         low = int(np.searchsorted(np.cumsum(self.masses), _TAIL))
         high = len(means) - 1 - int(np.searchsorted(np.cumsum(means[::-1]), tail))
         masses = self.masses[low : high + 1].copy()
+        # Low points go to 0 and to the lowest one that stays, by shares that keep the mean. High ones go down to the
+        # last; the mean that they lose counts as lost, where the loss is infinite.
         up = float(means[:low].sum()) / float(values[low])
         masses[0] += up
         above = float(self.masses[high + 1 :].sum())
@@ -148,6 +150,7 @@ def _ratio_of_step(z: float, cell: float) -> _Ratio:
     under_q = z * logs + 0.5 / z
     under_p = under_q - 1 / z  # the mean of Y in a cell, since Y is the density of N(1 / z, 1)
     (q, _), (mean, _), values = normal_masses(under_q), normal_masses(under_p), np.exp(logs)
+    # Split between the two ends so that the mean stays: a spread that keeps it raises every convex function of Y.
     up = np.clip((mean / values[:-1] - q) / math.expm1(cell), 0.0, q)
     below, above = float(ndtr(under_q[0])), float(ndtr(-under_q[-1]))
     masses = np.append(q - up, above)
@@ -174,6 +177,7 @@ def _double(one: _Ratio) -> _Ratio:
     twice, first, second = 2.0 * masses, np.empty(count), np.empty(count)
     for d in range(count):
         both, up = first[: count - d], second[: count - d]
+        # Pairs (i, i + d) and (i + d, i) are alike, hence twice, except for d = 0.
         np.multiply((twice if d else masses)[: count - d], masses[d:], out=both)
         np.multiply(both, shares[d], out=up)
         sums[low[d] + 1 : low[d] + 1 + count - d] += up
@@ -229,6 +233,7 @@ def ratio_of_pass(
         _ratio_of_step(noise_multiplier, cell_for(reach / noise_multiplier + noise_multiplier**-2)),
         1,
     )
+    # By the binary digits of the number of steps, from the highest: double, and add one where the digit is 1.
     for bit in f"{steps:b}"[1:]:
         total, count = _double(total), 2 * count
         total = total.refine(min(total.cell, cell_for(total.cell * len(total.masses))))
@@ -287,6 +292,7 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
         return np.array(sums)
 
     base = orders * (orders - 1) / (2 * z**2) - factorials - orders * math.log(parts)
+    # The power of a series by squaring, with coefficients as logarithms: all are positive, so nothing cancels.
     series, count = np.where(orders == 0, 0.0, -math.inf), steps
     while count:
         series = product(series, base) if count & 1 else series

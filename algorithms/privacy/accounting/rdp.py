@@ -85,11 +85,14 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
     for first in range(0, _TERMS, _AT_ONCE):
         i = np.arange(first, first + _AT_ONCE)[:, None]
         j, binomials = alpha - i, _log_binomials(orders, first, _AT_ONCE)
+        # Mironov, Talwar and Zhang 2019, arXiv:1908.10530, section 3.3: the integral is cut where both parts of the
+        # mixture are equal, and each side is a binomial series with normal tails.
         low = binomials + i * log_q + j * log_rest + (i * i - i) / (2 * z * z) + log_ndtr((middle - i) / z)
         high = binomials + j * log_q + i * log_rest + (j * j - j) / (2 * z * z) + log_ndtr((j - middle) / z)
         before, terms = terms[:, -1:], np.stack([low, high])
         sums = np.logaddexp.accumulate(np.concatenate([sums[:, -1:], terms], axis=1), axis=1)[:, 1:]
         total = np.logaddexp(sums[0], sums[1])
+        # A term that falls in both series may end them; before that, the sums may still grow.
         falls = (terms < np.concatenate([before, terms[:, :-1]], axis=1)).all(axis=0)
         is_last = falls & (terms.max(axis=0) < total - _NEGLIGIBLE)
         is_new = is_last.any(axis=0) & ~is_found

@@ -219,11 +219,19 @@ __all__ = ["Barrier", "ComputeConfig", "RecordArrays"]
 class Barrier:
     """Holds records and releases answers about them.
 
-    model: the architecture whose losses are differentiated. privacy_filter: the run's. generator: the secret source of
-    noise and coins. delta: for the epsilon that the trace states. trace: records each release. last_norms: the norms
-    that importance sampling remembers, empty at a run's start. diagnostics: records each gradient without noise; for
-    public records only. Raises RefusedError, before anything is spent, if the model mixes records or the answers could
-    not be private.
+    Args:
+        records: The private records, as arrays.
+        model: The architecture whose losses are differentiated.
+        privacy_filter: The run's; it decides before each release whether the budget allows it.
+        generator: The secret source of noise and coins.
+        delta: For the epsilon that the trace states.
+        trace: Records each release.
+        compute: Where and how gradients are computed.
+        last_norms: The norms that importance sampling remembers, empty at a run's start.
+        diagnostics: Records each gradient without noise; for public records only.
+
+    Raises:
+        RefusedError: Before anything is spent, if the model mixes records or the answers could not be private.
 
     Example:
         >>> import numpy as np
@@ -278,9 +286,19 @@ class Barrier:
     ) -> Tensor:
         """Release the noisy sum of a sample's clipped gradients, divided by a public constant.
 
-        parameters: the point, flat, shape [d]. divisor: public, usually the expected batch size. Returns shape [d],
-        float32. Raises RefusedError for a combination without a proven event, and BudgetRefusedError if the filter
-        cannot pay for the event; the records are not read then.
+        Args:
+            parameters: The point, flat, shape [d].
+            sampling: Which records take part.
+            clipping: The bound on one record's gradient.
+            noise: Relative to that bound, on the sum.
+            divisor: Public, above 0; usually the expected batch size, never the size that was drawn.
+
+        Returns:
+            The gradient, shape [d], float32, on the parameters' device.
+
+        Raises:
+            RefusedError: For a combination without a proven event.
+            BudgetRefusedError: If the filter cannot pay for the event; the records are not read then.
         """
         # Whatever can fail for public reasons fails here: nothing is charged yet, and no record has been read.
         check_gradient(self.__model, parameters, sampling, clipping)
@@ -326,8 +344,17 @@ class Barrier:
     ) -> Tensor:
         """Release the noisy sum of a statistic of each record, clipped to `bound`.
 
-        statistic: (input [*input_shape], label []) -> [k], of one record. Returns shape [k], float64. Raises as
-        `gradient` does.
+        Args:
+            statistic: (input [*input_shape], label []) -> [k], of one record.
+            bound: The norm to which each record's statistic is scaled down.
+            noise: Relative to the bound, on the sum.
+            sampling: Which records take part; by default all.
+
+        Returns:
+            The sum, shape [k], float64; divide it by a public number for a mean.
+
+        Raises:
+            RefusedError, BudgetRefusedError: As `gradient` does.
         """
         release = releases.total_release(bound, noise, sampling)
         dimension = shape_of(statistic, self.__records, self.__model, self.__device).numel()
@@ -338,7 +365,16 @@ class Barrier:
     def moment(self, statistic: Statistic, *, bound: L2, noise: Mechanism) -> Tensor:
         """Release the noisy sum of A^T A over all records, for a matrix A of each clipped to Frobenius norm `bound`.
 
-        statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
+        Args:
+            statistic: (input [*input_shape], label []) -> A [m, c], of one record.
+            bound: On the Frobenius norm of A.
+            noise: On the upper triangle; the lower one mirrors it.
+
+        Returns:
+            The sum, shape [c, c], float64, symmetric; with noise it may have negative eigenvalues.
+
+        Raises:
+            RefusedError, BudgetRefusedError: As `gradient` does.
         """
         release = releases.total_release(bound, noise)
         columns = columns_of(statistic, self.__records, self.__model, self.__device)
@@ -384,8 +420,18 @@ class Barrier:
     ) -> int:
         """Release the index of the candidate with the smallest total loss, by noisy selection.
 
-        candidates: parameters, shape [k, d]; or candidates on a line, which are cheaper for a full batch of a linear
-        model. bound: each record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
+        Args:
+            candidates: Parameters, shape [k, d]; or candidates on a line, which are cheaper for a full batch of a
+                linear model.
+            bound: Each record's loss is clipped to [0, bound].
+            noise: Relative to the bound, on each candidate's total loss.
+            sampling: Which records take part; by default all.
+
+        Returns:
+            The index, 0 to k - 1.
+
+        Raises:
+            RefusedError, BudgetRefusedError: As `gradient` does.
         """
         release = releases.argmin_release(bound, noise, sampling)
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
@@ -398,8 +444,18 @@ class Barrier:
     def minimum(self, problem: Minimum, *, noise: Mechanism) -> Tensor:
         """Release the minimum of a regularised sum of all losses, with noise in the objective or on the result.
 
-        For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32. Raises as
-        `gradient` does, and OutOfReachError if floating-point arithmetic cannot reach the tolerance.
+        For a linear model with one output and a smooth loss.
+
+        Args:
+            problem: The regularisation, the bounds on a record, and the tolerance.
+            noise: In the objective, or on its minimum.
+
+        Returns:
+            The parameters, shape [d], float32.
+
+        Raises:
+            RefusedError, BudgetRefusedError: As `gradient` does.
+            OutOfReachError: If floating-point arithmetic cannot reach the tolerance; the release stays charged.
         """
         check_minimum(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)

@@ -93,9 +93,12 @@ class PerturbedObjective:
             rows = torch.ones(len(block), count, dtype=torch.float64)
             flat = layer_inputs(self.model.module, block).flatten(start_dim=1)
             rows[:, : flat.shape[1]] = flat
+            # A record that is not finite counts as zero, as in every query, so that it cannot spoil the sum of the
+            # others.
             rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, 0.0)
             norms = torch.linalg.vector_norm(rows, dim=1)
             rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
+            # The gradient of a linear model is slope times features: |slope| <= clip_norm / |features| bounds its norm.
             limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
             yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
 
@@ -109,6 +112,7 @@ class PerturbedObjective:
             second = torch.autograd.grad(slopes.sum(), free)[0] if curved else torch.zeros_like(free)
         slopes = slopes.detach()[:, 0]
         inside = slopes.abs() < limits
+        # A clamped slope is the slope of a convex loss that goes on linearly, so the objective stays convex.
         return slopes.clamp(-limits, limits), torch.where(inside, second[:, 0], 0.0)
 
 
@@ -138,6 +142,7 @@ def _lowest(problem: PerturbedObjective, point: Tensor, step: Tensor) -> tuple[T
     Raises OutOfReachError if the objective does not fall along the step, up to rounding.
     """
     low, high = 0.0, 1.0
+    # Along a step a convex objective has one minimum, where the slope changes its sign: double until then, then halve.
     while problem.gradient(point - high * step) @ step > 0:
         low, high = high, 2.0 * high
     for _ in range(_MOST_HALVINGS):

@@ -47,6 +47,8 @@ def draw_binomial(count: int, chance: int, source: Words) -> int:
         return count if chance > 0 else 0
     uniform = bits = 0
     while True:
+        # Only if the bits so far leave two numbers open are more drawn; the earlier ones are kept, so the draw stays
+        # exact.
         uniform = uniform << _BITS | int.from_bytes(source.words(_BITS // 64).astype(">u8").tobytes())
         bits += _BITS
         number = _cumulative(count, chance, bits + _GUARD_BITS).find(uniform, bits)
@@ -72,6 +74,7 @@ class _Cumulative:
     def find(self, uniform: int, bits: int) -> int | None:
         """The number at a point of [uniform, uniform + 1) / 2^bits of the distribution; None if there may be two."""
         total = self.sums[-1]
+        # The largest and the smallest value of the distribution in this interval must lie within one number.
         above = -(-(uniform + 1) * (total + self.error) >> bits)  # rounded up
         index = bisect_left(self.sums, above)
         if index == len(self.sums):

@@ -160,6 +160,7 @@ class _Recursion(Correlator):
         self._past: deque[Array] = deque(maxlen=len(coefficients) - 1)
 
     def draw(self, stream: Stream) -> Array:
+        # Row t of C Z = W: c_0 z_t = w_t - sum_i c_i z_(t-i). Only the last bands are needed.
         noise = stream.normal(self._dimension)
         for coefficient, before in zip(self._coefficients[1:], self._past, strict=False):
             noise = noise - coefficient * before
@@ -200,8 +201,11 @@ class _Tree(Correlator):
             sibling = self._nodes.pop(level - 1)
             taken += sibling
             weight = _node_variance(level)
+            # The minimum-variance mean of two independent estimates of a node: its own noise and the sum of its
+            # children.
             node = weight * stream.normal(self._dimension) + (1.0 - weight) * (node + sibling)
         self._nodes[_height(self._place)] = node
+        # A step releases a difference of prefix sums: the new node less the nodes that it takes the place of.
         return node - taken
 
 
