@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
@@ -34,7 +34,7 @@ from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
-from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.receipt import account_of, receipt_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter
 from algorithms.core.software import software_facts, software_here
@@ -46,14 +46,14 @@ from algorithms.fit_refusals import FIT, LEFT_OPEN
 from algorithms.gradients import RowModule
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Model
-from algorithms.privacy.accounting import MAX_EPSILON, Budget
+from algorithms.privacy.accounting import MAX_EPSILON, Budget, EventRow
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
-from algorithms.privacy.card.build import Columns
+from algorithms.privacy.documents import DataFacts, PlanDocument, PlannedModel, RunIdentity
 from algorithms.privacy.ledger import (
     UNIT,
     Ledger,
@@ -297,11 +297,31 @@ def fit(
     )
     target = Target(Budget(epsilon, delta), accountant, count_noise)
     plan = _plan(method, target, trained, classes=classes, records=known, rows_per_user=rows, noise=noise)
-    notes = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
-    stated = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
-    stated |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
-    document = _document(plan, model, trained, seed=seed, notes=notes)
-    run = _Run(plan, document, _FACTS | stated, compute.device.type)
+    document = PlanDocument(
+        **dict(plan.to_document()),
+        algorithm=name,
+        settings=settings,
+        features={"name": "none"},
+        model=_model_of_plan(model, trained, seed=seed),
+        dataset=dataset,
+        noise=noise,
+        diagnostics=False,
+    )
+    data = DataFacts(
+        dataset=dataset,
+        title=dataset,
+        source="records in memory, of which no data card names a source",
+        licence="not stated",
+        unit=unit,
+        public=public,
+        records=known,
+        holdout="none",
+        transform="none",
+        per_person=per_person,
+        pooled=rows,
+        unit_is_stated=rows_by == BY_STATEMENT,
+    )
+    run = _Run(plan, document, data, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, limit = Path(temporary), target.budget
@@ -377,7 +397,7 @@ def _settle_and_publish(
     trace.write(table)
     files = {
         "model.safetensors": save(dict(released)),
-        "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
+        "plan.json": run.document.to_text().encode(),
         "trace.parquet": table.getvalue(),
     }
     frame = pd.read_parquet(table)
@@ -531,35 +551,17 @@ def _fill_module(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Mo
     return own.eval()
 
 
-def _document(
-    plan: Plan, module: nn.Module, model: Model, *, seed: int, notes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The plan's document, as the pipeline writes it."""
+def _model_of_plan(module: nn.Module, model: Model, *, seed: int) -> PlannedModel:
+    """The model's part of the plan's document, as the pipeline writes it."""
     start = _tensors_to_publish(model, model.initial_parameters())
-    described = {
-        "name": model.name,
-        "seed": seed,
-        "parameters": model.parameter_count,
+    return PlannedModel(
+        name=model.name,
+        seed=seed,
+        parameters=model.parameter_count,
         # What it was trained on is not known here, and the card says so.
-        "files": {"start": hashlib.sha256(save(start)).hexdigest()},
-        "freeze": [name for name, part in module.named_parameters() if not part.requires_grad],
-    }
-    return {
-        **notes,
-        "features": {"name": "none"},
-        "model": described,
-        "diagnostics": False,
-        **plan.to_json(),
-    }
-
-
-_FACTS = {
-    "source": "records in memory, of which no data card names a source",
-    "licence": "not stated",
-    "transform": "none",
-    "holdout": "none",
-}
-"""What a data card would state on the records besides."""
+        files={"start": hashlib.sha256(save(start)).hexdigest()},
+        freeze=tuple(name for name, part in module.named_parameters() if not part.requires_grad),
+    )
 
 
 @dataclass(frozen=True)
@@ -630,7 +632,7 @@ class _Account:
             self._check()  # another call may have declared it meanwhile
         elif self.bound[ROWS] == BY_STATEMENT:
             self._bind_statement()
-        notes = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        notes = run.document.ledger_notes
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, notes=notes)
         if self.url is not None and not self.public:
@@ -698,11 +700,11 @@ class _Account:
 
 @dataclass(frozen=True)
 class _Run:
-    """The run of one call. document: of its plan. facts: those that a data card would state."""
+    """The run of one call. data: what a data card would state."""
 
     plan: Plan
-    document: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    document: PlanDocument
+    data: DataFacts
     device: str
     run_id: str = field(default_factory=lambda: f"fit-{secrets.token_hex(8)}")
 
@@ -710,28 +712,35 @@ class _Run:
         """Raises RefusedError if no card could be made of this run."""
         with rehearsal():
             budget = self.plan.target.budget
-            entries, trace = made_up(self.plan, cap=asdict(budget))
-            self._card({"population": "none", **entries, "ledger": entries["ledger"] | {"head": None}}, trace)
+            receipt, trace = made_up(self.plan, self._identity("none"), cap=budget, head=None)
+            build(RunRecord(self.document, receipt, self.data, trace))
 
     def settle(
-        self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
+        self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[EventRow]
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
         paid = account_of(account.ledger, account.population, self.run_id)
-        if account.url is None:
-            paid["ledger"]["head"] = None
-        entries = {"population": account.population, "sha256": sums, **paid}
-        return self._card(entries | cost_of(self.plan, events), trace)
+        receipt = receipt_of(
+            self._identity(account.population),
+            self.plan,
+            events,
+            releases=len(trace),
+            account=paid if account.url else paid.model_copy(update={"head": None}),
+            software=software_facts(Path(__file__).parent, software_here(_DECIDES)),
+            sha256=sums,
+        )
+        return build(RunRecord(self.document, receipt, self.data, trace))
 
-    def _card(self, entries: Mapping[str, Any], trace: Columns) -> PrivacyCard:
-        receipt = {
-            "run_id": self.run_id,
-            "private_noise": self.document["noise"] == "secure",
-            "diagnostics": False,
-            "device": self.device,
-            **entries,
-        }
-        ran = software_facts(Path(__file__).parent, software_here(_DECIDES))
-        return build(RunRecord(self.document, receipt, self.facts, trace, ran))
+    def _identity(self, population: str) -> RunIdentity:
+        return RunIdentity(
+            run_id=self.run_id,
+            algorithm=self.document.algorithm,
+            dataset=self.document.dataset,
+            population=population,
+            description_sha256=None,
+            private_noise=self.document.noise == "secure",
+            diagnostics=False,
+            device=self.device,
+        )

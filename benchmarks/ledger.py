@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms.errors import BudgetRefusedError
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, EventRow
 from algorithms.privacy.ledger import Ledger
 from benchmarks.postgres import server
 
 PROCESSES, SMALL = 8, 40
 _COST, _CHEAPER = Budget(0.1, 1e-9), Budget(0.05, 1e-9)
 _BLOCKS = ("first", "second", "third", "fourth")
-_EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 20.0}, "count": 1}]
+_EVENTS: list[EventRow] = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 20.0}, "count": 1}]
 
 
 @dataclass(frozen=True)

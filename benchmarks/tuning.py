@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
+from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.card import data_card
@@ -93,7 +94,7 @@ class Job:
     def _reached(
         self,
         document: dict[str, Any],
-        plan: dict[str, Any],
+        plan: PlanDocument,
         work: Path,
         public: DatasetInfo,
         number: int,

@@ -128,7 +128,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[d
         "mechanisms": mechanisms,
         "is_violated": result.is_violated or any(row["is_violated"] for row in mechanisms),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "software": software_facts(root, software_here()),
+        "software": software_facts(root, software_here()).model_dump(),
     }
     shown = picture(lambda theme: _figure(result, theme), _WORDS)
     page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)

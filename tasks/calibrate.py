@@ -1,16 +1,15 @@
 """The calibrate stage: compute from public values alone how much noise the run needs and what it will cost."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from dp_accounting import DpEvent
+from pydantic import JsonValue
 
 from algorithms import models
 from algorithms.core.calibration import check_delta, plan_composed_evaluation, plan_evaluation
@@ -32,6 +31,7 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import Schedule, on_disjoint_parts, schedule_to_json
 from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
+from algorithms.privacy.documents import PlanDocument, PlannedModel
 from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
 from data.targets import level_of
@@ -296,34 +296,37 @@ def _inputs(model: Model, public: DatasetInfo) -> Inputs | None:
     return Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features)
 
 
-def calibrate(settings: Params, public: DatasetInfo) -> dict[str, Any]:
+def calibrate(settings: Params, public: DatasetInfo) -> PlanDocument:
     """The plan as the document for artifacts/plan.json."""
     return document_of(plan_for(settings, public), settings, public)
 
 
-def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> dict[str, Any]:
+def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> PlanDocument:
     """The document of a plan: what it was made for, and the plan."""
-    facts = {"parameters": plan.facts.parameters, "notes": list(model_for(settings, public).notes)}
-    document = _request_entries(settings, public)
-    return document | {"model": document["model"] | facts} | plan.to_json()
+    return _document(plan, settings, public, notes=model_for(settings, public).notes)
 
 
-def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) -> None:
+def check(document: PlanDocument, settings: Params, public: DatasetInfo) -> None:
     """Check a plan's document against the parameters and the data.
 
     Raises RefusedError if it was made for other parameters, if its cost is less than that of its events, or if noise is
     seeded or diagnostics are requested for private records. The shipped code may be another than the plan was made by.
     """
-    _check_secret(settings.privacy, public)
+    privacy, plan = settings.privacy, Plan.from_document(document)
+    _check_secret(privacy, public)
     public.check_reader()
-    expected, actual = request_in(_request_entries(settings, public)), request_in(document)
-    differing = [key for key in expected if expected[key] != actual[key]]
+    budget = Budget(privacy.epsilon or plan.target.budget.epsilon, privacy.delta)
+    target = replace(
+        plan.target, budget=budget, accountant=privacy.accountant, count_noise=privacy.count_noise
+    )
+    expected = request_in(_document(replace(plan, target=target), settings, public))
+    actual = request_in(document)
+    differing = [key for key in expected.keys() | actual.keys() if expected.get(key) != actual.get(key)]
     if differing:
         raise RefusedError(
-            f"artifacts/plan.json was made for another {differing[0]} than params.yaml and the data now have;"
+            f"artifacts/plan.json was made for another {min(differing)} than params.yaml and the data now have;"
             " run the calibrate stage again."
         )
-    plan = Plan.from_json(document)
     if plan.facts != _planning_facts(model_for(settings, public), public):
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again."
@@ -341,9 +344,7 @@ def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) ->
     plan.check()
 
 
-def taken_over(
-    document: Mapping[str, Any], settings: Params, public: DatasetInfo, prepared: Path
-) -> dict[str, Any] | None:
+def taken_over(document: PlanDocument, settings: Params, public: DatasetInfo, prepared: Path) -> bytes | None:
     """The plan of an earlier run that asked for what `document` asks for, and that training takes today; or None."""
     return earlier_plan(
         document,
@@ -375,33 +376,33 @@ def model_files(chosen: params.ModelParams) -> dict[str, str]:
         return digests | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
-def _request_entries(settings: Params, public: DatasetInfo) -> dict[str, Any]:
-    """The part of a plan's document that decides the plan."""
-    algorithm_settings = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
+def _document(
+    plan: Plan, settings: Params, public: DatasetInfo, *, notes: Sequence[str] = ()
+) -> PlanDocument:
     privacy = settings.privacy
-    attack = None if privacy.target is None else privacy.target.model_dump()
-    target = {} if attack else {"target": {"epsilon": privacy.epsilon, "delta": privacy.delta}}
-    return {
-        "attack": attack,
-        **target,
-        "algorithm": settings.algorithm_settings["name"],
-        "settings": algorithm_settings,
-        "features": dict(settings.features_settings) or {"name": "none"},
-        "code": _code(settings),
-        "model": settings.model.model_dump() | {"files": model_files(settings.model)},
-        "dataset": public.dataset,
-        "delta": privacy.delta,
-        "accountant": settings.privacy.accountant,
-        "count_noise": settings.privacy.count_noise,
-        "noise": settings.privacy.noise,
-        "diagnostics": settings.privacy.diagnostics,
-        **({"held_out": _evaluation_entries(privacy.evaluation)} if public.holdout == "private" else {}),
-    }
+    return PlanDocument(
+        **dict(plan.to_document()),
+        attack=None if privacy.target is None else privacy.target.model_dump(),
+        algorithm=settings.algorithm_settings["name"],
+        settings={key: value for key, value in settings.algorithm_settings.items() if key != "name"},
+        features=dict(settings.features_settings) or {"name": "none"},
+        code=_code(settings),
+        model=PlannedModel(
+            **settings.model.model_dump(),
+            files=model_files(settings.model),
+            parameters=plan.facts.parameters,
+            notes=tuple(notes),
+        ),
+        dataset=public.dataset,
+        noise=privacy.noise,
+        diagnostics=privacy.diagnostics,
+        held_out=_evaluation_entries(privacy.evaluation) if public.holdout == "private" else None,
+    )
 
 
-def _evaluation_entries(wanted: params.EvaluationParams) -> dict[str, Any]:
+def _evaluation_entries(wanted: params.EvaluationParams) -> dict[str, JsonValue]:
     """The evaluation that is asked for; the model compared with by its content, for no other gets the same noise."""
-    entries = wanted.model_dump()
+    entries: dict[str, JsonValue] = wanted.model_dump()
     if wanted.compare_with is not None:
         entries["compare_with"] = models.digest(Path(wanted.compare_with))
     return entries
@@ -436,10 +437,10 @@ def main() -> None:
     prepared = Path("datasets/prepared")
     settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(prepared)
     document = calibrate(settings, public)
-    document = taken_over(document, settings, public, prepared) or document
+    content = taken_over(document, settings, public, prepared) or document.to_text(sort_keys=True).encode()
     path = Path("artifacts/plan.json")
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_bytes(content)
 
 
 if __name__ == "__main__":

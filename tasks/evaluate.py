@@ -39,8 +39,8 @@ from algorithms.evaluation import (
 from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
+from algorithms.privacy.documents import Receipt
 from data import DatasetInfo
-from data.files import read_json
 from data.prepared import HeldOut, load_held_out
 from data.targets import IGNORED, Count, Labels, LabelType, NextToken, Number, Quantile, Tags
 from tasks.config import home
@@ -517,19 +517,19 @@ def write_tables(folder: Path, confusion: pd.DataFrame, classes: pd.DataFrame) -
 
 
 def _of_release(
-    path: Path, receipt: Mapping[str, Any], public: DatasetInfo
+    path: Path, receipt: Receipt, public: DatasetInfo
 ) -> tuple[dict[str, Any], tuple[pd.DataFrame, pd.DataFrame]]:
     """Metrics with their intervals, and the plots' tables, from the histogram that training released.
 
     Raises RefusedError if it is missing or another than the receipt's; a run whose evaluation failed has none.
     """
-    planned, names = receipt["sha256"].get(EVALUATION), public.label_type.names
-    facts = {"held_out": "private", "evaluation_epsilon": receipt.get("evaluation_epsilon")}
+    planned, names = receipt.sha256.get(EVALUATION), public.label_type.names
+    facts = {"held_out": "private", "evaluation_epsilon": receipt.evaluation_epsilon}
     if planned is None:
         return facts, class_tables(None, names)
     if not path.is_file() or sha256_of(path) != planned:
         raise RefusedError(
-            f"{path} is not the evaluation of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc"
+            f"{path} is not the evaluation of run {receipt.run_id}, which artifacts/receipt.json is of; `dvc"
             " checkout` brings back files that belong together."
         )
     released = ReleasedHistogram.from_json(path.read_text(encoding="utf-8"))
@@ -653,7 +653,7 @@ def released_confusion(released: ReleasedHistogram) -> NDArray[np.float64] | Non
         return None
 
 
-def _receipt_of(model: Path) -> dict[str, Any]:
+def _receipt_of(model: Path) -> Receipt:
     """The receipt beside a model; raises RefusedError if either is missing, or it is the receipt of another model."""
     beside = model.with_name("receipt.json")
     for path in (model, beside):
@@ -662,10 +662,10 @@ def _receipt_of(model: Path) -> dict[str, Any]:
                 f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
                 " trained by `dvc checkout`."
             )
-    receipt = read_json(beside)
-    if sha256_of(model) != receipt["sha256"][model.name]:
+    receipt = Receipt.read(beside)
+    if sha256_of(model) != receipt.sha256[model.name]:
         raise RefusedError(
-            f"{model} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
+            f"{model} is not the model of run {receipt.run_id}, which artifacts/receipt.json is of; `dvc checkout`"
             " brings back files that belong together."
         )
     return receipt
@@ -679,7 +679,7 @@ def main() -> None:
     prepared = Path("datasets/prepared")
     public = DatasetInfo.read(prepared)
     check_data_facts(receipt, public)
-    store.mark_used(home(), receipt["run_id"], keeps=not public.is_public)
+    store.mark_used(home(), receipt.run_id, keeps=not public.is_public)
     if public.holdout == "private":
         document, drawn = _of_release(artifacts / EVALUATION, receipt, public)
         write_tables(artifacts / "plots", *drawn)

@@ -1,6 +1,5 @@
 """The report stage: make the privacy card, its verification, the figures and the page from the stages' results."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import TypeAdapter
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
-from algorithms.privacy.accounting.events import schedule_from_json
-from algorithms.privacy.accounting.filters import FIXED, filter_from_json
+from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
     PrivacyCard,
@@ -24,6 +23,7 @@ from algorithms.privacy.card import (
     trace_schedule,
     verify,
 )
+from algorithms.privacy.documents import DataFacts, PlanDocument, Receipt
 from data import DatasetInfo
 from data.files import read_json
 from tasks.config import home, params
@@ -75,14 +75,16 @@ _NEEDED = (
     "plots/per_class.csv",
 )
 _POINTS, _MAX_EVENTS = 24, 64
+_COURSE = TypeAdapter(list[tuple[int, float, float]])
+"""Of correlated noise: after how many steps, the noise in the parameters, and that of independent steps."""
 
 
 @dataclass(frozen=True)
 class RunResults:
     """Results of the earlier stages. pairs, classes: confusion.csv and per_class.csv. trace: one row per release."""
 
-    plan: Mapping[str, Any]
-    receipt: Mapping[str, Any]
+    plan: PlanDocument
+    receipt: Receipt
     metrics: Mapping[str, Any]
     public: DatasetInfo
     trace: pd.DataFrame
@@ -120,7 +122,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     run = _read(artifacts, prepared)
     check_data_facts(run.receipt, run.public)
     check_run_facts(run.metrics, run.receipt)
-    audit = newest_audit(run.plan["algorithm"], root)
+    audit = newest_audit(run.plan.algorithm, root)
     made = compose(
         run, _past(run, root), folder=artifacts, draw=picture, key=signing_key(home()), audit=audit
     )
@@ -155,8 +157,7 @@ def compose(
     card that is not published. audit: the newest audit of the method. Raises RefusedError if the card would be
     incomplete or does not verify.
     """
-    public, ran = json.loads(run.public.to_json()), run.receipt["software"]
-    card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran), key)
+    card = build(RunRecord(run.plan, run.receipt, data_facts_of(run.public), run.trace), key)
     verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
     for check in verification.failures:
         raise RefusedError(
@@ -166,17 +167,17 @@ def compose(
     curve = epsilon_curve(run)
     promised = None
     if card.setting.epsilon is not None:
-        spec = filter_from_json(run.plan["filter"])
-        promised = risk_profile(spec, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
+        promised = risk_profile(run.plan.filter, run.receipt.schedule, run.plan.adjacency)
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     only_on_page = drawings(past) | _calibration(run.metrics)
     explanation = (
-        None if folder is None else explanation_of(folder / "model.safetensors", run.plan, run.trace)
+        None if folder is None else explanation_of(folder / "model.safetensors", run.plan.settings, run.trace)
     )
     only_on_page |= shape_drawings(explanation)
     every = pictures | {name: draw(*drawing) for name, drawing in only_on_page.items()}
     result = score(run.metrics, run.classes)
-    history_text = history_variables(past, read=len(run.receipt.get("blocks", ())))
+    history_text = history_variables(past, read=len(run.receipt.blocks))
+    ten_more = run.receipt.ledger.ten_more
     text = page(
         card,
         verification,
@@ -184,8 +185,8 @@ def compose(
         every,
         history_text,
         risk=None if promised is None else risk_of(promised),
-        attack=run.plan.get("attack"),
-        ten_more=run.receipt["ledger"].get("ten_more", {}).get("epsilon"),
+        attack=run.plan.attack,
+        ten_more=None if ten_more is None else ten_more.epsilon,
         audit=audit,
         other_software=reuse_note(run.receipt, is_public=run.public.is_public),
         explanation=explanation,
@@ -201,10 +202,15 @@ def _calibration(metrics: Mapping[str, Any]) -> dict[str, tuple[Drawing, str]]:
     return {"calibration": (lambda theme: calibration_figure(metrics["calibration"], theme=theme), words)}
 
 
+def data_facts_of(public: DatasetInfo) -> DataFacts:
+    """What a card states of the prepared data."""
+    return DataFacts.model_validate_json(public.to_json())
+
+
 def _noise(run: RunResults) -> Drawing:
     """The noise on each release; for correlated steps the noise in the parameters, which matters for them."""
     correlated = run.trace[run.trace["noise"] == "correlated"]
-    course = run.plan["method_params"].get("course")
+    course = _COURSE.validate_python(run.plan.method_params.get("course") or [])
     if correlated.empty or not course:
         return lambda theme: noise_figure(run.trace, theme=theme)
     share = correlated["clip_norm"].iloc[0] / correlated["divisor"].iloc[0]
@@ -218,8 +224,8 @@ def _read(artifacts: Path, prepared: Path) -> RunResults:
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
     classes = read_csv(artifacts / "plots" / "per_class.csv")
     return RunResults(
-        plan=read_json(artifacts / "plan.json"),
-        receipt=read_json(artifacts / "receipt.json"),
+        plan=PlanDocument.read(artifacts / "plan.json"),
+        receipt=Receipt.read(artifacts / "receipt.json"),
         metrics=read_json(artifacts / "metrics.json"),
         public=DatasetInfo.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
@@ -237,28 +243,28 @@ def epsilon_curve(run: RunResults) -> CostCurve:
     run's own count is used.
     """
     so_far = _trace_curve(run.trace)
-    if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
+    if run.receipt.cost is None or not so_far.steps:
         return CostCurve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
     steps = [so_far.steps[index] for index in chosen]
     if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MAX_EVENTS:
         return CostCurve(steps, [so_far.epsilon[index] for index in chosen])
-    accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
+    accountant, adjacency = run.receipt.accountant, adjacency_named(run.plan.adjacency)
     costs = [
         epsilon(
             trace_schedule(run.trace[run.trace["step"] < step]),
-            run.receipt["delta"],
+            run.receipt.delta,
             accountant=accountant,
             adjacency=adjacency,
         )
         for step in steps[:-1]
     ]
-    return CostCurve(steps, [*costs, run.receipt["epsilon"][accountant]])
+    return CostCurve(steps, [*costs, run.receipt.cost])
 
 
 def _is_fixed(run: RunResults) -> bool:
     """Whether the releases were fixed in advance, rather than chosen adaptively under a filter."""
-    return filter_from_json(run.plan["filter"]) == FIXED
+    return run.plan.filter == FIXED
 
 
 def _trace_curve(trace: pd.DataFrame) -> CostCurve:
@@ -269,7 +275,7 @@ def _trace_curve(trace: pd.DataFrame) -> CostCurve:
 
 def _drawings(run: RunResults, curve: CostCurve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its alternative text."""
-    bound, target = _trace_curve(run.trace), run.plan["target"]["epsilon"]
+    bound, target = _trace_curve(run.trace), run.plan.target.epsilon
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
     counts = run.classes["records"]  # all 0 if no held-out text has a word
     overall = float((run.classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))

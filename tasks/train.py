@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -40,10 +40,10 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
+from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
-from data.files import read_json
 from data.prepared import digest_of, halves_of, load_as, load_held_out, preparation_in, prepared_again_error
 from data.readers.records import RecordBatch
 from tasks.calibrate import check as check_plan
@@ -87,20 +87,24 @@ class Job:
     group: ProcessGroup = ALONE
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> PlanDocument:
         """The plan's document."""
-        document: dict[str, Any] = json.loads(self.plan_file)
-        return document
+        return PlanDocument.from_json(self.plan_file, PLAN)
 
     @property
     def plan(self) -> Plan:
         """The plan that calibration wrote."""
-        return Plan.from_json(self.document)
+        return Plan.from_document(self.document)
 
     def digest(self, home: Path) -> str:
         """A digest of everything that decides the result; see `store.digest`."""
         return store.training_digest(
-            self.document, self.settings.model, self.blocks, self.public, self.prepared, home=home
+            json.loads(self.plan_file),
+            self.settings.model,
+            self.blocks,
+            self.public,
+            self.prepared,
+            home=home,
         )
 
 
@@ -143,7 +147,7 @@ def _log_claim(run: store.RunAttempt, public: DatasetInfo) -> None:
     if run.result is None:
         _LOG.info(TRAINING)
         return
-    note = reuse_note(read_json(run.result / RECEIPT), is_public=public.is_public)
+    note = reuse_note(Receipt.read(run.result / RECEIPT), is_public=public.is_public)
     _LOG.info("%s: run %s is identical%s.", EXISTING, run.run_id, f"; {note}" if note else "")
 
 
@@ -177,7 +181,7 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
     """
     run = charge.run
     identity = charge.identity(
-        job.document["algorithm"],
+        job.document.algorithm,
         device_of(job.settings.performance.device),
         diagnostics=job.settings.privacy.diagnostics,
     )
@@ -255,7 +259,7 @@ def _model_compared(job: Job, root: Path) -> Trained | None:
     path = job.settings.privacy.evaluation.compare_with
     if path is None:
         return None
-    if models.digest(Path(path)) != job.document["held_out"]["compare_with"]:
+    if models.digest(Path(path)) != (job.document.held_out or {}).get("compare_with"):
         raise RefusedError(f"{path} has changed since it was planned to be compared with; calibrate again.")
     check_comparable(Path(path), job.public)
     return load_model(Path(path), allow_code=named_code(root))
@@ -278,14 +282,13 @@ def _check_same_records(job: Job, charge: Charge) -> None:
         raise prepared_again_error(job.prepared)
 
 
-def _reserve(job: Job, charge: Charge, identity: Mapping[str, Any]) -> None:
+def _reserve(job: Job, charge: Charge, identity: RunIdentity) -> None:
     """Rehearse the card, then charge the ledger. identity: the known part of the receipt."""
     run = charge.run
     if charge.ledger.status(run.run_id) is None:
         rehearsal.rehearse(job.document, job.public, identity)
         run.keep_plan(job.plan_file)
-    notes = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-    notes |= holdout_note(job.public)
+    notes = job.document.ledger_notes | holdout_note(job.public)
     charge.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
     bind(charge.ledger, job.public, home=charge.home, prepared=job.prepared)
     _check_same_records(job, charge)
@@ -325,7 +328,7 @@ def _train_into(
         model,
         released,
         job.public,
-        job.document["algorithm"],
+        job.document.algorithm,
         prepared=job.prepared,
     )
     diagnostics.write(folder / "diagnostics.parquet")

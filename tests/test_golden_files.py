@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.card import check_charged, load, verify
+from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from tasks.config.params import ModelParams
@@ -50,6 +51,13 @@ def test_a_ledger_of_before_has_its_chain_its_prices_and_its_balances(ledger: Le
         ("private-counted", "all"): pytest.approx(11.999756902891729, rel=1e-12),
         ("a-number", "all"): pytest.approx(3.999857248875851, rel=1e-12),
     }
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("plan-*.json")), ids=lambda path: path.stem)
+def test_a_plan_is_written_as_it_was_read(path: Path) -> None:
+    """To the digit: a run's id covers its plan, and that of a search the plans of its trials."""
+    written = json.dumps(json.loads(path.read_text()), sort_keys=True)
+    assert json.dumps(PlanDocument.read(path).to_json(), sort_keys=True) == written
 
 
 @pytest.mark.parametrize("index", range(len(RUNS)))

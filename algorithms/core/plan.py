@@ -6,14 +6,14 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import dp_accounting as dp
 from pydantic import JsonValue
 
-from algorithms.core.planning_facts import PlanningFacts, from_finite, to_finite
+from algorithms.core.planning_facts import PlanningFacts, to_finite
 from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
@@ -47,11 +47,10 @@ from algorithms.privacy.accounting.filters import (
     ZCDPFilter,
     conversion,
     epsilon_of_zcdp,
-    filter_from_json,
-    filter_to_json,
     rho_of,
 )
 from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.documents import Amount, StatedPlan
 
 P = TypeVar("P")
 
@@ -184,49 +183,52 @@ class Plan:
         """The method's public values as its dataclass `kind`."""
         return adapter(kind).validate_python(self.method_params)
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; an infinite epsilon becomes null."""
-        return {
-            "target": to_finite(asdict(self.target.budget)),
-            "accountant": self.target.accountant,
-            "count_noise": self.target.count_noise,
-            "prior_events": schedule_to_json(self.target.prior_events),
-            "public": self.facts.to_json(),
-            "adjacency": self.adjacency,
-            "delta": self.target.budget.delta,
-            "epsilon": to_finite(self.epsilon),
-            "steps": self.steps,
-            "noise_multiplier": self.fixed_noise,
-            "sampling_rate": self.sampling_rate,
-            "divisor": self.divisor,
-            "schedule": schedule_to_json(self.schedule),
-            "filter": filter_to_json(self.filter),
-            "method_params": dict(self.method_params),
-            "not_private": self.not_private,
-            **({} if self.evaluation is None else {"evaluation": self.evaluation.to_json()}),
-        }
+    def to_document(self) -> StatedPlan:
+        """The plan as a document; an infinite epsilon becomes null."""
+        budget = self.target.budget
+        return StatedPlan(
+            target=Amount(epsilon=None if math.isinf(budget.epsilon) else budget.epsilon, delta=budget.delta),
+            accountant=self.target.accountant,
+            count_noise=self.target.count_noise,
+            prior_events=tuple(schedule_to_json(self.target.prior_events)),
+            public=self.facts.to_json(),
+            adjacency=self.adjacency,
+            delta=budget.delta,
+            epsilon=to_finite(self.epsilon),
+            steps=self.steps,
+            noise_multiplier=self.fixed_noise,
+            sampling_rate=self.sampling_rate,
+            divisor=self.divisor,
+            schedule=tuple(schedule_to_json(self.schedule)),
+            filter=self.filter,
+            method_params=dict(self.method_params),
+            not_private=self.not_private,
+            evaluation=None if self.evaluation is None else self.evaluation.to_document(),
+        )
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The plan that `to_json` wrote; other keys are ignored."""
-        budget = Budget(**from_finite(document["target"]))
+    def from_document(cls, stated: StatedPlan) -> Self:
+        """The plan that `to_document` wrote."""
+        epsilon = math.inf if stated.target.epsilon is None else stated.target.epsilon
         return cls(
             target=Target(
-                budget,
-                document["accountant"],
-                document["count_noise"],
-                prior_events=tuple(schedule_from_json(document["prior_events"])),
+                Budget(epsilon, stated.target.delta),
+                stated.accountant,
+                stated.count_noise,
+                prior_events=tuple(schedule_from_json(stated.prior_events)),
             ),
-            facts=PlanningFacts.from_json(document["public"]),
-            schedule=schedule_from_json(document["schedule"]),
-            epsilon=from_finite(document["epsilon"]),
-            noise_multiplier=document["noise_multiplier"] or 0.0,
-            filter=filter_from_json(document["filter"]),
-            evaluation=EvaluationPlan.from_json(document["evaluation"]) if "evaluation" in document else None,
-            **{
-                name: document[name]
-                for name in ("steps", "sampling_rate", "divisor", "adjacency", "method_params", "not_private")
-            },
+            facts=PlanningFacts.from_json(stated.public),
+            steps=stated.steps,
+            schedule=schedule_from_json(stated.schedule),
+            epsilon={name: math.inf if cost is None else cost for name, cost in stated.epsilon.items()},
+            noise_multiplier=stated.noise_multiplier or 0.0,
+            sampling_rate=stated.sampling_rate,
+            divisor=stated.divisor,
+            filter=stated.filter,
+            adjacency=stated.adjacency,
+            method_params=stated.method_params,
+            not_private=stated.not_private,
+            evaluation=None if stated.evaluation is None else EvaluationPlan.from_document(stated.evaluation),
         )
 
     def check(self) -> None:

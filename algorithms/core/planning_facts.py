@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, JsonValue
 
+from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.models import LossBounds, Model
+from algorithms.models.model import Unbounded
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,9 @@ class Inputs:
     width: the largest coordinate above 0 plus the largest below, as for `Box`. outputs: of the model.
     """
 
-    l1: float
-    l2: float
-    width: float = math.inf
+    l1: Unbounded
+    l2: Unbounded
+    width: Unbounded = math.inf
     outputs: int = 1
 
 
@@ -43,9 +46,9 @@ class PlanningFacts:
     classes: int
     inputs: Inputs | None = None
     loss: LossBounds | None = None
-    rows_per_user: int | None = None
-    bfloat16: bool = False
-    start_loss: float | None = field(default=None, compare=False)
+    rows_per_user: Annotated[int | None, Field(alias="pooled", exclude_if=lambda value: value is None)] = None
+    bfloat16: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    start_loss: Annotated[float | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def known_records(self, what: str) -> int:
         """The number of records, which `what` needs; raises RefusedError if it is private."""
@@ -124,33 +127,15 @@ class PlanningFacts:
             )
         return self.inputs, self.loss
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         """The facts as JSON values; an infinite number becomes null."""
-        # A plan on disk names the rows of a user "pooled".
-        document = {
-            "pooled" if name == "rows_per_user" else name: value for name, value in asdict(self).items()
-        }
-        for name in ("inputs", "loss"):
-            if document[name] is not None:
-                document[name] = to_finite(document[name])
-        if self.rows_per_user is None:
-            del document["pooled"]
-        if not self.bfloat16:
-            del document["bfloat16"]
-        del document["start_loss"]
+        document: dict[str, JsonValue] = adapter(PlanningFacts).dump_python(self, mode="json", by_alias=True)
         return document
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_json(document: Mapping[str, JsonValue]) -> "PlanningFacts":
         """The facts that `to_json` wrote."""
-        inputs, loss = document.get("inputs"), document.get("loss")
-        others = {key: value for key, value in document.items() if key not in ("inputs", "loss", "pooled")}
-        return cls(
-            **others,
-            rows_per_user=document.get("pooled"),
-            inputs=None if inputs is None else Inputs(**from_finite(inputs)),
-            loss=None if loss is None else LossBounds(**from_finite(loss)),
-        )
+        return adapter(PlanningFacts).validate_python(document)
 
 
 def zero_start_loss(model: Model, classes: int) -> float | None:
@@ -168,8 +153,3 @@ def zero_start_loss(model: Model, classes: int) -> float | None:
 def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
     """Numbers for JSON: infinity becomes None."""
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
-
-
-def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
-    """The numbers that `to_finite` wrote."""
-    return {key: math.inf if value is None else value for key, value in values.items()}

@@ -5,9 +5,8 @@ changes. So under add-or-remove-one a run costs the larger of the two; see `even
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 
@@ -17,6 +16,7 @@ from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import L1, L2
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json
 from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.documents import StatedEvaluation
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
@@ -56,27 +56,23 @@ class EvaluationPlan:
         """Standard deviation of the noise in each cell."""
         return noise_std(self.release, self.spec.cells)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_document(self) -> StatedEvaluation:
         """The part of a plan's document, with the event for whoever verifies a card."""
-        return {
-            "spec": json.loads(self.spec.to_json()),
-            "noise": self.noise,
-            "noise_multiplier": self.noise_multiplier,
-            "epsilon": self.epsilon,
-            "schedule": schedule_to_json(self.schedule),
-        }
+        return StatedEvaluation(
+            spec=json.loads(self.spec.to_json()),
+            noise=self.noise,
+            noise_multiplier=self.noise_multiplier,
+            epsilon=self.epsilon,
+            schedule=tuple(schedule_to_json(self.schedule)),
+        )
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; raises RefusedError for anything else."""
+    def from_document(cls, stated: StatedEvaluation) -> Self:
+        """The inverse of `to_document`; raises RefusedError for anything else."""
         try:
-            planned = cls(
-                HistogramSpec.from_json(json.dumps(document["spec"])),
-                document["noise"],
-                float(document["noise_multiplier"]),
-                float(document["epsilon"]),
-            )
-            if planned.to_json() == document:
+            spec = HistogramSpec.from_json(json.dumps(stated.spec))
+            planned = cls(spec, stated.noise, stated.noise_multiplier, stated.epsilon)
+            if planned.to_document() == stated:
                 return planned
         except (ValueError, KeyError, TypeError):
             pass

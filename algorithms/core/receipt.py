@@ -1,49 +1,81 @@
 """The receipt of a run: its cost, its noise, and the ledger that it was charged to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from algorithms.core.plan import Plan
 from algorithms.core.planning_facts import to_finite
+from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.events import schedule_to_json
+from algorithms.privacy.documents import (
+    Account,
+    Amount,
+    BlockSection,
+    Receipt,
+    RunAccount,
+    RunIdentity,
+    SoftwareFacts,
+)
 from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
 
 
-def reserved_events(plan: Plan) -> list[dict[str, Any]]:
+def reserved_events(plan: Plan) -> list[EventRow]:
     """The events that a run reserves: its schedule, or everything that its filter allows."""
     return schedule_to_json(plan.reserved_schedule)
 
 
-def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The releases and their cost; an epsilon is null for a run that is not private.
+def receipt_of(
+    known: RunIdentity,
+    plan: Plan,
+    events: Sequence[EventRow],
+    *,
+    releases: int,
+    account: RunAccount,
+    software: SoftwareFacts,
+    sha256: Mapping[str, str],
+) -> Receipt:
+    """The receipt of a run that is settled at the cost of `plan`.
 
-    events: the recorded releases, as {"event", "count"}.
+    Args:
+        known: What was known before the charge.
+        plan: The plan, without its evaluation where that was not released.
+        events: The recorded releases.
+        releases: The number of rows of the noise trace.
+        account: The balances after the settlement.
+        software: What trained.
+        sha256: Checksums of the files of the result, by name.
     """
-    return {
-        "steps": plan.steps,
-        "releases": sum(row["count"] for row in events),
-        "epsilon": to_finite(plan.epsilon),
-        "accountant": plan.accountant,
-        "delta": plan.target.budget.delta,
-        "events": list(events),
-    }
+    return Receipt(
+        **dict(known),
+        steps=plan.steps,
+        releases=releases,
+        epsilon=to_finite(plan.epsilon),
+        accountant=plan.accountant,
+        delta=plan.target.budget.delta,
+        events=tuple(events),
+        ledger=account,
+        evaluation_epsilon=None if plan.evaluation is None else plan.evaluation.epsilon,
+        software=software,
+        sha256=dict(sha256),
+    )
 
 
-def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
-    """The balances of the population and of each block of the run after its settlement, and the kind of composition.
+def account_of(ledger: Ledger, population: str, run_id: str) -> RunAccount:
+    """The balances of the population and of each block of the run after its settlement.
 
-    ten_more: what will be spent after ten more runs like this. Also the first and the latest hash of the ledger's
-    chain.
+    With the first and the latest hash of the ledger's chain. Raises RefusedError for a run that is not settled.
     """
     past = settlement(ledger, population, run_id)
-    account = _sums(past.balance) | {"composition": past.balance.composition.to_json()}
-    account |= {"ten_more": asdict(past.spent_after(10))}
-    if past.charged:
-        blocks = [{"name": balance.block} | _sums(balance) for balance in past.charged]
-        account |= {"blocks_per_person": past.balance.blocks_per_person, "blocks": blocks}
-    return {"ledger": {"first": identity(ledger), "head": ledger.head()} | account}
+    return RunAccount(
+        **dict(_account(past.balance)),
+        first=identity(ledger),
+        head=ledger.head(),
+        composition=past.balance.composition,
+        ten_more=Amount(**vars(past.spent_after(10))),
+        blocks_per_person=past.balance.blocks_per_person if past.charged else None,
+        blocks=tuple(BlockSection(**dict(_account(balance)), name=balance.block) for balance in past.charged),
+    )
 
 
-def _sums(balance: Balance) -> dict[str, Any]:
-    return {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}
+def _account(balance: Balance) -> Account:
+    sums = {name: Amount(**vars(getattr(balance, name))) for name in ("cap", "spent", "remaining")}
+    return Account(**sums)

@@ -1,16 +1,32 @@
 """Checks before a run is charged that its card can be made, with a made-up result."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dp_accounting import GaussianDpEvent
 
 from algorithms.core.plan import Plan
-from algorithms.core.receipt import cost_of
+from algorithms.core.receipt import receipt_of
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule, releases_in_order, schedule_to_json
 from algorithms.privacy.card import EVALUATION, RELEASED, made_up_trace
+from algorithms.privacy.documents import (
+    Account,
+    Amount,
+    BlockSection,
+    Receipt,
+    RunAccount,
+    RunIdentity,
+    SoftwareFacts,
+)
+from algorithms.privacy.ledger import WHOLE_POPULATION, Composition
+
+_SHA256, _BASIC = "0" * 64, Composition()
+_SOFTWARE = SoftwareFacts(
+    recorded="training", version="0", code=_SHA256, python="3", packages={"torch": "2"}, git=None
+)
 
 
 @contextmanager
@@ -29,21 +45,50 @@ def rehearsal() -> Iterator[None]:
 
 
 def made_up(
-    plan: Plan, *, cap: Mapping[str, float], trial: Schedule | None = None
-) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """The entries of a receipt that are known after the run, and a trace.
+    plan: Plan,
+    known: RunIdentity,
+    *,
+    cap: Budget,
+    head: str | None,
+    composition: Composition = _BASIC,
+    blocks_per_person: int = 1,
+    trial: Schedule | None = None,
+) -> tuple[Receipt, dict[str, list[Any]]]:
+    """The receipt of a run that is not charged yet, and a trace.
 
-    Releases of an adaptive plan are made up, as is the population's account, from its cap. trial: for a search, the
-    releases of the winner, which are in its trace. Raises RefusedError for releases that a card cannot state.
+    Releases of an adaptive plan are made up, as are the balances, from the cap, and the checksums.
+
+    Args:
+        plan: The plan of the run.
+        known: What is known of the run already.
+        cap: The population's.
+        head: Of the ledger; None where none is kept.
+        composition: How the population's runs add up.
+        blocks_per_person: In how many of the run's blocks a person may have records.
+        trial: For a search, the releases of the winner, which are in its trace.
+
+    Raises:
+        RefusedError: For releases that a card cannot state.
     """
     adaptive = [*plan.target.prior_events, (GaussianDpEvent(1000.0), 1)]
     schedule = plan.with_evaluation(plan.schedule if plan.fixed_noise is not None else adaptive)
-    entries = {
-        **cost_of(plan, schedule_to_json(schedule)),
-        "ledger": dict.fromkeys(("cap", "spent", "remaining"), cap),
-        "sha256": dict.fromkeys(RELEASED, "0" * 64),
-    }
-    if plan.evaluation is not None:
-        entries["sha256"][EVALUATION] = "0" * 64
-        entries["evaluation_epsilon"] = plan.evaluation.epsilon
-    return entries, made_up_trace(releases_in_order(schedule) if trial is None else trial)
+    releases = releases_in_order(schedule) if trial is None else trial
+    amount = Amount(epsilon=cap.epsilon, delta=cap.delta)
+    account = Account(cap=amount, spent=amount, remaining=amount)
+    blocks = [name for name in known.blocks if name != WHOLE_POPULATION]
+    receipt = receipt_of(
+        known,
+        plan,
+        schedule_to_json(schedule),
+        releases=sum(count for _, count in releases),
+        account=RunAccount(
+            **dict(account),
+            head=head,
+            composition=composition,
+            blocks_per_person=blocks_per_person if blocks else None,
+            blocks=tuple(BlockSection(**dict(account), name=name) for name in blocks),
+        ),
+        software=_SOFTWARE,
+        sha256=dict.fromkeys(RELEASED if plan.evaluation is None else (*RELEASED, EVALUATION), _SHA256),
+    )
+    return receipt, made_up_trace(releases)

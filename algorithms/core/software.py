@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+from algorithms.privacy.documents import Commit, SoftwareFacts
 
 DECIDES = (
     "algorithms/__init__.py",
@@ -26,6 +28,7 @@ DECIDES = (
     "algorithms/models",
     "algorithms/privacy/accounting",
     "algorithms/privacy/barrier",
+    "algorithms/privacy/documents.py",
     "algorithms/privacy/mechanisms",
 )
 """What decides a result whoever trains; the pipeline adds files of its own."""
@@ -51,10 +54,10 @@ class Software:
     packages: Mapping[str, str]
 
     @classmethod
-    def from_receipt(cls, recorded: Mapping[str, Any]) -> Self:
+    def from_facts(cls, facts: SoftwareFacts) -> Self:
         """The software in a receipt or on a card, which may be too old to state it."""
-        packages = {name: text for name, text in recorded["packages"].items() if name in COMPUTES}
-        return cls(recorded.get("version"), recorded.get("code"), packages)
+        packages = {name: text for name, text in facts.packages.items() if name in COMPUTES}
+        return cls(facts.version, facts.code, packages)
 
     @property
     def digest(self) -> str | None:
@@ -109,7 +112,7 @@ def _source_files(root: Path, names: Sequence[str]) -> Iterator[Path]:
             yield from sorted(one for one in path.rglob("*") if one.suffix in _SOURCE and one.is_file())
 
 
-def software_facts(root: Path, software: Software) -> dict[str, Any]:
+def software_facts(root: Path, software: Software) -> SoftwareFacts:
     """What a receipt states: the software, Python, and the commit of the checkout at `root`, as of now, in training.
 
     git is None outside a checkout. dirty: files differ from the commit, except for dvc.lock, which DVC writes during a
@@ -117,15 +120,14 @@ def software_facts(root: Path, software: Software) -> dict[str, Any]:
     """
     commit = _output(root, "rev-parse", "--verify", "HEAD")
     changes = _output(root, "status", "--porcelain", "--", ".", *_STATED_ELSEWHERE)
-    git = None if not commit or changes is None else {"commit": commit, "dirty": bool(changes)}
-    return {
-        "recorded": "training",
-        "version": software.version,
-        "code": software.code,
-        "python": platform.python_version(),
-        "packages": _versions(PACKAGES),
-        "git": git,
-    }
+    return SoftwareFacts(
+        recorded="training",
+        version=software.version,
+        code=software.code,
+        python=platform.python_version(),
+        packages=_versions(PACKAGES),
+        git=None if not commit or changes is None else Commit(commit=commit, dirty=bool(changes)),
+    )
 
 
 def _versions(names: Sequence[str]) -> dict[str, str]:

@@ -1,15 +1,24 @@
 """A model: a module with per-record losses, the facts it is built for, and its settings."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+from pydantic_core import ErrorDetails
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError as ModelRefusedError  # users of models import it from here
 from algorithms.gradients import PerExampleModel
+
+Unbounded: TypeAlias = Annotated[
+    float,
+    BeforeValidator(lambda value: math.inf if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None),
+]
+"""A number that may be infinite, which is null in JSON."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +29,9 @@ class LossBounds:
     has a kink. least: the smallest loss.
     """
 
-    slope: float
-    curvature: float
-    least: float
+    slope: Unbounded
+    curvature: Unbounded
+    least: Unbounded
 
 
 @dataclass(frozen=True)
@@ -176,10 +185,10 @@ def settings_of(kind: type[_S], values: Mapping[str, Any], name: str) -> _S:
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise ModelRefusedError(_sentence(name, dict(error.errors()[0]), list(kind.model_fields))) from None
+        raise ModelRefusedError(_sentence(name, error.errors()[0], list(kind.model_fields))) from None
 
 
-def _sentence(name: str, problem: Mapping[str, Any], known: list[str]) -> str:
+def _sentence(name: str, problem: ErrorDetails, known: list[str]) -> str:
     key = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         allowed = f"its settings are {', '.join(known)}" if known else "it has none"

@@ -102,7 +102,7 @@ def search_table(
 
 
 def _noises(option: "tuning.SearchPlan") -> str:
-    multipliers = [plan["noise_multiplier"] for plan in option.plans]
+    multipliers = [plan.noise_multiplier or 0.0 for plan in option.plans]
     return f"{min(multipliers):.4g} to {max(multipliers):.4g}"
 
 

@@ -30,6 +30,7 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
+from algorithms.privacy.documents import StatedPlan
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import DatasetInfo
 from data.card import DataRefusedError
@@ -230,14 +231,14 @@ def plan_trial(context: Context, trial: Trial) -> Plan:
     name = digest_of([*inputs, json.loads(public.to_json()), context.code])
     path = context.place.plans / f"{name}.json"
     if path.exists():
-        return Plan.from_json(read_json(path))
+        return Plan.from_document(StatedPlan.read(path))
     plan = plan_for(settings, public)
     is_private = math.isfinite(plan.cost.epsilon)
     if is_private and trial.epsilon is None:
         raise RefusedError(f"methods.{trial.method} adds noise, but says private: false; leave that out.")
     if not is_private and trial.epsilon is not None:
         raise RefusedError(f"methods.{trial.method} adds no noise; say private: false, and it runs once.")
-    write_json(path, plan.to_json())
+    write_json(path, plan.to_document().to_json())
     return plan
 
 

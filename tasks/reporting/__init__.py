@@ -27,6 +27,7 @@ from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, 
 from algorithms.privacy.card import CardVerification, PrivacyCard, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
 from data.files import read_json
 from tasks.reporting.figures import (
@@ -279,22 +280,22 @@ def nothing() -> History:
     return History(_frame([], BLOCKS), _frame([], RETRAININGS))
 
 
-def is_on_blocks(receipt: Mapping[str, Any]) -> bool:
+def is_on_blocks(receipt: Receipt) -> bool:
     """Whether a run was charged to blocks; other runs have no history and do not need the ledger."""
-    return bool(receipt.get("blocks", [WHOLE_POPULATION]) != [WHOLE_POPULATION])
+    return receipt.blocks not in ((), (WHOLE_POPULATION,))
 
 
 def history(
-    receipt: Mapping[str, Any], metrics: Mapping[str, Any], *, ledger: Ledger, home: Path, root: Path
+    receipt: Receipt, metrics: Mapping[str, Any], *, ledger: Ledger, home: Path, root: Path
 ) -> History:
     """The history of a finished run on blocks.
 
     receipt, metrics: of the run. home: folder of the states of retrainings. root: the checkout, with its models. If the
     ledger does not know the run, the history has only the blocks that the receipt names.
     """
-    if ledger.status(receipt["run_id"]) != "settled":
+    if ledger.status(receipt.run_id) != "settled":
         return History(_blocks_of_receipt(receipt), nothing().retrainings)
-    past = settlement(ledger, receipt["population"], receipt["run_id"])
+    past = settlement(ledger, receipt.population, receipt.run_id)
     rows = [
         (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
     ]
@@ -308,16 +309,16 @@ def history(
     )
 
 
-def _blocks_of_receipt(receipt: Mapping[str, Any]) -> pd.DataFrame:
+def _blocks_of_receipt(receipt: Receipt) -> pd.DataFrame:
     rows = [
-        (row["name"], *(row[part][name] for part in ("spent", "cap") for name in ("epsilon", "delta")), False)
-        for row in receipt["ledger"].get("blocks", ())
+        (row.name, row.spent.epsilon, row.spent.delta, row.cap.epsilon, row.cap.delta, False)
+        for row in receipt.ledger.blocks
     ]
     return _frame(rows, BLOCKS)
 
 
 def _retrainings(
-    receipt: Mapping[str, Any], metrics: Mapping[str, Any], past: Settlement, home: Path, root: Path
+    receipt: Receipt, metrics: Mapping[str, Any], past: Settlement, home: Path, root: Path
 ) -> pd.DataFrame:
     if past.run.retraining is None:
         return nothing().retrainings
@@ -328,7 +329,7 @@ def _retrainings(
         lambda state: state.period != period, RetrainingStates(home / "retrainings" / name).all()
     )
     rows = [_row(state, past, registry) for state in earlier]
-    this = (receipt["run_id"], metrics["epsilon"], headline_metric(metrics), _words(receipt["blocks"]))
+    this = (receipt.run_id, metrics["epsilon"], headline_metric(metrics), _words(receipt.blocks))
     return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
 
 

@@ -86,10 +86,10 @@ class Explanation:
         return self.shapes[:_MAX_DRAWN]
 
 
-def explanation_of(model: Path, plan: Mapping[str, Any], trace: pd.DataFrame) -> Explanation | None:
+def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame) -> Explanation | None:
     """The explanation of an additive model of a table's cells, from its file; None for other models.
 
-    plan, trace: of its run, which say how much noise is in each parameter.
+    settings, trace: of its method and its run, which say how much noise is in each parameter.
     """
     with safe_open(model, framework="np") as file:
         facts = json.loads((file.metadata() or {}).get("epsilonflow", "{}"))
@@ -104,7 +104,7 @@ def explanation_of(model: Path, plan: Mapping[str, Any], trace: pd.DataFrame) ->
         return None
     units, unit, outputs = _unit_of(facts, tensors)
     shapes = _shapes(
-        reader, encoding, weights[0].astype(np.float64) * units, parameter_noise(plan, trace), units
+        reader, encoding, weights[0].astype(np.float64) * units, parameter_noise(settings, trace), units
     )
     return Explanation(tuple(sorted(shapes, key=lambda one: -one.span)), outputs, unit)
 
@@ -126,12 +126,12 @@ def _unit_of(
     return scale * (target.bounds[1] - target.bounds[0]) / 2.0, f"{target.kind} to predict", (target.kind,)
 
 
-def parameter_noise(plan: Mapping[str, Any], trace: pd.DataFrame) -> float | None:
+def parameter_noise(settings: Mapping[str, Any], trace: pd.DataFrame) -> float | None:
     """The standard deviation that the noise of all steps gives a parameter, as if there were no gradients.
 
     None for methods and settings whose steps are not plain descent under the same noise.
     """
-    update, steps = plan.get("settings", {}).get("update", {}), trace[trace["kind"] == "gradient"]
+    update, steps = settings.get("update", {}), trace[trace["kind"] == "gradient"]
     is_plain = update.get("optimizer", "sgd") == "sgd" and update.get("averaging", "none") == "none"
     if not is_plain or update.get("weight_decay") or "learning_rate" not in update:
         return None

@@ -5,15 +5,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
 
 from algorithms.core.plan import Plan
-from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.receipt import account_of, receipt_of, reserved_events
 from algorithms.core.software import Software, software_facts
+from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json
+from algorithms.privacy.documents import RunIdentity
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import generator_of
 from data import DatasetInfo
@@ -74,19 +75,19 @@ class Charge:
     home: Path
     root: Path
 
-    def identity(self, algorithm: str, device: torch.device, *, diagnostics: bool = False) -> dict[str, Any]:
+    def identity(self, algorithm: str, device: torch.device, *, diagnostics: bool = False) -> RunIdentity:
         """The part of the receipt that is known before the charge."""
-        return {
-            "run_id": self.run.run_id,
-            "algorithm": algorithm,
+        return RunIdentity(
+            run_id=self.run.run_id,
+            algorithm=algorithm,
             **data_facts(self.public),
-            "blocks": list(self.blocks),
-            "private_noise": self.run.private_noise,
-            "diagnostics": diagnostics,
-            "device": device.type,
-        }
+            blocks=self.blocks,
+            private_noise=self.run.private_noise,
+            diagnostics=diagnostics,
+            device=device.type,
+        )
 
-    def reserve(self, plan: Plan, notes: Mapping[str, Any]) -> None:
+    def reserve(self, plan: Plan, notes: Mapping[str, str]) -> None:
         """Reserve the plan's cost. notes: of the ledger's entry, to which signer, noise and software are added.
 
         A settled run without a result was killed in between: it is repeated without another charge.
@@ -103,16 +104,16 @@ class Charge:
             )
 
     @property
-    def settled_events(self) -> list[Any] | None:
+    def settled_events(self) -> list[EventRow] | None:
         """The releases at which the run was settled before it was killed; None if it was not."""
         if self.ledger.status(self.run.run_id) != "settled":
             return None
         rows = self.ledger.history(self.public.population)
         settled = [row for row in rows if (row.kind, row.run_id) == ("settle", self.run.run_id)]
-        events: list[Any] = json.loads(settled[-1].events)
+        events: list[EventRow] = json.loads(settled[-1].events)
         return events
 
-    def settle(self, plan: Plan, identity: Mapping[str, Any], written: Path, schedule: Schedule) -> Path:
+    def settle(self, plan: Plan, identity: RunIdentity, written: Path, schedule: Schedule) -> Path:
         """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
 
         schedule: the recorded releases.
@@ -123,14 +124,15 @@ class Charge:
             names.append(EVALUATION)
         sums = {name: store.sha256_of(written / name) for name in names}
         self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
-        receipt = {
-            **identity,
-            **cost_of(plan, events),
-            **account_of(self.ledger, self.public.population, run_id),
-            **({} if plan.evaluation is None else {"evaluation_epsilon": plan.evaluation.epsilon}),
-        }
-        receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
-        receipt |= {"software": software_facts(self.root, self.software), "sha256": sums}
-        (written / RECEIPT).write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+        receipt = receipt_of(
+            identity,
+            plan,
+            events,
+            releases=len(pd.read_parquet(written / "trace.parquet")),
+            account=account_of(self.ledger, self.public.population, run_id),
+            software=software_facts(self.root, self.software),
+            sha256=sums,
+        )
+        (written / RECEIPT).write_text(receipt.to_text(), encoding="utf-8")
         hide(written)
         return self.run.finish(written)

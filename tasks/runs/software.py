@@ -1,15 +1,13 @@
 """Which software trained a run: it alone resumes the run, and no result is handed out without a word about it."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from algorithms.core.software import DIGEST_NOTE, NOTE, Software, software_here
 from algorithms.errors import RefusedError
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
-from data.files import read_json
 from tasks.config import SPEND_AGAIN
 from tasks.runs.store import RECEIPT, RunAttempt
 
@@ -54,13 +52,12 @@ def check_resumes(run: RunAttempt, ledger: Ledger, population: str, today: Softw
             )
 
 
-def reuse_note(receipt: Mapping[str, Any], *, is_public: bool) -> str | None:
+def reuse_note(receipt: Receipt, *, is_public: bool) -> str | None:
     """Which other software trained an existing result, and how to train again for which price; None if this did."""
-    today, trained_by = pipeline_software(), Software.from_receipt(receipt["software"])
+    today, trained_by = pipeline_software(), Software.from_facts(receipt.software)
     if trained_by.digest == today.digest:
         return None
-    epsilon = receipt["epsilon"][receipt["accountant"]]
-    price = "spends again" if epsilon is None else f"spends epsilon {epsilon:g} again"
+    price = "spends again" if receipt.cost is None else f"spends epsilon {receipt.cost:g} again"
     if is_public:
         price = "spends nothing, since the records are public"
     return (
@@ -72,8 +69,8 @@ def reuse_note(receipt: Mapping[str, Any], *, is_public: bool) -> str | None:
 def reuse_note_of(root: Path) -> str | None:
     """The note for the result in the checkout at `root`; None if there is none, or nothing to say."""
     try:
-        receipt = read_json(root / "artifacts" / RECEIPT)
+        receipt = Receipt.read(root / "artifacts" / RECEIPT)
         public = DatasetInfo.read(root / "datasets" / "prepared")
         return reuse_note(receipt, is_public=public.is_public)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return None  # the stages say what is wrong

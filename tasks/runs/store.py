@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from algorithms.errors import NoiseElsewhereError, RefusedError
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
@@ -94,7 +95,7 @@ def training_digest(
     *,
     home: Path,
 ) -> str:
-    """The digest of a training: see `digest`. plan: its document. blocks: those that are read."""
+    """The digest of a training: see `digest`. plan: the JSON of its file. blocks: those that are read."""
     decides: list[object] = [plan, model.model_dump(), blocks]
     if plan.get("held_out", {}).get("recalibrate"):  # other halves must not get the same noise
         decides.append(halves_digest(prepared))
@@ -380,31 +381,31 @@ def data_facts(public: DatasetInfo) -> dict[str, str]:
     return {"dataset": public.dataset, "population": public.population, "description_sha256": public.digest}
 
 
-def check_data_facts(receipt: Mapping[str, Any], public: DatasetInfo) -> None:
+def check_data_facts(receipt: Receipt, public: DatasetInfo) -> None:
     """Raise RefusedError if the description of the data has changed since the model was trained.
 
     A card would describe other data, and some records that the model was trained on may be held out now.
     """
-    if receipt["description_sha256"] != public.digest:
+    if receipt.description_sha256 != public.digest:
         raise RefusedError(
             "datasets/prepared/public.json describes the data otherwise than when the model was trained; prepare them"
             " again with the data card as it was, or train again."
         )
 
 
-def run_facts(receipt: Mapping[str, Any]) -> dict[str, Any]:
+def run_facts(receipt: Receipt) -> dict[str, Any]:
     """The facts that link metrics to their run, for `check_run_facts`; epsilon is null without privacy.
 
     The run's id is a digest of all settings, which DVC shows next to the metrics.
     """
     return {
-        "epsilon": receipt["epsilon"][receipt["accountant"]],
-        "delta": receipt["delta"],
-        "run_id": receipt["run_id"],
+        "epsilon": receipt.cost,
+        "delta": receipt.delta,
+        "run_id": receipt.run_id,
     }
 
 
-def check_run_facts(metrics: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
+def check_run_facts(metrics: Mapping[str, Any], receipt: Receipt) -> None:
     """Raise RefusedError if the metrics belong to another run than the receipt, or do not name their run."""
     wanted = run_facts(receipt)
     differing = [name for name, value in wanted.items() if name not in metrics or metrics[name] != value]

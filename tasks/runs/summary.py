@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from algorithms.privacy.documents import Receipt
 from data.files import read_json
 from tasks.runs.ledger import open_ledger
 from tasks.runs.metrics import Rows, metric_rows
@@ -17,8 +18,9 @@ def run_summary(root: Path) -> Rows:
 
     Raises RefusedError or ParamsRefusedError if the ledger cannot be read.
     """
-    metrics, receipt = (read_json(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
-    ledger, population = open_ledger(root), receipt["population"]
+    artifacts = root / "artifacts"
+    metrics, receipt = read_json(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
+    ledger, population = open_ledger(root), receipt.population
     balance = ledger.balance(population) if population in ledger.populations() else None
     spent, left = ("unknown to this ledger",) * 2
     if balance is not None:
@@ -29,8 +31,8 @@ def run_summary(root: Path) -> Rows:
         else f"{metrics['epsilon']:.4g} at delta {metrics['delta']:g}"
     )
     return [
-        ("data set", receipt["dataset"]),
-        ("algorithm", receipt["algorithm"]),
+        ("data set", receipt.dataset),
+        ("algorithm", receipt.algorithm),
         *metric_rows(metrics),
         ("epsilon of this run", cost),
         ("population", population),

@@ -35,6 +35,7 @@ from tasks.tracking import places, reason, session
 
 if TYPE_CHECKING:
     from algorithms.core.training import OnStep
+    from algorithms.privacy.documents import PlanDocument
 
 _SECONDS_BETWEEN_LINES = 5.0
 _log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class _LineLogger:
 
 @contextmanager
 def live_curve(
-    run_id: str, plan: Mapping[str, Any], settings: Tracking, *, group: str, root: Path
+    run_id: str, plan: "PlanDocument", settings: Tracking, *, group: str, root: Path
 ) -> Iterator["OnStep"]:
     """A callback that shows the steps of a training at W&B if the mode is online, and otherwise does nothing.
 
@@ -106,8 +107,13 @@ def live_curve(
     if settings.mode != "online":
         yield lambda *_: None
         return
-    about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
-    about |= {"target_epsilon": plan["target"]["epsilon"]}
+    about = {
+        "algorithm": plan.algorithm,
+        "dataset": plan.dataset,
+        "steps": plan.steps,
+        "delta": plan.delta,
+        "target_epsilon": plan.target.epsilon,
+    }
     opening = {
         "run_id": run_id,
         "group": group,

@@ -21,7 +21,9 @@ from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
+from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
+from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
 from data.card import data_card
@@ -178,7 +180,7 @@ class SearchPlan:
     schedule: Schedule
     shares_features: bool
     documents: tuple[Document, ...]
-    plans: tuple[Document, ...]
+    plans: tuple[PlanDocument, ...]
 
     @property
     def accountant(self) -> Accountant:
@@ -320,9 +322,9 @@ def _fit_search_plan(
             with_values(d, {"privacy.epsilon": epsilon_per_trial, "privacy.accountant": "pld"}) for d in every
         ]
         plans = [calibrate(params.parse(d, reads=READS), without_evaluation(public)) for d in documents]
-        shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
+        shared = schedule_from_json(plans[0].prior_events) if shares_features(tuning, documents[0]) else []
         schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
-        adjacencies = {plan["adjacency"] for plan in plans}
+        adjacencies = {plan.adjacency for plan in plans}
         if len(adjacencies) > 1:
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
         whole = all_shown(schedules) if releases_all else tuning.trials.trials().event(schedules)
@@ -373,13 +375,13 @@ def shares_features(tuning: Tuning, document: Document) -> bool:
     return name != "none" and {"features", "model"}.isdisjoint(key.partition(".")[0] for key in tuning.space)
 
 
-def trial_schedule(plan: Document, objective: SearchObjective) -> Schedule:
-    if plan["filter"]["kind"] != "schedule":
+def trial_schedule(plan: PlanDocument, objective: SearchObjective) -> Schedule:
+    if plan.filter != FIXED:
         raise RefusedError(
-            f"the method {plan['algorithm']!r} chooses its releases on the way, and a search prices fixed ones;"
+            f"the method {plan.algorithm!r} chooses its releases on the way, and a search prices fixed ones;"
             " take another method."
         )
-    schedule = schedule_from_json(plan["schedule"])
+    schedule = schedule_from_json(plan.schedule)
     if objective.on == "public":
         return schedule
     if any("WithoutReplacement" in type(event).__name__ for event, _ in schedule):

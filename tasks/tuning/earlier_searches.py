@@ -13,6 +13,7 @@ from typing import Any
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json
+from algorithms.privacy.documents import PlanDocument
 from data.files import OWNER_KEY, read_json
 from tasks.config import SPEND_AGAIN, has_consent
 from tasks.runs.earlier_plans import request_in
@@ -23,7 +24,10 @@ SEARCH = "search.json"
 
 def search_to_json(tuning: Tuning, plan: SearchPlan) -> str:
     """The content of `SEARCH`."""
-    written = asdict(replace(plan, schedule=[])) | {"schedule": schedule_to_json(plan.schedule)}
+    written = asdict(replace(plan, schedule=[], plans=())) | {
+        "schedule": schedule_to_json(plan.schedule),
+        "plans": [document.to_json() for document in plan.plans],
+    }
     return json.dumps({"tuning": tuning.model_dump(), "plan": written})
 
 
@@ -48,7 +52,8 @@ def earlier_search_plan(
     for digest, document in searches.items():
         with suppress(KeyError, TypeError, ValueError, RefusedError):  # of another form, or refused today
             schedule = schedule_from_json(document["plan"]["schedule"])
-            plan = SearchPlan(**{**document["plan"], "schedule": schedule})
+            plans = tuple(PlanDocument.model_validate(one) for one in document["plan"]["plans"])
+            plan = SearchPlan(**{**document["plan"], "schedule": schedule, "plans": plans})
             is_same = document["tuning"] == json.loads(json.dumps(tuning.model_dump()))
             if is_same and _request_in(plan) == _request_in(new) and digest_of(plan) == digest:
                 check(plan)
@@ -58,7 +63,7 @@ def earlier_search_plan(
 
 def _request_in(plan: SearchPlan) -> list[Any]:
     """What the trials were asked to be, without the epsilon of each that was found."""
-    requests = [request_in({**document, "target": None}) for document in plan.plans]
+    requests = [request_in(document) | {"target": None} for document in plan.plans]
     settings = [
         {**document, "privacy": {**document["privacy"], "epsilon": None}} for document in plan.documents
     ]

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -42,6 +42,7 @@ from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
+from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity, SearchFacts
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
@@ -60,7 +61,7 @@ from tasks.evaluation_counts import passes_alone
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare
-from tasks.report import RunResults
+from tasks.report import RunResults, data_facts_of
 from tasks.reporting import environment
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
@@ -108,7 +109,7 @@ class SearchTrial:
     """
 
     document: Document
-    plan: Document
+    plan: PlanDocument
     objective: SearchObjective
     prepared: Path
     public: DatasetInfo
@@ -125,7 +126,7 @@ class SearchTrial:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = params.parse(self.document, reads=READS)
-        plan = Plan.from_json(self.plan)
+        plan = Plan.from_document(self.plan)
         held, taught = self.records()
         start = model_for(settings, self.public)
         before = None if self.shared is None else load_shared(start, *self.shared)
@@ -149,7 +150,7 @@ class SearchTrial:
         )
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
-        save_model(file, model, released, self.public, self.plan["algorithm"], prepared=self.prepared)
+        save_model(file, model, released, self.public, self.plan.algorithm, prepared=self.prepared)
         score = (
             headline_metric(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
             if held is None
@@ -239,26 +240,27 @@ class Search:
         """A digest of everything that decides the result; see `store.digest`."""
         decides = [
             self.tuning.model_dump(),
-            list(self.search_plan.plans),
+            [plan.to_json() for plan in self.search_plan.plans],
             list(self.search_plan.documents),
             self.blocks,
         ]
         return store.digest(decides, self.public, self.prepared, home=home)
 
-    def plan(self, winner: int) -> tuple[Plan, Document]:
+    def plan(self, winner: int) -> tuple[Plan, PlanDocument]:
         """The plan of the whole search with the winner's numbers, and its document."""
-        document, search_plan = self.search_plan.plans[winner], self.search_plan
-        alone = Plan.from_json(document)
+        search_plan = self.search_plan
+        document = search_plan.plans[winner]
+        alone = Plan.from_document(document)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=search_plan.accountant, prior_events=())
         plan = replace(alone, target=target, schedule=search_plan.schedule, epsilon=search_plan.costs)
-        entries = {
-            "shows_all": search_plan.releases_all,
-            "each": search_plan.epsilon_per_trial,
-            "shares": search_plan.shares_features,
-        }
-        search = entries | {"space": len(search_plan.plans)}
-        return plan, document | plan.to_json() | {"attack": None, "search": search}
+        search = SearchFacts(
+            shows_all=search_plan.releases_all,
+            each=search_plan.epsilon_per_trial,
+            shares=search_plan.shares_features,
+            space=len(search_plan.plans),
+        )
+        return plan, document.model_copy(update=dict(plan.to_document()) | {"attack": None, "search": search})
 
     def to_json(self) -> str:
         """What is kept of it for a later version."""
@@ -309,7 +311,7 @@ def one_by_one(trials: Sequence[SearchTrial]) -> None:
             trial.run()
 
 
-def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Runs = one_by_one) -> Document:
+def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Runs = one_by_one) -> Receipt:
     """Reserve the whole search, run its trials, settle, and write the winner into `tuned`; returns its receipt.
 
     A finished search is returned at no cost, and a killed one is resumed. Raises BudgetRefusedError if the population
@@ -372,8 +374,8 @@ def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all
     each = read_json(root / FOLDER / "plan.json")["search"]["each"]
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (
-        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon"
-        f" {receipt['epsilon'][receipt['accountant']]:.4g}, a trial by itself {each:.4g}{reused}"
+        f"the winner of search {receipt.run_id} is in {FOLDER}; all of it cost epsilon"
+        f" {receipt.cost:.4g}, a trial by itself {each:.4g}{reused}"
     )
 
 
@@ -399,8 +401,8 @@ def _reserve(search: Search, charge: Charge) -> None:
             engine = compute.engine(model, zeros(search.public))
             compute.check_rounding(engine, private=charge.run.private_noise)
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
-    notes = {name: document[name] for name in ("dataset", "adjacency", "noise")}
-    notes["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.search_plan.plans}))
+    methods = sorted({plan.algorithm for plan in search.search_plan.plans})
+    notes = document.ledger_notes | {"algorithm": ", ".join(methods)}
     charge.reserve(plan, notes)
 
 
@@ -428,9 +430,9 @@ def _rehearse(search: Search, charge: Charge) -> None:
         )
 
 
-def _identity(search: Search, charge: Charge, document: Document) -> Document:
+def _identity(search: Search, charge: Charge, document: PlanDocument) -> RunIdentity:
     device = compute_config(params.parse(search.search_plan.documents[0], reads=READS).performance).device
-    return charge.identity(document["algorithm"], device)
+    return charge.identity(document.algorithm, device)
 
 
 def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, SearchTrial]]:
@@ -465,7 +467,7 @@ def _share_features(run: store.RunAttempt, trial: SearchTrial) -> None:
     """Learn and release the features once for all trials; a resumed search gives the same release."""
     assert trial.shared is not None
     run_id, folder = trial.shared
-    settings, plan = params.parse(trial.document, reads=READS), Plan.from_json(trial.plan)
+    settings, plan = params.parse(trial.document, reads=READS), Plan.from_document(trial.plan)
     model = model_for(settings, trial.public)
     if settings.features is None or load_shared(model, run_id, folder) is not None:
         return
@@ -507,9 +509,7 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     written = run.make_empty("written")
     for name in ("model.safetensors", "trace.parquet"):
         shutil.copyfile(winner.folder / name, written / name)
-    (written / "plan.json").write_text(
-        json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    (written / "plan.json").write_text(document.to_text(sort_keys=True), encoding="utf-8")
     (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
     YAML().dump(winner.document, written / "winner.yaml")
     if search.tuning.objective.on == "public":  # whoever has the winner and these records knows it
@@ -524,7 +524,7 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     return charge.settle(plan, _identity(search, charge, document), written, plan.schedule)
 
 
-def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
+def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Receipt:
     """Copy the result into `tuned`, with its card and its page."""
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
@@ -532,8 +532,8 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
         stale.unlink()
     for path in (path for path in result.iterdir() if path.name != SEARCH):
         write_whole(folder / path.name, partial(shutil.copyfile, path))
-    receipt = read_json(folder / "receipt.json")
-    plan = read_json(folder / "plan.json")
+    receipt = Receipt.read(folder / "receipt.json")
+    plan = PlanDocument.read(folder / "plan.json")
     frame = pd.read_parquet(folder / "trace.parquet")
     winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     card = _card(search, plan, receipt, frame, signing_key(home))
@@ -545,19 +545,18 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
 
 def _card(
     search: Search,
-    plan: Mapping[str, Any],
-    receipt: Mapping[str, Any],
+    plan: PlanDocument,
+    receipt: Receipt,
     trace: Columns,
     key: Ed25519PrivateKey | None = None,
 ) -> PrivacyCard:
-    public = json.loads(search.public.to_json())
-    return build(RunRecord(plan, receipt, public, trace, receipt["software"]), key)
+    return build(RunRecord(plan, receipt, data_facts_of(search.public), trace), key)
 
 
 def _page(
     search: Search,
-    plan: Mapping[str, Any],
-    receipt: Mapping[str, Any],
+    plan: PlanDocument,
+    receipt: Receipt,
     winner: Document,
     score: float | None = None,
 ) -> str:
@@ -565,11 +564,11 @@ def _page(
 
     score: the winner's, where it may be shown.
     """
-    tuning, public_plan = search.tuning, Plan.from_json(plan)
+    tuning, public_plan = search.tuning, Plan.from_document(plan)
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.search_plan.releases_all else round(tuning.trials.mean)
-    adjacency = adjacency_named(plan["adjacency"])
-    dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
+    adjacency = adjacency_named(plan.adjacency)
+    dearest = max(trials, key=lambda one: epsilon(one, receipt.delta, adjacency=adjacency))
     naive = [*dearest] * number  # one after the other, as the steps of correlated noise follow their first
     facts = {
         "trials": number,
@@ -590,8 +589,8 @@ def _page(
             plan=plan,
             receipt=receipt,
             winner={key: value_at(winner, key) for key in tuning.space},
-            cost=receipt["epsilon"][receipt["accountant"]],
-            naive=epsilon(naive, receipt["delta"], adjacency=adjacency),
+            cost=receipt.cost,
+            naive=epsilon(naive, receipt.delta, adjacency=adjacency),
             told=facts,
         )
     )

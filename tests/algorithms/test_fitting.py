@@ -11,6 +11,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -41,7 +42,8 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.record_loader import RecordLoader
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card import load, text, verify
+from algorithms.privacy.card import RunRecord, load, text, verify
+from algorithms.privacy.card import build as build_card
 from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepared import load_as
 from flows.cli.main import app
@@ -49,6 +51,7 @@ from tests.support import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once
 from tests.support.refusals import refused, refused_as
+from tests.support.synthetic_run import with_entries
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["costs_once", "prepared_digits", "workspace"]
@@ -326,7 +329,10 @@ def test_a_call_without_a_ledger_says_what_it_cost_only_once_it_has_begun(
 def test_what_a_card_cannot_state_is_refused_before_the_charge(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "_FACTS", {"source": None})
+    def without_a_source(run: RunRecord, *given: Any) -> Any:
+        return build_card(replace(run, data=with_entries(run.data, source="")), *given)
+
+    monkeypatch.setattr(fitting, "build", without_a_source)
     with refused_as("card_rehearsal_failed"):
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []

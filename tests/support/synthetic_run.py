@@ -5,7 +5,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord
+from algorithms.privacy.documents import Amount, DataFacts, Document, PlanDocument, Receipt
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, Release, gradient_release, total_release
 from algorithms.privacy.mechanisms.sampling import Poisson
 from data import DatasetInfo
@@ -27,6 +28,7 @@ from tasks.runs.store import run_facts
 Kind = Literal["private", "seeded", "none"]
 DELTA, RATE, BATCH = 1e-5, 0.1, 40.0
 CLASSES = ("cat", "dog", "owl")
+_D = TypeVar("_D", bound=Document)
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,15 @@ def write_run(
     events = schedule_to_json(schedule)
     write_json(folders.artifacts / "plan.json", _plan(kind, steps, noise_multiplier, costs, events))
     trace.write(folders.artifacts / "trace.parquet")
-    facts = {"model": "softmax", "dataset": public.dataset}
     save_file(
-        {"weight": np.zeros((3, 5), np.float32)}, folders.artifacts / "model.safetensors", metadata=facts
+        {"weight": np.zeros((3, 5), np.float32)},
+        folders.artifacts / "model.safetensors",
+        metadata={"model": "softmax", "dataset": public.dataset},
     )
     receipt = _receipt(folders, kind, steps, costs, events, len(trace.rows))
     write_json(folders.artifacts / "receipt.json", receipt)
-    write_json(
-        folders.artifacts / "metrics.json", {"test_accuracy": 0.8, "test_loss": 0.61} | run_facts(receipt)
-    )
+    facts = run_facts(Receipt.model_validate(receipt))
+    write_json(folders.artifacts / "metrics.json", {"test_accuracy": 0.8, "test_loss": 0.61} | facts)
     _write_plots(folders.artifacts / "plots")
     return folders
 
@@ -178,7 +180,12 @@ def _receipt(
         "private_noise": kind != "seeded",
         "diagnostics": False,
         "device": "cpu",
-        "software": {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None},
+        "software": {
+            "recorded": "training",
+            "python": "3.11.7",
+            "packages": {"torch": "2.13.0"},
+            "git": None,
+        },
         "ledger": {
             "head": "f" * 64,
             "cap": {"epsilon": 10.0, "delta": 1e-4},
@@ -201,45 +208,47 @@ def _write_plots(folder: Path) -> None:
     pd.DataFrame(rows, columns=["class", "accuracy", "records"]).to_csv(folder / "per_class.csv", index=False)
 
 
-def public_document() -> dict[str, Any]:
-    """`description` as the JSON values that the card is built from."""
-    document: dict[str, Any] = json.loads(description().to_json())
-    return document
-
-
 def record(folders: Folders) -> RunRecord:
     """What the card of the run is built from."""
     artifacts = folders.artifacts
     return RunRecord(
-        plan=read_json(artifacts / "plan.json"),
-        receipt=read_json(artifacts / "receipt.json"),
-        public=public_document(),
+        plan=PlanDocument.read(artifacts / "plan.json"),
+        receipt=Receipt.read(artifacts / "receipt.json"),
+        data=DataFacts.model_validate_json(description().to_json()),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
-        software={"recorded": "training", "python": "3.11.7", "packages": {"torch": "2.13.0"}, "git": None},
     )
+
+
+def with_entries(document: _D, **entries: Any) -> _D:
+    """The document with other values of its entries, by the names in its file."""
+    return type(document).model_validate_json(json.dumps(document.to_json() | entries))
 
 
 def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
     """What a run of `plan` would leave that recorded `trace`, both of them in `folder`."""
     run = record(write_run(folder / "run"))
     trace.write(folder / "trace.parquet")
-    model = dict(run.plan["model"]) | {"parameters": plan.facts.parameters}
-    document = dict(run.plan) | plan.to_json() | {"model": model}
-    write_json(folder / "plan.json", document)
-    events = schedule_to_json(run_lengths(trace.events()))
-    receipt = dict(run.receipt) | {
-        "epsilon": document["epsilon"],
-        "accountant": plan.accountant,
-        "delta": plan.cost.delta,
-        "events": events,
-        "releases": len(trace.rows),
-    }
-    spent = {"epsilon": (document["epsilon"][plan.accountant] or 0.0) + 1.0, "delta": plan.cost.delta + 1e-5}
-    cap = run.receipt["ledger"]["cap"]
-    left = {name: max(0.0, cap[name] - spent[name]) for name in spent}
-    receipt["ledger"] = run.receipt["ledger"] | {"spent": spent, "remaining": left}
-    for name in ("plan.json", "trace.parquet"):
-        receipt["sha256"][name] = sha256_of(folder / name)
-    public = dict(run.public) | {"records": plan.facts.records}
+    model = run.plan.model.model_copy(update={"parameters": plan.facts.parameters})
+    document = run.plan.model_copy(update={**dict(plan.to_document()), "model": model})
+    (folder / "plan.json").write_text(document.to_text(), encoding="utf-8")
+    cost = document.epsilon[plan.accountant] or 0.0
+    cap = run.receipt.ledger.cap
+    spent = Amount(epsilon=cost + 1.0, delta=plan.cost.delta + 1e-5)
+    left = Amount(
+        epsilon=max(0.0, (cap.epsilon or 0.0) - cost - 1.0), delta=max(0.0, cap.delta - spent.delta)
+    )
+    sums = {name: sha256_of(folder / name) for name in ("plan.json", "trace.parquet")}
+    receipt = run.receipt.model_copy(
+        update={
+            "epsilon": document.epsilon,
+            "accountant": plan.accountant,
+            "delta": plan.cost.delta,
+            "events": tuple(schedule_to_json(run_lengths(trace.events()))),
+            "releases": len(trace.rows),
+            "ledger": run.receipt.ledger.model_copy(update={"spent": spent, "remaining": left}),
+            "sha256": run.receipt.sha256 | sums,
+        }
+    )
+    data = run.data.model_copy(update={"records": plan.facts.records})
     written = pd.read_parquet(folder / "trace.parquet")
-    return replace(run, plan=document, receipt=receipt, public=public, trace=written)
+    return replace(run, plan=document, receipt=receipt, data=data, trace=written)

@@ -73,7 +73,7 @@ class Workspace:
         settings = params.load(path, reads=calibrate.READS)
         plan = self.root / "artifacts" / "plan.json"
         plan.parent.mkdir(exist_ok=True)
-        plan.write_text(json.dumps(calibrate.calibrate(settings, self.public)))
+        plan.write_text(calibrate.calibrate(settings, self.public).to_text())
 
     @property
     def public(self) -> DatasetInfo:

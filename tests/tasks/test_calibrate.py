@@ -1,6 +1,5 @@
 """Plans for a run: what is refused before anything is spent; each preset can be planned as it stands."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def test_a_method_that_needs_norms_is_refused_in_bfloat16_by_its_plan(
     workspace: Workspace, algorithm: dict[str, Any]
 ) -> None:
     """Its first release would be refused, and by then the run is charged."""
-    assert "bfloat16" not in plan_of(workspace.public, algorithm=algorithm).to_json()["public"]
+    assert "bfloat16" not in plan_of(workspace.public, algorithm=algorithm).facts.to_json()
     with refused_as("norms_in_bfloat16"):
         plan_of(workspace.public, algorithm=algorithm, model={"name": "softmax", "precision": "bfloat16"})
 
@@ -82,6 +81,16 @@ def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> Non
         RefusedError, match=r"diagnostics are .* those of 'digits' are private; set .* to false\.$"
     ):
         plan_of(private, privacy=asked)
+
+
+def test_every_setting_of_a_model_is_in_its_plan() -> None:
+    public = dataset_info(data_card("digits"), "none")
+    model = {"name": "softmax", "seed": 3, "class_weights": {"1": 2.0}}
+    algorithm = {"name": "dp_sgd", "steps": 2, "expected_batch_size": 100}
+    document = {"privacy": {"epsilon": 2.0, "delta": 1e-5}, "algorithm": algorithm, "model": model}
+    settings = params.parse(document, reads=calibrate.READS)
+    written = calibrate.calibrate(settings, public).to_json()["model"]
+    assert written == settings.model.model_dump() | {"files": {}, "parameters": 650, "notes": []}
 
 
 @pytest.mark.parametrize(
@@ -103,9 +112,9 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
         return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
     asked = settings(target=attack)
-    document = json.loads(json.dumps(calibrate.calibrate(asked, public)))
+    document = calibrate.calibrate(asked, public)
     calibrate.check(document, asked, public)
-    plan = Plan.from_json(document)
+    plan = Plan.from_document(document)
     found = float(risk.max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
     assert 0.045 < found <= 0.05
     more = calibrate.plan_for(settings(epsilon=1.05 * plan.target.budget.epsilon), public)

@@ -25,8 +25,10 @@ from algorithms.features import FEATURES
 from algorithms.methods import CATALOGUE
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
+from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.card import CardVerification, check_charged, load, verify, verify_card
 from algorithms.privacy.card.text import SO_FAR
+from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data.card import CARDS as SHIPPED
 from data.card import data_card
@@ -169,11 +171,11 @@ class Runs:
         self.name, self.made, self.folder, self.patch = name, made, folder, monkeypatch
         self.calibrated = cache(self._calibrated)
 
-    def plan(self, choices: Choices) -> dict[str, Any] | None:
+    def plan(self, choices: Choices) -> PlanDocument | None:
         """The plan's document, or None where the choices are refused."""
         return self.calibrated(json.dumps(choices, sort_keys=True))
 
-    def _calibrated(self, choices: str) -> dict[str, Any] | None:
+    def _calibrated(self, choices: str) -> PlanDocument | None:
         try:
             settings = params.parse(self.document(json.loads(choices)), reads=calibrate.READS)
             return calibrate.calibrate(settings, self.public(json.loads(choices)))
@@ -249,7 +251,7 @@ class Runs:
         prepared.symlink_to(self.prepared(choices))
         document = self.plan(choices)
         assert document is not None
-        (artifacts / "plan.json").write_text(json.dumps(document))
+        (artifacts / "plan.json").write_text(document.to_text())
         YAML(typ="safe", pure=True).dump({}, root / "params.yaml")
         public, ledger = self.public(choices), Ledger.open(f"sqlite:///{home}/ledger.sqlite")
         settings = params.parse(self.document(choices), reads=train.READS)
@@ -266,7 +268,7 @@ class Runs:
         report.report(artifacts=artifacts, prepared=prepared, root=root)
         card = load(artifacts / report.CARD)
         check_charged(card, ledger)
-        shows_what_is_chosen = document["filter"]["kind"] != "schedule" and card.setting.private
+        shows_what_is_chosen = document.filter != FIXED and card.setting.private
         assert (SO_FAR in (artifacts / report.PAGE).read_text()) is shows_what_is_chosen
         by_one_file = verify_card.verify(artifacts, key=public_key(home))
         assert [check for check in by_one_file if check[1] is False] == []

@@ -43,7 +43,7 @@ from tests.algorithms.privacy.conftest import KEY
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, run_here, small
 from tests.support.hostile_texts import HOSTILE
-from tests.support.synthetic_run import record, write_run
+from tests.support.synthetic_run import record, with_entries, write_run
 from tests.support.workspace import Workspace
 
 CLASSES = HOSTILE[:10]
@@ -150,9 +150,9 @@ def test_a_method_that_begins_with_an_underscore_is_in_the_legend() -> None:
 def test_the_card_at_a_terminal_is_readable_and_moves_no_cursor(tmp_path: Path) -> None:
     folders = write_run(tmp_path)
     run = record(folders)
-    public = dict(run.public) | {"title": HOSTILE[3], "unit": "a_b [red] \u202eevil"}
+    data = with_entries(run.data, title=HOSTILE[3], unit="a_b [red] \u202eevil")
     path = tmp_path / "privacy_card.json"
-    path.write_bytes(build(replace(run, public=public), KEY).to_bytes())
+    path.write_bytes(build(replace(run, data=data), KEY).to_bytes())
     shown = CliRunner().invoke(app, ["card", "show", str(path)]).stdout
     assert f"# Privacy card: {visible(HOSTILE[3])}\n" in shown and "a_b [red] \\u202eevil" in shown
     assert not ESCAPES.search(shown)
@@ -161,9 +161,7 @@ def test_the_card_at_a_terminal_is_readable_and_moves_no_cursor(tmp_path: Path) 
 def test_the_card_as_markdown_is_its_words(tmp_path: Path) -> None:
     run = record(write_run(tmp_path))
     for text in HOSTILE:
-        card = build(
-            replace(run, public=dict(run.public) | {"title": text, "unit": text, "population": text}), KEY
-        )
+        card = build(replace(run, data=with_entries(run.data, title=text, unit=text)), KEY)
         tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(markdown(card))
         kinds = {token.type for block in tokens for token in (block, *(block.children or ()))}
         assert kinds == {
@@ -275,7 +273,7 @@ def test_the_report_for_wandb_shows_names_as_they_are(tmp_path: Path) -> None:
     made = report.report(artifacts=folders.artifacts, prepared=folders.prepared, root=tmp_path)
     run, cells = record(folders), set()
     for text in HOSTILE:
-        card = build(replace(run, public=dict(run.public) | {"unit": text}), KEY)
+        card = build(replace(run, data=with_entries(run.data, unit=text)), KEY)
         finished = FinishedRun(card, made.run.metrics, made.run.trace, made.run.public, made.curve)
         page = sections(finished, nothing())["card"][1]
         tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page)

@@ -24,6 +24,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.card import load, text, verify, verify_card
 from algorithms.privacy.card.verify import check_charged
+from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import Composition
 from data.prepared import HeldOut, load_held_out
 from flows.cli.costs import cost_table
@@ -56,6 +57,10 @@ def clinic(visits: Visits) -> Visits:
     """The same patients, of whom those held out are private."""
     visits.prepare(PRIVATE)
     return visits
+
+
+def plan_of(visits: Visits) -> PlanDocument:
+    return PlanDocument.read(visits.place.root / "artifacts/plan.json")
 
 
 def read(visits: Visits, name: str) -> Any:
@@ -340,15 +345,13 @@ def test_a_plan_of_another_histogram_than_the_data_have_is_refused(
 ) -> None:
     """Without one, or with groups in another order, which the card may have had before."""
     path = clinic.place.root / "artifacts/plan.json"
-    document = json.loads(path.read_text())
-    if by is None:
-        del document["evaluation"]
-    else:
+    document, evaluation = PlanDocument.read(path), None
+    if by is not None:
+        assert document.evaluation is not None
         spec = histogram_for("two classes", 2, (("sex", tuple(by)),))
-        document["evaluation"] = replace(
-            EvaluationPlan.from_json(document["evaluation"]), spec=spec
-        ).to_json()
-    path.write_text(json.dumps(document))
+        planned = EvaluationPlan.from_document(document.evaluation)
+        evaluation = replace(planned, spec=spec).to_document()
+    path.write_text(document.model_copy(update={"evaluation": evaluation}).to_text())
     with pytest.raises(RefusedError, match=r"other held-out records.*calibrate"):
         train.main()
     assert "visits" not in clinic.place.ledger.populations()
@@ -399,7 +402,7 @@ def of_replaced_records(clinic: Visits, **evaluation: float) -> None:
 def test_a_record_that_is_replaced_may_change_sides_so_both_are_paid_for(clinic: Visits) -> None:
     """Twice the change of a record that is added: epsilon 0.4 at delta 1e-5 needs noise 2 x 8.66."""
     of_replaced_records(clinic, epsilon=0.4)
-    planned = Plan.from_json(read(clinic, "plan.json"))
+    planned = Plan.from_document(plan_of(clinic))
     planned.check()
     assert planned.adjacency == "REPLACE_ONE"
     assert planned.evaluation is not None
@@ -439,12 +442,14 @@ def test_an_evaluation_that_fails_under_replace_one_is_not_paid_for(
 
 
 def test_the_plan_says_what_is_released_before_anything_is(clinic: Visits) -> None:
-    planned = EvaluationPlan.from_json(read(clinic, "plan.json")["evaluation"])
+    stated = plan_of(clinic).evaluation
+    assert stated is not None
+    planned = EvaluationPlan.from_document(stated)
     assert planned.spec.kind == "two classes"
     assert planned.noise_multiplier == pytest.approx(3.7307, rel=1e-4)  # of epsilon 1 at delta 1e-5
     assert planned.noise_std == pytest.approx(3.7307 * planned.spec.sensitivity, rel=1e-4)
     with refused_as("evaluation_plan_edited"):
-        EvaluationPlan.from_json(planned.to_json() | {"noise_multiplier": 1.0})
+        EvaluationPlan.from_document(stated.model_copy(update={"noise_multiplier": 1.0}))
 
 
 def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits) -> None:
@@ -459,13 +464,13 @@ def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits
     clinic.place.set("data", dataset="visits")
     YAML(typ="safe", pure=True).dump(settings, file)
     assert tuning.load_here(clinic.place.root, file).objective.on == "private"  # where nothing is said
-    assert not [document for document in plan.plans if "evaluation" in document or "held_out" in document]
+    assert not [document for document in plan.plans if document.evaluation or document.held_out]
 
 
 @pytest.mark.parametrize(("test", "words"), [(5000, "accuracy 0.0"), (12, "none is shown")])
 def test_a_plan_says_the_price_and_how_exact_metrics_will_be(test: int, words: str, clinic: Visits) -> None:
     settings = params.load(clinic.place.root / "params.yaml", reads=params.GROUPS)
-    plan = Plan.from_json(read(clinic, "plan.json"))
+    plan = Plan.from_document(plan_of(clinic))
     preview = RunPreview(
         clinic.place.public, plan, (), Budget(10.0, 1e-4), None, 5, False, Composition(), held_out=test
     )

@@ -7,11 +7,25 @@ Knows no records and no noise. Imports nothing else of ours but errors.
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from algorithms.errors import RefusedError
 
 MAX_EPSILON = 1e4
 """The largest epsilon of a private run; it promises nothing, and the accountants' numbers overflow above it."""
+
+
+EventJson: TypeAlias = dict[str, Any]
+"""An event in a document: the name of its class under "type", beside the fields of that class."""
+
+
+class EventRow(TypedDict):
+    """Releases of one event in a document: count of them in a row, at least 1."""
+
+    event: EventJson
+    count: int
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _comput
 from scipy.special import expit
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import EventJson
 from algorithms.privacy.accounting.mechanism_plds import (
     AtomsPLD,
     FoldedPLD,
@@ -142,12 +143,12 @@ class EventRule:
         """Whether a theorem covers the event itself, without its parts, under an adjacency."""
         return True
 
-    def to_json(self, event: Any) -> dict[str, Any]:
+    def to_json(self, event: Any) -> EventJson:
         """The event's fields under their own names."""
         fields: tuple[Any, ...] = attrs.fields(type(event))
         return {field.name: _value_to_json(getattr(event, field.name)) for field in fields}
 
-    def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
+    def from_json(self, kind: type[dp.DpEvent], document: EventJson) -> dp.DpEvent:
         """The inverse of `to_json`; raises RefusedError for fields that the class does not have."""
         expected = {field.name for field in attrs.fields(kind)}
         if set(document) != expected:
@@ -658,11 +659,11 @@ class _Selection(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(1 <= event.mean < math.inf and event.shape >= 0)
 
-    def to_json(self, event: Any) -> dict[str, Any]:
+    def to_json(self, event: Any) -> EventJson:
         shape = event.shape if math.isfinite(event.shape) else None
         return {"event": event_to_json(event.event), "mean": event.mean, "shape": shape}
 
-    def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
+    def from_json(self, kind: type[dp.DpEvent], document: EventJson) -> dp.DpEvent:
         is_poisson = document.get("shape", 0.0) is None
         known = super().from_json(kind, {**document, "shape": 1.0} if is_poisson else document)
         return attrs.evolve(known, shape=math.inf) if is_poisson else known
@@ -746,7 +747,7 @@ def _with_parts(event: Any, taken: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpE
     return attrs.evolve(event, event=taken(event.event))
 
 
-def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
+def event_to_json(event: dp.DpEvent) -> EventJson:
     """An event as a nested object: its class name under "type", its fields under their own names.
 
     Raises RefusedError for an event type that the project does not use.
@@ -756,7 +757,7 @@ def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
     return {"type": type(event).__name__} | rule_of(event).to_json(event)
 
 
-def event_from_json(document: Mapping[str, Any]) -> dp.DpEvent:
+def event_from_json(document: EventJson) -> dp.DpEvent:
     """The inverse of `event_to_json`; raises RefusedError for an unknown type, and for missing or unknown fields."""
     name = document.get("type")
     for kind, rule in _RULES.items():
@@ -805,7 +806,7 @@ def _value_to_json(value: Any) -> Any:
 
 
 def _value_from_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return event_from_json(value)
     if isinstance(value, list):
         return [_value_from_json(item) for item in value]

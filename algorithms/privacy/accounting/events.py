@@ -1,15 +1,15 @@
 """Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and seven more."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import dp_accounting as dp
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 from scipy.stats import logser, nbinom, poisson
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
 from algorithms.privacy.accounting.event_rules import (
     DisjointPartsDpEvent,
@@ -93,12 +93,12 @@ def _composed_rows(event: dp.ComposedDpEvent) -> list[tuple[dp.DpEvent, int]]:
     ]
 
 
-def schedule_to_json(schedule: Schedule) -> list[dict[str, Any]]:
-    """A schedule as a list of {"event", "count"}."""
+def schedule_to_json(schedule: Schedule) -> list[EventRow]:
+    """A schedule as the rows of a document."""
     return [{"event": event_to_json(event), "count": count} for event, count in schedule]
 
 
-def schedule_from_json(document: Sequence[Mapping[str, Any]]) -> list[tuple[dp.DpEvent, int]]:
+def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, int]]:
     """The schedule that `schedule_to_json` wrote; raises RefusedError where a row is not {"event", "count"}."""
     for row in document:
         count = row.get("count")

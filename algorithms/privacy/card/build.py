@@ -12,13 +12,13 @@ from functools import lru_cache
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import dp_accounting as dp
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import epsilon
@@ -29,21 +29,43 @@ from algorithms.privacy.accounting.events import (
     event_from_json,
     event_to_json,
     merge_neighbours,
-    schedule_from_json,
     schedule_to_json,
 )
-from algorithms.privacy.card.schema import ROUNDING, SCHEMA_VERSION, Guarantee, PrivacyCard
-from algorithms.privacy.ledger import Composition
+from algorithms.privacy.accounting.filters import filter_to_json
+from algorithms.privacy.card.schema import (
+    ROUNDING,
+    SCHEMA_VERSION,
+    Accounting,
+    Blocks,
+    CompositionSection,
+    Costs,
+    Discretisation,
+    Event,
+    Evidence,
+    FeaturesSection,
+    Guarantee,
+    Implementation,
+    MechanismSection,
+    ModelSection,
+    PaperProtocolSection,
+    PrivacyCard,
+    QuerySection,
+    SelectionSection,
+    Setting,
+    Span,
+)
+from algorithms.privacy.documents import Account, Adjacency, DataFacts, PlanDocument, Receipt, Section
 
-_LIBRARY = "dp-accounting"
-_METHOD_FACTS = ("paper_protocol", "selection_law")
-"""What a method may have planned that a card states."""
+_LIBRARY: Final = "dp-accounting"
 _KINDS = ["kind", "sampling", "clipping", "noise"]
 _SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
 _CHECKED = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
 _CLOSE = 1e-3
 """How closely the cost that a run kept count of ends at that of its schedule, which is accounted as a whole."""
 _ROUNDING = 1e-9
+
+
+_S = TypeVar("_S", bound=Section)
 
 
 class Columns(Protocol):
@@ -55,33 +77,23 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a finished run left.
+    """What a finished run left: the documents of its plan, its cost and its data, and the noise trace."""
 
-    plan, receipt: the documents of these names. public: the description of the data set. trace: the noise trace.
-    software: "recorded" ("training" or "report"), "python", "packages" and "git" (or None); since 0.2 also "version"
-    and "code".
-    """
-
-    plan: Mapping[str, Any]
-    receipt: Mapping[str, Any]
-    public: Mapping[str, Any]
+    plan: PlanDocument
+    receipt: Receipt
+    data: DataFacts
     trace: Columns
-    software: Mapping[str, Any]
 
 
 def build(run: RunRecord, key: Ed25519PrivateKey | None = None) -> PrivacyCard:
     """The card of a run, signed with the owner's key where there is one.
 
-    Raises RefusedError where something that the card must state is missing or empty.
+    Raises RefusedError where something that the card must state is empty.
     """
     try:
-        document = _document(run)
-    except KeyError as error:
-        raise RefusedError(
-            f"the privacy card needs {error.args[0]!r}, which the run did not record; use one version for the whole"
-            " run."
-        ) from None
-    return _validate(json.dumps(document)).sign(key)
+        return _card(run).sign(key)
+    except ValidationError as error:
+        raise _incomplete(error) from None
 
 
 def load(path: Path) -> PrivacyCard:
@@ -115,137 +127,151 @@ def guarantee(*, cost: float | None, private_noise: bool, is_covered: bool) -> G
     return "private" if is_covered else "diagnosed"
 
 
-def mechanism_of(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card says of the mechanism that a plan has decided."""
-    copied = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
-    features = dict(plan["features"])
+def mechanism_of(plan: PlanDocument) -> dict[str, object]:
+    """The fields of a card's mechanism that a plan has decided."""
+    method, model, files = plan.method_params, plan.model, dict(plan.model.files)
+    features = dict(plan.features)
     return {
-        **{name: plan[name] for name in copied},
-        "features": {"name": features.pop("name"), "settings": features},
-        "model": model_of(plan["model"]),
-        "settings_from_records": plan["not_private"] is not None,
-        **{name: plan.get("method_params", {}).get(name) for name in _METHOD_FACTS},
+        "algorithm": plan.algorithm,
+        "settings": plan.settings,
+        "steps": plan.steps,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_rate": plan.sampling_rate,
+        "divisor": plan.divisor,
+        "features": FeaturesSection(name=str(features.pop("name")), settings=features),
+        "model": ModelSection(
+            name=model.name,
+            seed=model.seed,
+            parameters=model.parameters,
+            precision=model.precision,
+            settings=model.settings,
+            start=files.pop("start", None),
+            files=files,
+            reinitialize=model.reinitialize,
+            frozen=model.freeze,
+            augmentations=model.augmentations,
+        ),
+        "settings_from_records": plan.not_private is not None,
+        "paper_protocol": _part(PaperProtocolSection, method.get("paper_protocol")),
+        "selection_law": _part(SelectionSection, method.get("selection_law")),
     }
 
 
-def model_of(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The model on a card, from that part of a plan; what is not named there is as usual."""
-    files = dict(described.get("files", {}))
-    return {
-        **{name: described[name] for name in ("name", "seed", "parameters")},
-        "precision": described.get("precision", "float32"),
-        "settings": described.get("settings", {}),
-        "start": files.pop("start", None),
-        "files": files,
-        "reinitialize": described.get("reinitialize", []),
-        "frozen": described.get("freeze", []),
-        "augmentations": described.get("augmentations", 1),
-    }
+def _part(kind: type[_S], stated: JsonValue) -> _S | None:
+    return None if stated is None else kind.model_validate_json(json.dumps(stated))
 
 
-def composition_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+def composition_of(plan: PlanDocument) -> CompositionSection:
     """How a plan's releases add up."""
-    return {"rho": None, "order": None, "limit": None, **plan["filter"]}
+    return CompositionSection.model_validate(
+        {"rho": None, "order": None, "limit": None, **filter_to_json(plan.filter)}
+    )
 
 
 def _validate(content: str | bytes, where: str = "") -> PrivacyCard:
     try:
         return PrivacyCard.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            raise RefusedError(
-                f"{where.strip()} is no privacy card; give the path of a privacy_card.json."
-            ) from None
-        field = ".".join(map(str, first["loc"])) or "the whole"
-        problem = "is missing" if first["type"] == "missing" else f"does not hold: {first['msg']}"
-        raise RefusedError(
-            "the privacy card{where} is not complete and correct: {field} {problem}; {run.remedy}.",
-            code="card_incomplete",
-            where=where,
-            field=field,
-            problem=problem,
-        ) from None
+        raise _incomplete(error, where) from None
 
 
-def _document(run: RunRecord) -> dict[str, Any]:
-    plan, receipt, public, software = run.plan, run.receipt, run.public, run.software
-    cost, delta = receipt["epsilon"][receipt["accountant"]], receipt["delta"]
-    mechanism = mechanism_of(plan) | {
-        "transform": public["transform"],
-        "encoder": public.get("encoder"),
-        "diagnostics": receipt["diagnostics"],
-        "releases": receipt["releases"],
-        "queries": list(queries(run.trace)),
-    }
-    private_noise = receipt["private_noise"] is True
-    is_covered = receipt["diagnostics"] is False and not mechanism["settings_from_records"]
-    promised = guarantee(cost=cost, private_noise=private_noise, is_covered=is_covered)
-    copied = ("unit", "dataset", "title", "source", "licence", "records", "holdout")
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "signature": None,
-        "setting": {
-            "guarantee": promised,
-            "epsilon": cost if promised == "private" else None,
-            "delta": delta,
-            "adjacency": plan["adjacency"],
-            **{name: public[name] for name in copied},
-            "per_person": public.get("per_person"),
-            "pooled": public.get("pooled"),
-            "unit_is_stated": public.get("unit_is_stated", False),
-            "each_record_alone": public.get("each_record_alone"),
-            "holdout_why": public.get("holdout_why"),
-            "evaluation_epsilon": receipt.get("evaluation_epsilon"),
-            "population": receipt["population"],
-            "public_records": public["public"],
-        },
-        "mechanism": mechanism,
-        "accounting": _accounting(run),
-        "events": receipt["events"],
-        "implementation": {
-            **{name: software[name] for name in ("recorded", "python", "packages", "git")},
-            **{name: software.get(name) for name in ("version", "code")},
-            "device": receipt["device"],
-            "noise": "secure" if private_noise else "seeded",
-            "cipher": "AES-256-CTR",
-            "rounding": None if promised == "none" else ROUNDING.model_dump(),
-        },
-        "evidence": {
-            "run_id": receipt["run_id"],
-            "ledger_head": receipt["ledger"]["head"],
-            "files": receipt["sha256"],
-        },
-    }
+def _incomplete(error: ValidationError, where: str = "") -> RefusedError:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return RefusedError(f"{where.strip()} is no privacy card; give the path of a privacy_card.json.")
+    field = ".".join(map(str, first["loc"])) or "the whole"
+    problem = "is missing" if first["type"] == "missing" else f"does not hold: {first['msg']}"
+    return RefusedError(
+        "the privacy card{where} is not complete and correct: {field} {problem}; {run.remedy}.",
+        code="card_incomplete",
+        where=where,
+        field=field,
+        problem=problem,
+    )
 
 
-def _accounting(run: RunRecord) -> dict[str, Any]:
-    receipt, ledger, delta = run.receipt, run.receipt["ledger"], run.receipt["delta"]
-    schedule = schedule_from_json(receipt["events"])
-    rule = Composition.from_json(ledger.get("composition"))
+def _card(run: RunRecord) -> PrivacyCard:
+    plan, receipt, data = run.plan, run.receipt, run.data
+    planned = mechanism_of(plan)
+    is_covered = not receipt.diagnostics and not planned["settings_from_records"]
+    promised = guarantee(cost=receipt.cost, private_noise=receipt.private_noise, is_covered=is_covered)
+    return PrivacyCard(
+        schema_version=SCHEMA_VERSION,
+        signature=None,
+        setting=Setting(
+            guarantee=promised,
+            epsilon=receipt.cost if promised == "private" else None,
+            delta=receipt.delta,
+            adjacency=cast(Adjacency, plan.adjacency),
+            unit=data.unit,
+            dataset=data.dataset,
+            title=data.title,
+            source=data.source,
+            licence=data.licence,
+            population=receipt.population,
+            public_records=data.public_records,
+            records=data.records,
+            holdout=data.holdout,
+            per_person=data.per_person,
+            pooled=data.rows_per_user,
+            unit_is_stated=data.unit_is_stated,
+            each_record_alone=data.each_record_alone,
+            holdout_why=data.holdout_why,
+            evaluation_epsilon=receipt.evaluation_epsilon,
+        ),
+        mechanism=MechanismSection.model_validate(
+            planned
+            | {
+                "transform": data.transform,
+                "encoder": data.encoder,
+                "diagnostics": receipt.diagnostics,
+                "releases": receipt.releases,
+                "queries": tuple(queries(run.trace)),
+            }
+        ),
+        accounting=_accounting(run),
+        events=tuple(Event(event=row["event"], count=row["count"]) for row in receipt.events),
+        implementation=Implementation(
+            **dict(receipt.software),
+            device=receipt.device,
+            noise="secure" if receipt.private_noise else "seeded",
+            cipher="AES-256-CTR",
+            rounding=None if promised == "none" else ROUNDING,
+        ),
+        evidence=Evidence.model_validate(
+            {"run_id": receipt.run_id, "ledger_head": receipt.ledger.head, "files": receipt.sha256}
+        ),
+    )
+
+
+def _accounting(run: RunRecord) -> Accounting:
+    receipt, ledger, delta = run.receipt, run.receipt.ledger, run.receipt.delta
+    interval = None
+    if delta > 0:
+        interval = epsilon.discretisation_of(receipt.schedule, delta, adjacency_named(run.plan.adjacency))
     blocks = None
-    if ledger.get("blocks"):
-        blocks = {"charged": ledger["blocks"], "blocks_per_person": ledger["blocks_per_person"]}
-    return {
-        "accountant": receipt["accountant"],
-        "epsilon": {name: receipt["epsilon"].get(name) for name in epsilon.ACCOUNTANTS},
-        "delta": delta,
-        "target": run.plan["target"],
-        "library": _LIBRARY,
-        "library_version": version(_LIBRARY),
-        "discretisation": {
-            "pld_interval": epsilon.discretisation_of(schedule, delta, adjacency_named(run.plan["adjacency"]))
-            if delta > 0
-            else None,
-            "rdp_lowest_order": min(ORDERS),
-            "rdp_highest_order": max(ORDERS),
-            "rdp_orders": len(ORDERS),
-        },
-        "composition": composition_of(run.plan),
-        "across_runs": {"kind": rule.kind, "order": rule.order},
-        "population": {name: ledger[name] for name in ("cap", "spent", "remaining")},
-        "blocks": blocks,
-    }
+    if ledger.blocks:
+        blocks = Blocks.model_validate(
+            {"charged": ledger.blocks, "blocks_per_person": ledger.blocks_per_person}
+        )
+    return Accounting(
+        accountant=receipt.accountant,
+        epsilon=Costs(**{name: receipt.epsilon.get(name) for name in epsilon.ACCOUNTANTS}),
+        delta=delta,
+        target=run.plan.target,
+        library=_LIBRARY,
+        library_version=version(_LIBRARY),
+        discretisation=Discretisation(
+            pld_interval=interval,
+            rdp_lowest_order=min(ORDERS),
+            rdp_highest_order=max(ORDERS),
+            rdp_orders=len(ORDERS),
+        ),
+        composition=composition_of(run.plan),
+        across_runs=ledger.composition,
+        population=Account(cap=ledger.cap, spent=ledger.spent, remaining=ledger.remaining),
+        blocks=blocks,
+    )
 
 
 def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
@@ -263,7 +289,7 @@ def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     return same and (noise == "nonoise" or math.isclose(row["sampling_rate"], terms.rate, rel_tol=_ROUNDING))
 
 
-def queries(trace: Columns) -> Iterator[dict[str, Any]]:
+def queries(trace: Columns) -> Iterator[QuerySection]:
     """The releases of a trace by kind, with the least and the most that each of their numbers was."""
     groups: dict[tuple[Any, ...], int] = {}
     group_of_row = np.array([groups.setdefault(names, len(groups)) for names in _rows(trace, _KINDS)])
@@ -271,7 +297,7 @@ def queries(trace: Columns) -> Iterator[dict[str, Any]]:
         rows = {name: np.asarray(trace[name], float)[group_of_row == number] for name in _SPANS}
         spans = {name: _span(np.fmin.reduce(some), np.fmax.reduce(some)) for name, some in rows.items()}
         count = int((group_of_row == number).sum())
-        yield {**dict(zip(_KINDS, names, strict=True)), "count": count, **spans}
+        yield QuerySection.model_validate({**dict(zip(_KINDS, names, strict=True)), "count": count, **spans})
 
 
 def trace_schedule(trace: Columns) -> list[tuple[dp.DpEvent, int]]:
@@ -321,7 +347,7 @@ def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) 
         row = dict(zip(_CHECKED, values, strict=True))
         if not row_fits(row, _event(row["event"])):
             return f"a {row['kind']} has other sampling or noise than its event"
-    if list(queries(trace)) != [query.model_dump() for query in card.mechanism.queries]:
+    if tuple(queries(trace)) != card.mechanism.queries:
         return "mechanism.queries sums up other columns"
     return (
         None
@@ -349,6 +375,6 @@ def _event(text: str) -> dp.DpEvent:
     return event_from_json(json.loads(text))
 
 
-def _span(lower: float, upper: float) -> dict[str, float | None]:
-    ends = {"least": float(lower), "most": float(upper)}
-    return {name: end if math.isfinite(end) else None for name, end in ends.items()}
+def _span(lower: float, upper: float) -> Span:
+    least, most = (float(end) if math.isfinite(end) else None for end in (lower, upper))
+    return Span(least=least, most=most)

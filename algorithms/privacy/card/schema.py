@@ -5,42 +5,43 @@ would be infinite, and where there is nothing to state.
 """
 
 import json
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
+from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.documents import (
+    Account,
+    Adjacency,
+    Amount,
+    BlockSection,
+    Count,
+    EncoderSection,
+    Name,
+    NotNegative,
+    Positive,
+    Probability,
+    Section,
+    Settings,
+    Sha256,
+    SoftwareFacts,
+)
 from algorithms.privacy.ledger import Composition as Rule
 from algorithms.privacy.mechanisms.noise import GRID_BITS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Final = 2
 RELEASED = ("model.safetensors", "plan.json", "trace.parquet")
 """The files that a run publishes and whose checksums its card holds."""
 EVALUATION = "evaluation.json"
 """The histogram that was released of private held-out records, beside them."""
 
-Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"\S")]
-Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
-Positive: TypeAlias = Annotated[float, Field(gt=0)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-Adjacency: TypeAlias = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
-Settings: TypeAlias = dict[str, JsonValue]
-
 Guarantee: TypeAlias = Literal["private", "seeded", "diagnosed", "none"]
 """Differential privacy; noise that anyone can compute again; secret noise, but beside it something that was computed
 from the records without noise; no noise."""
-
-
-class Section(BaseModel):
-    """A part of a card."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, serialize_by_alias=True
-    )
 
 
 class Signature(Section):
@@ -53,13 +54,6 @@ class Signature(Section):
 def public_key_of(key: Ed25519PrivateKey) -> str:
     """The public half of a key, as cards and ledgers name it: 64 hexadecimal digits."""
     return key.public_key().public_bytes_raw().hex()
-
-
-class Amount(Section):
-    """An (epsilon, delta) pair; epsilon is null where it is infinite."""
-
-    epsilon: NotNegative | None
-    delta: Probability
 
 
 class Setting(Section):
@@ -150,24 +144,6 @@ class QuerySection(Section):
     divisor: Span
 
 
-class EncoderSection(Section):
-    """A frozen public network, whose features of each record took the record's place, or a tokenizer, whose tokens did.
-
-    width: how many features or tokens. sha256: of the file of its weights or of its vocabulary. settings: as JSON text.
-    pretrained_on: what its author says, or "unknown". tokens, padding: of a tokenizer, the size of its vocabulary and
-    the entry that fills up a text.
-    """
-
-    name: Name
-    takes: Literal["images", "texts"]
-    width: Count
-    sha256: Sha256
-    pretrained_on: Name
-    settings: Name
-    tokens: Count | None = Field(default=None, exclude_if=lambda given: given is None)
-    padding: int = Field(default=0, ge=0, exclude_if=lambda given: given == 0)
-
-
 class PaperProtocolSection(Section):
     """A paper whose choices a setting makes: the values that the run had, and which of them are not the paper's."""
 
@@ -256,20 +232,6 @@ class CompositionSection(Section):
         return self
 
 
-class Account(Section):
-    """A budget right after the run was settled, as the ledger had it."""
-
-    cap: Amount
-    spent: Amount
-    remaining: Amount
-
-
-class BlockSection(Account):
-    """The account of a block."""
-
-    name: Name
-
-
 class Blocks(Section):
     """The blocks that a run was charged to. blocks_per_person: in how many a person may have records."""
 
@@ -305,13 +267,6 @@ class Event(Section):
     count: Count
 
 
-class Commit(Section):
-    """The commit of the code; dirty: other files than dvc.lock and params.yaml differed from it."""
-
-    commit: Name
-    dirty: bool
-
-
 class Rounding(Section):
     """What the arithmetic does to the guarantee.
 
@@ -330,20 +285,13 @@ ROUNDING = Rounding(grid_bits=GRID_BITS, sum_bits=64, laplace_scales=64, laplace
 """What this code does."""
 
 
-class Implementation(Section):
-    """What ran. recorded: the stage that looked up what follows.
+class Implementation(SoftwareFacts):
+    """What ran.
 
-    version: of epsilonflow. code: SHA-256 of the source that decides a result. Cards of older versions have neither.
     noise: "secure" where its key was secret, from the operating system. cipher: of noise and coins. rounding: null
     without noise.
     """
 
-    recorded: Literal["training", "report"]
-    version: Name | None = Field(default=None, exclude_if=lambda given: given is None)
-    code: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
-    python: Name
-    packages: Annotated[dict[str, Name], Field(min_length=1)]
-    git: Commit | None
     device: Name
     noise: Literal["secure", "seeded"]
     cipher: Literal["AES-256-CTR"]
@@ -391,6 +339,11 @@ class PrivacyCard(Section):
         """Epsilon by the accountant that the run was held to, also where the guarantee is not "private"."""
         cost: float | None = getattr(self.accounting.epsilon, self.accounting.accountant)
         return cost
+
+    @property
+    def schedule(self) -> Schedule:
+        """The recorded releases; raises RefusedError for an event that is not known."""
+        return schedule_from_json([EventRow(event=row.event, count=row.count) for row in self.events])
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values."""

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Context
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
-from algorithms.privacy.accounting.events import releases_in_order, schedule_from_json, trials_of
+from algorithms.privacy.accounting.events import releases_in_order, trials_of
 from algorithms.privacy.card.schema import (
     BY,
     EVALUATION,
@@ -288,7 +288,7 @@ def transform(mechanism: MechanismSection) -> str:
 
 def tuning(card: PrivacyCard) -> str:
     """Whether the price has the choice of settings in it."""
-    trials = trials_of(schedule_from_json([row.model_dump() for row in card.events]))
+    trials = trials_of(card.schedule)
     if trials is None:
         return TUNING
     what = "the cost is that of a whole search, of which this model is the winner"
@@ -363,8 +363,7 @@ def noise(card: PrivacyCard) -> str:
 
 def correlation(card: PrivacyCard) -> str | None:
     """How the noise of steps hangs together, and what the whole run then costs like; None where it does not."""
-    events = schedule_from_json([row.model_dump() for row in card.events])
-    for event, _ in releases_in_order(events):
+    for event, _ in releases_in_order(card.schedule):
         if isinstance(event, CorrelatedDpEvent):
             return _correlation_text(event)
     return None

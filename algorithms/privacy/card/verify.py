@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
@@ -32,7 +32,6 @@ from algorithms.privacy.accounting.filters import (
     FIXED,
     conversion,
     epsilon_of_zcdp,
-    filter_from_json,
     rho_of,
 )
 from algorithms.privacy.card.build import (
@@ -48,11 +47,10 @@ from algorithms.privacy.card.schema import (
     EVALUATION,
     RELEASED,
     ROUNDING,
-    Account,
-    Amount,
     CompositionSection,
     PrivacyCard,
 )
+from algorithms.privacy.documents import Account, Amount, PlanDocument
 from algorithms.privacy.ledger import UNIT, WHOLE_POPULATION, Balance
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ def verify(
     public key, from elsewhere than the card; without it only whoever signed is known to have signed it all. unsigned:
     whether a card without a signature may hold. Raises RefusedError where the card's events are unknown.
     """
-    schedule = schedule_from_json([row.model_dump() for row in card.events])
+    schedule = card.schedule
     adjacency, stated = adjacency_named(card.setting.adjacency), card.accounting
     recomputed = recompute(
         schedule, stated.delta, stated.composition, adjacency, stated=stated.epsilon.model_dump()
@@ -183,7 +181,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
     blocks, notes = accounts.blocks, json.loads(settled.about)
     signer = None if card.signature is None else card.signature.public_key
     charged = schedule_from_json(json.loads(settled.events))
-    stated = schedule_from_json([row.model_dump() for row in card.events])
+    stated = card.schedule
     agreed = {
         "signature": (signer is None or card.signature_holds()) and reserved.get(SIGNER) == signer,
         "algorithm": card.mechanism.algorithm in reserved.get("algorithm", "").split(", "),
@@ -269,7 +267,7 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
         "rounding", same, "as this version rounds" if same else "otherwise than this version rounds"
     )
     asked = sum(query.count for query in mechanism.queries)
-    schedule = schedule_from_json([row.model_dump() for row in card.events])
+    schedule = card.schedule
     counts = {sum(count for _, count in one) for one in trials_of(schedule) or [releases_in_order(schedule)]}
     same = mechanism.releases == asked and asked in counts
     yield CardCheck("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
@@ -330,7 +328,7 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardChe
         yield from (CardCheck(name, None, "no plan lies beside the card") for name in _PLAN)
         return
     try:
-        plan = json.loads(path.read_bytes())
+        plan = PlanDocument.read(path)
         is_evaluated = EVALUATION in card.evidence.files
         found = [_difference_to_plan(plan, schedule, is_evaluated=is_evaluated), _differing(plan, card)]
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
@@ -347,9 +345,10 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
         return
     try:
         released = json.loads((folder / EVALUATION).read_bytes())
-        planned = json.loads((folder / "plan.json").read_bytes())["evaluation"]
+        planned = PlanDocument.read(folder / "plan.json").evaluation
         (noised,) = [query for query in card.mechanism.queries if query.kind == "evaluation"]
-        same = released["spec"] == planned["spec"] and released["noise_std"] == noised.noise_std.least
+        found = released["spec"], released["noise_std"]
+        same = planned is not None and found == (planned.spec, noised.noise_std.least)
     except (OSError, KeyError, TypeError, ValueError):
         same = False
     yield CardCheck(
@@ -357,7 +356,7 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
     )
 
 
-def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evaluated: bool) -> str | None:
+def _difference_to_plan(plan: PlanDocument, schedule: Schedule, *, is_evaluated: bool) -> str | None:
     """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed.
 
     An evaluation that was planned may be missing: where it failed, the run ended without it.
@@ -368,13 +367,13 @@ def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evalu
     elif is_evaluated:  # under replace-one, where it is composed with the training
         schedule, evaluated = schedule[:-1], [schedule[-1:]]
     if evaluated is not None:
-        planned = schedule_from_json(plan.get("evaluation", {}).get("schedule", []))
-        if [*map(schedule_to_json, evaluated)] != [schedule_to_json(planned)]:
+        planned = () if plan.evaluation is None else plan.evaluation.schedule
+        if [*map(schedule_to_json, evaluated)] != [[*planned]]:
             return "another evaluation than the card's"
-    if filter_from_json(plan["filter"]) == FIXED:
-        same = same_events(schedule_from_json(plan["schedule"]), schedule)
+    if plan.filter == FIXED:
+        same = same_events(schedule_from_json(plan.schedule), schedule)
         return None if same else "other events than the card's"
-    before = merge_neighbours(schedule_from_json(plan["prior_events"]))
+    before = merge_neighbours(schedule_from_json(plan.prior_events))
     first, left = [], sum(count for _, count in before)
     for event, count in schedule:
         first += [(event, min(count, left))] if left > 0 else []
@@ -383,31 +382,22 @@ def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evalu
     return None if begins else "the events before those that are chosen adaptively are others than the card's"
 
 
-def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
-    mechanism, setting, accounts = card.mechanism.model_dump(mode="json"), card.setting, card.accounting
-    is_fixed = filter_from_json(plan["filter"]) == FIXED
-    expected = mechanism_of(plan) | {
-        "composition": composition_of(plan),
-        "adjacency": plan["adjacency"],
-        "noise": plan["noise"],
-        "diagnostics": plan.get("diagnostics", card.mechanism.diagnostics),
-        "dataset": plan["dataset"],
-        "records": plan["public"]["records"],
-        "target": plan["target"],
-        "delta": plan["delta"],
-        "accountant": plan["accountant"] if is_fixed else "rdp",
+def _differing(plan: PlanDocument, card: PrivacyCard) -> str | None:
+    mechanism, setting, accounts = card.mechanism, card.setting, card.accounting
+    planned = mechanism_of(plan)
+    pairs: dict[str, tuple[object, object]] = {
+        **{name: (value, getattr(mechanism, name)) for name, value in planned.items()},
+        "composition": (composition_of(plan), accounts.composition),
+        "adjacency": (plan.adjacency, setting.adjacency),
+        "noise": (plan.noise, card.implementation.noise),
+        "diagnostics": (plan.diagnostics in (None, mechanism.diagnostics), True),
+        "dataset": (plan.dataset, setting.dataset),
+        "records": (plan.public["records"], setting.records),
+        "target": (plan.target, accounts.target),
+        "delta": (plan.delta, accounts.delta),
+        "accountant": (plan.accountant if plan.filter == FIXED else "rdp", accounts.accountant),
     }
-    stated = mechanism | {
-        "composition": accounts.composition.model_dump(),
-        "adjacency": setting.adjacency,
-        "noise": card.implementation.noise,
-        "dataset": setting.dataset,
-        "records": setting.records,
-        "target": accounts.target.model_dump(),
-        "delta": accounts.delta,
-        "accountant": accounts.accountant,
-    }
-    differing = [name for name, value in expected.items() if stated.get(name) != value]
+    differing = [name for name, (value, stated) in pairs.items() if value != stated]
     return f"the plan has another {', '.join(differing)}" if differing else None
 
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, EventRow
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting.events import Schedule
@@ -27,7 +27,7 @@ WHOLE_POPULATION = "all"
 """The block of a population without blocks."""
 
 CompositionKind = Literal["basic", "zcdp", "renyi"]
-Events: TypeAlias = Sequence[Mapping[str, Any]]
+Events: TypeAlias = Sequence[EventRow]
 Amount: TypeAlias = tuple[Fraction, ...]
 """A charge: epsilon and delta for basic sums, otherwise one number: rho, or the divergence at the order."""
 

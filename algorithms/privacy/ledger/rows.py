@@ -58,7 +58,7 @@ class Draft:
     population: str
     budget: Budget
     run_id: str | None = None
-    events: Sequence[Mapping[str, Any]] = ()
+    events: Events = ()
     notes: Mapping[str, object] = field(default_factory=dict)
     block: str = WHOLE_POPULATION
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,17 @@ from algorithms.gradients import L1, L2
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
-from algorithms.privacy.accounting.filters import RenyiFilter, rho_of_budget
+from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, rho_of_budget
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord, build, text, verify
+from algorithms.privacy.documents import StatedPlan
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, gradient_release, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms.privacy.conftest import card_of
 from tests.support.changed import changed
 from tests.support.refusals import refused_as
-from tests.support.synthetic_run import left_by
+from tests.support.synthetic_run import left_by, with_entries
 
 DELTA = 1e-5
 FACTS = PlanningFacts(
@@ -87,7 +88,8 @@ PLANS = {"schedule": under_replace_one, "zcdp": zcdp, "renyi": renyi, "pure": pu
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_plan_survives_json_and_holds(kind: str) -> None:
     plan = PLANS[kind]()
-    again = Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+    written = json.dumps(plan.to_document().to_json(), allow_nan=False)
+    again = Plan.from_document(StatedPlan.model_validate_json(written))
     assert again == plan
     again.check()
     assert again.facts.loss == LossBounds(1.0, math.inf, 0.0) and again.facts.inputs == Inputs(3.0, 2.0)
@@ -116,15 +118,16 @@ def test_noise_under_replace_one_is_twice_that_under_add_or_remove_one() -> None
 )
 def test_an_edited_plan_is_refused(kind: str, change: dict[str, Any]) -> None:
     with pytest.raises(RefusedError):
-        Plan.from_json(PLANS[kind]().to_json() | change).check()
+        Plan.from_document(with_entries(PLANS[kind]().to_document(), **change)).check()
 
 
 def test_a_lower_limit_with_the_epsilon_that_fits_it_is_refused() -> None:
-    document = renyi().to_json()
-    document["filter"]["limit"] -= 0.5
-    document["epsilon"]["rdp"] -= 0.5
+    plan = renyi()
+    assert isinstance(plan.filter, RenyiBudget)
+    lower = replace(plan.filter, limit=plan.filter.limit - 0.5)
+    edited = replace(plan, filter=lower, epsilon={"rdp": plan.epsilon["rdp"] - 0.5})
     with refused_as("plan_misstates_limit"):
-        Plan.from_json(document).check()
+        Plan.from_document(edited.to_document()).check()
 
 
 @given(order=st.floats(6.0, 200.0), target=st.floats(2.5, 9.0))

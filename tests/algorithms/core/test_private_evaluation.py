@@ -57,7 +57,7 @@ def test_an_evaluation_is_free_and_no_noise_is_wasted(name: str) -> None:
     assert whole.evaluation is not None
     assert whole.cost == plan.cost
     assert plan.cost.epsilon * (1 - 1e-3) <= whole.evaluation.epsilon <= plan.cost.epsilon
-    assert Plan.from_json(whole.to_json()) == whole
+    assert Plan.from_document(whole.to_document()) == whole
 
 
 def test_its_noise_is_the_gaussian_mechanisms_closed_form() -> None:

@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.core.software import DECIDES, Software, software_facts, software_here
+from algorithms.privacy.documents import Commit
 from tests.support.checkout import PROJECT
 
 HERE = software_here()
@@ -39,16 +40,16 @@ def checkout(tmp_path: Path) -> Path:
 )
 def test_changes_of_the_code_are_told_from_those_of_a_run(checkout: Path, name: str, dirty: bool) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
-    assert software_facts(checkout, HERE)["git"] == {"commit": commit, "dirty": False}
+    assert software_facts(checkout, HERE).git == Commit(commit=commit, dirty=False)
     (checkout / name).write_text("two\n")
-    assert software_facts(checkout, HERE)["git"] == {"commit": commit, "dirty": dirty}
+    assert software_facts(checkout, HERE).git == Commit(commit=commit, dirty=dirty)
 
 
 def test_code_without_version_control_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert software_facts(tmp_path, HERE)["git"] is None
+    assert software_facts(tmp_path, HERE).git is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert software_facts(tmp_path, HERE)["git"] is None
+    assert software_facts(tmp_path, HERE).git is None
 
 
 def copied(place: Path) -> Path:

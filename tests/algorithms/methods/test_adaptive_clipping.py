@@ -186,7 +186,7 @@ def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noi
 def test_a_plan_with_the_papers_update_states_what_it_decides() -> None:
     facts = PlanningFacts(1000, 100, 1, 2)
     method = AdaCliP(5, 10, paper_update=True, h2=1.0, beta1=0.5)
-    assert method.plan(TARGET, facts).to_json()["method_params"]["paper_protocol"] == {
+    assert method.plan(TARGET, facts).method_params["paper_protocol"] == {
         "paper": "Pichapati et al. 2019",
         "settings": {"gamma": 1.0, "beta1": 0.5, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
         "departures": ["beta1"],

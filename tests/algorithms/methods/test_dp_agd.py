@@ -18,6 +18,7 @@ from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, NoisySum
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
+from algorithms.privacy.documents import StatedPlan
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, argmin_release, noisy_argmin
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, Sampling
@@ -308,9 +309,9 @@ def test_a_private_number_of_records_is_not_asked_for() -> None:
 def test_a_plan_is_read_back_as_it_was() -> None:
     for method in (DPAGD(), DPAGD(sampling_rate=0.2), DPAGD(paper_budget=True)):
         plan = planned(method)
-        written = json.loads(json.dumps(plan.to_json()))
+        written = json.loads(json.dumps(plan.to_document().to_json()))
         assert written["noise_multiplier"] is None  # 0 would say that there is no noise
-        again = Plan.from_json(written)
+        again = Plan.from_document(StatedPlan.model_validate(written))
         again.check()
         assert again == plan
 
@@ -321,7 +322,7 @@ ADULT = PlanningFacts(39_074, 124, 1, 2, loss=LossBounds(1.0, 0.25, 0.0), start_
 
 def law_of(epsilon: float, facts: PlanningFacts = ADULT, **settings: Any) -> dict[str, Any]:
     plan = DPAGD(**settings).plan(Target(Budget(epsilon, 1e-8)), facts)
-    return plan.to_json()["method_params"]["selection_law"]
+    return plan.method_params["selection_law"]
 
 
 def test_a_plan_states_how_far_its_selection_is_from_a_coin() -> None:
@@ -378,11 +379,9 @@ def test_a_plan_with_the_papers_budget_states_all_that_it_decides() -> None:
         "steps_grid": [index / 20 for index in range(21)], "range_every": 10, "range_growth": 1.1,
         "range_shrink": 1.0, "momentum": 0.0, "iterates": "last", "regularisation": 0.0,
     }  # fmt: skip
-    stated = planned(DPAGD(paper_budget=True)).to_json()["method_params"]["paper_protocol"]
+    stated = planned(DPAGD(paper_budget=True)).method_params["paper_protocol"]
     assert stated == {"paper": "Lee and Kifer 2018", "settings": printed, "departures": []}
-    other = planned(DPAGD(paper_budget=True, clip_norm=2.0, gamma=0.3)).to_json()["method_params"][
-        "paper_protocol"
-    ]
+    other = planned(DPAGD(paper_budget=True, clip_norm=2.0, gamma=0.3)).method_params["paper_protocol"]
     assert other["settings"] == printed | {"clip_norm": 2.0, "gamma": 0.3}
     assert sorted(other["departures"]) == ["clip_norm", "gamma"]
     assert planned(DPAGD()).method_params["paper_protocol"] is None

@@ -516,6 +516,6 @@ def test_stages_of_a_plan_follow_the_growth() -> None:
     plans = [
         Nesterov(600, variant="masg", stage_growth=growth).plan(APPROXIMATE, facts()) for growth in (1.0, 3.0)
     ]
-    second = [plan.to_json()["method_params"]["stages"][1]["steps"] for plan in plans]
+    second = [plan.method_params["stages"][1]["steps"] for plan in plans]
     root = math.sqrt((FEATURES / 4 + 0.02) / 0.02)
     assert second == [4 * math.ceil(root * math.log(8)), 4 * math.ceil(root * math.log(32))]

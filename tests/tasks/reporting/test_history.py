@@ -14,6 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from algorithms.core.receipt import account_of
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import Ledger
 from tasks.report import report
 from tasks.reporting import (
@@ -101,12 +102,15 @@ def retrained(tmp_path: Path, own_home: Path, ledger: Ledger, written: Folders) 
     cost, notes = Budget(receipt["epsilon"]["pld"], DELTA), {"retraining": "visits 2026-W04"}
     ledger.reserve(RUN, "painters", cost, events=receipt["events"], notes=notes, blocks=["w2", "w3"])
     ledger.settle(RUN, cost, events=receipt["events"])
-    write_json(path, receipt | account_of(ledger, "painters", RUN) | {"blocks": ["w2", "w3"]})
+    write_json(
+        path, receipt | {"ledger": account_of(ledger, "painters", RUN).model_dump(), "blocks": ["w2", "w3"]}
+    )
     return folders
 
 
 def collected(folders: Folders, ledger: Ledger) -> History:
-    receipt, metrics = (read_json(folders.artifacts / name) for name in ("receipt.json", "metrics.json"))
+    receipt = Receipt.read(folders.artifacts / "receipt.json")
+    metrics = read_json(folders.artifacts / "metrics.json")
     home, root = Path(os.environ["EPSILONFLOW_HOME"]), folders.artifacts.parent
     return history(receipt, metrics, ledger=ledger, home=home, root=root)
 

@@ -57,9 +57,9 @@ def test_differences_of_a_shape_are_those_of_the_models_predictions(
     workspace.replace("algorithm", {"name": "dp_sgd", **advised.settings, "steps": 30})
     finish(workspace)
     artifacts = workspace.root / "artifacts"
-    plan = json.loads((artifacts / "plan.json").read_text())
+    settings = json.loads((artifacts / "plan.json").read_text())["settings"]
     trace = pd.read_parquet(artifacts / "trace.parquet")
-    explanation = explanation_of(artifacts / "model.safetensors", plan, trace)
+    explanation = explanation_of(artifacts / "model.safetensors", settings, trace)
     assert explanation is not None
     size, kind = explanation.shapes
     assert (size.name, kind.name) == ("size", "kind") and not size.is_noise
@@ -81,7 +81,7 @@ def test_differences_of_a_shape_are_those_of_the_models_predictions(
         outputs[2] - outputs[0], rel=1e-3, abs=1e-5
     )
 
-    update = OptimizerConfig(**plan["settings"]["update"])
+    update = OptimizerConfig(**settings["update"])
     of_a_step = float(trace["noise_std"].iloc[-1] / trace["divisor"].iloc[-1])
     noise = update.noise_limit if update.factor_for(of_a_step, 30) < 1 else None
     assert size.deviation is not None and kind.deviation is not None
@@ -104,15 +104,15 @@ def test_noise_moves_a_parameter_as_far_as_the_page_says() -> None:
     trace = pd.DataFrame(
         {"kind": "gradient", "noise": "gaussian", "noise_std": 3.0, "divisor": 10.0}, index=range(steps)
     )
-    plan = {"settings": {"update": {"learning_rate": 0.5, "momentum": 0.5, "schedule": "linear"}}}
+    settings = {"update": {"learning_rate": 0.5, "momentum": 0.5, "schedule": "linear"}}
     from tasks.reporting.shapes import parameter_noise
 
-    said = parameter_noise(plan, trace)
+    said = parameter_noise(settings, trace)
     # Momentum still holds some of the last steps' noise back, so it is a little less.
     assert said is not None and 0.85 * said < measured < 1.02 * said
     for other in ({"optimizer": "adam"}, {"averaging": "ema"}, {"weight_decay": 0.1}):
-        assert parameter_noise({"settings": {"update": plan["settings"]["update"] | other}}, trace) is None
-    assert parameter_noise(plan, trace.assign(noise="correlated")) is None
+        assert parameter_noise({"update": settings["update"] | other}, trace) is None
+    assert parameter_noise(settings, trace.assign(noise="correlated")) is None
 
 
 @pytest.mark.parametrize("signal", [0.0, 5.0])

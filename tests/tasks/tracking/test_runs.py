@@ -35,7 +35,7 @@ from tests.support.offline_run import (
     track,
     write_finished,
 )
-from tests.support.synthetic_run import public_document, read_json
+from tests.support.synthetic_run import description, read_json
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import MODEL, finished
 
@@ -138,7 +138,7 @@ def test_an_artifact_is_one_file_and_the_data_set_a_reference_with_its_public_de
     (entry,) = dataset.manifest.contents
     assert entry.ref == "dataset://animals"
     assert not entry.local_path
-    assert json.loads(dataset.metadata) == json.loads(json.dumps(public_document()))
+    assert json.loads(dataset.metadata) == json.loads(description().to_json())
 
 
 def test_nothing_about_the_machine_is_kept(logged: Logged) -> None:

@@ -71,7 +71,7 @@ def test_the_same_search_gets_the_earlier_result_for_nothing(
     earlier, today = search_before(place, monkeypatch), search_of(place)
     assert earlier.digest(own_home) != today.digest(own_home)
     ids = {
-        tune(search, ledger=ledger_of(own_home), home=own_home, root=place)["run_id"]
+        tune(search, ledger=ledger_of(own_home), home=own_home, root=place).run_id
         for search in (earlier, today)
     }
     assert (len(ids), reserved(own_home)) == (1, 1)

@@ -90,14 +90,14 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
 
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert search.search_plan.epsilon_per_trial < search.search_plan.cost <= 4.0
-    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["pld"])
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt.epsilon["pld"])
     written = card.load(place / "tuned" / "privacy_card.json")
     verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
     assert verified.passed, verified.failures
     assert written.setting.epsilon == pytest.approx(search.search_plan.cost)
     assert "the cost is that of a whole search" in text.markdown(written)
     check_charged(written, ledger)
-    assert sorted(path.name for path in (own_home / "runs" / receipt["run_id"]).iterdir()) == [
+    assert sorted(path.name for path in (own_home / "runs" / receipt.run_id).iterdir()) == [
         "lock",
         "result",
         "run.json",
@@ -105,7 +105,7 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     page = (place / "tuned" / "tune.html").read_text()
     assert "which, how many and how good they were is" in page
     again = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
-    assert again["run_id"] == receipt["run_id"]
+    assert again.run_id == receipt.run_id
     assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1
 
 
@@ -152,7 +152,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
     assert drawn[0] == drawn[1]
     assert len({key for key, _ in drawn[0]}) == len(drawn[0])
-    rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
+    rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt.run_id]
     assert rows == ["reserve", "settle"]
 
 
@@ -160,7 +160,7 @@ def test_methods_with_correlated_noise_are_searched(place: Path, own_home: Path)
     base = BASE | {"algorithm": {"name": "dp_ftrl", "expected_batch_size": 256, "steps": 8}}
     search, ledger = search_of(place, base=base), ledger_of(own_home)
     receipt = tune(search, ledger=ledger, home=own_home, root=place)
-    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["pld"])
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt.epsilon["pld"])
     assert card.verify(card.load(place / "tuned" / "privacy_card.json"), place / "tuned").passed
 
 
@@ -201,7 +201,7 @@ def test_killed_while_its_trials_are_deleted_a_search_has_its_result(
         tune(search, ledger=ledger, home=own_home, root=place)
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert card.verify(card.load(place / "tuned" / "privacy_card.json"), place / "tuned").passed
-    left = (own_home / "runs" / receipt["run_id"]).iterdir()
+    left = (own_home / "runs" / receipt.run_id).iterdir()
     assert sorted(path.name for path in left) == ["lock", "result", "run.json"]
 
 
@@ -227,7 +227,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     receipt = tune(search, ledger=ledger, home=own_home, root=place)
-    assert receipt["run_id"] == folder.name[:-1] + "2"
+    assert receipt.run_id == folder.name[:-1] + "2"
     assert ledger.balance("digits").spent.epsilon == pytest.approx(2 * search.search_plan.cost)
     check_charged(card.load(place / "tuned" / "privacy_card.json"), ledger)
 
@@ -260,8 +260,8 @@ def test_trials_share_features_that_are_released_once(place: Path, own_home: Pat
         tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert len(set(means)) == 1
-    assert [row["count"] for row in receipt["events"]] == [1, 1]
-    assert [row["event"]["type"] for row in receipt["events"]] == [
+    assert [row["count"] for row in receipt.events] == [1, 1]
+    assert [row["event"]["type"] for row in receipt.events] == [
         "GaussianDpEvent",
         "RepeatAndSelectDpEvent",
     ]
@@ -329,7 +329,7 @@ def test_what_is_shared_does_not_tell_which_settings_the_first_trial_took(
     base = CENTRED | {"algorithm": {"name": "sgd_adv", "expected_batch_size": 256}}
     search = search_of(place, base=base, space={"algorithm.steps": [1, 8]}, show_all=True)
     first, second = traces_of(search, place, own_home)
-    prices = [plan["epsilon"]["pld"] for plan in search.search_plan.plans]
+    prices = [plan.epsilon["pld"] for plan in search.search_plan.plans]
     assert first["epsilon"][0] == second["epsilon"][0] < min(prices)
     assert [trace["epsilon"].iloc[-1] for trace in (first, second)] == prices and prices[0] != prices[1]
 
@@ -407,7 +407,7 @@ def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
     whole = getattr(searching, made)
 
     def failing(*given: Any) -> Any:
-        if made == "_page" or given[0].plan["settings"]["clip_norm"] == 2.0:
+        if made == "_page" or given[0].plan.settings["clip_norm"] == 2.0:
             raise ArithmeticError("this fails")
         return whole(*given)
 
@@ -532,9 +532,9 @@ def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load:
 def test_all_trials_shown_cost_all_trials(place: Path) -> None:
     """Each release of each setting, composed; one of them alone would cost a quarter less."""
     search_plan = search_of(place, show_all=True).search_plan
-    every = [pair for plan in search_plan.plans for pair in events.schedule_from_json(plan["schedule"])]
+    every = [pair for plan in search_plan.plans for pair in events.schedule_from_json(plan.schedule)]
     assert search_plan.cost == pytest.approx(epsilon(every, 1e-5), rel=1e-6)
-    alone = epsilon(events.schedule_from_json(search_plan.plans[0]["schedule"]), 1e-5)
+    alone = epsilon(events.schedule_from_json(search_plan.plans[0].schedule), 1e-5)
     assert (
         alone == pytest.approx(search_plan.epsilon_per_trial, rel=0.01)
         and search_plan.cost > 1.2 * search_plan.epsilon_per_trial

@@ -19,10 +19,11 @@ from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
 from algorithms.privacy.card.schema import CompositionSection, Guarantee
+from algorithms.privacy.documents import BlockSection, Receipt
 from data.description import Transform
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
-from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, write_run
+from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, with_entries, write_run
 
 MAY_BE_EMPTY = {"settings", "files", "reinitialize", "frozen"}
 FIXED = CompositionSection(kind="schedule", rho=None, order=None, limit=None)
@@ -37,8 +38,8 @@ def places(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 
 def without_privacy(run: RunRecord, *, diagnosed: bool, caveat: bool) -> RunRecord:
-    plan = {**run.plan, "not_private": "It was computed from the records." if caveat else None}
-    return replace(run, plan=plan, receipt={**run.receipt, "diagnostics": diagnosed})
+    plan = with_entries(run.plan, not_private="It was computed from the records." if caveat else None)
+    return replace(run, plan=plan, receipt=with_entries(run.receipt, diagnostics=diagnosed))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,8 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
 ) -> None:
     run = without_privacy(record(write_run(tmp_path, kind=kind)), diagnosed=diagnosed, caveat=caveat)
     start = {"files": {"start": "a" * 64}} if started else {}
-    card = build(replace(run, plan={**run.plan, "model": {**run.plan["model"], **start}}), KEY)
+    plan = with_entries(run.plan, model=run.plan.model.to_json() | start)
+    card = build(replace(run, plan=plan), KEY)
     assert not verify(card).failures
     assert card.setting.guarantee == guarantee
     assert (card.setting.epsilon is None) is (guarantee != "private")
@@ -144,11 +146,11 @@ def test_an_unknown_event_is_refused(document: dict[str, Any]) -> None:
 def test_a_run_that_recorded_too_little_gets_no_card(folders: Folders) -> None:
     run = record(folders)
     for missing in ("run_id", "ledger", "epsilon", "private_noise", "device"):
-        receipt = {key: value for key, value in run.receipt.items() if key != missing}
+        receipt = {key: value for key, value in run.receipt.to_json().items() if key != missing}
         with pytest.raises(RefusedError, match=missing):
-            build(replace(run, receipt=receipt))
+            Receipt.from_json(json.dumps(receipt), "receipt.json")
     with pytest.raises(RefusedError, match="unit"):
-        build(replace(run, public={**run.public, "unit": ""}))
+        build(replace(run, data=with_entries(run.data, unit="")))
 
 
 def test_it_holds_no_checksum_but_those_of_released_files(folders: Folders, document: dict[str, Any]) -> None:
@@ -166,9 +168,13 @@ def test_the_model_and_the_features_are_told(folders: Folders) -> None:
     assert text.model_parts(plain.model) == f"{start}. Every parameter is trained."
     files = {"start": "a" * 64, "words_file": "b" * 64}
     model = {"files": files, "reinitialize": ["head"], "freeze": ["body"]}
-    plan = {**run.plan, "features": {"name": "whitened", "noise_multiplier": 8.0}}
-    plan["model"] = {**run.plan["model"], **model, "augmentations": 4}
-    made = build(replace(run, plan=plan, public={**run.public, "transform": "scattering"})).mechanism
+    plan = with_entries(
+        run.plan,
+        features={"name": "whitened", "noise_multiplier": 8.0},
+        model=run.plan.model.to_json() | model | {"augmentations": 4},
+    )
+    data = with_entries(run.data, transform="scattering")
+    made = build(replace(run, plan=plan, data=data)).mechanism
     assert made.transform == "scattering"
     assert text.features(made.features).startswith("whitened (noise_multiplier: 8.0): learned from the")
     told = text.model_parts(made.model)
@@ -238,7 +244,7 @@ def test_an_adaptive_spend_is_not_accounted_at_the_order_that_suits_it_best() ->
 @pytest.mark.parametrize("most", [None, 1, 3])
 def test_a_card_says_of_whom_how_many_records_were_used(tmp_path: Path, most: int | None) -> None:
     run = record(write_run(tmp_path))
-    card = build(replace(run, public=dict(run.public) | ({"per_person": most} if most else {})), key=None)
+    card = build(replace(run, data=with_entries(run.data, per_person=most)), key=None)
     said, page = text.statement(card), text.markdown(card)
     assert card.setting.per_person == most
     for words, where in (
@@ -260,15 +266,16 @@ def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
     tmp_path: Path, rows_per_user: int | None
 ) -> None:
     run = record(write_run(tmp_path))
-    ledger = run.receipt["ledger"]
-    block = {"name": "may"} | {name: ledger[name] for name in ("cap", "spent", "remaining")}
-    receipt = {**run.receipt, "ledger": {**ledger, "blocks": [block], "blocks_per_person": 1}}
-    public = dict(run.public) | {"per_person": 1, "pooled": rows_per_user}
-    card = build(replace(run, public=public, receipt=receipt), key=None)
+    account = run.receipt.ledger
+    block = BlockSection(name="may", cap=account.cap, spent=account.spent, remaining=account.remaining)
+    ledger = account.model_copy(update={"blocks": (block,), "blocks_per_person": 1})
+    receipt = run.receipt.model_copy(update={"ledger": ledger})
+    data = with_entries(run.data, per_person=1, pooled=rows_per_user)
+    card = build(replace(run, data=data, receipt=receipt), key=None)
     unit, used = "in one block (one drawing), of whose records there", f"{rows_per_user or 'one'}"
     assert f"when what one person has {unit} {used}" in text.statement(card)
     assert "What one person has in one block of the training data" in text.protection_sentence(card)
     assert any("One person in k blocks" in item for item in text.not_protected(card))
     assert "what one person has (one drawing) in one block" in text.block_unit(card)
-    whole = build(replace(run, public=public), key=None)
+    whole = build(replace(run, data=data), key=None)
     assert "in one block" not in text.markdown(whole) and "one person (one drawing)" in text.statement(whole)

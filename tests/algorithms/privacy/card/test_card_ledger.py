@@ -24,7 +24,7 @@ from algorithms.privacy.card import (
 from algorithms.privacy.ledger import Composition, Ledger
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
-from tests.support.synthetic_run import DELTA, Kind, record, write_run
+from tests.support.synthetic_run import DELTA, Kind, record, with_entries, write_run
 
 
 @pytest.fixture
@@ -42,23 +42,22 @@ def of(document: dict[str, Any]) -> PrivacyCard:
 
 def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
     """The card of the run, charged to a population and settled there; another run is charged after it."""
-    run = replace(run, public={**run.public, "public": True})
-    terms = {"unit": run.public["unit"]}
+    run = replace(run, data=with_entries(run.data, public=True))
+    terms = {"unit": run.data.unit}
     ledger.declare("painters", Budget(900.0, 0.1), public=True, composition=Composition(rule), bound=terms)
     for block in blocks:
         ledger.declare_block("painters", block)
-    cost = Budget(math.inf if run.receipt["epsilon"]["pld"] is None else run.receipt["epsilon"]["pld"], DELTA)
+    cost = Budget(math.inf if run.receipt.cost is None else run.receipt.cost, DELTA)
     for run_id, model in (
-        (run.receipt["run_id"], run.receipt["sha256"]["model.safetensors"]),
+        (run.receipt.run_id, run.receipt.sha256["model.safetensors"]),
         ("later", None),
     ):
-        notes = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-        notes[SIGNER] = public_key_of(KEY)
-        events, named = run.receipt["events"], blocks or ("all",)
+        notes = run.plan.ledger_notes | {SIGNER: public_key_of(KEY)}
+        events, named = run.receipt.events, blocks or ("all",)
         ledger.reserve(run_id, "painters", cost, events=events, notes=notes, blocks=named)
-        ledger.settle(run_id, cost, events=run.receipt["events"], model=model)
-    account = account_of(ledger, "painters", run.receipt["run_id"])
-    return build(replace(run, receipt={**run.receipt, **account}), KEY)
+        ledger.settle(run_id, cost, events=events, model=model)
+    account = account_of(ledger, "painters", run.receipt.run_id)
+    return build(replace(run, receipt=run.receipt.model_copy(update={"ledger": account})), KEY)
 
 
 @pytest.mark.parametrize("kind", ["private", "seeded", "none"])
@@ -69,7 +68,7 @@ def test_the_card_that_the_run_wrote_is_that_of_its_settlement(
 ) -> None:
     run = record(write_run(tmp_path / "run", kind=kind))
     if rule == "zcdp":
-        run.receipt["events"][-1]["event"] = run.receipt["events"][0]["event"]  # a sample has no rho
+        run.receipt.events[-1]["event"] = run.receipt.events[0]["event"]  # a sample has no rho
     check_charged(charged(ledger, run, *blocks, rule="basic" if kind == "none" else rule), ledger)
 
 
@@ -127,10 +126,10 @@ def test_a_run_with_known_noise_cannot_be_shown_as_a_private_one(ledger: Ledger,
     """Not even where the plan beside the card is made anew for it and the owner signs it."""
     run = record(write_run(tmp_path / "run", kind="seeded"))
     honest = charged(ledger, run)
-    ledger_part = account_of(ledger, "painters", run.receipt["run_id"])
-    receipt = {**run.receipt, **ledger_part, "private_noise": True}
-    plan, public = {**run.plan, "noise": "secure"}, {**run.public, "public": True}
-    forged = build(RunRecord(plan, receipt, public, run.trace, run.software), KEY)
+    account = account_of(ledger, "painters", run.receipt.run_id)
+    receipt = run.receipt.model_copy(update={"ledger": account, "private_noise": True})
+    plan, data = with_entries(run.plan, noise="secure"), with_entries(run.data, public=True)
+    forged = build(RunRecord(plan, receipt, data, run.trace), KEY)
     check_charged(honest, ledger)
     assert verify(forged).passed and forged.setting.private
     assert [check.name for check in verify(forged, tmp_path / "run/artifacts").failures] == [
@@ -162,12 +161,12 @@ def test_the_account_is_that_of_the_settlement_however_late_it_is_taken(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     run = record(write_run(tmp_path / "run"))
-    card, run_id = charged(ledger, run, "may", "june"), run.receipt["run_id"]
-    before = account_of(ledger, "painters", run_id)["ledger"]
+    card, run_id = charged(ledger, run, "may", "june"), run.receipt.run_id
+    before = account_of(ledger, "painters", run_id)
     ledger.set_cap("painters", Budget(1.0, 1e-5), block="june")
-    again = account_of(ledger, "painters", run_id)["ledger"]
-    assert again["head"] == ledger.head() != before["head"]
-    assert again | {"head": ""} == before | {"head": ""}
+    again = account_of(ledger, "painters", run_id)
+    assert again.head == ledger.head() != before.head
+    assert again.model_copy(update={"head": ""}) == before.model_copy(update={"head": ""})
     blocks = card.accounting.blocks
     assert blocks is not None and [block.name for block in blocks.charged] == ["may", "june"]
     with pytest.raises(RefusedError, match="no settlement of run 'never'"):

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.events import (
     Schedule,
     disjoint_parts_of,
@@ -19,7 +20,7 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, public_key_of, verify, verify_card
 from tests.algorithms.privacy.conftest import KEY
-from tests.support.synthetic_run import record, sha256_of, write_json, write_run
+from tests.support.synthetic_run import record, sha256_of, with_entries, write_json, write_run
 
 OWNER = public_key_of(KEY)
 
@@ -28,7 +29,7 @@ def evaluated(root: Path, *, noise: float = 40.0, planned: float | None = None) 
     """A finished run whose held-out people were evaluated with this noise, and what its plan says of it."""
     folders = write_run(root)
     run, artifacts = record(folders), folders.artifacts
-    training = schedule_from_json(run.receipt["events"])
+    training = run.receipt.schedule
     last = run.trace.iloc[-1].to_dict() if isinstance(run.trace, pd.DataFrame) else {}
     event = {"type": "GaussianDpEvent", "noise_multiplier": noise}
     row = last | {
@@ -43,15 +44,25 @@ def evaluated(root: Path, *, noise: float = 40.0, planned: float | None = None) 
     }
     trace = pd.concat([run.trace, pd.DataFrame([row])], ignore_index=True)
     trace.to_parquet(artifacts / "trace.parquet")
-    plan = dict(run.plan) | {"evaluation": {"schedule": _rows(planned or noise)}}
-    write_json(artifacts / "plan.json", plan)
+    plan = with_entries(run.plan, evaluation=_evaluation(planned or noise))
+    write_json(artifacts / "plan.json", plan.to_json())
     sums = {name: sha256_of(artifacts / name) for name in ("model.safetensors", "plan.json", "trace.parquet")}
     events = schedule_to_json(on_disjoint_parts(training, schedule_from_json(_rows(noise))))
-    receipt = dict(run.receipt) | {"events": events, "releases": len(trace), "sha256": sums}
+    receipt = with_entries(run.receipt, events=events, releases=len(trace), sha256=sums)
     return artifacts, replace(run, plan=plan, receipt=receipt, trace=trace)
 
 
-def _rows(noise: float) -> list[dict[str, Any]]:
+def _evaluation(noise: float) -> dict[str, Any]:
+    return {
+        "spec": {},
+        "noise": "gaussian",
+        "noise_multiplier": noise,
+        "epsilon": 1.0,
+        "schedule": _rows(noise),
+    }
+
+
+def _rows(noise: float) -> list[EventRow]:
     return [{"event": {"type": "GaussianDpEvent", "noise_multiplier": noise}, "count": 1}]
 
 
@@ -68,8 +79,8 @@ def test_both_verifiers_hold_it_and_it_costs_what_training_costs(tmp_path: Path)
     card = build(run, KEY)
     training = record(write_run(tmp_path / "alone"))
     assert failures(card, artifacts) == ([], [])
-    assert card.setting.epsilon == training.receipt["epsilon"]["pld"]
-    assert card.mechanism.releases == training.receipt["releases"] + 1
+    assert card.setting.epsilon == training.receipt.epsilon["pld"]
+    assert card.mechanism.releases == training.receipt.releases + 1
 
 
 def _of_training_alone(schedule: Schedule) -> Schedule:
@@ -87,8 +98,8 @@ def test_a_card_with_other_events_than_were_released_fails(
     change: Callable[[Schedule], Schedule], tmp_path: Path
 ) -> None:
     artifacts, run = evaluated(tmp_path)
-    events = schedule_to_json(change(schedule_from_json(run.receipt["events"])))
-    card = build(replace(run, receipt=dict(run.receipt) | {"events": events}), KEY)
+    events = schedule_to_json(change(run.receipt.schedule))
+    card = build(replace(run, receipt=with_entries(run.receipt, events=events)), KEY)
     ours, theirs = failures(card, artifacts)
     assert "events of the trace" in ours
     assert theirs
@@ -123,8 +134,8 @@ def test_an_evaluation_that_failed_leaves_the_card_of_training(tmp_path: Path) -
     """The plan has one; the run released the model alone."""
     folders = write_run(tmp_path)
     run = record(folders)
-    plan = dict(run.plan) | {"evaluation": {"schedule": _rows(40.0)}}
-    write_json(folders.artifacts / "plan.json", plan)
-    sums = run.receipt["sha256"] | {"plan.json": sha256_of(folders.artifacts / "plan.json")}
-    card = build(replace(run, plan=plan, receipt=dict(run.receipt) | {"sha256": sums}), KEY)
+    plan = with_entries(run.plan, evaluation=_evaluation(40.0))
+    write_json(folders.artifacts / "plan.json", plan.to_json())
+    sums = run.receipt.sha256 | {"plan.json": sha256_of(folders.artifacts / "plan.json")}
+    card = build(replace(run, plan=plan, receipt=with_entries(run.receipt, sha256=sums)), KEY)
     assert failures(card, folders.artifacts) == ([], [])

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, text, verify, verify_card
 from algorithms.privacy.card.build import row_fits
+from algorithms.privacy.documents import BlockSection, Commit
+from algorithms.privacy.ledger import Composition as Rule
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
-from tests.support.synthetic_run import Folders, read_json, record, write_json, write_run
+from tests.support.synthetic_run import Folders, read_json, record, with_entries, write_json, write_run
 
 Document = dict[str, Any]
 OWNER = public_key_of(KEY)
@@ -37,23 +40,27 @@ METHOD_FACTS: Document = {
 def full(folder: Path) -> PrivacyCard:
     """A card of which no field is null or empty."""
     run = record(write_run(folder))
-    blocks = [{"name": "may"} | {name: run.receipt["ledger"][name] for name in ("cap", "spent", "remaining")}]
-    ledger = run.receipt["ledger"] | {"blocks": blocks, "blocks_per_person": 2}
-    ledger["composition"] = {"kind": "renyi", "order": 6.0}
-    model = run.plan["model"] | {
+    account = run.receipt.ledger
+    block = BlockSection(name="may", cap=account.cap, spent=account.spent, remaining=account.remaining)
+    ledger = account.model_copy(
+        update={"blocks": (block,), "blocks_per_person": 2, "composition": Rule("renyi", 6.0)}
+    )
+    software = run.receipt.software.model_copy(update={"git": Commit(commit="c0ffee", dirty=False)})
+    model = run.plan.model.to_json() | {
         "settings": {"units": 3},
         "files": {"start": "a" * 64, "words_file": "b" * 64},
         "reinitialize": ["head"],
         "freeze": ["body"],
     }
-    run.plan.update(
+    plan = with_entries(
+        run.plan,
         model=model,
         features={"name": "whitened", "groups": 0},
         filter={"kind": "renyi", "order": 8.0, "limit": 1.0},
         method_params=METHOD_FACTS,
-    )  # type: ignore[attr-defined]
-    run.software.update(git={"commit": "c0ffee", "dirty": False})  # type: ignore[attr-defined]
-    run.receipt.update(ledger=ledger)  # type: ignore[attr-defined]
+    )
+    receipt = run.receipt.model_copy(update={"ledger": ledger, "software": software})
+    run = replace(run, plan=plan, receipt=receipt)
     return build(run, KEY)
 
 
