@@ -29,12 +29,14 @@ from flows.scheduled import BROKEN, FEW_LEFT
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import StageFailedError
 
-POOL, STUCK = "local-pool", "Stuck"
+POOL, STUCK, WAITED = "local-pool", "Stuck", "WaitedTooLong"
+MAX_WAIT = timedelta(hours=24)
+"""How long a run may wait for another one of its deployment to end."""
 Notify = SendNotification | CallWebhook
 
 _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
-_ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, REFUSED, BROKEN, FEW_LEFT)
-_ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, REFUSED, BROKEN, FEW_LEFT)
+_ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
+_ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _SUBJECT = "'epsilonflow: ' ~ flow_run.name ~ ' is ' ~ flow_run.state.name"
 _TEXT = "(flow_run.state.message or 'it has no message.') ~ ' ' ~ (flow_run | ui_url)"
 PAYLOAD = f"{{{{ {{'text': {_SUBJECT} ~ ': ' ~ {_TEXT}}} | tojson }}}}"
@@ -105,14 +107,16 @@ async def _resume(wanted: set[tuple[UUID, str | None]]) -> None:
             await client.update_deployment_schedule(deployment, schedule, active=True)
 
 
-def install_automations(stuck_after: timedelta, notify: str | None) -> list[str]:
+def install_automations(
+    stuck_after: timedelta, notify: str | None, *, max_wait: timedelta = MAX_WAIT
+) -> list[str]:
     """Create the automations, or replace those that are there; returns their names.
 
     stuck_after: how long a run that was begun may give no sign of life; a run in progress gives one every three
     minutes. notify: a notification block of Prefect, such as slack-webhook/oncall, or a URL that messages are sent to;
-    None leaves notifications as they are.
+    None leaves notifications as they are. max_wait: how long a run may wait for its turn.
     """
-    wanted = recovery(stuck_after)
+    wanted = recovery(stuck_after, max_wait)
     if notify is not None:
         wanted += notifications(stuck_after, notifier(notify))
     asyncio.run(_install(wanted))
@@ -129,8 +133,8 @@ async def _install(wanted: list[Automation]) -> None:
             await automation.aupdate()
 
 
-def recovery(stuck_after: timedelta) -> list[Automation]:
-    """What marks runs as stuck whose worker died, and begins stuck retrainings again."""
+def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Automation]:
+    """What marks runs as stuck whose worker died, begins stuck retrainings again, and ends a wait that is too long."""
     minutes = stuck_after.total_seconds() / 60
     crash = ChangeFlowRunState(
         name=STUCK,
@@ -139,6 +143,15 @@ def recovery(stuck_after: timedelta) -> list[Automation]:
         message=f"no sign of life for {minutes:g} minutes: the worker or its machine has died. Start the worker again;"
         " a retraining is begun again by itself, and any other run is resumed by starting it with the same parameters.",
     )
+    hours = max_wait.total_seconds() / 3600
+    cancel = ChangeFlowRunState(
+        name=WAITED,
+        state=StateType.CANCELLED,
+        force=False,
+        message=f"waited {hours:g} hours for another run of this deployment to end. Nothing was spent for this one;"
+        " end or cancel the other one, then start this one again.",
+    )
+    waiting = _absence(["AwaitingConcurrencySlot"], ["Running", "Cancelling", *_ENDS], max_wait)
     begun = _absence(["Pending"], ["Running", "Scheduled", "Cancelling", *_ENDS], stuck_after)
     running = _absence(["heartbeat"], ["heartbeat", *_ENDS], stuck_after)
     retraining = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": "retrain"})
@@ -155,6 +168,7 @@ def recovery(stuck_after: timedelta) -> list[Automation]:
             trigger=_presence([STUCK], also=retraining),
             actions=[again],
         ),
+        Automation(name="epsilonflow: a run that waited too long", trigger=waiting, actions=[cancel]),
     ]
 
 

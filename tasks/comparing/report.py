@@ -229,13 +229,20 @@ def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
 
 
 def _panels(rows: int, columns: int, labels: Sequence[str], theme: Theme) -> tuple[Figure, list[list[Axes]]]:
-    """Empty panels with room below them for a legend of these labels."""
-    size = (max(5.0, _WIDTH * columns), _HEIGHT * rows + 0.35 + 0.11 * len(labels))
+    """Empty panels, below each other where the theme is narrow, with room below them for a legend of these labels."""
+    high, wide = (rows * columns, 1) if theme.is_narrow else (rows, columns)
+    width, line = (theme.width, 0.2) if theme.is_narrow else (max(5.0, _WIDTH * columns), 0.11)
+    size = (width, _HEIGHT * high + 0.35 + line * len(labels))
     figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
+    grid = figure.subplots(high, wide, squeeze=False)
     for axes in grid.flat:
-        apply_theme(axes, theme, size=8).grid(color=theme.muted, alpha=0.25, linewidth=0.6)
-    return figure, [list(row) for row in grid]
+        apply_theme(axes, theme, size=_size(theme)).grid(color=theme.muted, alpha=0.25, linewidth=0.6)
+    return figure, [list(row) for row in grid.reshape(rows, columns)]
+
+
+def _size(theme: Theme) -> int:
+    """Of texts, in points."""
+    return 9 if theme.is_narrow else 8
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme: Theme) -> None:
@@ -248,9 +255,9 @@ def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme
         [lines[label] for label in entries],
         entries,
         loc="outside lower center",
-        ncols=3 if max(map(len, entries), default=0) < 24 else 2,
+        ncols=1 if theme.is_narrow else 3 if max(map(len, entries), default=0) < 24 else 2,
         frameon=False,
-        fontsize=8,
+        fontsize=_size(theme),
         labelcolor=theme.ink,
     )
 

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +16,12 @@ from tasks.runs.metrics import ACCURACY
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-_WIDTH, _DOTS_PER_INCH = 5.0, 190
+_DOTS_PER_INCH = 190
+_WIDE, _NARROW = 5.0, 3.4
+"""Inches, in which texts of 9 points are at least 11 pixels: above a window of 32 rem, and on one of 390 pixels."""
 _FAR_APART = 8.0
 """The scale is logarithmic if the largest noise is more than this many times the smallest."""
 THIS_RUN = "this run"
@@ -34,13 +37,27 @@ _MAX_LABELLED = 12
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours: ground, ink for text, muted for axes and guides, accent and second for the curves."""
+    """Colours: ground, ink for text, muted for axes and guides, accent and second for the curves.
+
+    width: of figures, in inches.
+    """
 
     ground: str
     ink: str
     muted: str
     accent: str
     second: str
+    width: float = _WIDE
+
+    @property
+    def narrow(self) -> "Theme":
+        """The same for a phone."""
+        return replace(self, width=_NARROW)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is for a phone."""
+        return self.width < _WIDE
 
 
 Drawing = Callable[[Theme], "Figure"]
@@ -51,21 +68,25 @@ DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe",
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure for a light and a dark page, as PNG, with its alternative text."""
+    """A figure for a light and a dark page, wide and narrow, as PNG, with its alternative text."""
 
     light: bytes
     dark: bytes
+    narrow_light: bytes
+    narrow_dark: bytes
     words: str
 
 
 def picture(draw: Drawing, words: str) -> Picture:
-    """Draw a figure in both themes."""
-    return Picture(_render(draw, LIGHT), _render(draw, DARK), words)
+    """Draw a figure in both themes and widths."""
+    themes = (LIGHT, DARK, LIGHT.narrow, DARK.narrow)
+    light, dark, narrow_light, narrow_dark = (_render(draw, theme) for theme in themes)
+    return Picture(light, dark, narrow_light, narrow_dark, words)
 
 
 def rehearse_picture(draw: Drawing, words: str) -> Picture:
     """Draw a figure once, to see that it can be drawn."""
-    return Picture(_render(draw, LIGHT), b"", words)
+    return Picture(_render(draw, LIGHT), b"", b"", b"", words)
 
 
 def _render(draw: Drawing, theme: Theme) -> bytes:
@@ -186,17 +207,17 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
     axes.imshow(shares, cmap=colours, vmin=0, vmax=1)
-    places, names = range(len(classes)), list(map(for_figure, classes))
+    places, names = range(len(classes)), [_class_name(name, theme) for name in classes]
     axes.set_xticks(places, labels=names)
     if max(map(len, names)) > 3:
         axes.tick_params(axis="x", labelrotation=45)
     axes.set_yticks(places, labels=names)
     axes.set(xlabel="the model's answer", ylabel="what it really is")
-    if len(classes) <= _MAX_LABELLED:
+    if len(classes) <= _MAX_LABELLED // (2 if theme.is_narrow else 1):
         for row, column in np.argwhere(table > 0):
             colour = theme.ground if shares[row, column] > 0.5 else theme.ink
             axes.text(
-                column, row, f"{table[row, column]:,}", ha="center", va="center", color=colour, fontsize=7.5
+                column, row, f"{table[row, column]:,}", ha="center", va="center", color=colour, fontsize=9
             )
     return figure
 
@@ -209,7 +230,7 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
         return _nothing_released(theme)
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
     labels = [
-        f"{for_figure(name)}  ({records:,})"
+        f"{_class_name(name, theme)}  ({records:,})"
         for name, records in zip(classes["class"], classes["records"], strict=True)
     ]
     places = range(len(classes))
@@ -263,6 +284,10 @@ def shape_figure(shape: Shape, outputs: Sequence[str], *, unit: str, theme: Them
     if len(outputs) > 1:
         legend(axes, theme)
     return figure
+
+
+def _class_name(name: str, theme: Theme) -> str:
+    return for_figure(name, _LONGEST_NAME) if theme.is_narrow else for_figure(name)
 
 
 def _nothing_released(theme: Theme) -> "Figure":
@@ -393,10 +418,22 @@ def _name(axes: "Axes", names: Sequence[str]) -> None:
 
 
 def png(figure: "Figure") -> bytes:
-    """The figure as PNG; equal figures give equal bytes."""
+    """The figure as PNG, whose axes say where they do not begin at zero; equal figures give equal bytes."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            _say_where_it_begins(axis)
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
+
+
+def _say_where_it_begins(axis: "Axis") -> None:
+    """Add to the name of an axis that it is logarithmic, or does not begin at zero."""
+    name, (low, high) = axis.label.get_text(), sorted(axis.get_view_interval())
+    if name and axis.get_scale() == "log":
+        axis.label.set_text(f"{name}, log scale")
+    elif name and low > 0.02 * (high - low):
+        axis.label.set_text(f"{name}, not from 0")
 
 
 def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure, Axes]":
@@ -405,7 +442,7 @@ def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure,
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(
-        figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
+        figsize=(theme.width, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
     )
     axes = apply_theme(figure.add_subplot(rows, 1, 1), theme)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

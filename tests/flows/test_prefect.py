@@ -396,6 +396,18 @@ def _state(server: str, run: str) -> dict[str, Any]:
     return state
 
 
+def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> None:
+    """Send the server an event of a run."""
+    event = {
+        "id": str(uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+        "event": f"prefect.flow-run.{name}",
+        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+        "related": related,
+    }
+    httpx.post(f"{server}/events", json=[event]).raise_for_status()
+
+
 def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server: str) -> None:
     """It has given a sign of life, and then no other; a flow without our tag may be silent for as long as it likes."""
     flow = httpx.post(f"{server}/flows/", json={"name": "nightly"}).raise_for_status().json()["id"]
@@ -404,8 +416,12 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
         httpx.post(f"{server}/flow_runs/", json=made | {"tags": tags}).raise_for_status().json()["id"]
         for tags in ([TAG], [TAG], [])
     )
+    scheduled = {"flow_id": flow, "state": {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}}
+    waiting = (
+        httpx.post(f"{server}/flow_runs/", json=scheduled | {"tags": [TAG]}).raise_for_status().json()["id"]
+    )
     with temporary_settings({PREFECT_API_URL: server}):
-        install_automations(timedelta(seconds=10), None)
+        install_automations(timedelta(seconds=10), None, max_wait=timedelta(seconds=10))
         tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
         for run, name, related in (
             (other, "heartbeat", []),
@@ -413,14 +429,17 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
             (ended, "Refused", [tag]),
             (dead, "heartbeat", [tag]),
         ):
-            event = {
-                "id": str(uuid4()),
-                "occurred": datetime.now(UTC).isoformat(),
-                "event": f"prefect.flow-run.{name}",
-            }
-            event |= {"resource": {"prefect.resource.id": f"prefect.flow-run.{run}"}, "related": related}
-            httpx.post(f"{server}/events", json=[event]).raise_for_status()
+            _tell(server, name, run, related)
         assert before_long(lambda: _state(server, dead)["type"] == "CRASHED")
+
+        def ended_waiting() -> bool:
+            """Prefect tries for the slot again and again, and says so each time."""
+            for name in ("Pending", "AwaitingConcurrencySlot"):
+                _tell(server, name, waiting, [tag])
+            return bool(_state(server, waiting)["type"] == "CANCELLED")
+
+        assert before_long(ended_waiting)
         install_automations(timedelta(minutes=10), None)  # of other tests of this server
     assert _state(server, dead)["name"] == "Stuck"
+    assert _state(server, waiting)["name"] == "WaitedTooLong"
     assert [_state(server, run)["type"] for run in (ended, other)] == ["RUNNING", "RUNNING"]

@@ -306,7 +306,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     monkeypatch.setattr(
         epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__)
     )  # kept for no other test
-    monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"light", b"dark", words))
+    monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"light", b"dark", b"", b"", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}

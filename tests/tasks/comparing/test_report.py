@@ -103,7 +103,7 @@ def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(
     for name, picture in done.pictures.items():
         assert (work.place.folder / f"{name}.png").read_bytes() == picture.light
         assert picture.light.startswith(b"\x89PNG")
-        assert picture.light != picture.dark
+        assert len({picture.light, picture.dark, picture.narrow_light, picture.narrow_dark}) == 4
 
 
 def test_the_page_needs_nothing_else_and_says_what_it_must(
@@ -111,7 +111,7 @@ def test_the_page_needs_nothing_else_and_says_what_it_must(
 ) -> None:
     page = (work.place.folder / "report.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert page.count("data:image/png") == 2 * len(done.pictures)
+    assert page.count("data:image/png") == 4 * len(done.pictures)  # light and dark, wide and narrow
     for words in (
         "not private",
         "9 runs",

@@ -1,8 +1,10 @@
 """The report's pictures have the numbers they are drawn from; what was before a run, and how the page shows it."""
 
+import base64
 import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import PercentFormatter
 
 from algorithms.core.receipt import account_of
@@ -24,6 +27,7 @@ from tasks.reporting import (
     History,
     blocks_figure,
     drawings,
+    environment,
     history,
     history_variables,
     nothing,
@@ -34,6 +38,8 @@ from tasks.reporting.figures import (
     DARK,
     LIGHT,
     CostCurve,
+    Picture,
+    Theme,
     class_figure,
     confusion_figure,
     epsilon_figure,
@@ -295,6 +301,58 @@ def test_pictures_show_the_numbers() -> None:
     assert np.asarray(solid.get_ydata()).tolist() == [0.5, 0.7]
     assert np.asarray(dashed.get_ydata()).tolist() == [0.6, 0.9]
     assert np.asarray(allowed.get_ydata())[0] == 1.0
+
+
+MARGINS = 2 * 16 + 2 * 1.2 * 17
+PHONE, PAGE = 390 - MARGINS, 32 * 16 + 1 - MARGINS
+"""CSS pixels of a picture: the window without the margins of page and section, on a phone and from where it is wide."""
+
+
+@pytest.mark.parametrize("theme", [LIGHT, LIGHT.narrow], ids=["page", "phone"])
+def test_texts_of_pictures_have_eleven_pixels_where_they_are_shown(theme: Theme) -> None:
+    classes = pd.DataFrame({"class": list(CLASSES), "accuracy": [0.5, 0.25, 0.1], "records": [4, 4, 9]})
+    pairs = pd.DataFrame({"actual": ["cat", "cat", "dog"], "predicted": ["cat", "owl", "dog"]})
+    trace = pd.DataFrame({"kind": ["gradient"] * 3, "step": [0, 1, 2], "noise_std": [0.5, 0.5, 60.0]})
+    curve = CostCurve([1, 2], [0.5, 0.7])
+    pixels = PHONE if theme.is_narrow else PAGE
+    for figure in (
+        class_figure(classes, overall=0.4, theme=theme),
+        confusion_figure(pairs, CLASSES, theme=theme),
+        epsilon_figure(curve, curve, target=1.0, theme=theme),
+        noise_figure(trace, theme=theme),
+        blocks_figure(some_blocks(30), theme=theme),
+    ):
+        scale = pixels / (72 * figure.get_figwidth())
+        png(figure)
+        sizes = [text.get_fontsize() * scale for text in figure.findobj(Text) if text.get_text()]
+        assert len(sizes) > 4 and min(sizes) >= 11
+
+
+def test_axes_say_where_they_do_not_begin_at_zero() -> None:
+    trace = pd.DataFrame({"kind": ["gradient"] * 3, "step": [0, 1, 2], "noise_std": [0.5, 0.5, 60.0]})
+    (axes,) = (figure := noise_figure(trace, theme=LIGHT)).axes
+    png(figure)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training steps", "noise on the sum (std), log scale")
+    rows = pd.DataFrame({"outcome": ["kept"] * 2, "epsilon": [1.0, 1.1], "quality": [0.8, 0.81]})
+    (axes,) = (figure := quality_figure(rows, theme=LIGHT)).axes
+    png(figure)
+    assert axes.get_xlabel() == "epsilon of the run, not from 0"
+    assert axes.get_ylabel() == "held-out accuracy, not from 0"
+
+
+def test_a_page_shows_a_phone_the_picture_that_was_drawn_for_it() -> None:
+    drawn = Picture(b"light", b"dark", b"light, narrow", b"dark, narrow", "words")
+    macro = environment().get_template("picture.html.j2").module.drawn(drawn)
+    sources = re.findall(r'<source srcset="([^"]+)" media="([^"]+)"', str(macro))
+    assert [media for _, media in sources] == [
+        "(max-width: 32rem) and (prefers-color-scheme: dark)",
+        "(max-width: 32rem)",
+        "(prefers-color-scheme: dark)",
+    ]
+    for (source, _), content in zip(
+        sources, (drawn.narrow_dark, drawn.narrow_light, drawn.dark), strict=True
+    ):
+        assert source.endswith(base64.b64encode(content).decode())
 
 
 def test_pictures_are_the_same_bytes_again() -> None:
