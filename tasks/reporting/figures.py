@@ -420,20 +420,20 @@ def _name(axes: "Axes", names: Sequence[str]) -> None:
 def png(figure: "Figure") -> bytes:
     """The figure as PNG, whose axes say where they do not begin at zero; equal figures give equal bytes."""
     for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            _say_where_it_begins(axis)
+        _say_where_it_begins(axes.xaxis, ", ")
+        _say_where_it_begins(axes.yaxis, "\n")
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 
-def _say_where_it_begins(axis: "Axis") -> None:
-    """Add to the name of an axis that it is logarithmic, or does not begin at zero."""
+def _say_where_it_begins(axis: "Axis", after: str) -> None:
+    """Add to the name of an axis, after a separator, that it is logarithmic, or does not begin at zero."""
     name, (low, high) = axis.label.get_text(), sorted(axis.get_view_interval())
     if name and axis.get_scale() == "log":
-        axis.label.set_text(f"{name}, log scale")
+        axis.label.set_text(f"{name}{after}log scale")
     elif name and low > 0.02 * (high - low):
-        axis.label.set_text(f"{name}, not from 0")
+        axis.label.set_text(f"{name}{after}not from 0")
 
 
 def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure, Axes]":

@@ -17,8 +17,10 @@ import httpx
 import pandas as pd
 import psutil
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.states import Cancelled
 from prefect.testing.cli import CycloptsCliRunner
 from prefect.utilities.callables import parameter_schema
 from ruamel.yaml import YAML
@@ -28,9 +30,10 @@ from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner, tune
-from flows.deployed import TAG, pipeline, report, run_stage
+from flows.deployed import TAG, pipeline, report, run_stage, tell_of_reservation
 from flows.scheduled import audit, retrain, verify
 from flows.server import install_automations, keep_schedules
+from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder
 from tasks.runs.stages import STAGES
@@ -38,7 +41,9 @@ from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
 from tests.support.retraining import CARD, PARAMS, SETTINGS
+from tests.support.retraining import Place as Retrained
 from tests.support.waiting import before_long
+from tests.support.workspace import killed_in
 
 
 def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
@@ -443,3 +448,17 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
     assert _state(server, dead)["name"] == "Stuck"
     assert _state(server, waiting)["name"] == "WaitedTooLong"
     assert [_state(server, run)["type"] for run in (ended, other)] == ["RUNNING", "RUNNING"]
+
+
+def test_a_server_shows_what_a_cancelled_run_holds(server: str, retrained: Retrained) -> None:
+    retrained.deliver()
+    retrained.arrive("w3")
+    with killed_in(train, "run_training"):
+        retrained.deliver(1)
+    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        flow_run = client.create_flow_run(retrain)
+        tell_of_reservation(retrain, flow_run, Cancelled())
+    asked = {"artifacts": {"key": {"any_": ["reservation"]}, "flow_run_id": {"any_": [str(flow_run.id)]}}}
+    (artifact,) = httpx.post(f"{server}/artifacts/filter", json=asked).raise_for_status().json()
+    run = retrained.rows("reserve")[-1]
+    assert f"epsilonflow ledger forfeit {run}" in artifact["data"] and artifact["type"] == "markdown"

@@ -7,14 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import httpx
 import pytest
 from jinja2 import Environment
 from prefect.automations import Automation
-from prefect.client.orchestration import get_client
 from prefect.events.actions import SendNotification
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled
 
 from flows import scheduled, server
 from flows.compare import tune
@@ -122,20 +118,6 @@ def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(
     )
     place.ledger.forfeit(run)
     assert reservations.open_reservations(place.root) == []
-
-
-def test_a_server_shows_what_a_cancelled_run_holds(server: str, place: Place) -> None:
-    place.deliver()
-    place.arrive("w3")
-    with killed_in(train, "run_training"):
-        place.deliver(1)
-    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
-        flow_run = client.create_flow_run(retrain)
-        tell_of_reservation(retrain, flow_run, Cancelled())
-    asked = {"artifacts": {"key": {"any_": ["reservation"]}, "flow_run_id": {"any_": [str(flow_run.id)]}}}
-    (artifact,) = httpx.post(f"{server}/artifacts/filter", json=asked).raise_for_status().json()
-    run = place.rows("reserve")[-1]
-    assert f"epsilonflow ledger forfeit {run}" in artifact["data"] and artifact["type"] == "markdown"
 
 
 def test_a_retraining_shows_both_models_and_each_blocks_budget(

@@ -123,7 +123,7 @@ def a_year(faults: list[Fault], weeks: int, draw: random.Random) -> Iterator[dic
         fault, trouble = draw.choice(faults), following()
         lasts = 1 if fault.lasts == 1 else draw.randint(1, fault.lasts)
         begun = _troubled(fault, trouble, week)
-        if trouble.kinds == troubles.ENDED:
+        if begun["then"] in troubles.ENDED:
             yield {"week": week} | begun
             continue
         row = _under(replace(fault, lasts=lasts), week, draw.choice(fault.moments))
@@ -149,7 +149,7 @@ def _troubled(fault: Fault, trouble: Trouble, week: int) -> dict[str, Any]:
         wrong.append(f"did not say {trouble.words!r}: {words}")
     wrong += [] if not _NO_SENTENCE.search(words) else [f"no sentence: {words}"]
     wrong += [] if (place.root / "params.yaml").read_text() == params else ["params.yaml was changed"]
-    if trouble.kinds == troubles.ENDED:
+    if kind in troubles.ENDED:
         wrong += kills_check.ended_badly(place, rows, week)
         wrong += [] if len(charged) == 1 else [f"{len(charged)} runs charged"]
         wrong += [words for run_id in charged for words in troubles.other_recipe(place, run_id)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
+from tests.soak import kills_check
 from tests.soak.kills_place import CARD, PARAMS, POPULATION, Place
 
 ENDED = ("promoted", "kept")
@@ -23,7 +24,8 @@ ENDED = ("promoted", "kept")
 class Trouble:
     """Of a week.
 
-    begin, end: make and mend it. kinds: how the delivery may end meanwhile. words: what it then says, in its log or its
+    begin, end: make and mend it. kinds: how the delivery may end meanwhile; without a block that is late it may find
+    others that are new. words: what it then says, in its log or its
     outcome.
     """
 
@@ -38,17 +40,24 @@ def _file(place: Place, index: int) -> Path:
     return place.root / CARD["blocks"]["path"] / f"w{index:03}.csv"
 
 
-def _newest(week: int) -> int:
-    """The block that a week brings; the one before is charged since the week before."""
+def _newest(_place: Place, week: int) -> int:
+    """The block that a week brings."""
     return week + 2
 
 
-def _take(index_of: Callable[[int], int]) -> Callable[[Place, int], object]:
+def _charged(place: Place, _week: int) -> int:
+    """The newest block that was charged."""
+    rows = kills_check.rows_of(place)
+    return max(int(row["block"].removeprefix("w")) for row in rows if row["kind"] == "reserve")
+
+
+def _take(index_of: Callable[[Place, int], int]) -> Callable[[Place, int], object]:
     """Takes a block away, which stays away while it is held back."""
 
     def begin(place: Place, week: int) -> None:
-        place.held_back.add(index_of(week))
-        _file(place, index_of(week)).unlink()
+        index = index_of(place, week)
+        place.held_back.add(index)
+        _file(place, index).unlink()
 
     return begin
 
@@ -59,26 +68,26 @@ def _arrive(place: Place, week: int) -> None:
 
 
 def _repeat(place: Place, week: int) -> None:
-    shutil.copyfile(_file(place, _newest(week) - 1), _file(place, _newest(week)))
+    shutil.copyfile(_file(place, _charged(place, week)), _file(place, _newest(place, week)))
 
 
 def _deliver_right(place: Place, week: int) -> None:
-    _file(place, _newest(week)).unlink()
+    _file(place, _newest(place, week)).unlink()
     place.arrive(week)
 
 
 def _correct(place: Place, week: int) -> None:
-    with _file(place, _newest(week) - 1).open("a") as file:
+    with _file(place, _charged(place, week)).open("a") as file:
         file.write("33,44,no\n")
 
 
 def _restore(place: Place, week: int) -> None:
-    path = _file(place, _newest(week) - 1)
+    path = _file(place, _charged(place, week))
     path.write_text(path.read_text().removesuffix("33,44,no\n"))
 
 
 def _overrule(place: Place, week: int) -> None:
-    Ledger.open(place.url).overrule(POPULATION, f"w{_newest(week) - 1:03}", by="the owner")
+    Ledger.open(place.url).overrule(POPULATION, f"w{_charged(place, week):03}", by="the owner")
 
 
 def _choose_other_settings(place: Place, week: int) -> None:
@@ -99,10 +108,8 @@ def _nothing(_place: Place, _week: int) -> None:
 TROUBLES = (
     Trouble("none", _nothing, _nothing, ENDED, ""),
     Trouble("another run in between", _choose_other_settings, _nothing, ENDED, ""),
-    Trouble(
-        "a charged block is gone", _take(lambda week: _newest(week) - 2), _arrive, ENDED, "are not there"
-    ),
-    Trouble("the block is late", _take(_newest), _arrive, ("skipped",), "no retraining in"),
+    Trouble("a charged block is gone", _take(_charged), _arrive, ENDED, "are not there"),
+    Trouble("the block is late", _take(_newest), _arrive, ("skipped", *ENDED), ""),
     Trouble(
         "the block is one of before", _repeat, _deliver_right, ("refused",), "epsilonflow ledger overrule"
     ),

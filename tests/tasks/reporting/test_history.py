@@ -332,12 +332,12 @@ def test_axes_say_where_they_do_not_begin_at_zero() -> None:
     trace = pd.DataFrame({"kind": ["gradient"] * 3, "step": [0, 1, 2], "noise_std": [0.5, 0.5, 60.0]})
     (axes,) = (figure := noise_figure(trace, theme=LIGHT)).axes
     png(figure)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training steps", "noise on the sum (std), log scale")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training steps", "noise on the sum (std)\nlog scale")
     rows = pd.DataFrame({"outcome": ["kept"] * 2, "epsilon": [1.0, 1.1], "quality": [0.8, 0.81]})
     (axes,) = (figure := quality_figure(rows, theme=LIGHT)).axes
     png(figure)
     assert axes.get_xlabel() == "epsilon of the run, not from 0"
-    assert axes.get_ylabel() == "held-out accuracy, not from 0"
+    assert axes.get_ylabel() == "held-out accuracy\nnot from 0"
 
 
 def test_a_page_shows_a_phone_the_picture_that_was_drawn_for_it() -> None:

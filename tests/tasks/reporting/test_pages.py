@@ -33,6 +33,15 @@ def ledger(own_home: Path) -> Ledger:
     return ledger
 
 
+def test_header_cells_say_what_they_head() -> None:
+    cells = [
+        cell
+        for path in (PROJECT / "tasks").rglob("*.j2")
+        for cell in re.findall(r"<th\b[^>]*>", path.read_text())
+    ]
+    assert len(cells) > 20 and [cell for cell in cells if "scope=" not in cell] == []
+
+
 def test_templates_call_sentences_that_there_are() -> None:
     """A name that is gone is no error until a page is made, and then no run has a report."""
     templates = [path.read_text() for path in (PROJECT / "tasks").rglob("*.j2")]
