@@ -42,6 +42,7 @@ from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
 from tests.support.retraining import CARD, PARAMS, SETTINGS
 from tests.support.retraining import Place as Retrained
+from tests.support.retraining import place as retrained  # noqa: F401 - a fixture
 from tests.support.waiting import before_long
 from tests.support.workspace import killed_in
 
@@ -450,12 +451,16 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
     assert [_state(server, run)["type"] for run in (ended, other)] == ["RUNNING", "RUNNING"]
 
 
-def test_a_server_shows_what_a_cancelled_run_holds(server: str, retrained: Retrained) -> None:
+def test_a_server_shows_what_a_cancelled_run_holds(
+    server: str,
+    retrained: Retrained,  # noqa: F811
+) -> None:
     retrained.deliver()
     retrained.arrive("w3")
     with killed_in(train, "run_training"):
         retrained.deliver(1)
-    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+    quiet = {PREFECT_API_URL: server, PREFECT_LOGGING_TO_API_ENABLED: False}
+    with temporary_settings(quiet), get_client(sync_client=True) as client:
         flow_run = client.create_flow_run(retrain)
         tell_of_reservation(retrain, flow_run, Cancelled())
     asked = {"artifacts": {"key": {"any_": ["reservation"]}, "flow_run_id": {"any_": [str(flow_run.id)]}}}
