@@ -248,8 +248,13 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
 
 def calibration_figure(points: Sequence[Mapping[str, Any]], *, theme: Theme) -> "Figure":
     """Draw the observed share with its 95 % interval by predicted probability. points: as in metrics.json."""
+    from matplotlib.ticker import PercentFormatter
+
     figure, axes = empty(theme)
     axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(np.linspace(0, 1, 6))
+        axis.set_major_formatter(PercentFormatter(1.0))
     axes.plot((0, 1), (0, 1), color=theme.muted, linestyle=":", label="calibrated")
     predicted = [point["predicted"] for point in points]
     value, low, high = (
