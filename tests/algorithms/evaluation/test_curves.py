@@ -56,6 +56,22 @@ def test_the_calibration_curve_covers_the_share_of_positives(drawn):
     assert 0.93 <= np.mean(hits) <= 0.97
 
 
+def test_the_calibration_error_covers_that_of_all_people(drawn):
+    # The scores are too close together: the true log-odds are 4/3 of them, and shifted.
+    population = populations.two_classes(0.3, MEAN, (SPREAD, SPREAD))
+    predicted, gaps = population.scores[:, 1], population.scores[:, 1] - population.labels
+    hits = []
+    for each in drawn:
+        ends = [point.high for point in calibration_curve(each)[:-1]]
+        inside = np.searchsorted(ends, predicted)
+        people = np.bincount(inside, population.frequencies, len(ends) + 1)
+        sums = np.bincount(inside, population.frequencies * gaps, len(ends) + 1)
+        truth = np.sqrt(np.sum(sums**2 / people))
+        error = calibration_error_of(each)
+        hits.append(error.low <= truth <= error.high)
+    assert 0.93 <= np.mean(hits) <= 0.985  # of 200 draws
+
+
 def test_confidence_of_more_classes_has_a_curve():
     population = populations.classes(10, [1] * 10, 0.7)
     curve = calibration_curve(population.released(20_000, 3.0, np.random.default_rng(42)))
