@@ -7,6 +7,7 @@ import numpy as np
 
 from algorithms.evaluation.estimates import (
     ScoredCells,
+    are_in_few_bins,
     bin_centres,
     confusion_at,
     extrapolate,
@@ -89,7 +90,8 @@ def calibration_curve(released: ReleasedHistogram) -> tuple[CalibrationBin, ...]
     """Predicted probability against the observed share: of the second of two classes, else of the predicted class.
 
     Neighbouring bins are merged until noise no longer drowns their share; what is left over joins the last.
-    Empty where not even all people are enough, and for numbers and bounded scores.
+    Empty where not even all people are enough, where scores of two classes lie in a few bins, which do not tell their
+    probability, and for numbers and bounded scores.
     """
     bins = _calibration_bins(released)
     return () if bins is None else bins.points
@@ -135,7 +137,10 @@ def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
     if released.has_invalid:
         return None
     if spec.kind == "two classes":
-        cells: NoisyCells = scored_cells(released.view())
+        scored = scored_cells(released.view())
+        cells: NoisyCells = scored
+        if are_in_few_bins(scored):
+            return None
         bins, group = spec.bins, spec.bins // _POINTS
         means = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
         edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]

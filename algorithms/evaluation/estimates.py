@@ -45,6 +45,7 @@ from algorithms.evaluation.intervals import (
 MAX_TIES, MAX_OUTER_TIES = 0.3, 0.01
 """The AUC is not shown where more of the pairs of a positive and a negative are in one bin, which hides their order; in
 one of the outer bins, which have no width to extrapolate, where more than the second are."""
+_IN_FEW_BINS = "the model's scores lie in a few of the bins, which hide the order of too many pairs."
 _INVALID = "the model's scores are not finite, or labels unknown, for more of the held-out records than noise explains."
 
 
@@ -137,8 +138,10 @@ def _of_two_classes(cells: ScoredCells) -> dict[str, Outcome]:
         "positive_f1": proportion(cells, tp, fp + fn, twice=True),
         "precision": proportion(cells, tp, fp),
         "recall": proportion(cells, tp, fn),
-        "log_loss": mean(cells, log_losses(bins), np.ones(2 * bins), has_units=True, least=0.0),
-        "calibration_gap": _calibration_gap(cells),
+        "log_loss": _unless_hidden(
+            cells, mean(cells, log_losses(bins), np.ones(2 * bins), has_units=True, least=0.0)
+        ),
+        "calibration_gap": _unless_hidden(cells, _calibration_gap(cells)),
     }
 
 
@@ -163,8 +166,24 @@ def _auc(cells: ScoredCells) -> Outcome:
     if isinstance(outcome, Estimate) and (
         ties.sum() > MAX_TIES * pairs or ties[0] + ties[-1] > MAX_OUTER_TIES * pairs
     ):
-        return "the model's scores lie in a few of the bins, which hide the order of too many pairs."
+        return _IN_FEW_BINS
     return outcome
+
+
+def pairs_in_one_bin(people: Floats, variance: float) -> float:
+    """The share of pairs of people who are in the same bin. people: [bins], noisy. variance: of all their noise."""
+    return (float(people @ people) - variance) / max(float(people.sum()), 1.0) ** 2
+
+
+def _unless_hidden(cells: ScoredCells, outcome: Outcome) -> Outcome:
+    """A mean of probabilities, whose bias is removed for scores over many bins, but not for those within a few."""
+    return _IN_FEW_BINS if isinstance(outcome, Estimate) and are_in_few_bins(cells) else outcome
+
+
+def are_in_few_bins(cells: ScoredCells) -> bool:
+    """Whether too many people share a bin for what their probabilities are on average."""
+    people, variance = cells.by_bin.sum(axis=1), 2 * float(np.trace(cells.bin_covariance))
+    return pairs_in_one_bin(people, variance) > MAX_TIES
 
 
 @cache

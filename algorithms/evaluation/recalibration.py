@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from algorithms.evaluation.estimates import pairs_in_one_bin
 from algorithms.evaluation.histogram import MAX_LOG_ODDS, Floats, ReleasedHistogram, score_edges
 from algorithms.evaluation.intervals import Estimate, independent, mean_gain
 
-_RANGE, _CANDIDATES, _CLEAR = 8.0, 121, 3.0
+_RANGE, _CANDIDATES, _CLEAR, _MAX_TIES = 8.0, 121, 3.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
         )
     first = _without_empty_bins(released.half(0), released.noise_std)
     if first.sum() <= 0 or released.has_invalid:
+        return None
+    people = first.sum(axis=1)
+    if (
+        pairs_in_one_bin(people, 0.0) > _MAX_TIES
+    ):  # where in the bin they are decides the temperature, and is unknown
         return None
     centres = _half_centres(released)
     candidates = np.exp(np.linspace(-math.log(_RANGE), math.log(_RANGE), _CANDIDATES))

@@ -135,6 +135,20 @@ def test_scores_whose_order_bins_hide_have_no_auc(centre, gap, spread):
     assert metrics_of(released)["auc"] is None and "hide the order" in reasons_of(released)["auc"]
 
 
+def test_probabilities_within_one_bin_are_not_averaged():
+    """All have the same log-odds, which are anywhere in their bin: its middle would be off by up to half its width."""
+    draw, spec = np.random.default_rng(7), histogram_for("two classes", 2, halves=True)
+    for odds in (-0.64, -0.56):
+        chance = 1 / (1 + np.exp(-odds))
+        scores = np.tile([1 - chance, chance], (20_000, 1))
+        cells = count(spec, scores, draw.random(20_000) < 0.5, halves=np.arange(20_000) % 2)
+        released = ReleasedHistogram(spec, cells + draw.normal(0, 1.0, spec.cells), 1.0)
+        metrics = metrics_of(released)
+        assert metrics["log_loss"] is metrics["calibration_gap"] is None and metrics["accuracy"] is not None
+        assert "few of the bins" in reasons_of(released)["log_loss"]
+        assert recalibration_of(released) is None and calibration_curve(released) == ()
+
+
 @pytest.mark.parametrize("name", ["even classes", "five classes", "numbers", "bounded scores"])
 def test_expected_errors_are_near_those_of_a_real_population(name):
     population = POPULATIONS[name]
