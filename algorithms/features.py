@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -286,6 +286,6 @@ FEATURES: dict[str, type[FeatureLearner]] = {
 }
 
 
-def from_settings(settings: Mapping[str, Any]) -> FeatureLearner:
+def from_settings(settings: Mapping[str, JsonValue]) -> FeatureLearner:
     """The features that `settings` name under "name", with the other keys as their settings; see `from_registry`."""
     return from_registry(settings, FEATURES, "kind of features", needs=("releases", "learn", "module"))

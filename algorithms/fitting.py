@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import PydanticUserError, ValidationError
+from pydantic import JsonValue, PydanticUserError, ValidationError
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -494,7 +494,7 @@ def _grouping(people: Any, unit: str | None, *, one_row_per_unit: bool) -> tuple
     return BY_RECORD, "one record"
 
 
-def _describe_method(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, Any]]:
+def _describe_method(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, JsonValue]]:
     """A method with numbers of Python, its name, and its settings as JSON values."""
     if isinstance(method, type) or not all(
         hasattr(method, name) for name in ("plan", "init", "step", "released")

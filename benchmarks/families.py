@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from algorithms.gradients import Engine
@@ -65,7 +66,7 @@ def _line(architecture: str) -> str:
 
 
 def _made(architecture: str, size: int) -> Model:
-    settings = {"architecture": architecture, "replace_batch_norm": True}
+    settings: dict[str, JsonValue] = {"architecture": architecture, "replace_batch_norm": True}
     return build("timm", input_shape=(3, size, size), classes=_CLASSES, seed=0, settings=settings)
 
 

@@ -172,7 +172,7 @@ def pipeline(
         settings = apply_overrides(root, overrides).params
         budget = settings.privacy.epsilon
         words = "for an attack" if budget is None else f"epsilon {budget:g}"
-        trained = settings.data.dataset, settings.algorithm_settings["name"]
+        trained = settings.data.dataset, settings.algorithm_name
         label_run("train", trained[0], words, tags=trained)
         # Before a stage starts, since DVC removes what it gave before.
         preview_run(root, settings).check()

@@ -383,7 +383,7 @@ def _document(
     return PlanDocument(
         **dict(plan.to_document()),
         attack=None if privacy.target is None else privacy.target.model_dump(),
-        algorithm=settings.algorithm_settings["name"],
+        algorithm=settings.algorithm_name,
         settings={key: value for key, value in settings.algorithm_settings.items() if key != "name"},
         features=dict(settings.features_settings) or {"name": "none"},
         code=_code(settings),
@@ -410,10 +410,10 @@ def _evaluation_entries(wanted: params.EvaluationParams) -> dict[str, JsonValue]
 
 def _code(settings: Params) -> dict[str, str]:
     """Digests of the source code that params.yaml names: the method, and features and model if they are the user's."""
-    method = settings.algorithm_settings["name"]
+    method = settings.algorithm_name
     named = {
         "algorithm": method if is_own(method) else type(settings.algorithm).__module__,
-        "features": dict(settings.features_settings).get("name", "none"),
+        "features": str(settings.features_settings.get("name", "none")),
         "model": settings.model.name,
     }
     return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}

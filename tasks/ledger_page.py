@@ -5,9 +5,9 @@ All of it comes from the ledger, so nothing on the page is about a record. The p
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Entry, Ledger, settlement
@@ -17,15 +17,32 @@ _MAX_POINTS, _MAX_RUNS = 60, 200
 _WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0
 
 
+@dataclass(frozen=True)
+class _Account:
+    """A population on the page.
+
+    whole, blocks: the balances. runs: the newest, by what is said of them. more_runs: how many others there are. line:
+    see `_line`. forecast: see `_forecast`.
+    """
+
+    name: str
+    whole: Balance
+    blocks: Sequence[Balance]
+    runs: Sequence[Mapping[str, str]]
+    more_runs: int
+    line: Mapping[str, object] | None
+    forecast: str
+
+
 def page(ledger: Ledger) -> str:
     """Make the page; raises LedgerBrokenError if the ledger's chain does not hold."""
     ledger.verify()
     history = ledger.history()
-    accounts: list[dict[str, Any]] = [
+    accounts = [
         _account(ledger, name, [row for row in history if row.population == name])
         for name in ledger.populations()
     ]
-    accounts.sort(key=lambda account: account["whole"].public)  # private populations first
+    accounts.sort(key=lambda account: account.whole.public)  # private populations first
     made = environment(below=Path(__file__).parent)
     made.filters |= {"epsilon": _number, "share": _share}
     as_of = history[-1].written_at[:16].replace("T", " ") if history else None
@@ -34,26 +51,25 @@ def page(ledger: Ledger) -> str:
     )
 
 
-def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, Any]:
-    """A population on the page. line: see `_line`."""
+def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> _Account:
     reserved: dict[str, list[Entry]] = {}
     for row in rows:
         if row.kind == "reserve" and row.run_id is not None:
             reserved.setdefault(row.run_id, []).append(row)
     newest = list(reversed(reserved.items()))
-    return {
-        "name": name,
-        "whole": ledger.balance(name),
-        "blocks": [
+    return _Account(
+        name=name,
+        whole=ledger.balance(name),
+        blocks=[
             ledger.balance(name, block.name)
             for block in ledger.blocks(name)
             if block.name != WHOLE_POPULATION
         ],
-        "runs": [_past(ledger, run_id, of_run) for run_id, of_run in newest[:_MAX_RUNS]],
-        "more_runs": max(0, len(newest) - _MAX_RUNS),
-        "line": _line(ledger, name, rows),
-        "forecast": _forecast(ledger, name, list(reserved.values())),
-    }
+        runs=[_past(ledger, run_id, of_run) for run_id, of_run in newest[:_MAX_RUNS]],
+        more_runs=max(0, len(newest) - _MAX_RUNS),
+        line=_line(ledger, name, rows),
+        forecast=_forecast(ledger, name, list(reserved.values())),
+    )
 
 
 def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> dict[str, str]:

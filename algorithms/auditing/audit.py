@@ -26,6 +26,7 @@ import dp_accounting as dp
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 from scipy.stats import chi2, gamma, norm
 
 from algorithms.auditing.bounds import (
@@ -112,7 +113,7 @@ class Audit:
     """The result of an audit; `to_json` is the content of its file."""
 
     method: str
-    settings: dict[str, Any]
+    settings: dict[str, JsonValue]
     claimed: float
     delta: float
     attacks: tuple[Attack, ...]
@@ -132,7 +133,7 @@ class Audit:
         """Whether the claim is refuted."""
         return any(row.is_violated for row in self.attacks) or any(row.is_violated for row in self.checks)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         """The audit as JSON values, with the verdict beside the evidence."""
         document = asdict(self)
         for name, rows in (("attacks", self.attacks), ("checks", self.checks)):

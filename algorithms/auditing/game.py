@@ -19,6 +19,7 @@ import dp_accounting as dp
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import JsonValue
 from scipy.linalg import toeplitz
 from torch import Tensor, nn
 
@@ -42,8 +43,8 @@ from algorithms.privacy.mechanisms.sampling import FullBatch
 Array = NDArray[np.float64]
 LENGTH = 1e3
 """The length of a canary's gradient in each layer, before clipping."""
-_USUAL: Mapping[str, Any] = {"steps": 4, "epochs": 2, "rounds": 4, "iterations": 4, "clip_norm": 1.0}
-_SPECIAL: Mapping[str, Mapping[str, Any]] = {
+_USUAL: Mapping[str, JsonValue] = {"steps": 4, "epochs": 2, "rounds": 4, "iterations": 4, "clip_norm": 1.0}
+_SPECIAL: Mapping[str, Mapping[str, JsonValue]] = {
     "dp_agd": {"loss_bound": 1.0},
     "dpis": {"norm_noise_multiplier": 4.0, "oversampling": 1.5},
     "nesterov": {"variant": "nag_opt", "noise": "gaussian"},
@@ -70,7 +71,7 @@ class Game:
     """
 
     algorithm: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, JsonValue]
     epsilon: float
     delta: float
     canaries: int
@@ -133,7 +134,7 @@ class Game:
         """The coordinates that no record moves."""
         return np.concatenate([part + np.arange(self.canaries, self.records) for part in (0, self.records)])
 
-    def all_settings(self) -> dict[str, Any]:
+    def all_settings(self) -> dict[str, JsonValue]:
         """The given settings, and small defaults for the others."""
         kind: Any = CATALOGUE.get(self.algorithm)  # None for a method that is not shipped
         known = set() if kind is None else {field.name for field in fields(kind)}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import JsonValue, PydanticUserError, TypeAdapter
 
 from algorithms.core.optimizers import STRICT
 from algorithms.core.unknown_names import check_settings
@@ -37,7 +37,7 @@ def adapter(kind: type[P]) -> TypeAdapter[P]:
 
 
 def from_registry(
-    settings: Mapping[str, Any], shipped: Mapping[str, type[P]], what: str, *, needs: Sequence[str]
+    settings: Mapping[str, JsonValue], shipped: Mapping[str, type[P]], what: str, *, needs: Sequence[str]
 ) -> P:
     """What `settings` name under "name", with the other keys as its settings.
 

@@ -44,7 +44,7 @@ def connect(
     recorder: Callable[[], Func],
     func: Func,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     name: str,
 ) -> Any:
     """The output of a call whose backward pass is recorded, if it is to be differentiated again.

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from algorithms.gradients.packing import Packing, Padding
 
 T = TypeVar("T")
+Holder: TypeAlias = dict[str, Any] | list[Any]
+"""An attribute of a layer that can keep something of a pass."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class PerExampleModel:
         ]
 
     @cached_property
-    def _holders(self) -> list[dict[str, Any] | list[Any]]:
+    def _holders(self) -> list[Holder]:
         """What layers may keep something of a pass in, found once: `inside` discards what a pass adds to it."""
         return _holders(self.module)
 
@@ -174,7 +176,7 @@ _OF_MODULES = vars(nn.Module()).keys()
 """The attributes that every module has."""
 
 
-def _holders(module: nn.Module) -> list[dict[str, Any] | list[Any]]:
+def _holders(module: nn.Module) -> list[Holder]:
     """The attributes of each layer, and those among them that are lists and dictionaries."""
     each = [vars(layer) for layer in module.modules()]
     return [

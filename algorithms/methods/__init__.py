@@ -6,6 +6,8 @@ They import core and the barrier's questions; no method imports another one's fi
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import JsonValue
+
 from algorithms.core.method import Algorithm
 from algorithms.core.settings import from_registry
 from algorithms.methods.adaptive_clipping import AdaCliP, QuantileClipping
@@ -44,6 +46,6 @@ CATALOGUE: dict[str, type[Algorithm[Any]]] = {
 """A new method is its file and its line here; the plan holds the file's digest, so a changed one trains again."""
 
 
-def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:
+def from_settings(settings: Mapping[str, JsonValue]) -> Algorithm[Any]:
     """The algorithm that `settings` name under "name", with the other keys as its settings; see `from_registry`."""
     return from_registry(settings, CATALOGUE, "algorithm", needs=("plan", "init", "step", "released"))

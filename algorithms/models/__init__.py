@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import nn
 
 from algorithms.errors import ModelRefusedError
@@ -103,7 +104,7 @@ def build(
     padding: int = 0,
     predicts: str | None = None,
     level: float = 0.5,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, JsonValue] | None = None,
 ) -> Model:
     """Build the named model for an input shape and a number of classes; `seed` decides its random start.
 
@@ -137,7 +138,7 @@ def build(
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
 
 
-def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
+def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, JsonValue], seed: int) -> Model:
     """Build a `package.module:factory`: (given, **settings) -> Model, or a module with one output per class."""
     factory = import_factory(name, "the model")
     try:

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -31,14 +32,14 @@ class Whitening(nn.Module):
 
     def __init__(self, shape: Shape, *, groups: int) -> None:
         super().__init__()
-        self.settings: dict[str, Any] = {"kind": "whitening", "groups": groups}
+        self.settings: dict[str, JsonValue] = {"kind": "whitening", "groups": groups}
+        self._groups = groups
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("matrix", torch.eye(shape[0]))
 
     def normalize(self, maps: Tensor) -> Tensor:
         """The maps [batch, c, h, w] whose mean and covariance are learned."""
-        groups = self.settings["groups"]
-        return functional.group_norm(maps, groups) if groups else maps
+        return functional.group_norm(maps, self._groups) if self._groups else maps
 
     def forward(self, maps: Tensor) -> Tensor:
         """[batch, c, h, w] -> [batch, c, h, w]."""
@@ -53,7 +54,7 @@ class Projection(nn.Module):
 
     def __init__(self, shape: Shape, *, components: int) -> None:
         super().__init__()
-        self.settings: dict[str, Any] = {"kind": "projection", "components": components}
+        self.settings: dict[str, JsonValue] = {"kind": "projection", "components": components}
         self.register_buffer("components", torch.eye(prod(shape), components))
 
     def forward(self, records: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class Standardisation(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.settings: dict[str, Any] = {"kind": "standardisation"}
+        self.settings: dict[str, JsonValue] = {"kind": "standardisation"}
         self.register_buffer("mean", torch.zeros(shape[0], 1, 1))
         self.register_buffer("scale", torch.ones(shape[0], 1, 1))
 
@@ -86,7 +87,7 @@ class Centring(nn.Module):
 
     def __init__(self, shape: Shape, *, whitens: bool) -> None:
         super().__init__()
-        self.settings: dict[str, Any] = {"kind": "centring", "whitens": whitens}
+        self.settings: dict[str, JsonValue] = {"kind": "centring", "whitens": whitens}
         self.register_buffer("mean", torch.zeros(prod(shape)))
         if whitens:
             self.register_buffer("matrix", torch.eye(prod(shape)))

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue, PlainSerializer, ValidationError
 from pydantic_core import ErrorDetails
 from torch import Tensor, nn
 
@@ -49,7 +49,7 @@ class Model(PerExampleModel):
     scores: Callable[[Tensor], Tensor]
     _: KW_ONLY
     bounds: LossBounds | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings: Mapping[str, JsonValue] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
     def published_tensors(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -172,7 +172,7 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    def without_files(self) -> dict[str, Any]:
+    def without_files(self) -> dict[str, JsonValue]:
         """Settings that build the same architecture without files, if the parameters are read from elsewhere."""
         return self.model_dump()
 
@@ -180,7 +180,7 @@ class ModelSettings(BaseModel):
 _S = TypeVar("_S", bound=ModelSettings)
 
 
-def settings_of(kind: type[_S], values: Mapping[str, Any], name: str) -> _S:
+def settings_of(kind: type[_S], values: Mapping[str, JsonValue], name: str) -> _S:
     """Validate the settings of the model `name`; raises ModelRefusedError for unknown, missing and invalid ones."""
     try:
         return kind.model_validate(dict(values))

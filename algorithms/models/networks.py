@@ -16,10 +16,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
@@ -406,7 +406,7 @@ class TextSettings(ModelSettings):
             )
         return self
 
-    def without_files(self) -> dict[str, Any]:
+    def without_files(self) -> dict[str, JsonValue]:
         form = "learned" if self.embedding == "learned" else "random"
         return {"embedding": form, "width": self.width, "activation": self.activation}
 

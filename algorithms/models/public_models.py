@@ -63,7 +63,7 @@ class _Public(ModelSettings):
     replace_batch_norm: bool | Literal["frozen"] = False
     adapter: Adapter | None = None
 
-    def without_files(self) -> dict[str, Any]:
+    def without_files(self) -> dict[str, JsonValue]:
         return self.model_dump(exclude={"checkpoint", "checkpoint_file", "config_file"}, exclude_none=True)
 
     @model_validator(mode="after")
@@ -128,7 +128,7 @@ class HuggingFaceSettings(_Public):
             raise ValueError("it needs checkpoint, config or config_file, one of them; give one")
         return self
 
-    def without_files(self) -> dict[str, Any]:
+    def without_files(self) -> dict[str, JsonValue]:
         return super().without_files() | {"config": self.content()}
 
     def content(self) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
         if isinstance(model.module, _Logits):
             imported_library("transformers").utils.logging.disable_progress_bar()
             return _wrapped_as(model, type(module).from_pretrained(folder, use_safetensors=True))
-        settings = model.settings
+        settings: Mapping[str, Any] = model.settings
         made: nn.Module = imported_library("timm").create_model(
             settings["architecture"],
             num_classes=outputs,

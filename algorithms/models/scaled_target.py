@@ -7,9 +7,9 @@ little of it.
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from algorithms.models.model import Model
@@ -24,7 +24,7 @@ class TargetScaling(nn.Module):
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.settings: dict[str, Any] = {"kind": "target_scale"}
+        self.settings: dict[str, JsonValue] = {"kind": "target_scale"}
         self.register_buffer("centre", torch.tensor(0.0))
         self.register_buffer("scale", torch.tensor(1.0))
 

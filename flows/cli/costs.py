@@ -110,7 +110,7 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     costs = ", ".join(f"{_text(cost)} {BY[name]}" for name, cost in plan.epsilon.items())
     return [
         ("data set", settings.data.dataset),
-        ("algorithm", str(settings.algorithm_settings["name"])),
+        ("algorithm", settings.algorithm_name),
         ("steps", f"{plan.steps:,}"),
         ("sampling rate", f"{plan.sampling_rate:.4g}"),
         ("noise multiplier", _noise(plan)),

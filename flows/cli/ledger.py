@@ -501,7 +501,7 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     show(table)
 
 
-def _entry_document(balance: "Balance") -> dict[str, Any]:
+def _entry_document(balance: "Balance") -> dict[str, object]:
     budgets = {kind: _pair(getattr(balance, kind)) for kind in ("cap", "spent", "reserved", "remaining")}
     terms = {"composition": balance.composition.to_json(), "blocks_per_person": balance.blocks_per_person}
     block = {"block": balance.block, "retired": balance.retired}

@@ -21,6 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from algorithms.privacy.accounting import MAX_EPSILON
 from data.description import Transform
@@ -325,9 +326,9 @@ class Params:
     data = _Group[DataParams]()
     privacy = _Group[PrivacyParams]()
     algorithm = _Group["Algorithm[Any]"]()
-    algorithm_settings = _Group[Mapping[str, Any]]()
+    algorithm_settings = _Group[Mapping[str, JsonValue]]()
     features = _Group["FeatureLearner | None"]()
-    features_settings = _Group[Mapping[str, Any]]()
+    features_settings = _Group[Mapping[str, JsonValue]]()
     model = _Group[ModelParams]()
     performance = _Group[Performance]()
     tracking = _Group[Tracking]()
@@ -335,6 +336,11 @@ class Params:
 
     def __init__(self, groups: Mapping[str, Any]) -> None:
         self.groups = groups
+
+    @property
+    def algorithm_name(self) -> str:
+        """The name of the method, or `package.module:factory` for one of the user's own."""
+        return str(self.algorithm_settings["name"])
 
     def with_epsilon(self, epsilon: float) -> "Params":
         """The same groups, with another target."""
@@ -440,7 +446,7 @@ def _features(values: Mapping[Any, Any]) -> "FeatureLearner | None":
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def in_words(problem: Mapping[str, Any], *outer: str) -> str:
+def in_words(problem: ErrorDetails, *outer: str) -> str:
     """What pydantic found wrong, as a clause that names the key. outer: keys outside of what was validated."""
     key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]") or "the file"
     if problem["type"] in _UNKNOWN:
@@ -452,7 +458,7 @@ def in_words(problem: Mapping[str, Any], *outer: str) -> str:
     return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
 
 
-def _suggest_key(group: str, problem: Mapping[str, Any], values: Mapping[Any, Any]) -> str:
+def _suggest_key(group: str, problem: ErrorDetails, values: Mapping[Any, Any]) -> str:
     """For an unknown key: the closest valid key of the group, and all valid keys."""
     kind, place = _kind(group, values), problem["loc"]
     if kind is None or problem["type"] not in _UNKNOWN:

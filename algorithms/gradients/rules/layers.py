@@ -338,7 +338,7 @@ def _sum_leading_dimensions(values: Tensor, kept_dimensions: int) -> Tensor:
     return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
 
 
-def _arguments_by_name(func: Func, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+def _arguments_by_name(func: Func, args: Args, kwargs: Kwargs) -> Kwargs:
     """The arguments by name."""
     return dict(zip(_names(func), args, strict=False)) | kwargs
 
@@ -430,7 +430,7 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
     return weights @ value
 
 
-def _project(recorder: GradSampleRecorder, call: dict[str, Any], layout: Layout) -> list[Tensor]:
+def _project(recorder: GradSampleRecorder, call: Kwargs, layout: Layout) -> list[Tensor]:
     """Query, key and value after their linear layers, each [length, batch, width]."""
     parts = [call["query"], call["key"], call["value"]]
     bias, packed = call["in_proj_bias"], call["in_proj_weight"]
@@ -496,7 +496,7 @@ def _by_head(values: Tensor, heads: int) -> Tensor:
     return torch.unflatten(values, 2, (heads, -1)).permute(1, 2, 0, 3)
 
 
-def _mask(call: dict[str, Any], query: Tensor) -> Tensor | None:
+def _mask(call: Kwargs, query: Tensor) -> Tensor | None:
     """Both masks combined into one that is added to the scores; it expands to [batch, heads, targets, sources]."""
     added = None
     if call["attn_mask"] is not None:
@@ -516,7 +516,7 @@ def _additive_mask(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: dict[str, Any]
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: Kwargs
 ) -> tuple[Tensor, Tensor | None]:
     """The attention output, [batch, heads, targets, width / heads], and the attention weights if requested."""
     dropout = call["dropout_p"] if call["training"] else 0.0

@@ -65,7 +65,7 @@ _KINDS: dict[str, type[FixedSchedule] | type[ZCDPBudget] | type[RenyiBudget]] = 
 }
 
 
-def filter_to_json(spec: FilterSpec) -> dict[str, Any]:
+def filter_to_json(spec: FilterSpec) -> dict[str, str | float]:
     """The form in plans and on cards: the kind and its numbers.
 
     Example:

@@ -5,11 +5,11 @@ would be infinite, and where there is nothing to state.
 """
 
 import json
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.epsilon import Accountant
@@ -345,10 +345,9 @@ class PrivacyCard(Section):
         """The recorded releases; raises RefusedError for an event that is not known."""
         return schedule_from_json([EventRow(event=row.event, count=row.count) for row in self.events])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         """The facts as JSON values."""
-        document: dict[str, Any] = self.model_dump(mode="json")
-        return document
+        return self.model_dump(mode="json")
 
     def to_bytes(self) -> bytes:
         """The facts as the file that holds them: these bytes and no others."""

@@ -34,7 +34,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,9 @@ from dp_accounting.rdp.rdp_privacy_accountant import (
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Event = dict[str, Any]
+Card = dict[str, Any]
+"""A card, or a part of one, as it was parsed."""
+Event = Card
 Profile = Callable[[Array], Array]
 """delta at epsilons of at least 0."""
 Mechanism = tuple[Profile, Profile]
@@ -79,10 +81,10 @@ class NoBoundError(Exception):
 # ---------------------------------------------------------------- The form of a card.
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Card:
     """The facts of a card whose bytes are those that they are written as."""
     content = _read(path)
-    card: dict[str, Any] = _parse(content, path)
+    card: Card = _parse(content, path)
     _check_section(card, "CARD", "the card")
     if card["schema_version"] != 2 or {*card["evidence"]["files"]} - {EVALUATION} != {*FILES}:
         raise BadCardError("the card is of another version than this program, or names other files.")
@@ -109,7 +111,7 @@ def _parse(content: bytes, path: Path) -> Any:
         raise BadCardError(f"{path} is no JSON document.") from None
 
 
-def _canonical_bytes(card: Mapping[str, Any]) -> bytes:
+def _canonical_bytes(card: Card) -> bytes:
     try:
         return (json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError):  # a number like 1e999, or a text that is none
@@ -1086,7 +1088,7 @@ Check = tuple[str, bool | None, str]
 """A name, whether it passed (None: there was nothing to check it against), and what was seen."""
 
 
-def lower_bounds(card: Mapping[str, Any]) -> tuple[dict[str, float | None], str]:
+def lower_bounds(card: Card) -> tuple[dict[str, float | None], str]:
     """By accountant a lower bound on epsilon, None where there is none; and why, of the last one without."""
     accounting, adjacency = card["accounting"], card["setting"]["adjacency"]
     delta, how = accounting["delta"], accounting["composition"]
@@ -1126,7 +1128,7 @@ def lower_bounds(card: Mapping[str, Any]) -> tuple[dict[str, float | None], str]
     return bounds, why
 
 
-def _worst_of(cards: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float | None], str]:
+def _worst_of(cards: Sequence[Card]) -> tuple[dict[str, float | None], str]:
     """The largest bound by each accountant of cards that have other events, None where one has none."""
     each = [lower_bounds(card) for card in cards]
     names = each[0][0]
@@ -1157,7 +1159,7 @@ def _translate_rows(rows: Iterable[tuple[Event, int]], adjacency: str) -> list[t
     return [(under_replace_one(event, adjacency), count) for event, count in releases(rows)]
 
 
-def _of_filter(rows: Sequence[tuple[Event, int]], how: Mapping[str, Any], delta: float) -> float:
+def _of_filter(rows: Sequence[tuple[Event, int]], how: Card, delta: float) -> float:
     """What a filter allowed, which the run costs even if its releases, chosen adaptively, came to less."""
     if how["kind"] == "zcdp":
         return epsilon_of_zcdp(max(_add(rho, rows), how["rho"]), delta)
@@ -1183,7 +1185,7 @@ def _rdp_epsilon(rows: Sequence[tuple[Event, int]], delta: float, adjacency: str
     return math.inf if np.isinf(total).all() else float(compute_epsilon(ORDERS, total, delta)[0])
 
 
-def check_signature(card: Mapping[str, Any], key: str | None, *, unsigned: bool) -> Iterator[Check]:
+def check_signature(card: Card, key: str | None, *, unsigned: bool) -> Iterator[Check]:
     """Whether the facts are those that were signed, and by whom."""
     signature = card["signature"]
     if signature is None:
@@ -1206,7 +1208,7 @@ def check_signature(card: Mapping[str, Any], key: str | None, *, unsigned: bool)
         )
 
 
-def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
+def check_epsilon(card: Card) -> Iterator[Check]:
     """Whether each stated epsilon is at least the lower bound, and what is promised follows from it."""
     accounting, setting = card["accounting"], card["setting"]
     (bounds, why), held_to = lower_bounds(card), accounting["accountant"]
@@ -1258,7 +1260,7 @@ def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
     yield "releases", mechanism_["releases"] == asked and asked in counts, f"{asked} in the queries"
 
 
-def _least_held_out(card: Mapping[str, Any]) -> float | None:
+def _least_held_out(card: Card) -> float | None:
     """A lower bound on the epsilon of the last release, which is of the people held out; None without one."""
     fixed = {"kind": "schedule", "rho": None, "order": None, "limit": None}
     alone = {
@@ -1296,7 +1298,7 @@ def _trials(events: Sequence[Event]) -> list[list[Event]] | None:
     return [[*events[:-1], *one["events"]] for one in inner["events"]]
 
 
-def check_files(card: Mapping[str, Any], folder: Path) -> Iterator[Check]:
+def check_files(card: Card, folder: Path) -> Iterator[Check]:
     """Whether the files beside the card are those that it has checksums of, and its plan plans these releases."""
     for name in (*FILES, *({EVALUATION} & card["evidence"]["files"].keys())):
         path = folder / name
@@ -1315,7 +1317,7 @@ def check_files(card: Mapping[str, Any], folder: Path) -> Iterator[Check]:
         yield "plan", problem is None, problem or "the card is one of a run of this plan"
 
 
-def _plan_problem(plan: Any, card: Mapping[str, Any]) -> str | None:
+def _plan_problem(plan: Any, card: Card) -> str | None:
     setting, accounting, mechanism_ = card["setting"], card["accounting"], card["mechanism"]
     model, features = plan["model"], dict(plan["features"])
     files, is_fixed = dict(model.get("files", {})), plan["filter"]["kind"] == "schedule"

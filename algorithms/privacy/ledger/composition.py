@@ -56,7 +56,7 @@ class Composition:
         """The inverse of `to_json`; basic if there is none."""
         return cls(**document) if document else cls()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, str | float]:
         """The composition as JSON values."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -245,7 +245,7 @@ class Terms:
         composition = Composition.from_json(notes["composition"])
         return cls(notes["public"], composition, notes["blocks_per_person"], notes["bound"])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The terms as notes."""
         return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
 

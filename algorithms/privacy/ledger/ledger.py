@@ -86,7 +86,7 @@ class Checkpoint:
 
     def to_signed_json(self, key: Ed25519PrivateKey) -> str:
         """The checkpoint as JSON text, with a signature."""
-        document: dict[str, Any] = {"first": self.first, "head": list(self.head), "priced": self.priced}
+        document: dict[str, object] = {"first": self.first, "head": list(self.head), "priced": self.priced}
         document["books"] = state_tables.to_document(self.state)
         signature = key.sign(state_tables.canonical(document).encode()).hex()
         return json.dumps(document | {"signature": signature}, indent=1) + "\n"

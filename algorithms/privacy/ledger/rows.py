@@ -95,7 +95,7 @@ class Entry(NamedTuple):
         """The row's epsilon and delta: a cap, a reservation or a spend."""
         return Budget(math.inf if self.epsilon is None else self.epsilon, self.delta)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The row as a JSON object, with events and notes as objects rather than text."""
         return self._asdict() | {"events": json.loads(self.events), "about": json.loads(self.about)}
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Dialect
@@ -38,7 +38,17 @@ from algorithms.privacy.ledger.rows import (
 
 _MANY = 50
 
-Statement = tuple[sa.TextClause, Mapping[str, Any]]
+Statement = tuple[sa.TextClause, Mapping[str, object]]
+Row: TypeAlias = dict[str, str | int | float | None]
+"""A row of one of the tables, by column."""
+
+
+class StateJson(TypedDict):
+    """A state as JSON: rows of the three tables."""
+
+    populations: list[Row]
+    accounts: list[Row]
+    runs: list[Row]
 
 
 def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Sequence[Any]]:
@@ -219,7 +229,7 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
     used = {entry.population for entry in reserved} - known
     changes = (
-        (_ENTER_POPULATION, [row | {"place": first[row["population"]]} for row in terms]),
+        (_ENTER_POPULATION, [row | {"place": first[str(row["population"])]} for row in terms]),
         (_OPEN_ACCOUNT, [row for account, row in rows.items() if account not in open_already]),
         (_SET_CAP, [row for account, row in rows.items() if account in open_already]),
         (_CHARGE, [_account_row(state, account) for account in accounts]),
@@ -284,7 +294,7 @@ def differing(connection: Connection, state: LedgerState) -> str | None:
     return None
 
 
-def to_document(state: LedgerState) -> dict[str, Any]:
+def to_document(state: LedgerState) -> StateJson:
     """A state as JSON values, without the digests of blocks' content, which no balance depends on."""
     return {
         "populations": [
@@ -295,14 +305,14 @@ def to_document(state: LedgerState) -> dict[str, Any]:
     }
 
 
-def from_document(document: Mapping[str, Any]) -> LedgerState:
+def from_document(document: StateJson) -> LedgerState:
     """The inverse of `to_document`."""
     state = LedgerState()
     for row in document["populations"]:
         _read_population(state, SimpleNamespace(**row))
     for row in document["accounts"]:
         _open_account(state, SimpleNamespace(**row))
-    state.runs = {row["run_id"]: _run_of(row["run"]) for row in document["runs"]}
+    state.runs = {str(row["run_id"]): _run_of(str(row["run"])) for row in document["runs"]}
     return state
 
 
@@ -323,22 +333,27 @@ def _open_account(state: LedgerState, row: Any) -> None:
     state.charges[account] = row.charges
 
 
-def _population_row(state: LedgerState, population: str) -> dict[str, Any]:
+def _population_row(state: LedgerState, population: str) -> Row:
     pairs = sorted(sorted(pair) for name, pair in state.allowed if name == population)
     terms = canonical(state.terms[population].to_json())
     return {"population": population, "terms": terms, "allowed": canonical(pairs)}
 
 
-def _account_row(state: LedgerState, account: Account) -> dict[str, Any]:
+def _account_row(state: LedgerState, account: Account) -> Row:
     cap, sums, charges = state.caps[account], state.sums.get(account, {}), state.charges.get(account, 0)
-    row: dict[str, Any] = {status: _text(sums.get(status, ())) for status in STATES}
+    row: Row = {status: _text(sums.get(status, ())) for status in STATES}
     row |= {"population": account[0], "block": account[1], "charges": charges}
     return row | {"epsilon": cap.epsilon, "delta": cap.delta, "retired": int(account in state.retired)}
 
 
-def _run_row(run_id: str, run: ReservedRun) -> dict[str, Any]:
-    names = {"population": run.population, "status": run.status, "retraining": run.retraining}
-    return {"run_id": run_id, "run": _run_text(run)} | names
+def _run_row(run_id: str, run: ReservedRun) -> Row:
+    return {
+        "run_id": run_id,
+        "run": _run_text(run),
+        "population": run.population,
+        "status": run.status,
+        "retraining": run.retraining,
+    }
 
 
 def _run_text(run: ReservedRun) -> str:

@@ -170,7 +170,7 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 def _postgresql(url: URL) -> Database:
     # A pooler may give each transaction another session; and a database without an encoding returns bytes.
-    own: dict[str, Any] = {"prepare_threshold": None, "client_encoding": "utf8"}
+    own: dict[str, str | None] = {"prepare_threshold": None, "client_encoding": "utf8"}
     try:
         engine = sa.create_engine(
             url,
