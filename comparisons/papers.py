@@ -85,7 +85,7 @@ class Claim(StrictModel):
 
 
 class Paper(StrictModel):
-    """A paper: page, of docs/results, has the long tables."""
+    """A paper. page: of docs/results, with its results."""
 
     title: str
     page: str
@@ -180,7 +180,8 @@ _INTRODUCTION = [
     "# The five papers",
     "",
     "What remains of the papers' claims under sound accounting at equal epsilon, with methods tuned alike. The linked",
-    "pages have the long tables. This page is made from `comparisons/published/papers.yaml` by",
+    "pages have the results, and `comparisons/results` the long tables. This page is made from",
+    "`comparisons/published/papers.yaml` by",
     "`python -m comparisons.papers --page docs/results/papers.md`; `make papers` lists every table and figure, and",
     '`make papers ARGS="000-table-2"` runs one, with `--full` by the paper\'s own protocol.',
     "",

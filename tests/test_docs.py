@@ -39,6 +39,7 @@ from tests.support.one_process import stay_in_this_process
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
+PAGES += sorted((PROJECT / "comparisons" / "results").glob("*.md"))
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
