@@ -197,6 +197,10 @@ def test_clone_pulls_results_and_no_records(checkout: Checkout, tmp_path: Path) 
             checkout.root / "artifacts" / name
         ).read_bytes()
     assert not (clone.root / "datasets" / "prepared").exists()
+    (clone.root / "artifacts/metrics.json").unlink()
+    stages = ("calibrate", "train", "evaluate", "report")
+    subprocess.run(["dvc", "pull", "--quiet", *stages], **clone.where(), check=True)
+    assert (clone.root / "artifacts/metrics.json").exists()
 
 
 def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> None:
