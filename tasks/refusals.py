@@ -33,6 +33,8 @@ PIPELINE = Words(
         " what the file says, allow it by --allow-code {name} (in Python allow_code=[{name!r}]).",
         "noise_elsewhere": "run {run_id!r} is reserved by another home with the same owner key, which has its noise;"
         " wait for its end there, or give it up by `epsilonflow ledger forfeit {run_id}` where that home is gone.",
+        "nothing_frozen_to_shard": "the model {model} has no frozen parameters to shard; set performance.shard_frozen"
+        " to false, and performance.shard_trained to true to shard the others.",
         "pass_exceeds_memory": "a pass of {size} records of the model {model} does not fit the memory of the device"
         " {device}; set performance.physical_batch or performance.memory_mb to less.",
         "run_unknown": "the ledger has no reservation of run {run_id!r}; `epsilonflow ledger history` lists those it"

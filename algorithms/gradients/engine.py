@@ -330,7 +330,10 @@ class Engine:
         refused = f"the model {model.name} cannot be trained with {words}"
         if not self.is_batched:
             raise UnsupportedModelError(
-                f"{refused}, since it is differentiated record by record; set it to false."
+                f"{refused}, since it is differentiated record by record; set it to false.",
+                code="placement_record_by_record",
+                model=model.name,
+                settings=words,
             )
         model = shard_frozen(model, shards.mesh) if shards is not None and frozen else beside(model, device)
         self.passes = replace(
@@ -353,7 +356,13 @@ class Engine:
                     refusal_of(kernel, model, device, where_raised(error, model))
                 ) from error
             reason = str(error).partition("\n")[0]
-            raise UnsupportedModelError(f"{refused} ({reason}); set it to false.") from error
+            raise UnsupportedModelError(
+                f"{refused} ({reason}); set it to false.",
+                code="placement_failed",
+                model=model.name,
+                settings=words,
+                reason=reason,
+            ) from error
 
     def copy_for_thread(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""

@@ -236,7 +236,9 @@ def shard_frozen(model: PerExampleModel, mesh: "DeviceMesh") -> PerExampleModel:
     if not frozen:
         raise UnsupportedModelError(
             f"the model {model.name} has no frozen parameters to shard; set shard_frozen to false, and"
-            " shard_trained to true to shard the others."
+            " shard_trained to true to shard the others.",
+            code="nothing_frozen_to_shard",
+            model=model.name,
         )
     from torch.distributed.fsdp import fully_shard
 

@@ -455,9 +455,12 @@ def _finish(name: str, made: _Made, around: nn.Module, settings: _Public) -> Mod
     layers = batch_norm_layers(made.module)
     if layers and not settings.replace_batch_norm:
         raise ModelRefusedError(
-            f"the model {name!r} has the BatchNorm layer {layers[0]}, which mixes the records of a batch; set"
-            " replace_batch_norm to true among its settings, which makes it GroupNorm, or to frozen, which keeps the"
-            " statistics of its public checkpoint."
+            "the model {name!r} has the BatchNorm layer {layer}, which mixes the records of a batch; set"
+            " {network.replace_batch_norm} to true, which makes it GroupNorm, or to frozen, which keeps the"
+            " statistics of its public checkpoint.",
+            code="batch_norm_of_model",
+            name=name,
+            layer=layers[0],
         )
     # Frozen BatchNorm layers use no statistics of records in evaluation mode, which is set below.
     if settings.replace_batch_norm is True:

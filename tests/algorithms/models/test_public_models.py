@@ -45,7 +45,7 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_batch_norm_is_refused_by_name_and_replaced_where_asked() -> None:
-    with pytest.raises(ModelRefusedError, match=r"BatchNorm layer conv1\.1, .*replace_batch_norm to true"):
+    with refused_as("batch_norm_of_model", ModelRefusedError, layer="conv1.1"):
         of_timm("resnet10t")
     model = of_timm("resnet10t", replace_batch_norm=True)
     kinds = {type(layer) for layer in model.module.modules()}
