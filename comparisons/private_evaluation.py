@@ -18,7 +18,7 @@ from scipy.stats import norm
 from sklearn.metrics import f1_score, log_loss, precision_score, recall_score, roc_auc_score
 
 from algorithms.evaluation import HistogramSpec, ReleasedHistogram, count, histogram_for, metrics_of
-from algorithms.evaluation.histogram import score_edges
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, score_edges
 
 Array = NDArray[np.float64]
 NOISE = {0.2: 16.30, 0.5: 7.03, 1.0: 3.73, 3.0: 1.39}
@@ -69,7 +69,7 @@ def two_classes(positive: float, mean: tuple[float, float], spread: tuple[float,
         "log_loss": log_loss(labels, cut, sample_weight=each),
         "calibration_gap": float(each @ (scores[:, 1] - labels)),
     }
-    return Population(histogram_for("two classes", 2), scores, labels, each, truth)
+    return Population(histogram_for(BINARY, 2), scores, labels, each, truth)
 
 
 def classes(outputs: int, frequencies: list[float], accuracy: float) -> Population:
@@ -87,7 +87,7 @@ def classes(outputs: int, frequencies: list[float], accuracy: float) -> Populati
         "log_loss": float(np.minimum(-np.log(scores[np.arange(kinds), labels]), 9.0).mean()),
     }
     return Population(
-        histogram_for("classes", outputs), scores, labels.astype(np.float64), _equal(kinds), truth
+        histogram_for(MULTICLASS, outputs), scores, labels.astype(np.float64), _equal(kinds), truth
     )
 
 

@@ -29,6 +29,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core.training import train
 from algorithms.evaluation import ReleasedHistogram, cheapest_threshold, count, histogram_for
+from algorithms.evaluation.histogram import BINARY
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.card import DataCard, data_card
@@ -370,7 +371,7 @@ def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[
                 np.array(held.test_labels),
             )
             first = np.random.default_rng(seed).random(len(labels)) < 0.5
-            spec = histogram_for("two classes", 2)
+            spec = histogram_for(BINARY, 2)
             noise = spec.sensitivity * noise_for_share(1.0, epsilon)
             drawn = np.random.default_rng([seed, int(100 * epsilon)]).normal(0.0, noise, spec.cells)
             released = ReleasedHistogram(spec, count(spec, scores[first], labels[first]) + drawn, noise)

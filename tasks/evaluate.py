@@ -37,6 +37,7 @@ from algorithms.evaluation import (
     thresholds_of,
 )
 from algorithms.evaluation import metrics_of as released_metrics
+from algorithms.evaluation.histogram import BINARY, MULTICLASS
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
 from algorithms.privacy.documents import Receipt
@@ -216,7 +217,7 @@ def exact_histogram(
 ) -> ReleasedHistogram:
     """The histogram of public held-out records of classes, without noise."""
     classes = len(public.label_type.names)
-    spec = histogram_for("two classes" if classes == 2 else "classes", classes)
+    spec = histogram_for(BINARY if classes == 2 else MULTICLASS, classes)
     return ReleasedHistogram(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
 
 
@@ -646,9 +647,7 @@ def class_tables(
 def released_confusion(released: ReleasedHistogram) -> NDArray[np.float64] | None:
     """The noisy table of predicted class by label, [classes, classes], if the histogram has one."""
     try:
-        return released.table(
-            "score x label, 2" if released.spec.kind == "two classes" else "predicted x label"
-        )
+        return released.table("score x label, 2" if released.spec.kind == BINARY else "predicted x label")
     except KeyError:
         return None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, count, histogram_for
-from algorithms.evaluation.histogram import Floats, Groups, HistogramKind
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, Groups, HistogramKind
 from algorithms.gradients import Engine
 from algorithms.gradients.arithmetic import WHOLE
 from algorithms.models import Model
@@ -37,12 +37,12 @@ def histogram_of(
     compared: bool = False,
 ) -> HistogramSpec:
     """The histogram to release for a target; raises RefusedError if it would have too many cells, or no such halves."""
-    kinds: dict[str, HistogramKind] = {"class": "classes", "number": "number", "count": "number"}
+    kinds: dict[str, HistogramKind] = {"class": MULTICLASS, "number": "number", "count": "number"}
     kind = kinds.get(label_type.kind, "score")
-    classes = len(label_type.names) if kind == "classes" else 1
+    classes = len(label_type.names) if kind == MULTICLASS else 1
     try:
         return histogram_for(
-            "two classes" if classes == 2 else kind, classes, groups, cross, halves=halves, compared=compared
+            BINARY if classes == 2 else kind, classes, groups, cross, halves=halves, compared=compared
         )
     except ValueError as error:
         setting = "privacy.evaluation.recalibrate" if halves and classes != 2 else "privacy.evaluation.by"

@@ -17,6 +17,7 @@ from algorithms.auditing.audit import ROOM, AuditCheck, MechanismAudit, charged_
 from algorithms.auditing.bounds import Attack, family_of, many_runs
 from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.evaluation import HistogramSpec, count, histogram_for
+from algorithms.evaluation.histogram import BINARY
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -115,7 +116,7 @@ def audit_evaluation_release(*, draws: int, seed: int) -> list[MechanismAudit]:
     """
     rows = []
     for name, spec in (
-        ("two classes", histogram_for("two classes", 2)),
+        ("two classes", histogram_for(BINARY, 2)),
         ("a number", histogram_for("number", 1)),
     ):
         found = audit_evaluation(spec, draws=draws, seed=seed)

@@ -15,7 +15,14 @@ from algorithms.evaluation.estimates import (
     scored_cells,
     sigmoid,
 )
-from algorithms.evaluation.histogram import Floats, NoisyTables, ReleasedHistogram, score_edges
+from algorithms.evaluation.histogram import (
+    BINARY,
+    MULTICLASS,
+    Floats,
+    NoisyTables,
+    ReleasedHistogram,
+    score_edges,
+)
 from algorithms.evaluation.intervals import (
     Estimate,
     NoisyCells,
@@ -62,7 +69,7 @@ class CalibrationBin:
 
 def thresholds_of(released: ReleasedHistogram) -> tuple[Threshold, ...]:
     """Metrics of two classes at 15 public thresholds, which are even in the bins; empty for other kinds."""
-    is_of_two = released.spec.kind == "two classes" and not released.has_invalid
+    is_of_two = released.spec.kind == BINARY and not released.has_invalid
     return thresholds_of_view(released.view()) if is_of_two else ()
 
 
@@ -136,7 +143,7 @@ def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
     spec = released.spec
     if released.has_invalid:
         return None
-    if spec.kind == "two classes":
+    if spec.kind == BINARY:
         scored = scored_cells(released.view())
         cells: NoisyCells = scored
         if are_in_few_bins(scored):
@@ -144,7 +151,7 @@ def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
         bins, group = spec.bins, spec.bins // _POINTS
         means = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
         edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
-    elif spec.kind == "classes":
+    elif spec.kind == MULTICLASS:
         cells = independent(released.view().tables["confidence x right"], released.noise_std)
         bins, group = spec.bins, 1
         edges = np.arange(bins + 1) / bins

@@ -12,7 +12,9 @@ import numpy as np
 from scipy.stats import norm
 
 from algorithms.evaluation.histogram import (
+    BINARY,
     MAX_LOG_ODDS,
+    MULTICLASS,
     SIDE_SHARE,
     Floats,
     NoisyTables,
@@ -71,9 +73,9 @@ def outcomes_of(released: ReleasedHistogram) -> dict[str, Outcome]:
 
 def outcomes_of_view(view: NoisyTables) -> dict[str, Outcome]:
     """The metrics of all records or of a group."""
-    if view.spec.kind == "two classes":
+    if view.spec.kind == BINARY:
         return _of_two_classes(scored_cells(view))
-    if view.spec.kind == "classes":
+    if view.spec.kind == MULTICLASS:
         return _of_classes(view)
     if view.spec.kind == "number":
         return _of_numbers(view)

@@ -11,7 +11,15 @@ import numpy as np
 
 from algorithms.evaluation.estimates import metrics_of
 from algorithms.evaluation.groups import groups_of
-from algorithms.evaluation.histogram import Floats, HistogramSpec, Integers, ReleasedHistogram, count
+from algorithms.evaluation.histogram import (
+    BINARY,
+    MULTICLASS,
+    Floats,
+    HistogramSpec,
+    Integers,
+    ReleasedHistogram,
+    count,
+)
 from algorithms.evaluation.intervals import Estimate
 
 _PEOPLE = 2000
@@ -58,11 +66,11 @@ def _made_up(spec: HistogramSpec) -> tuple[Floats, Floats, Integers]:
         or [np.zeros(_PEOPLE, np.int64)],
         axis=1,
     )[:, : len(spec.groups)]
-    if spec.kind == "two classes":
+    if spec.kind == BINARY:
         labels = (draw.random(_PEOPLE) < 0.3).astype(np.float64)
         odds = draw.normal(-1.0 + 2.3 * (labels - 0.3), 1.5)
         return np.stack([1 / (1 + np.exp(odds)), 1 / (1 + np.exp(-odds))], axis=1), labels, groups
-    if spec.kind == "classes":
+    if spec.kind == MULTICLASS:
         label = draw.integers(0, spec.outputs, _PEOPLE)
         predicted = np.where(draw.random(_PEOPLE) < 0.7, label, draw.integers(0, spec.outputs, _PEOPLE))
         confidence = draw.uniform(0.5, 1.0, (_PEOPLE, 1))

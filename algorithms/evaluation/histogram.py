@@ -12,17 +12,20 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+BINARY: Final = "two classes"
+MULTICLASS: Final = "classes"
+"""As plans and cards have named these kinds from the first."""
 HistogramKind: TypeAlias = Literal["two classes", "classes", "number", "score"]
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Groups: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
-_BINS: dict[HistogramKind, int] = {"two classes": 64, "classes": 16, "number": 12, "score": 3}
+_BINS: dict[HistogramKind, int] = {BINARY: 64, MULTICLASS: 16, "number": 12, "score": 3}
 _TARGET_NODES, _TARGET_BINS = 8, 16
 _MAX_CONFUSION = 32
 """Up to so many classes the table of predicted class and label is released as a whole."""
@@ -95,7 +98,7 @@ class HistogramSpec:
         nodes do not shrink. The three sums of a comparison of L2 norm 1 have the L1 norm
         (1 + 1/4 + 1/4) / sqrt(1 + 2/16), which is sqrt(2).
         """
-        of_table = 1.0 if self.kind == "two classes" else 1.25
+        of_table = 1.0 if self.kind == BINARY else 1.25
         return of_table * self._tables_per_record + math.sqrt(2.0) * self.comparison_norm
 
     @property
@@ -106,7 +109,7 @@ class HistogramSpec:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The tables of this kind, by name."""
-        if self.kind == "two classes":
+        if self.kind == BINARY:
             return {f"score x label, {size}": (size, 2) for size in self.resolutions}
         if self.kind == "number":
             return {
@@ -224,7 +227,7 @@ def histogram_for(
     """
     if kind not in get_args(HistogramKind):
         raise ValueError(f"the kind of a histogram is {', '.join(get_args(HistogramKind))}; got {kind!r}.")
-    if not (outputs == 2 if kind == "two classes" else outputs >= 2 if kind == "classes" else outputs == 1):
+    if not (outputs == 2 if kind == BINARY else outputs >= 2 if kind == MULTICLASS else outputs == 1):
         raise ValueError(f"a histogram of {kind} cannot have {outputs} outputs.")
     columns = [column for column, _ in groups]
     if len(set(columns)) < len(columns) or any(
@@ -238,7 +241,7 @@ def histogram_for(
         raise ValueError(
             f"there are more than {_MAX_CELLS:,} groups; name fewer columns, or do not cross them."
         )
-    if halves and kind != "two classes":
+    if halves and kind != BINARY:
         raise ValueError(
             f"only scores of two classes can be recalibrated, so a histogram of {kind} has no halves."
         )
@@ -340,7 +343,7 @@ def count(
         valid &= np.isfinite(differences)
     if spec.kind == "number":
         valid &= np.isfinite(np.asarray(labels, np.float64))
-    elif spec.kind in ("two classes", "classes"):
+    elif spec.kind in (BINARY, MULTICLASS):
         valid &= (np.asarray(labels) >= 0) & (np.asarray(labels) < spec.outputs)
     cells[-1] = weights[~valid].sum()
     scores, labels, weights, members = scores[valid], labels[valid], weights[valid], members[valid]
@@ -419,7 +422,7 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
             "error x target": [(nearest * _TARGET_BINS + interval, ones)],
         }
     classes: Integers = np.asarray(labels, np.int64)
-    if spec.kind == "two classes":
+    if spec.kind == BINARY:
         odds = log_odds(scores)
         fine = np.searchsorted(
             score_edges(spec.bins), odds, side="left"

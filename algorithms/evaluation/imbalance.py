@@ -11,7 +11,7 @@ import numpy as np
 
 from algorithms.evaluation.curves import Threshold, threshold_at
 from algorithms.evaluation.estimates import ScoredCells, class_cells, confusion_at, scored_cells
-from algorithms.evaluation.histogram import Floats, ReleasedHistogram
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, ReleasedHistogram
 from algorithms.evaluation.intervals import Estimate, NoisyCells, estimate_in, mean, proportion
 
 
@@ -47,10 +47,10 @@ class Decision:
 
 def class_metrics_of(released: ReleasedHistogram) -> tuple[ClassMetrics, ...]:
     """The metrics of each class, in their order; empty for other kinds of targets, and where scores are not finite."""
-    if released.has_invalid or released.spec.kind not in ("two classes", "classes"):
+    if released.has_invalid or released.spec.kind not in (BINARY, MULTICLASS):
         return ()
     cells: NoisyCells
-    if released.spec.kind == "two classes":
+    if released.spec.kind == BINARY:
         cells = scored_cells(released.view())
         tn, fp, fn, tp = confusion_at(released.spec.bins, released.spec.bins // 2)
         right, of_class, predicted = (
@@ -89,7 +89,7 @@ def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> D
         >>> decision.at.recall.value, round(decision.cost.value, 3), round(decision.constant_cost.value, 3)
         (1.0, 0.04, 0.6)
     """
-    if released.has_invalid or released.spec.kind != "two classes":
+    if released.has_invalid or released.spec.kind != BINARY:
         return None
     cells, bins = scored_cells(released.view()), released.spec.bins
     cut = min(range(1, bins), key=lambda one: cells.total(_mistakes(bins, one, costs)))
