@@ -80,6 +80,7 @@ PLAIN = Words(
         "population.composition": "the composition of the population",
         "plan.remedy": "calibrate again",
         "run.remedy": "run again",
+        "run.steps": "the whole run",
     }
 )
 """Settings by their names in Python: the words of an error that no front end has caught."""

@@ -16,6 +16,7 @@ PIPELINE = Words(
         "learned.kind": "features.name",
         "population.composition": "the data card's composition",
         "plan.remedy": "run the calibrate stage again",
+        "run.steps": "all stages",
         "run.remedy": "run the stages again",
     },
     sentences={

@@ -120,7 +120,11 @@ class Document(BaseModel):
             first = error.errors()[0]
             entry = ".".join(map(str, first["loc"])) or "the whole"
             raise RefusedError(
-                f"{where} does not say what is needed of {entry!r} ({first['msg']}); use one version for all stages."
+                "{where} does not say what is needed of {entry!r} ({why}); use one version for {run.steps}.",
+                code="document_incomplete",
+                where=where,
+                entry=entry,
+                why=first["msg"],
             ) from None
 
     @classmethod
