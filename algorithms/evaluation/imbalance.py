@@ -4,14 +4,21 @@ Accuracy says little there, as always naming the most frequent class is hard to 
 from a lower probability on, which costs nothing: it is post-processing of released scores.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from algorithms.evaluation.curves import Threshold, threshold_at
-from algorithms.evaluation.estimates import ScoredCells, class_cells, confusion_at, scored_cells
-from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, ReleasedHistogram
+from algorithms.evaluation.estimates import (
+    ScoredCells,
+    class_cells,
+    confusion_at,
+    scored_cells,
+    sigmoid,
+)
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, ReleasedHistogram, score_edges
 from algorithms.evaluation.intervals import Estimate, NoisyCells, estimate_in, mean, proportion
 
 
@@ -74,7 +81,8 @@ def class_metrics_of(released: ReleasedHistogram) -> tuple[ClassMetrics, ...]:
 def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> Decision | None:
     """The threshold at which mistakes cost least in the released histogram; None where it says nothing of two classes.
 
-    Chosen on the people whom it is shown for, it looks a little cheaper than it is for others.
+    It is the one at which a right probability would decide, unless another one is cheaper by more than a standard
+    deviation of the noise. Chosen on the people whom it is shown for, it looks a little cheaper than it is for others.
 
     Args:
         released: the histogram.
@@ -92,7 +100,14 @@ def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> D
     if released.has_invalid or released.spec.kind != BINARY:
         return None
     cells, bins = scored_cells(released.view()), released.spec.bins
-    cut = min(range(1, bins), key=lambda one: cells.total(_mistakes(bins, one, costs)))
+    # The cheapest one if probabilities are right; another one has to be cheaper by more than the noise.
+    usual = min(max(1 + int(np.searchsorted(sigmoid(score_edges(bins)), costs[0] / sum(costs))), 1), bins - 1)
+
+    def excess(cut: int) -> float:
+        change = _mistakes(bins, cut, costs) - _mistakes(bins, usual, costs)
+        return cells.total(change) + math.sqrt(cells.noise(change, change))
+
+    cut = min(range(1, bins), key=excess)
     always = min((0, bins), key=lambda one: cells.total(_mistakes(bins, one, costs)))
     return Decision(threshold_at(cells, cut), _cost(cells, cut, costs), _cost(cells, always, costs))
 

@@ -154,7 +154,7 @@ def test_a_noisy_histogram_gives_a_threshold_nearly_as_cheap() -> None:
         real = (30.0 * (labels[~named] == 1).sum() + (labels[named] == 0).sum()) / len(labels)
         ratios.append(real / exact.cost.value)
     assert exact.constant_cost is not None
-    assert np.mean(ratios) < 1.2 < exact.constant_cost.value / exact.cost.value  # at epsilon 1
+    assert np.mean(ratios) < 1.3 < exact.constant_cost.value / exact.cost.value  # at epsilon 1
 
 
 @pytest.mark.parametrize("classes", [2, 3, 40])
