@@ -22,7 +22,7 @@ from prefect.exceptions import FailedRun
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import MAX_EPSILON
@@ -149,7 +149,7 @@ def pipeline(
     epsilon: Epsilon | None = None,
     delta: Delta | None = None,
     seed: Seed | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: dict[str, JsonValue] | None = None,
     encoder: str | None = None,
 ) -> Rows | State[Any]:
     """Train a model under differential privacy in this checkout and report what it spent.

@@ -14,7 +14,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from algorithms.errors import LedgerBrokenError
 from algorithms.plain_text import for_markdown
@@ -120,7 +120,7 @@ def audit(
     method: str | None = None,
     epsilon: Epsilon = 4.0,
     delta: Delta = 1e-5,
-    settings: dict[str, Any] | None = None,
+    settings: dict[str, JsonValue] | None = None,
     runs: Annotated[int, Field(ge=1)] = 1000,
     canaries: Annotated[int, Field(ge=8)] = 400,
     seed: Seed = 0,

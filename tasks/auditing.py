@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from pydantic import JsonValue
 
 from algorithms.auditing.audit import Array, Audit, audit, tested
 from algorithms.auditing.game import Game
@@ -40,7 +41,7 @@ class AuditRequest:
     """
 
     method: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, JsonValue]
     epsilon: float = 4.0
     delta: float = 1e-5
     runs: int = 1000
@@ -57,7 +58,7 @@ def check(request: AuditRequest) -> None:
 
 def checked_requests(
     method: str | None,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, JsonValue],
     epsilon: float,
     delta: float,
     runs: int,

@@ -19,7 +19,7 @@ from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import text as words
 from data.files import read_json
 from tasks.reporting import AUDIT, audit_folder, environment
-from tasks.runs.metrics import format_metric, held_out_metrics, is_private, private_words
+from tasks.runs.metrics import Metrics, format_metric, held_out_metrics, is_private, private_words
 
 MUST_ANSWER = "You must answer."
 
@@ -44,7 +44,7 @@ class Source:
 
 
 def sources(
-    card: PrivacyCard, metrics: Mapping[str, Any] | None, audit: Mapping[str, Any] | None
+    card: PrivacyCard, metrics: Metrics | None, audit: Mapping[str, Any] | None
 ) -> tuple[Source, ...]:
     """The questions of each document with what the run's documents say."""
     return (_nist(card, audit, metrics), _edpb(card, audit), _ai_act(card, metrics))
@@ -54,7 +54,7 @@ def _open(question: str, why: str) -> Line:
     return Line(question, None, why)
 
 
-def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Mapping[str, Any] | None) -> Source:
+def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Metrics | None) -> Source:
     ran = card.implementation
     return Source(
         "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
@@ -186,7 +186,7 @@ def _edpb(card: PrivacyCard, audit: Mapping[str, Any] | None) -> Source:
     )
 
 
-def _ai_act(card: PrivacyCard, metrics: Mapping[str, Any] | None) -> Source:
+def _ai_act(card: PrivacyCard, metrics: Metrics | None) -> Source:
     setting, mechanism = card.setting, card.mechanism
     records = "private, and not on the card" if setting.records is None else f"{setting.records:,}"
     model = f"{mechanism.model.name}, {mechanism.model.parameters:,} parameters, trained by {mechanism.algorithm}."
@@ -272,7 +272,7 @@ def _audit_line(question: str, audit: Mapping[str, Any] | None) -> Line:
     return Line(question, fact, f"{audit_folder(audit['method'])}/{AUDIT}, of {audit['at']}")
 
 
-def _utility(question: str, metrics: Mapping[str, Any] | None) -> Line:
+def _utility(question: str, metrics: Metrics | None) -> Line:
     if not metrics:
         return _open(question, "no metrics.json lies beside the card")
     measured = {name: value for name, value in held_out_metrics(metrics).items() if value is not None}

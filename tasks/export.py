@@ -32,7 +32,7 @@ from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
-from tasks.runs.metrics import is_private, metric_rows, tracker_key
+from tasks.runs.metrics import Metrics, is_private, metric_rows, tracker_key
 from tasks.runs.store import EVALUATION, sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
@@ -247,18 +247,18 @@ def _beside(artifacts: Path) -> Path:
     return artifacts if artifacts.is_dir() else artifacts.parent
 
 
-def _metrics(folder: Path) -> dict[str, Any]:
+def _metrics(folder: Path) -> Metrics:
     path = folder / "metrics.json"
     return read_json(path) if path.is_file() else {}
 
 
-def _on_what(metrics: Mapping[str, Any]) -> str:
+def _on_what(metrics: Metrics) -> str:
     if not metrics:
         return "None was recorded with the model."
     return f"On held-out records, which are {'private' if is_private(metrics) else 'public'}:"
 
 
-def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
+def model_card(card: PrivacyCard, model: nn.Module, metrics: Metrics) -> str:
     """A model card in Hugging Face's format: a YAML head, then sections, that on privacy from the privacy card."""
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())

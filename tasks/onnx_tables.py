@@ -356,7 +356,7 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
             is_probability=model.facts.get("model") not in MARGINS,
             has_labels=model.predicts == "labels",
         )
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "predicts": model.predicts,
         "classes": list(model.classes),
         "columns": [] if table is None else [*inputs_of(table)],
@@ -395,7 +395,7 @@ def _what_records_are(preparation: Mapping[str, Any]) -> str:
     return "not in this file: records are as prepared"
 
 
-def _hashes(reader: Table) -> dict[str, Any]:
+def _hashes(reader: Table) -> dict[str, object]:
     """How the cell of each hashed text is computed: BLAKE2b of 8 bytes with the key, big-endian, modulo the cells."""
     return {
         column.name: {

@@ -40,7 +40,7 @@ _CHOICES = {
 """Fields that hold one of some words."""
 
 
-def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, Any]:
+def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, object]:
     """The entry; raises RefusedError for a run that promises no privacy, and without a section `deployment`."""
     setting, accounting, deployed = card.setting, card.accounting, data.deployment
     if not setting.private:
@@ -68,7 +68,7 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, Any]:
     }
     changes = {"ADD_OR_REMOVE_ONE": "adding or removing", "REPLACE_ONE": "replacing"}[setting.adjacency]
     justification = {} if deployed.justification is None else {"justification": deployed.justification}
-    entry: dict[str, Any] = {
+    entry: dict[str, object] = {
         "url_slug": re.sub("[^a-z0-9]+", "-", f"{setting.dataset}-{card.evidence.run_id}".lower()).strip("-"),
         "status": "Draft",
         "tier": 3,
@@ -148,7 +148,7 @@ def _mechanisms(card: PrivacyCard) -> str:
     )
 
 
-def as_yaml(entry: dict[str, Any]) -> str:
+def as_yaml(entry: dict[str, object]) -> str:
     """The entry as a file of the registry."""
     out = io.StringIO()
     YAML(typ="safe", pure=True).dump(entry, out)

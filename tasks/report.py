@@ -56,6 +56,7 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.shapes import explanation_of
 from tasks.runs.ledger import open_ledger, signing_key
+from tasks.runs.metrics import Metrics
 from tasks.runs.software import reuse_note
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import check_data_facts, check_run_facts
@@ -85,7 +86,7 @@ class RunResults:
 
     plan: PlanDocument
     receipt: Receipt
-    metrics: Mapping[str, Any]
+    metrics: Metrics
     public: DatasetInfo
     trace: pd.DataFrame
     pairs: pd.DataFrame
@@ -194,7 +195,7 @@ def compose(
     return Report(run, card, curve, past, pictures, text)
 
 
-def _calibration(metrics: Mapping[str, Any]) -> dict[str, tuple[Drawing, str]]:
+def _calibration(metrics: Metrics) -> dict[str, tuple[Drawing, str]]:
     """The calibration curve, where private held-out records have one."""
     if "calibration" not in metrics:
         return {}

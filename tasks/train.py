@@ -355,7 +355,7 @@ def save_model(
     save_file(cpu_copies(in_file(model, model.published_tensors(released))), path, metadata=described)
 
 
-def _data_facts(public: DatasetInfo) -> dict[str, Any]:
+def _data_facts(public: DatasetInfo) -> dict[str, object]:
     """The facts in a model's file about its records and its target."""
     return {
         "tokens": public.tokens,

@@ -98,19 +98,19 @@ class Method(StrictModel):
     tuned separately. epsilons, delta: replace the file's.
     """
 
-    algorithm: dict[str, Any]
-    features: dict[str, Any] = Field(default_factory=dict)
+    algorithm: dict[str, JsonValue]
+    features: dict[str, JsonValue] = Field(default_factory=dict)
     accountant: Literal["pld", "rdp", "pure"] = "pld"
     label: Word | None = None
     private: bool = True
     vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    by_epsilon: dict[float, dict[str, Any]] = Field(default_factory=dict)
+    by_epsilon: dict[float, dict[str, JsonValue]] = Field(default_factory=dict)
     epsilons: Epsilons | None = None
     delta: Delta | None = None
 
     @field_validator("algorithm")
     @classmethod
-    def _has_a_name(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+    def _has_a_name(cls, algorithm: dict[str, JsonValue]) -> dict[str, JsonValue]:
         if not isinstance(algorithm.get("name"), str):
             raise ValueError("name is missing, give the name of an algorithm")
         return algorithm
@@ -167,7 +167,7 @@ class Variant(Method):
     epsilons: Epsilons
     delta: Delta
 
-    def at(self, epsilon: float | None) -> dict[str, Any]:
+    def at(self, epsilon: float | None) -> dict[str, JsonValue]:
         """The algorithm's settings at an epsilon, None for a method without noise."""
         return with_values(self.algorithm, {} if epsilon is None else self.by_epsilon.get(epsilon, {}))
 
@@ -287,7 +287,7 @@ class Trial:
     method: str
     label: str
     setting: str
-    settings: dict[str, Any]
+    settings: dict[str, JsonValue]
     accountant: str
     epsilon: float | None
     delta: float
@@ -295,9 +295,9 @@ class Trial:
     fold: Fold | None
     record: dict[str, Any]
     transform: Transform = "none"
-    model_settings: dict[str, Any] = field(default_factory=dict)
-    features: dict[str, Any] = field(default_factory=dict)
-    encoder: dict[str, Any] = field(default_factory=dict)
+    model_settings: dict[str, JsonValue] = field(default_factory=dict)
+    features: dict[str, JsonValue] = field(default_factory=dict)
+    encoder: dict[str, JsonValue] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -314,10 +314,10 @@ class Trial:
         return digest_of(inputs)
 
     @property
-    def model_group(self) -> dict[str, Any]:
+    def model_group(self) -> dict[str, JsonValue]:
         """The group `model` of params.yaml for this trial."""
         chosen = {key: value for key, value in self.model_settings.items() if key != "files"}
-        return {"name": self.model, "seed": self.seed} | chosen
+        return {"name": self.model, "seed": self.seed, **chosen}
 
     @property
     def noise_seed(self) -> int:
@@ -397,7 +397,9 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
             record=recorded,
             transform=problem.transform,
             model_settings=_model_settings(
-                problem, files, (problem.model, settings["name"], variant.features.get("name", "none"))
+                problem,
+                files,
+                (problem.model, str(settings["name"]), str(variant.features.get("name", "none"))),
             ),
             features=_features(variant, file),
             encoder=encoder,
@@ -437,13 +439,13 @@ def code_digest() -> str:
     return digest_of([[str(file.relative_to(folder)), file.read_text(encoding="utf-8")] for file in files])
 
 
-def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:
+def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, JsonValue]:
     """The settings with the digests of files and of the user's own code, so that another file is another trial.
 
     named: what the trial names, of which `package.module:factory` is the user's own.
     """
-    files = files | {name: source_digest(name) for name in named if is_own(name)}
-    return problem.model_settings | ({"files": files} if files else {})
+    digests: dict[str, JsonValue] = {**files, **{name: source_digest(name) for name in named if is_own(name)}}
+    return {**problem.model_settings, "files": digests} if digests else problem.model_settings
 
 
 def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
@@ -459,7 +461,7 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
         )
 
 
-def _features(variant: Variant, file: str) -> dict[str, Any]:
+def _features(variant: Variant, file: str) -> dict[str, JsonValue]:
     """The settings of the learned features, complete; empty if there are none."""
     if variant.features in ({}, {"name": "none"}):
         return {}
@@ -467,8 +469,8 @@ def _features(variant: Variant, file: str) -> dict[str, Any]:
 
 
 def _complete(
-    settings: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
-) -> dict[str, Any]:
+    settings: dict[str, JsonValue], make: Callable[[dict[str, JsonValue]], object], key: str, file: str
+) -> dict[str, JsonValue]:
     """The settings with every default filled in, so that a changed default changes the trial.
 
     make: the factory of the object that they are for; the settings of a user's own code stay as they are. key: where
@@ -480,9 +482,9 @@ def _complete(
         raise ParamsRefusedError(f"{file}: {key}.name: {PIPELINE.sentence(refusal)}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {in_words(error.errors()[0], key)}; correct it.") from None
-    if is_own(settings["name"]):
+    if is_own(str(settings["name"])):
         return settings
-    filled: dict[str, Any] = adapter(type(made)).dump_python(made, mode="json")
+    filled: dict[str, JsonValue] = adapter(type(made)).dump_python(made, mode="json")
     return {"name": settings["name"]} | filled
 
 

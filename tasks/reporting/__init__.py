@@ -43,6 +43,7 @@ from tasks.reporting.shapes import Explanation, Shape
 from tasks.retraining import Registry, RetrainingState, RetrainingStates
 from tasks.runs.metrics import (
     ACCURACY,
+    Metrics,
     ReportText,
     format_metric,
     headline_metric,
@@ -121,7 +122,7 @@ def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
     return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
 
 
-def risk_of(profile: Profile) -> dict[str, Any]:
+def risk_of(profile: Profile) -> dict[str, object]:
     """The template's variables on what the best attacker can achieve who tells whether a record was used.
 
     attacks: what is caught at selected false alarm rates. guess: how often the attacker is right if half of the records
@@ -135,7 +136,7 @@ def risk_of(profile: Profile) -> dict[str, Any]:
     return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(profile)}
 
 
-def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> ReportText:
+def score(metrics: Metrics, classes: pd.DataFrame) -> ReportText:
     """The page's sentences about the model. classes: columns `class`, `accuracy`, `records`."""
     records = int(classes["records"].sum())
     return report_text(metrics, records, float(classes["records"].max()) / max(1, records))
@@ -155,7 +156,7 @@ def page(
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,
-    risk: Mapping[str, Any] | None,
+    risk: Mapping[str, object] | None,
     attack: Mapping[str, float] | None = None,
     ten_more: float | None = None,
     audit: Mapping[str, Any] | None = None,
@@ -216,7 +217,7 @@ def shape_drawings(explanation: Explanation | None) -> dict[str, tuple[Drawing, 
     }
 
 
-def _shape_row(shape: Shape) -> dict[str, Any]:
+def _shape_row(shape: Shape) -> dict[str, object]:
     effect = shape.effects[:, shape.output]
     return {
         "name": shape.name,
@@ -285,9 +286,7 @@ def is_on_blocks(receipt: Receipt) -> bool:
     return receipt.blocks not in ((), (WHOLE_POPULATION,))
 
 
-def history(
-    receipt: Receipt, metrics: Mapping[str, Any], *, ledger: Ledger, home: Path, root: Path
-) -> History:
+def history(receipt: Receipt, metrics: Metrics, *, ledger: Ledger, home: Path, root: Path) -> History:
     """The history of a finished run on blocks.
 
     receipt, metrics: of the run. home: folder of the states of retrainings. root: the checkout, with its models. If the
@@ -318,7 +317,7 @@ def _blocks_of_receipt(receipt: Receipt) -> pd.DataFrame:
 
 
 def _retrainings(
-    receipt: Receipt, metrics: Mapping[str, Any], past: Settlement, home: Path, root: Path
+    receipt: Receipt, metrics: Metrics, past: Settlement, home: Path, root: Path
 ) -> pd.DataFrame:
     if past.run.retraining is None:
         return nothing().retrainings

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Choice, Spread
@@ -53,11 +53,11 @@ class RetrainingRecipe(StrictModel):
     first of them; the caps decide that of each retraining.
     """
 
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, JsonValue] = Field(default_factory=dict)
     privacy: dict[str, Any] = Field(default_factory=dict)
     features: dict[str, Any] = Field(default_factory=lambda: {"name": "none"})
-    algorithm: dict[str, Any]
-    model: dict[str, Any]
+    algorithm: dict[str, JsonValue]
+    model: dict[str, JsonValue]
 
     def settings(self, dataset: str, delta: float | None) -> dict[str, Any]:
         """The groups for a data set, without its blocks. delta: of each run; None keeps that of the recipe."""

@@ -122,7 +122,7 @@ def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:
     return {name.removeprefix("test_"): metrics[name] for name in names}
 
 
-def placeholder_metrics(kind: TargetKind, *, evaluation_epsilon: float | None = None) -> dict[str, Any]:
+def placeholder_metrics(kind: TargetKind, *, evaluation_epsilon: float | None = None) -> Metrics:
     """Metrics of ones, to rehearse a report; evaluation_epsilon: of private held-out records."""
     if evaluation_epsilon is not None:
         estimates = {"test_accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}, "test_log_loss": None}

@@ -393,7 +393,7 @@ def check_data_facts(receipt: Receipt, public: DatasetInfo) -> None:
         )
 
 
-def run_facts(receipt: Receipt) -> dict[str, Any]:
+def run_facts(receipt: Receipt) -> dict[str, str | float | None]:
     """The facts that link metrics to their run, for `check_run_facts`; epsilon is null without privacy.
 
     The run's id is a digest of all settings, which DVC shows next to the metrics.
@@ -405,7 +405,7 @@ def run_facts(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def check_run_facts(metrics: Mapping[str, Any], receipt: Receipt) -> None:
+def check_run_facts(metrics: Mapping[str, object], receipt: Receipt) -> None:
     """Raise RefusedError if the metrics belong to another run than the receipt, or do not name their run."""
     wanted = run_facts(receipt)
     differing = [name for name, value in wanted.items() if name not in metrics or metrics[name] != value]

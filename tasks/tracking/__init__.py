@@ -123,7 +123,7 @@ def session(
     job_type: str,
     group: str,
     name: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     tags: Sequence[str] = (),
     run_id: str | None = None,
     seconds_to_finish: int = _SECONDS_TO_FINISH,

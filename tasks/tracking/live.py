@@ -138,7 +138,7 @@ def live_curve(
 class _Sender:
     """Writes lines to the process, and drops lines for which it would have to wait."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
+    def __init__(self, opening: Mapping[str, object]) -> None:
         self._latest: tuple[int, float, float] | None = None
         self._sent = -math.inf
         self._process = subprocess.Popen(
@@ -185,7 +185,7 @@ class _Sender:
             self._write({name: value for name, value in values if math.isfinite(value)})
         self._latest = None
 
-    def _write(self, document: Mapping[str, Any]) -> None:
+    def _write(self, document: Mapping[str, object]) -> None:
         """Write a line. A line of less than a page is written whole, or not at all if the pipe is full or closed."""
         with contextlib.suppress(OSError):
             os.write(self._input.fileno(), json.dumps(document).encode() + b"\n")

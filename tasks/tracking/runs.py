@@ -98,7 +98,7 @@ class FinishedRun:
     """A finished pipeline run: its card, held-out metrics, noise trace, data description and epsilon over steps."""
 
     card: PrivacyCard
-    metrics: Mapping[str, Any]
+    metrics: Metrics
     trace: pd.DataFrame
     public: DatasetInfo
     curve: CostCurve
@@ -136,7 +136,7 @@ def _log_run(run: FinishedRun, settings: Tracking, artifacts: Path) -> None:
         _log_curves(logged, run)
         for name, frame in curve_tables(run.metrics).items():
             logged.log({f"test/{name}": _table(frame)})
-        logged.summary.update(summary(run.metrics, run.card))
+        logged.summary.update(dict(summary(run.metrics, run.card)))
 
 
 def _log_curves(logged: "wandb.Run", run: FinishedRun) -> None:
@@ -167,7 +167,7 @@ def _tags(card: PrivacyCard) -> tuple[str, ...]:
     return tuple(name[:_MAX_TAG] for name in names)
 
 
-def config(card: PrivacyCard) -> dict[str, Any]:
+def config(card: PrivacyCard) -> dict[str, object]:
     """The run's settings."""
     of_setting = ("dataset", "population", "public_records", "unit", "adjacency", "delta", "private")
     of_mechanism = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
@@ -212,7 +212,7 @@ def curve_tables(metrics: Metrics) -> dict[str, pd.DataFrame]:
     }
 
 
-def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
+def summary(metrics: Metrics, card: PrivacyCard) -> Mapping[str, object]:
     """The results: every metric of the target on the held-out records, and the guarantee.
 
     Of private held-out records each has the ends of its interval beside it, and their epsilon. Where classes are
