@@ -1,13 +1,16 @@
 """YAML as people write it: params, data cards, presets. What could not be read in bounded time and depth is refused."""
 
 from datetime import date
-from typing import Any
+from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import Node
 
 _MAX_CHARACTERS, _MAX_VALUES, _DEEPEST, _MAX_BITS = 8 * 2**20, 1_000_000, 50, 1000
+
+Document: TypeAlias = dict[str, Any]
+"""What people wrote in a YAML or JSON file, or what is written there for them, before anything has checked it."""
 
 
 class DocumentError(ValueError):

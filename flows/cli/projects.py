@@ -13,10 +13,11 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from data.documents import Document
 from flows.cli.interview import BACK, Interview
 from flows.cli.running import SETTINGS, prefect_api_url, say
 from tasks.runs.checkout import find_checkout, missing_in
@@ -229,7 +230,7 @@ class _Options:
         return [path for path in (self.file, self.images, self.texts) if path is not None]
 
     @property
-    def for_all_kinds(self) -> dict[str, Any]:
+    def for_all_kinds(self) -> Document:
         """What is declared of records of each kind."""
         return {
             "unit": "one person" if self.unit is None else self.unit,
@@ -356,7 +357,7 @@ def _say_next(folder: Path, declared: "Declared", options: list[str]) -> None:
 
 def _columns_asked(
     talk: Interview, header: Sequence[str], person: str | None
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[Document], list[str]]:
     """Ask the owner of a table for its columns and classes; raises ParamsRefusedError if there is no terminal.
 
     header: the names of the file's columns, each of which is asked about; empty if there is no file yet.
@@ -381,10 +382,10 @@ def _columns_asked(
     return [*columns, {"name": label, "kind": "label"}], classes
 
 
-def _column_asked(talk: Interview, name: str) -> dict[str, Any]:
+def _column_asked(talk: Interview, name: str) -> Document:
     """Ask what is made of a column."""
     kind = talk.ask(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
-    column: dict[str, Any] = {"name": name, "kind": kind}
+    column: Document = {"name": name, "kind": kind}
     if kind == "numeric":
         low, high = talk.ask("  its lowest and highest possible value, separated by a comma", _bounds)
         column |= {"bounds": [low, high], "missing": (low + high) / 2}
@@ -395,9 +396,7 @@ def _column_asked(talk: Interview, name: str) -> dict[str, Any]:
     return column
 
 
-def _person_of(
-    talk: Interview, options: _Options, header: Sequence[str], taken: Sequence[str]
-) -> dict[str, Any]:
+def _person_of(talk: Interview, options: _Options, header: Sequence[str], taken: Sequence[str]) -> Document:
     """The column of the person's id and how many rows of a person are used, as given, or asked for at a terminal.
 
     taken: names of columns of which something is made.
@@ -441,7 +440,7 @@ def _other_person(text: str, header: Sequence[str], taken: Sequence[str]) -> str
     return _one_of(name, header) if name and header else name
 
 
-def _other_column(text: str, columns: list[dict[str, Any]]) -> str:
+def _other_column(text: str, columns: list[Document]) -> str:
     name = text.strip()
     if any(column["name"] == name for column in columns):
         raise ValueError(f"{name} has been entered; enter another column.")

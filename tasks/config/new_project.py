@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
 from data.cells import CellSettings
+from data.documents import Document
 from data.files import checksum_for, hide, owner_key, read_json
 from data.readers.records import files_in
 from data.readers.rows import SEPARATORS
@@ -66,8 +67,8 @@ class Declared:
     """
 
     name: str
-    reader: Mapping[str, Any]
-    predicts: Mapping[str, Any]
+    reader: Document
+    predicts: Document
     at_most: int
     unit: str = "one person"
     cap: float = 10.0
@@ -137,9 +138,7 @@ _NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
 """Suffixes of files that would be read as CSV without any record."""
 
 
-def of_schema(
-    path: Path, label: Sequence[str], person: str | None = None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tuple[list[Document], Document]:
     """Read columns and target from a Frictionless Table Schema: its `fields`, with two bounds or with `enum`.
 
     label: the field of the class or, if it has bounds, of the number to predict; several fields are labels that a
@@ -193,14 +192,14 @@ def of_schema(
     return columns, target_keys(bounds=bounds)
 
 
-def _with_enum(field: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_enum(field: Document) -> Document:
     """The field; one of type boolean has the enum true, false, unless it has its own."""
     constraints = field.get("constraints", {})
     is_open = field.get("type") == "boolean" and not constraints.get("enum")
     return {**field, "constraints": {**constraints, "enum": [True, False]}} if is_open else field
 
 
-def _enum(name: str, limits: Mapping[str, Any], path: Path) -> list[str]:
+def _enum(name: str, limits: Document, path: Path) -> list[str]:
     """The values that a field may have, as a table spells them: true for True."""
     values = limits["enum"]
     if not isinstance(values, list) or not all(isinstance(one, str | int | float) for one in values):
@@ -211,7 +210,7 @@ def _enum(name: str, limits: Mapping[str, Any], path: Path) -> list[str]:
     return [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
 
 
-def _bounds(name: str, limits: Mapping[str, Any], path: Path) -> list[float] | None:
+def _bounds(name: str, limits: Document, path: Path) -> list[float] | None:
     """The minimum and maximum of a field; None if it does not have both."""
     endpoints: list[Any] = [limits.get("minimum"), limits.get("maximum")]
     if None in endpoints:
@@ -235,7 +234,7 @@ def target_keys(
     bounds: Sequence[float] = (),
     tags: Sequence[str] = (),
     next_token: bool = False,
-) -> dict[str, Any]:
+) -> Document:
     """The keys of a card for a target: classes, several labels, a number between bounds, tags or the next token.
 
     Raises ParamsRefusedError unless exactly one is given.
@@ -259,7 +258,7 @@ def target_keys(
     return {"classes": list(classes)}
 
 
-def of_number(predicts: Mapping[str, Any], *, counts: bool, quantile: float | None) -> dict[str, Any]:
+def of_number(predicts: Document, *, counts: bool, quantile: float | None) -> Document:
     """The keys of a card for a number's mean, for that of counts, or for a quantile.
 
     Raises ParamsRefusedError where no number is predicted, or both are asked for.
@@ -279,7 +278,7 @@ def of_number(predicts: Mapping[str, Any], *, counts: bool, quantile: float | No
     return {"target": predicts["target"] | ({"counts": True} if counts else {"quantile": quantile})}
 
 
-def _column(one: Mapping[str, Any], path: Path, label: Sequence[str], person: str | None) -> dict[str, Any]:
+def _column(one: Document, path: Path, label: Sequence[str], person: str | None) -> Document:
     name, limits = one["name"], one.get("constraints", {})
     if name in label:
         return {"name": name, "kind": "label"}
@@ -436,7 +435,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
+def _card(declared: Declared, path: str, checksum: str) -> Document:
     return {
         "name": declared.name,
         "title": f"The {declared.name} data set",
@@ -504,7 +503,7 @@ def of_texts(
     file: Path,
     columns: Sequence[str],
     label: Sequence[str],
-    predicts: Mapping[str, Any],
+    predicts: Document,
     at_most: int,
     *,
     encoder: str | None = None,
@@ -528,7 +527,7 @@ def of_texts(
         )
     usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
     reader = {"kind": "texts", "format": formats[file.suffix], "columns": list(columns)}
-    reader_keys: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
+    reader_keys: Document = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
     if formats[file.suffix] == "csv":
         reader_keys |= _header_of(file)[0]
     return Declared(
@@ -536,14 +535,12 @@ def of_texts(
     )
 
 
-def table_of(
-    columns: Sequence[Mapping[str, Any]], file: Path | None, person: str | None = None
-) -> dict[str, Any]:
+def table_of(columns: Sequence[Document], file: Path | None, person: str | None = None) -> Document:
     """The reader of a table of these columns, and of one with the person's id, of which nothing is made."""
     if person is not None and all(one["name"] != person for one in columns):
         columns = [*columns, {"name": person, "kind": "ignored"}]
     suffixes = [] if file is None else file.suffixes
-    reader: dict[str, Any] = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
+    reader: Document = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
     cells = CellSettings().model_dump(mode="json")
@@ -584,7 +581,7 @@ def _header_of(file: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     return reader, tuple(name.strip() for name in fields[separator])
 
 
-def _write(path: Path, document: Mapping[str, Any]) -> None:
+def _write(path: Path, document: Document) -> None:
     yaml = YAML()
     yaml.width = 120
     with path.open("w", encoding="utf-8") as file:

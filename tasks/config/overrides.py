@@ -22,7 +22,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from data.card import DataCard, DataRefusedError, RecordCounts, data_card
 from data.description import cells_of, feature_norms
-from data.documents import DocumentError, load_yaml
+from data.documents import Document, DocumentError, load_yaml
 from data.files import write_text
 from data.targets import Number, level_of
 from tasks.config import params
@@ -61,10 +61,10 @@ class Recipe:
     """
 
     model: str
-    settings: dict[str, Any]
-    of_model: dict[str, Any] = field(default_factory=dict)
-    encoder: dict[str, Any] | None = None
-    features: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
+    settings: Document
+    of_model: Document = field(default_factory=dict)
+    encoder: Document | None = None
+    features: Document = field(default_factory=lambda: {"name": "none"})
 
 
 def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool = False) -> Recipe:
@@ -160,7 +160,7 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     }
 
 
-def _target_scale(epsilon: float) -> dict[str, Any]:
+def _target_scale(epsilon: float) -> Document:
     """The features of a recipe for a number: its centre and scale, released before training."""
     from tasks.config.step_sizes import noise_for_share
 
@@ -188,8 +188,8 @@ def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, s
 
 
 @lru_cache(maxsize=1)
-def _load_recipes() -> dict[str, Any]:
-    recipes: dict[str, Any] = YAML(typ="safe", pure=True).load(RECIPES)
+def _load_recipes() -> Document:
+    recipes: Document = YAML(typ="safe", pure=True).load(RECIPES)
     return recipes
 
 
@@ -213,7 +213,7 @@ def _kind(card: DataCard) -> str:
     return "images" if len(card.input_shape) == 3 else "tables"
 
 
-def _with_batches(settings: dict[str, Any], records: RecordCounts) -> dict[str, Any]:
+def _with_batches(settings: Document, records: RecordCounts) -> Document:
     """Replace a share of the records by a batch size; an algorithm without privacy has no sampling rate."""
     of = {"sampling_rate": records.train, "batch_share": records.train or records.at_most}
     share = next((name for name in of if name in settings and of[name] is not None), None)
@@ -224,9 +224,7 @@ def _with_batches(settings: dict[str, Any], records: RecordCounts) -> dict[str, 
     return {"expected_batch_size": batch, **others}
 
 
-def _with_learning_rate(
-    settings: dict[str, Any], card: DataCard, model: str, epsilon: float
-) -> dict[str, Any]:
+def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon: float) -> Document:
     """Set a learning rate if the file leaves it open: the less noise a step has, the larger the rate.
 
     If a network for images may use the largest rate, the rate stays constant, since a falling rate only shortens the
@@ -267,7 +265,7 @@ def _with_learning_rate(
     if diverges(made.bounds):
         norm = math.hypot(feature_norms(card)[1], 1.0)  # with the bias's constant
         rate = min(rate, stable_rate(made.bounds, norm, momentum))
-    chosen: dict[str, Any] = {"learning_rate": float(f"{rate:.2g}")}
+    chosen: Document = {"learning_rate": float(f"{rate:.2g}")}
     if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
@@ -288,7 +286,7 @@ class ParamOverrides:
     epsilon: float | None = None
     delta: float | None = None
     seed: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Document = field(default_factory=dict)
     encoder: str | None = None
 
 
@@ -315,7 +313,7 @@ class ParamsEdit:
         write_text(self.path, self.before)
 
 
-def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
+def settings_of(assignments: Iterable[str]) -> Document:
     """Parse texts such as "privacy.delta=1e-6" into dotted keys and values, which are read as YAML.
 
     Raises ParamsRefusedError for any other text.
@@ -357,7 +355,7 @@ def apply_overrides(root: Path, overrides: ParamOverrides) -> ParamsEdit:
     return ParamsEdit(path, before, after, parsed)
 
 
-def _change(document: dict[str, Any], overrides: ParamOverrides, *, cards: Path) -> None:
+def _change(document: Document, overrides: ParamOverrides, *, cards: Path) -> None:
     document.setdefault("features", {"name": "none"})  # a group that DVC tracks must exist
     named = {"data.dataset": overrides.dataset, "privacy.epsilon": overrides.epsilon}
     named |= {"privacy.delta": overrides.delta, "model.seed": overrides.seed}
@@ -382,7 +380,7 @@ def _change(document: dict[str, Any], overrides: ParamOverrides, *, cards: Path)
                 document["algorithm"].pop(other, None)
 
 
-def _paper_switch_on(document: Mapping[str, Any]) -> "PaperSwitch | None":
+def _paper_switch_on(document: Document) -> "PaperSwitch | None":
     """The switch of the document's method, such as paper_budget, if it is on."""
     from algorithms.methods import CATALOGUE  # imports torch, which takes seconds
 
@@ -393,7 +391,7 @@ def _paper_switch_on(document: Mapping[str, Any]) -> "PaperSwitch | None":
 
 
 def _keep_paper_settings(
-    document: dict[str, Any], overrides: ParamOverrides, *, before: "PaperSwitch | None"
+    document: Document, overrides: ParamOverrides, *, before: "PaperSwitch | None"
 ) -> None:
     """Let a paper's protocol decide its settings: what a recipe has set of them, and nobody asks for, becomes the
     paper's.
@@ -410,7 +408,7 @@ def _keep_paper_settings(
         document["algorithm"].update({name: switch.settings[name] for name in sorted(chosen)})
 
 
-def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon: Any, *, cards: Path) -> None:
+def _follow_recipe(document: Document, overrides: ParamOverrides, epsilon: Any, *, cards: Path) -> None:
     """Apply the recipe. epsilon: of the run; the final check refuses it if it is not a positive number."""
     stands = params.parse(document, reads=("data", "model"))
     name = overrides.algorithm or value_at(document, "algorithm.name")
@@ -435,20 +433,20 @@ def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon:
     _update_in_place(document["features"], chosen.features)
 
 
-def _update_in_place(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+def _update_in_place(target: Document, values: Document) -> None:
     """Give a mapping these values in place, so that the remaining keys keep their comments."""
     for key in [key for key in target if key not in values]:
         del target[key]
     for key, value in values.items():
-        if isinstance(value, Mapping) and value and isinstance(target.get(key), dict):
+        if isinstance(value, dict) and value and isinstance(target.get(key), dict):
             _update_in_place(target[key], value)
         elif key not in target or target[key] != value:
             target[key] = _in_line(value)
 
 
-def with_values(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def with_values(document: Document, values: Document) -> Document:
     """A copy of a document of plain values with these set at dotted keys; missing outer keys are created."""
-    changed: dict[str, Any] = json.loads(json.dumps(document))
+    changed: Document = json.loads(json.dumps(document))
     for key, value in values.items():
         *outer, last = key.split(".")
         place = changed
@@ -458,7 +456,7 @@ def with_values(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
     return changed
 
 
-def value_at(document: Mapping[str, Any], key: str) -> Any:
+def value_at(document: Document, key: str) -> Any:
     """The value at a dotted key; None if there is none."""
     value: Any = document
     for part in key.split("."):
@@ -466,7 +464,7 @@ def value_at(document: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _set(document: dict[str, Any], key: str, value: Any) -> None:
+def _set(document: Document, key: str, value: Any) -> None:
     """Set a dotted key; unknown keys are created, so that the final check refuses them."""
     *parents, last = key.split(".")
     place = document

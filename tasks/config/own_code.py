@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from algorithms.extension import is_own
 from data.card import DataRefusedError, data_card
+from data.documents import Document
 from data.formats import Own
 from tasks.config.params import ParamsRefusedError, read_yaml
 
@@ -25,7 +25,7 @@ def named_code(root: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def names_in(document: Mapping[str, Any]) -> Iterator[str]:
+def names_in(document: Document) -> Iterator[str]:
     """The code that a document in the form of params.yaml names: method, features, model and encoder."""
     data = document.get("data")
     groups = [document.get(group) for group in ("algorithm", "features", "model")]

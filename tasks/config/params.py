@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from algorithms.privacy.accounting import MAX_EPSILON
 from data.description import Transform
-from data.documents import DocumentError, load_yaml
+from data.documents import Document, DocumentError, load_yaml
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
 _WANDB_MODES: Mapping[str, Literal["offline", "online", "disabled"]] = {
@@ -361,7 +361,7 @@ def load(path: Path, *, reads: tuple[str, ...]) -> Params:
     return parse(document, reads=reads, name=path.name)
 
 
-def read_yaml(path: Path, *, holds: str, missing: str) -> dict[str, Any]:
+def read_yaml(path: Path, *, holds: str, missing: str) -> Document:
     """The mapping in a YAML file; raises ParamsRefusedError for any other file.
 
     holds: what it must hold. missing: what to do if there is no file.

@@ -27,6 +27,7 @@ from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
 from data.card import data_card
+from data.documents import Document
 from data.readers.records import RecordBatch
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
@@ -35,7 +36,6 @@ from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
 from tasks.prediction_passes import record_scores
 
-Document = dict[str, Any]
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 _MAX_SPACE, _TRIES, _NEAR = 512, 16, 0.98

@@ -14,10 +14,11 @@ from typing import Any
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json
 from algorithms.privacy.documents import PlanDocument
+from data.documents import Document
 from data.files import OWNER_KEY, read_json
 from tasks.config import SPEND_AGAIN, has_consent
 from tasks.runs.earlier_plans import request_in
-from tasks.tuning import Document, SearchPlan, Tuning
+from tasks.tuning import SearchPlan, Tuning
 
 SEARCH = "search.json"
 

@@ -46,7 +46,7 @@ from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity, Sea
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
-from data.documents import load_yaml
+from data.documents import Document, load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import contents, load_as, prepared_again_error
 from data.readers.records import RecordBatch
@@ -73,7 +73,6 @@ from tasks.tracking.runs import log_winner
 from tasks.train import compute_config, save_model
 from tasks.tuning import (
     READS,
-    Document,
     Range,
     SearchObjective,
     SearchPlan,
