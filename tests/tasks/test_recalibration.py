@@ -17,6 +17,7 @@ from algorithms.models.saved import TEMPERATURE, facts_of, load_model
 from data.prepared import halves_of, load_held_out
 from epsilonflow import sklearn
 from tasks import evaluate, train
+from tasks.config import params
 from tasks.export import export
 from tasks.runs import store
 from tasks.runs.summary import run_summary
@@ -184,3 +185,23 @@ def test_rows_of_a_person_that_are_records_of_their_own_are_refused(
     people_of(workspace, declared, PEOPLE | {"group_privacy": True})
     with pytest.raises(RefusedError, match="both fit and judge a temperature"):
         workspace.set("privacy", evaluation={"recalibrate": True})
+
+
+def test_the_same_rows_in_other_halves_are_another_run(workspace: Workspace, declared: Declared) -> None:
+    """Under the same noise the difference of two releases would tell who moved."""
+    people_of(workspace, declared, PEOPLE)
+    prepared, plan = workspace.root / "datasets/prepared", workspace.root / "artifacts/plan.json"
+
+    def digest() -> str:
+        settings = params.load(workspace.root / "params.yaml", reads=train.READS)
+        return train.Job(settings, plan.read_bytes(), prepared, workspace.public).digest(workspace.home)
+
+    workspace.set("privacy", evaluation={})
+    without = digest()
+    workspace.set("privacy", evaluation={"recalibrate": True})
+    before = digest()
+    halves = np.load(prepared / "test_halves.npy")
+    np.save(prepared / "test_halves.npy", 1 - halves)
+    assert digest() != before
+    workspace.set("privacy", evaluation={})
+    assert digest() == without

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.models.saved import load_model
+from algorithms.privacy.documents import PlanDocument
 from tasks.retraining import Retraining
 from tests.support.retraining import CARD, CARD_FILE, SETTINGS, Place
 from tests.support.retraining import place as place
@@ -105,7 +106,7 @@ def test_52_weekly_promotions_on_one_held_out_set_cost_what_is_said_beforehand(p
         "At most 52 comparisons with the model in use a year, each charged with its retraining; a person of one block"
         " is in at most 52, which cost epsilon 2.651 at delta 0.0001 together."
     )
-    plan, ledger = Plan.from_json(plan_of(private)), private.ledger
+    plan, ledger = Plan.from_document(PlanDocument.read(private.root / "artifacts/plan.json")), private.ledger
     assert plan.evaluation is not None
     assert 10.752 <= plan.evaluation.noise_multiplier <= 10.752 * 1.01
     for week in range(1, 52):
