@@ -19,7 +19,6 @@ from algorithms.evaluation.histogram import (
     BINARY,
     MULTICLASS,
     Floats,
-    NoisyTables,
     ReleasedHistogram,
     score_edges,
 )
@@ -69,13 +68,9 @@ class CalibrationBin:
 
 def thresholds_of(released: ReleasedHistogram) -> tuple[Threshold, ...]:
     """Metrics of two classes at 15 public thresholds, which are even in the bins; empty for other kinds."""
-    is_of_two = released.spec.kind == BINARY and not released.has_invalid
-    return thresholds_of_view(released.view()) if is_of_two else ()
-
-
-def thresholds_of_view(view: NoisyTables) -> tuple[Threshold, ...]:
-    """As `thresholds_of`, of a group."""
-    cells, bins = scored_cells(view), view.spec.bins
+    if released.spec.kind != BINARY or released.has_invalid:
+        return ()
+    cells, bins = scored_cells(released.view()), released.spec.bins
     return tuple(threshold_at(cells, cut) for cut in range(bins // _POINTS, bins, bins // _POINTS))
 
 
