@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.cell_histograms import CellHistograms
 from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict, from_registry
@@ -283,6 +284,7 @@ FEATURES: dict[str, type[FeatureLearner]] = {
     "standardised": Standardised,
     "centred": Centred,
     "target_scale": TargetScale,
+    "histograms": CellHistograms,
 }
 
 

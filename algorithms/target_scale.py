@@ -48,8 +48,7 @@ class TargetScale(Strict):
         edges = histogram_edges()
 
         def cell(_record: Tensor, label: Tensor) -> Tensor:
-            place = (label >= edges[1:-1].to(label)).sum()
-            return (torch.arange(_CELLS, device=label.device) == place).to(torch.float32)
+            return target_cell(label, edges)
 
         counts = barrier.total(cell, bound=L2(1.0), noise=Gaussian(self.noise)).double().cpu()
         centre, scale = centre_and_scale(counts, self.noise)
@@ -73,6 +72,12 @@ def histogram_edges() -> Tensor:
     """The edges of the cells, [17], float64, from -1 to 1."""
     logs = torch.linspace(0.0, math.log1p(_SPAN), _CELLS + 1, dtype=torch.float64)
     return 2.0 * torch.expm1(logs) / _SPAN - 1.0
+
+
+def target_cell(label: Tensor, edges: Tensor) -> Tensor:
+    """A one in the cell of a number to predict, float32 [16]; edges: of `histogram_edges`."""
+    place = (label >= edges[1:-1].to(label)).sum()
+    return (torch.arange(_CELLS, device=label.device) == place).to(torch.float32)
 
 
 def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,14 +37,14 @@ from data.description import DatasetInfo
 from data.formats import Table
 from data.prepared import Prepared, load
 from data.readers.records import RecordBatch
-from tasks.calibrate import model_for, plan_for
+from tasks.calibrate import features_for, model_for, plan_for
 from tasks.config import data_mirror, params
 from tasks.config.overrides import Recipe, recipe
 from tasks.config.step_sizes import noise_for_share
 from tasks.evaluate import EvaluationResult, compute_metrics, evaluate
 from tasks.prepare import prepare
 
-SHARE = 0.2
+SHARE, SHARE_OF_HISTOGRAMS = 0.2, 0.05
 METRICS = {"class": ("test_auc", "test_accuracy", "test_loss", "calibration_error"), "number": ("test_r2",)}
 
 
@@ -179,7 +179,7 @@ def prepared_as(way: str, card: dict[str, Any], root: Path) -> tuple[DataCard, D
     """A table's card as `numbers` or as `cells`, and its records prepared so."""
     (root / "cards").mkdir(exist_ok=True)
     name, own = card["name"], json.loads(json.dumps(card))
-    if way == "cells":
+    if way != "numbers":
         own["reader"] |= {"cells": {"trees": 64}}
         own.pop("shape", None)
     YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
@@ -194,7 +194,7 @@ def runs_on(
     card: dict[str, Any], root: Path, epsilons: list[float], seed: int, *, libraries: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each way and epsilon; of other libraries alone, if they are asked for."""
-    for way in ("numbers",) if libraries else ("numbers", "cells"):
+    for way in ("numbers",) if libraries else ("numbers", "cells", "histograms"):
         known, public, held = prepared_as(way, card, root)
         if libraries:
             for epsilon in epsilons:
@@ -213,6 +213,9 @@ def runs_on(
                 chosen.settings["update"]["learning_rate"] = min(
                     8.0, 0.1 / noise
                 )  # as it was, without a bound
+            if way == "histograms":
+                noise = float(f"{noise_for_share(SHARE_OF_HISTOGRAMS, epsilon):.3g}")
+                chosen = replace(chosen, features={"name": "histograms", "noise": noise})
             settings = settings_for(chosen, epsilon, {"name": chosen.model})
             yield {"way": way, "epsilon": epsilon, **trained(settings, public, held, seed)}
 
@@ -251,7 +254,7 @@ def scored(
         compute=ComputeConfig(torch.device("cpu"), number=public.records),
         checkpoint_seconds=math.inf,
         on_step=lambda *_: None,
-        features=settings.features,
+        features=features_for(settings, public),
     )
     seconds = time.perf_counter() - began
     return seconds, evaluate(model, model.published_tensors(settings.algorithm.released(state)), held)

@@ -92,6 +92,26 @@ class Categories:
         return [self.count + 1, *[3] * (self.count - 1 if self.is_ordered else 0)]
 
 
+@dataclass(frozen=True)
+class CellHistogram:
+    """A histogram of encoded rows: of the sum of the numbers at some positions, the last of which are for missing ones.
+
+    Those of the finest linear and logarithmic grid of a number make one that is finer than both, since both rise.
+    is_ordered: whether a higher sum is a higher value.
+    """
+
+    positions: tuple[int, ...]
+    is_ordered: bool
+
+
+@dataclass(frozen=True)
+class CellColumn:
+    """A column of encoded rows: how many positions of a row it has, and the histogram of each of its parts."""
+
+    count: int
+    parts: tuple[CellHistogram, ...]
+
+
 Part: TypeAlias = Grids | Categories
 """Of what kind the values of a part of a row are."""
 
@@ -194,6 +214,24 @@ class CellEncoding:
         sizes += [2**self.settings.depth] * self.settings.trees
         weights += [math.sqrt(0.5 / max(1, self.settings.trees))] * self.settings.trees
         return CellFacts(tuple(sizes), tuple(_rounded_down(weight) for weight in weights))
+
+    @cached_property
+    def histograms(self) -> tuple[CellColumn, ...]:
+        """What may be counted of each column."""
+        columns, start = list[CellColumn](), 0
+        finest = max(range(len(self.settings.grids)), key=self.settings.grids.__getitem__)
+        for column in self.columns:
+            first, parts = start, list[CellHistogram]()
+            for part in column:
+                if isinstance(part, Grids):
+                    scales = 1 + part.logarithmic
+                    at = start + finest * scales
+                    parts.append(CellHistogram((*range(at, at + scales),), True))
+                else:
+                    parts.append(CellHistogram((start,), part.is_ordered))
+                start += len(self._sizes(part))
+            columns.append(CellColumn(start - first, tuple(parts)))
+        return tuple(columns)
 
     def positions_of(self, column: Sequence[Part]) -> int:
         """How many positions of a row a column has."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from data.card import DataCard, DataRefusedError, File, SplitRule
-from data.cells import CellFacts
+from data.cells import CellColumn, CellFacts
 from data.formats import (
     Categorical,
     Cifar,
@@ -159,6 +159,7 @@ class DatasetInfo:
     each record by itself. cells: of a table that is encoded as active cells, their layout; features are then the
     numbers of cells. groups: of a table with private held-out records, the columns by which metrics may be given.
     costs: of two classes, what it costs to take a record of the first, and of the second, for one of the other.
+    cell_columns: of an encoded table, what histograms may be learned of.
     """
 
     dataset: str
@@ -196,6 +197,7 @@ class DatasetInfo:
     holdout_why: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
     groups: Annotated[tuple[GroupColumn, ...], Field(exclude_if=lambda value: not value)] = ()
     costs: Annotated[tuple[float, float] | None, Field(exclude_if=lambda value: value is None)] = None
+    cell_columns: Annotated[tuple[CellColumn, ...], Field(exclude_if=lambda value: not value)] = ()
 
     @property
     def padding(self) -> int:
@@ -312,6 +314,7 @@ def dataset_info(
         target=card.target,
         each_record_alone=isinstance(card.reader, Own) and card.reader.each_record_alone,
         cells=cells_of(card),
+        cell_columns=_cell_columns(card),
         holdout_why=card.holdout_why,
         groups=_groups(card) if is_as_read and card.holdout == "private" else (),
         costs=_costs(card),
@@ -373,6 +376,11 @@ def cells_of(card: DataCard) -> CellFacts | None:
     """The layout of the cells as which a card's table is encoded; None without such an encoding."""
     encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
     return None if encoding is None else encoding.facts
+
+
+def _cell_columns(card: DataCard) -> tuple[CellColumn, ...]:
+    encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
+    return () if encoding is None else encoding.histograms
 
 
 def feature_norms(card: DataCard) -> tuple[float, float]:

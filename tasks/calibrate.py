@@ -12,8 +12,9 @@ from dp_accounting import DpEvent
 from pydantic import JsonValue
 
 from algorithms import models
+from algorithms.cell_histograms import CellHistograms, TableHistograms
 from algorithms.core.calibration import check_delta, plan_composed_evaluation, plan_evaluation
-from algorithms.core.learned_features import schedule_of
+from algorithms.core.learned_features import FeatureLearner, schedule_of
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts, zero_start_loss
 from algorithms.errors import RefusedError
@@ -22,6 +23,7 @@ from algorithms.evaluation.histogram import Groups
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
+from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.objectives import with_class_weights
@@ -34,6 +36,7 @@ from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
 from algorithms.privacy.documents import PlanDocument, PlannedModel
 from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
+from data.cells import CellFacts
 from data.targets import level_of
 from tasks.config import home, params
 from tasks.config.params import Params
@@ -52,21 +55,38 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
 
     Raises ModelRefusedError or RefusedError if it does not fit the data.
     """
-    features, shape = settings.features, public.input_shape
+    features, shape = features_for(settings, public), public.input_shape
     if features is None:
         return model_of(settings.model, public)
-    if public.cells is not None and not getattr(features, "of_target", False):
+    is_of_cells = isinstance(features, TableHistograms)
+    if public.cells is not None and not (is_of_cells or getattr(features, "of_target", False)):
         raise RefusedError(
             "features are learned from numbers, and the table is encoded as cells, which are public and need none; set"
-            " features.name to none, or leave reader.cells out of the data card."
+            " features.name to none or histograms, or leave reader.cells out of the data card."
         )
     features.releases(shape)  # refuses a shape that does not fit
     module = features.module(shape)
     transformed = replace(public, input_shape=shape_after(module, shape))
+    if isinstance(module, HistogramCells):
+        transformed = replace(transformed, cells=CellFacts(*module.layout))
     model = model_of(settings.model, transformed)
     if hasattr(features, "check"):
         features.check(model)
     return in_front(module, model)
+
+
+def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None:
+    """The features that the parameters name; for a table of cells, those of its layout."""
+    features = settings.features
+    if not isinstance(features, CellHistograms) or public.cells is None:
+        return features
+    columns = [
+        HistogramColumn(
+            column.count, tuple(HistogramPart(one.positions, one.is_ordered) for one in column.parts)
+        )
+        for column in public.cell_columns
+    ]
+    return features.of_table(public.cells.sizes, columns, is_of_number=public.label_type.kind == "number")
 
 
 def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:
@@ -129,10 +149,8 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     _check_secret(privacy, public)
     model = model_for(settings, public)
     before: tuple[tuple[DpEvent, int], ...] = ()
-    if settings.features is not None:
-        before = tuple(
-            schedule_of(settings.features, public.input_shape, public.records, privacy.count_noise)
-        )
+    if (features := features_for(settings, public)) is not None:
+        before = tuple(schedule_of(features, public.input_shape, public.records, privacy.count_noise))
 
     def for_target(target: Target) -> Plan:
         return settings.algorithm.plan(target, _planning_facts(model, public))

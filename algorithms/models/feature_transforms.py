@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.model import Model, ModelRefusedError
 from algorithms.models.scaled_target import TargetScaling, behind_scaling
 
@@ -104,13 +105,14 @@ class Centring(nn.Module):
         return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
 
 
-Front = Whitening | Projection | Standardisation | Centring | TargetScaling
+Front = Whitening | Projection | Standardisation | Centring | TargetScaling | HistogramCells
 _KINDS: dict[str, type[Front]] = {
     "whitening": Whitening,
     "projection": Projection,
     "standardisation": Standardisation,
     "centring": Centring,
     "target_scale": TargetScaling,
+    "cell_histograms": HistogramCells,
 }
 
 
@@ -132,7 +134,7 @@ def shape_after(module: nn.Module, shape: Shape) -> Shape:
 
 def in_front(module: Front, model: Model) -> Model:
     """Put a map in front of a model, which then takes unmapped records; or the scale of its target around it."""
-    if isinstance(module, TargetScaling):
+    if isinstance(module, TargetScaling) and module.is_around_the_model:
         return behind_scaling(module, model)
     return replace(model, module=nn.Sequential(OrderedDict(features=module, model=model.module)))
 

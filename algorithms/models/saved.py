@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from algorithms.errors import ModelRefusedError, Slot
 from algorithms.extension import check_allowed, is_own
 from algorithms.models import build
+from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import for_evaluation, front, in_front, shape_after, with_views
 from algorithms.models.libraries import digest, read_tensors
@@ -205,11 +206,14 @@ def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) 
         )
     shape, before = tuple(facts["input_shape"]), facts.get("front")
     features, cells = None if before is None else front(before, shape), facts.get("cells")
+    if isinstance(features, HistogramCells):
+        sizes, weights = features.layout
+        cells = {"sizes": sizes, "weights": weights}
     if cells is not None:
         shape = (sum(cells["sizes"]),)
     model = build(
         facts["model"],
-        input_shape=shape if features is None else shape_after(features, shape),
+        input_shape=shape if features is None or cells is not None else shape_after(features, shape),
         classes=facts.get("outputs") or len(facts["classes"]),
         seed=0,
         tokens=facts.get("tokens"),

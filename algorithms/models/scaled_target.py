@@ -21,6 +21,8 @@ class TargetScaling(nn.Module):
 
     centre: Tensor
     scale: Tensor
+    is_around_the_model: bool = True
+    """Whether outputs are scaled; a map of records alone is before the model."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         super().__init__()

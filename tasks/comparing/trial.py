@@ -37,7 +37,7 @@ from data.card import DataRefusedError
 from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, Prepared, load
 from data.readers.records import RecordBatch
-from tasks.calibrate import READS, model_for, plan_for
+from tasks.calibrate import READS, features_for, model_for, plan_for
 from tasks.comparing import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
@@ -401,7 +401,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
         checkpoint_seconds=math.inf,
         on_step=lambda step, *_: steps.append(step),
         on_state=curve.on_state if curve else None,
-        features=settings.features,
+        features=features_for(settings, data.public),
         diagnostics=diagnostics,
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)

@@ -28,7 +28,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,7 @@ _DECIDES_NOTHING = (
     "each_record_alone",
     "holdout_why",
     "costs",
+    "cell_columns",  # but with histograms, in `training_digest`
 )
 _DIGITS, _POLL_SECONDS = 16, 0.2
 
@@ -99,6 +100,8 @@ def training_digest(
     decides: list[object] = [plan, model.model_dump(), blocks]
     if plan.get("held_out", {}).get("recalibrate"):  # other halves must not get the same noise
         decides.append(halves_digest(prepared))
+    if plan.get("features", {}).get("name") == "histograms":  # nor other columns of the same rows
+        decides.append([asdict(column) for column in public.cell_columns])
     return digest(decides, public, prepared, home=home)
 
 

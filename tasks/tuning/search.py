@@ -51,7 +51,7 @@ from data.files import read_json, write_text, write_whole
 from data.prepared import contents, load_as, prepared_again_error
 from data.readers.records import RecordBatch
 from tasks.calibrate import check as check_plan
-from tasks.calibrate import model_for
+from tasks.calibrate import features_for, model_for
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in
@@ -144,7 +144,7 @@ class SearchTrial:
             compute=compute_config(settings.performance),
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
-            features=settings.features,
+            features=features_for(settings, self.public),
             shared_features=before,
         )
         released = settings.algorithm.released(state)
@@ -468,10 +468,11 @@ def _share_features(run: store.RunAttempt, trial: SearchTrial) -> None:
     run_id, folder = trial.shared
     settings, plan = params.parse(trial.document, reads=READS), Plan.from_document(trial.plan)
     model = model_for(settings, trial.public)
-    if settings.features is None or load_shared(model, run_id, folder) is not None:
+    features = features_for(settings, trial.public)
+    if features is None or load_shared(model, run_id, folder) is not None:
         return
     learned, trace = learn_shared_features(
-        settings.features,
+        features,
         plan,
         model,
         records=trial.records()[1],

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
 from algorithms.models.saved import load
+from algorithms.privacy.card import verify_card
 from data.card import data_card
+from data.files import public_key
 from data.prepared import load as load_prepared
 from tasks import calibrate
 from tasks.config import params
@@ -24,6 +27,7 @@ from tests.support.own_records import finish
 from tests.support.workspace import Workspace
 
 CELLS = {"grids": [4, 16], "trees": 8}
+HISTOGRAMS = {"features": {"name": "histograms", "noise": 5.0, "bins": 4}}
 COLUMNS = [number("size", 0, 1000) | {"missing": 500.0}, category("kind", "old", "new")]
 TARGETS: dict[str, dict[str, Any]] = {
     "two": {"classes": ["no", "yes"]},
@@ -95,22 +99,28 @@ def document(root: Path, name: str, algorithm: str, **groups: Any) -> dict[str, 
     } | groups
 
 
-def run(root: Path, name: str, algorithm: str) -> dict[str, Any]:
+def run(root: Path, name: str, algorithm: str, **groups: Any) -> dict[str, Any]:
     place = Workspace(root, root / "home")
-    place.write(document(root, name, algorithm))
+    place.write(document(root, name, algorithm, **groups))
     finish(place)
     return metrics_of(place)
 
 
 @pytest.mark.parametrize(
-    ("name", "metric", "low"),
-    [("two", "test_accuracy", 0.8), ("three", "test_accuracy", 0.7), ("price", "test_r2", 0.3)],
+    ("name", "metric", "low", "features"),
+    [
+        ("two", "test_accuracy", 0.8, {}),
+        ("two", "test_accuracy", 0.8, HISTOGRAMS),
+        ("three", "test_accuracy", 0.7, {}),
+        ("price", "test_r2", 0.3, {}),
+        ("price", "test_r2", 0.3, HISTOGRAMS),
+    ],
 )
 def test_a_run_predicts_from_the_file_what_it_was_measured_on(
-    root: Path, name: str, metric: str, low: float
+    root: Path, name: str, metric: str, low: float, features: dict[str, Any]
 ) -> None:
     declared(root, name)
-    assert run(root, name, "dp_sgd")[metric] > low
+    assert run(root, name, "dp_sgd", **features)[metric] > low
     model, prepared = load(root / "artifacts"), load_prepared(root / "datasets/prepared")
     with torch.no_grad():
         scores = model(torch.from_numpy(np.array(prepared.test_features)))
@@ -123,6 +133,12 @@ def test_a_run_predicts_from_the_file_what_it_was_measured_on(
     assert export(root / "artifacts", "torchscript", root / "model.pt") < 1e-4
     exported = torch.jit.load(root / "model.pt")(torch.from_numpy(np.array(prepared.test_features)))
     assert torch.allclose(exported, scores, atol=1e-5)
+    if features:
+        assert export(root / "artifacts", "onnx", root / "model.onnx") < 1e-4
+        artifacts = root / "artifacts"
+        by_one_file = verify_card.verify(artifacts, key=public_key(root / "home"))
+        assert [check for check in by_one_file if check[1] is False] == []
+        assert pd.read_parquet(artifacts / "trace.parquet")["kind"].value_counts().get("total") == 1
 
 
 METHODS = (
@@ -142,6 +158,7 @@ def test_the_rows_of_a_person_are_one_record_of_cells(root: Path) -> None:
     declared(root, "two", people=True)
     assert load_prepared(root / "datasets/prepared").train_features.shape[:2] == (300, 2)
     assert run(root, "two", "dp_sgd")["test_accuracy"] > 0.7
+    assert run(root, "two", "dp_sgd", **HISTOGRAMS)["test_accuracy"] > 0.7
 
 
 def test_methods_that_bound_norms_need_less_noise_by_the_norm_of_one(root: Path) -> None:

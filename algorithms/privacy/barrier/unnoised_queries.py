@@ -97,7 +97,7 @@ def frozen_prefix(
     number of records. physical_batch: the size of passes at which the model was compared, and records are mapped.
     """
     front = front_of(model)
-    if front is None or isinstance(front, TargetScaling):  # which is around the model
+    if front is None or (isinstance(front, TargetScaling) and front.is_around_the_model):
         return model, records
     first, rest = _split_leading_maps(model.module.get_submodule("model"))
     maps = nn.Sequential(front, *first)

@@ -1,0 +1,127 @@
+"""Histograms of all columns of a table whose rows are cells, released before training.
+
+They follow from the prepared rows. A number is counted in a cell of the finest linear and logarithmic grids together, a
+category in its own, so a row adds 1 to one cell of each histogram: with F histograms its sum has norm sqrt(F), and the
+release is one Gaussian mechanism of that sensitivity. Everything else is post-processing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.optimizers import Positive
+from algorithms.core.settings import Strict
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.models.cell_histograms import HistogramCells, HistogramColumn
+from algorithms.models.feature_transforms import Shape
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.target_scale import centre_and_scale, histogram_edges, target_cell
+
+
+@dataclass(frozen=True)
+class CellHistograms(Strict):
+    """The trees of a table of cells with thresholds by a Gaussian release of all columns' histograms.
+
+    If a number is predicted, its histogram is part of the release, and gives its centre and scale as `target_scale`
+    does.
+
+    noise: multiplier of the release; a count's standard deviation is noise sqrt(F) for F histograms. trees, depth,
+    seed: of random trees that replace the public ones. bins: quantile bins of each number, 0 for none.
+    """
+
+    of_cells: ClassVar[bool] = True
+    noise: Positive = 16.0
+    trees: Annotated[int, Field(ge=0, le=1024)] = 64
+    depth: Annotated[int, Field(ge=1, le=8)] = 4
+    bins: Annotated[int, Field(ge=0, le=255)] = 0
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def of_table(
+        self, sizes: Sequence[int], columns: Sequence[HistogramColumn], *, is_of_number: bool
+    ) -> "TableHistograms":
+        """The features for rows of a public layout; see `HistogramCells`."""
+        return TableHistograms(self, tuple(sizes), tuple(columns), is_of_number)
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """Raises RefusedError, as rows without a layout of cells have no histograms."""
+        raise RefusedError(
+            "features.name is histograms, which is of a table whose columns are encoded as cells, and these records are"
+            " not; set it to none, or declare reader.cells in the data card."
+        )
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """Raises RefusedError as `releases` does."""
+        self.releases(shape)
+        return {}
+
+    def module(self, shape: Shape) -> HistogramCells:
+        """Raises RefusedError as `releases` does."""
+        self.releases(shape)
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class TableHistograms:
+    """`CellHistograms` for the rows of a table."""
+
+    settings: CellHistograms
+    sizes: tuple[int, ...]
+    columns: tuple[HistogramColumn, ...]
+    is_of_number: bool
+
+    @property
+    def sensitivity(self) -> float:
+        """The norm of what one row adds: 1 in each histogram."""
+        return math.sqrt(sum(len(column.parts) for column in self.columns) + self.is_of_number)
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """One release of all histograms."""
+        return [total_release(L2(self.sensitivity), Gaussian(self.settings.noise))]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """counts, table; centre, scale: [] (0 and 1 unless a number is predicted)."""
+        made = self.module(shape)
+        starts = torch.tensor([0, *made.part_sizes]).cumsum(0)[:-1]
+        total, edges = sum(made.part_sizes), histogram_edges()
+
+        def cells(record: Tensor, label: Tensor) -> Tensor:
+            at = made.to(record.device).indices(record[None])[0] + starts.to(record.device)
+            marks = torch.zeros(total, device=record.device).scatter(
+                0, at, torch.ones_like(at, dtype=torch.float32)
+            )
+            return torch.cat([marks, target_cell(label, edges)]) if self.is_of_number else marks
+
+        released = barrier.total(cells, bound=L2(self.sensitivity), noise=Gaussian(self.settings.noise))
+        counts, of_target = torch.split(released.double().cpu(), [total, len(released) - total])
+        noise_std = self.settings.noise * self.sensitivity
+        centre, scale = centre_and_scale(of_target, noise_std) if self.is_of_number else (0.0, 1.0)
+        return {
+            **made.cpu().learned(counts, noise_std),
+            "centre": torch.tensor(centre),
+            "scale": torch.tensor(scale),
+        }
+
+    def module(self, shape: Shape) -> HistogramCells:
+        """The map before learning, in which no row passes a test."""
+        chosen = self.settings
+        columns = [
+            [column.count, [[part.positions, part.is_ordered] for part in column.parts]]
+            for column in self.columns
+        ]
+        return HistogramCells(
+            shape,
+            sizes=self.sizes,
+            columns=columns,
+            bins=chosen.bins,
+            trees=chosen.trees,
+            depth=chosen.depth,
+            seed=chosen.seed,
+            is_of_number=self.is_of_number,
+        )

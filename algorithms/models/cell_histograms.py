@@ -1,0 +1,205 @@
+"""Tables whose rows are cells, with random trees whose thresholds follow from released histograms of the columns.
+
+A row comes and goes as numbers of cells. The positions of its columns stay; those of the public trees are replaced by
+leaves of trees that split each column where its released histogram has the mass, not where its declared bounds are.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.errors import ModelRefusedError
+from algorithms.models.scaled_target import TargetScaling
+
+
+@dataclass(frozen=True)
+class HistogramPart:
+    """One histogram: of the sum of a row's codes at some positions, whose last value is for a missing one.
+
+    positions: those of the finest grids of a number, which together are a finer one since both rise with the number; or
+    that of a category. is_ordered: whether a higher code is a higher value.
+    """
+
+    positions: tuple[int, ...]
+    is_ordered: bool
+
+
+@dataclass(frozen=True)
+class HistogramColumn:
+    """A column: how many positions of a row it has, and the histograms of its parts."""
+
+    count: int
+    parts: tuple[HistogramPart, ...]
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A node of a tree, drawn from a public seed: of an ordered part at a quantile, else of categories in an order."""
+
+    part: int
+    quantile: float
+    order: tuple[int, ...]
+
+
+class HistogramCells(TargetScaling):
+    """Rows of cells with the leaves of learned trees, and the centre and the scale of a number to predict.
+
+    sizes: the number of cells of each position of a row. columns: of the row's beginning. bins: quantile bins of each
+    number, 0 for none. is_of_number: whether a number is predicted. counts: of all histograms, as released.
+    """
+
+    counts: Tensor
+    table: Tensor
+    offsets: Tensor
+    last: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        sizes: Sequence[int],
+        columns: Sequence[Any],
+        bins: int,
+        trees: int,
+        depth: int,
+        seed: int,
+        is_of_number: bool,
+    ) -> None:
+        super().__init__(shape)
+        self.columns = tuple(
+            HistogramColumn(
+                int(count), tuple(HistogramPart(tuple(at), bool(ordered)) for at, ordered in parts)
+            )
+            for count, parts in columns
+        )
+        self.settings = {
+            "kind": "cell_histograms",
+            "sizes": list(sizes),
+            "columns": [
+                [column.count, [[list(part.positions), part.is_ordered] for part in column.parts]]
+                for column in self.columns
+            ],
+            "bins": bins,
+            "trees": trees,
+            "depth": depth,
+            "seed": seed,
+            "is_of_number": is_of_number,
+        }
+        self.is_around_the_model = is_of_number
+        self._sizes, self._bins, self._trees, self._depth = tuple(sizes), bins, trees, depth
+        self.parts = tuple(part for column in self.columns for part in column.parts)
+        self._front = sum(column.count for column in self.columns)
+        if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
+            raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
+        self.part_sizes = tuple(sum(sizes[at] - 1 for at in part.positions) + 1 for part in self.parts)
+        self._binned = [
+            place
+            for place, part in enumerate(self.parts)
+            if bins and part.is_ordered and self.part_sizes[place] > bins + 1
+        ]
+        self.tests = [*_draw_tests(seed, trees * depth, self.parts, self.part_sizes)]
+        looked_up = [*self._binned, *(test.part for test in self.tests)]
+        ends = [*accumulate(self.part_sizes[part] for part in looked_up)]
+        self._looked_up = looked_up
+        fixed = {
+            "offsets": torch.tensor([0, *ends[:-1]], dtype=torch.int64),
+            "last": torch.tensor([float(size - 1) for size in sizes]),
+        }
+        for name, values in fixed.items():
+            self.register_buffer(name, values, persistent=False)
+        self.register_buffer("counts", torch.zeros(sum(self.part_sizes), dtype=torch.float64))
+        self.register_buffer("table", torch.zeros(ends[-1] if ends else 0, dtype=torch.uint8))
+
+    def indices(self, rows: Tensor) -> Tensor:
+        """The cell of each row in each histogram, [batch, positions] -> int64 [batch, parts]."""
+        codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype)).long()
+        return torch.stack([codes[:, list(part.positions)].sum(1) for part in self.parts], dim=1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[batch, positions] -> [batch, positions after]: columns, quantile bins, leaves."""
+        if not self._looked_up:
+            return rows[:, : self._front]
+        values = self.table[self.indices(rows)[:, self._looked_up] + self.offsets].to(rows.dtype)
+        binned = values[:, : len(self._binned)]
+        passed = values[:, len(self._binned) :].reshape(-1, self._trees, self._depth) if self._trees else None
+        after = [rows[:, : self._front], binned]
+        if passed is not None:
+            powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
+            after.append((passed * powers.to(rows.dtype)).sum(-1))
+        return torch.cat(after, dim=1)
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
+        half = 0.5 if self._trees else 1.0
+        places = [place for place, column in enumerate(self.columns) for _ in column.parts]
+        more = [sum(places[part] == place for part in self._binned) for place in range(len(self.columns))]
+        each = [
+            math.sqrt(half / (len(self.columns) * (column.count + added)))
+            for column, added in zip(self.columns, more, strict=True)
+        ]
+        weights = [each[place] for place, column in enumerate(self.columns) for _ in range(column.count)]
+        weights += [each[places[part]] for part in self._binned]
+        weights += [math.sqrt(0.5 / max(1, self._trees))] * self._trees
+        sizes = [
+            *self._sizes[: self._front],
+            *[self._bins + 1] * len(self._binned),
+            *[2**self._depth] * self._trees,
+        ]
+        return tuple(sizes), tuple(weight * (1.0 - 2.0**-23) for weight in weights)
+
+    def learned(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
+        """counts, table: what follows from noisy counts of all histograms, float64 [cells]."""
+        split = [
+            _without_noise(one, noise_std) for one in torch.split(counts.double(), list(self.part_sizes))
+        ]
+        quantiles = [(one.cumsum(0) - one / 2) / one.sum() for one in (values[:-1] for values in split)]
+        rows = [
+            torch.cat(
+                [(quantiles[part] * self._bins).floor().clamp(max=self._bins - 1), torch.tensor([self._bins])]
+            )
+            for part in self._binned
+        ]
+        for test in self.tests:
+            if self.parts[test.part].is_ordered:
+                passed = quantiles[test.part] >= test.quantile
+            else:
+                passed = _about_half(split[test.part][:-1], test.order)
+            rows.append(torch.cat([passed, torch.tensor([False])]))
+        table = torch.cat([row.to(torch.uint8) for row in rows]) if rows else self.table
+        return {"counts": counts, "table": table}
+
+
+def _without_noise(counts: Tensor, noise_std: float) -> Tensor:
+    """The counts of a histogram that stand out from the noise; evenly one each where no value does.
+
+    The last cell, for missing ones, takes no part in quantiles.
+    """
+    kept = torch.where(counts < 2.0 * noise_std, 0.0, counts)
+    return kept if float(kept[:-1].sum()) > 0.0 else torch.ones_like(kept)
+
+
+def _about_half(counts: Tensor, order: Sequence[int]) -> Tensor:
+    """Categories in an order until they hold half of the records, bool [categories]."""
+    ordered = counts[list(order)]
+    passed = torch.zeros(len(counts), dtype=torch.bool)
+    passed[list(order)] = ordered.cumsum(0) - ordered < ordered.sum() / 2
+    return passed
+
+
+def _draw_tests(
+    seed: int, count: int, parts: Sequence[HistogramPart], sizes: Sequence[int]
+) -> Sequence[_Test]:
+    """Public draws. Their result is in the model's file, but for the part of each."""
+    draws, tests = random.Random(seed), list[_Test]()
+    for _ in range(count):
+        part = int(draws.random() * len(parts))
+        order = [] if parts[part].is_ordered else [draws.random() for _ in range(sizes[part] - 1)]
+        tests.append(_Test(part, draws.random(), tuple(sorted(range(len(order)), key=order.__getitem__))))
+    return tests

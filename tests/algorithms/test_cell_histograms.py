@@ -1,0 +1,207 @@
+"""One release of all columns' histograms: what a row adds, what is drawn on it, and that trees follow from it alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from algorithms.cell_histograms import CellHistograms, TableHistograms
+from algorithms.core.learned_features import learn_buffers
+from algorithms.core.user_level import user_level_barrier, user_level_model
+from algorithms.errors import RefusedError
+from algorithms.models import Model, build
+from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
+from algorithms.models.cells import behind_cells
+from algorithms.models.feature_transforms import in_front
+from algorithms.models.saved import architecture
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, REPLACE_ONE, epsilon
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from tests.support.barriers import barrier
+from tests.support.bench import MadeUp
+
+SIZES = (9, 9, 4, 3, 3, 3, 16)
+"""A number's linear and logarithmic grid, three categories, an ordered column of two steps, and a public tree."""
+COLUMNS = (
+    HistogramColumn(2, (HistogramPart((0, 1), True),)),
+    HistogramColumn(1, (HistogramPart((2,), False),)),
+    HistogramColumn(3, (HistogramPart((3,), True),)),
+)
+PARTS = ((0, 1), (2,), (3,))
+QUIET = 1e-4
+
+
+def rows_of(count: int, seed: int = 0) -> NDArray[np.float32]:
+    """Numbers near the low end of their bounds, as codes of both grids; a tenth of everything is missing."""
+    draw = np.random.default_rng(seed)
+    shares = np.minimum(draw.exponential(0.05, count), 0.999)
+    codes = [np.floor(8 * shares), np.floor(8 * np.log1p(100 * shares) / np.log(101))]
+    codes += [
+        draw.choice(3, count, p=[0.7, 0.2, 0.1]),
+        *draw.integers(0, 2, (3, count)),
+        draw.integers(0, 16, count),
+    ]
+    rows = np.stack(codes, axis=1).astype(np.float32)
+    rows[draw.random(count) < 0.1, :2] = 8
+    rows[draw.random(count) < 0.1, 2] = 3
+    return rows
+
+
+def features_of(noise: float, *, is_of_number: bool = False, **settings: int) -> TableHistograms:
+    return CellHistograms(noise=noise, **settings).of_table(SIZES, COLUMNS, is_of_number=is_of_number)
+
+
+def model_of(features: TableHistograms) -> Model:
+    made, predicts = features.module((len(SIZES),)), "number" if features.is_of_number else "class"
+    sizes, weights = made.layout
+    classes = 1 if features.is_of_number else 2
+    model = build("additive", input_shape=(sum(sizes),), classes=classes, seed=0, predicts=predicts)
+    return in_front(made, behind_cells(model, sizes, weights))
+
+
+def learn(
+    features: TableHistograms, rows: NDArray[np.float32], labels: NDArray[np.generic]
+) -> dict[str, torch.Tensor]:
+    asked = barrier(MadeUp(rows, labels), model_of(features))  # type: ignore[arg-type]
+    return learn_buffers(features, asked, len(rows), QUIET)
+
+
+def exact_counts(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Of each histogram, by NumPy: the sum of the codes at its positions."""
+    counts = []
+    for positions in PARTS:
+        cells = sum(SIZES[at] - 1 for at in positions) + 1
+        counts.append(np.bincount(rows[:, list(positions)].sum(1).astype(int), minlength=cells))
+    return np.concatenate(counts).astype(float)
+
+
+def test_a_row_adds_one_to_a_cell_of_each_histogram() -> None:
+    rows = rows_of(300)
+    learned = learn(features_of(QUIET), rows, np.zeros(300, np.int64))
+    assert learned["counts"].numpy() == pytest.approx(exact_counts(rows), abs=0.01)
+
+
+def test_the_noise_is_that_of_all_histograms_together() -> None:
+    """A count's standard deviation is the multiplier times sqrt(3); of 840 counts, within 14 % but for 1 in 10^6."""
+    rows, labels, features = rows_of(300), np.zeros(300, np.int64), features_of(50.0)
+    errors = []
+    for seed in range(30):
+        asked = barrier(MadeUp(rows, labels), model_of(features), generator=seeded_generator(seed))
+        errors.append(learn_buffers(features, asked, 300, QUIET)["counts"].numpy() - exact_counts(rows))
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(50.0 * math.sqrt(3), rel=0.14)
+    assert np.mean(errors) == pytest.approx(0.0, abs=15.0)
+
+
+def test_the_release_is_charged_by_its_multiplier_and_twice_where_a_row_is_replaced() -> None:
+    (release,) = features_of(10.0).releases((len(SIZES),))
+    (quiet,) = features_of(5.0).releases((len(SIZES),))
+    assert release.clipping.sensitivity == pytest.approx(math.sqrt(3))
+    assert features_of(10.0, is_of_number=True).releases((7,))[0].clipping.sensitivity == pytest.approx(2.0)
+    added = epsilon([(quiet.event(), 1)], 1e-5, adjacency=ADD_OR_REMOVE_ONE)
+    replaced = epsilon([(release.event(), 1)], 1e-5, adjacency=REPLACE_ONE)
+    assert replaced == pytest.approx(added, rel=1e-3)
+
+
+def test_the_rows_of_a_person_count_one_together() -> None:
+    rows = rows_of(300).reshape(100, 3, -1)
+    labels = np.zeros((100, 3), np.int64)
+    labels[:50, 1:] = -100  # half of the people have one row, whose other rows are filled up
+    features = features_of(QUIET)
+    asked = user_level_barrier(barrier(MadeUp(rows, labels), user_level_model(model_of(features), 3)), 3)
+    counts = learn_buffers(features, asked, 100, QUIET)["counts"].numpy()
+    expected = exact_counts(rows[:50, 0]) + sum(exact_counts(rows[50:, at]) for at in range(3)) / 3
+    assert counts == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("noise", [QUIET, 30.0, 1e5])
+def test_trees_follow_from_the_released_counts_alone(noise: float) -> None:
+    """Whatever the noise, what is learned is what a copy of the rule makes of the counts that left."""
+    features = features_of(noise, trees=5, depth=3, bins=4)
+    learned = learn(features, rows_of(400), np.zeros(400, np.int64))
+    made = features.module((len(SIZES),))
+    made.load_state_dict(learned)
+    std = noise * math.sqrt(3)
+    sizes = [sum(SIZES[at] - 1 for at in positions) + 1 for positions in PARTS]
+    shares = []
+    for counts in np.split(learned["counts"].numpy(), np.cumsum(sizes)[:-1]):
+        values = np.where(counts < 2 * std, 0.0, counts)[:-1]
+        values = values if values.sum() else np.ones(len(values))
+        shares.append(values / values.sum())
+    middles = [np.cumsum(one) - one / 2 for one in shares]
+    every = np.zeros(
+        (17, len(SIZES)), np.float32
+    )  # a row for each cell of the number, the last for a missing one
+    every[:, 0], every[:, 1] = np.minimum(np.arange(17), 8), np.maximum(np.arange(17) - 8, 0)
+    binned = made(torch.from_numpy(every)).numpy()[:, 6]
+    assert binned.tolist() == [*np.minimum(np.floor(4 * middles[0]), 3), 4]
+    at = 17  # behind the quantile bins
+    for test in made.tests:
+        size = sizes[test.part]
+        found, at = learned["table"].numpy()[at : at + size], at + size
+        if test.part == 1:
+            before = np.cumsum(shares[1][list(test.order)]) - shares[1][list(test.order)]
+            chosen = [test.order[k] for k in range(3) if before[k] < 0.5]
+            assert set(np.flatnonzero(found)) == set(chosen)
+        else:
+            assert found.tolist() == [*(middles[test.part] >= test.quantile), 0]
+    assert at == len(learned["table"])
+
+
+def test_splits_are_where_the_rows_are() -> None:
+    """Half of the tests at quantiles between 0 and 1 pass for each number, however skewed its column is."""
+    features, rows = features_of(QUIET, trees=200, depth=1), rows_of(4000)
+    learned = learn(features, rows, np.zeros(4000, np.int64))
+    made = features.module((len(SIZES),))
+    made.load_state_dict(learned)
+    present = rows[(rows[:, 0] < 8)]
+    leaves = made(torch.from_numpy(present))[:, 6:].numpy()
+    numeric = [k for k, test in enumerate(made.tests) if test.part == 0]
+    assert 0.4 < leaves[:, numeric].mean() < 0.6
+
+
+def test_every_row_is_a_vector_of_norm_one() -> None:
+    features = features_of(QUIET, bins=4)
+    learned = learn(features, rows_of(400), np.zeros(400, np.int64))
+    made = features.module((len(SIZES),))
+    made.load_state_dict(learned)
+    sizes, weights = made.layout
+    codes = made(torch.from_numpy(rows_of(50, 3)))
+    assert codes.shape == (50, len(sizes))
+    assert bool((codes < torch.tensor(sizes)).all()) and bool((codes >= 0).all())
+    norm = math.sqrt(math.fsum(np.float32(weight).item() ** 2 for weight in weights))
+    assert 1 - 1e-6 < norm <= 1.0
+
+
+def test_a_number_s_centre_and_scale_come_from_the_same_release() -> None:
+    labels = np.random.default_rng(0).normal(-0.5, 0.1, 400).clip(-1, 1).astype(np.float32)
+    learned = learn(features_of(QUIET, is_of_number=True), rows_of(400), labels)
+    assert float(learned["centre"]) == pytest.approx(-0.5, abs=0.03)
+    assert 0.8 < float(learned["scale"]) / (1.5 * 0.1) < 1.6
+
+
+@pytest.mark.parametrize("is_of_number", [False, True])
+def test_a_model_s_file_brings_trees_and_scale_back(is_of_number: bool) -> None:
+    features = features_of(QUIET, is_of_number=is_of_number)
+    labels = np.zeros(400, np.float32 if is_of_number else np.int64)
+    model, rows = model_of(features), torch.from_numpy(rows_of(20, 5))
+    front = model.module.get_submodule("features")
+    assert isinstance(front, HistogramCells)
+    front.load_state_dict(learn(features, rows_of(400), labels))
+    facts = {
+        "model": "additive",
+        "input_shape": [len(SIZES)],
+        "classes": [] if is_of_number else ["no", "yes"],
+        "outputs": 1 if is_of_number else 2,
+        "predicts": "number" if is_of_number else "class",
+        "cells": {"sizes": SIZES, "weights": [0.1] * len(SIZES)},
+        "front": front.settings,
+    }
+    again, published = architecture(facts), model.published_tensors(torch.randn(model.parameter_count))
+    expected = model.scores(model.outputs(published, rows))
+    assert torch.equal(again.scores(again.outputs(published, rows)), expected)
+
+
+def test_records_without_cells_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"declare reader\.cells"):
+        CellHistograms().releases((3,))
