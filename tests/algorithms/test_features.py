@@ -266,7 +266,7 @@ def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
     assert whole.noise_multiplier > alone.noise_multiplier
     assert whole.epsilon["pld"] <= 3.0
     assert whole.schedule[: len(whole.target.prior_events)] == list(whole.target.prior_events)
-    assert Plan.from_json(whole.to_json()) == whole
+    assert Plan.from_document(whole.to_document()) == whole
     assert model.parameter_count == facts.parameters
     with pytest.raises(RefusedError):
         plan(kind(name))

@@ -191,9 +191,16 @@ class ScheduleFilter:
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            following = "no further release" if self._next is None else f"{self._next} next"
+            if self._next is None:
+                raise BudgetRefusedError(
+                    "the plan allows no further release; calibrate a run of more steps.",
+                    code="no_further_release",
+                )
             raise BudgetRefusedError(
-                f"{event} was asked for, but the plan allows {following}; follow the plan."
+                "{event} was asked for, but the plan allows {following} next; follow the plan.",
+                code="not_the_next_release",
+                event=event,
+                following=self._next,
             )
         if self._curve is None:
             self._rdp = self._rdp + self._cost(event)
