@@ -13,7 +13,7 @@ from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.core.settings import adapter
-from algorithms.errors import RefusedError
+from algorithms.errors import RefusedError, Slot
 from algorithms.evaluation import HistogramSpec
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MAX_EPSILON
@@ -21,6 +21,7 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     adjacency_named,
     calibrate,
+    epsilon,
     find_smallest,
     rdp,
     search_outwards,
@@ -79,7 +80,9 @@ def events_before(target: Target, facts: PlanningFacts, sampled: Batches) -> Sch
 
 def events_of(releases: Repeated) -> Schedule:
     """The events of releases, each with its count."""
-    return [(release.event(), count) for release, count in releases]
+    single = {id(release): release for release, _ in releases}  # a release may stand in many rows
+    events = {key: release.event() for key, release in single.items()}
+    return [(events[id(release)], count) for release, count in releases]
 
 
 def plan_fixed(
@@ -144,7 +147,8 @@ def calibrated_multiplier(
 ) -> float:
     """The smallest noise multiplier with which releases, and those before them, meet a target.
 
-    Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow.
+    Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow. The order
+    of releases does not change their cost.
     """
     if target.budget.epsilon > MAX_EPSILON:
         raise RefusedError(
@@ -153,12 +157,26 @@ def calibrated_multiplier(
             epsilon=target.budget.epsilon,
             largest=MAX_EPSILON,
         )
-    before = events_before(target, facts, sampled)
+    before, budget, neighbours = (
+        events_before(target, facts, sampled),
+        target.budget,
+        adjacency_named(adjacency),
+    )
+    alone = epsilon(before, budget.delta, accountant=target.accountant, adjacency=neighbours)
+    if alone > budget.epsilon:
+        raise RefusedError(
+            "what is released before the first step costs epsilon {alone:.4g}, and {epsilon:g} was asked for; raise"
+            " {setting}, or ask for more epsilon.",
+            code="budget_spent_before_steps",
+            alone=alone,
+            epsilon=budget.epsilon,
+            setting="the noise of learned features" if target.prior_events else Slot("target.count_noise"),
+        )
     return calibrate(
         lambda noise: [*before, *events_of(releases(noise))],
-        target.budget,
+        budget,
         accountant=target.accountant,
-        adjacency=adjacency_named(adjacency),
+        adjacency=neighbours,
     )
 
 

@@ -1,14 +1,15 @@
 """DP-SGD whose clipping follows what earlier releases say about gradients."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Repeated, plan_fixed
+from algorithms.core.calibration import Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import PaperProtocol, PaperSwitch, paper_protocol
 from algorithms.core.minibatch import (
     DPSGDState,
@@ -22,8 +23,11 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import calibrate, epsilon
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, gradient_release, norm_count_release
+from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release, norm_count_release
 from algorithms.privacy.mechanisms.sampling import Poisson
 
 USUAL_SHARE = 0.1
@@ -91,21 +95,44 @@ class QuantileClipping(SampledMethod):
                 code="count_noise_missing",
             )
         counts = self.count_noise_multiplier or USUAL_SHARE * (sampled.divisor or 0.0)
-        bound = L2(self.clip_norm)
+        bound, counted = L2(self.clip_norm), norm_count_release(Gaussian(counts), sampled.sampling)
+        self._check_counts(counted, counts, target)
 
-        def releases(noise_multiplier: float) -> Repeated:
+        def releases(noise_multiplier: float, times: int = 1) -> Repeated:
             noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
-            counted = norm_count_release(Gaussian(counts), sampled.sampling)
-            return [(noised, 1), (counted, 1)] * self.steps
+            return [(noised, times), (counted, times)]
 
+        multiplier = calibrated_multiplier(partial(releases, times=self.steps), target, facts, sampled)
         return plan_fixed(
-            releases,
+            lambda noise_multiplier: [*releases(noise_multiplier)] * self.steps,
             target=target,
             facts=facts,
             sampled=sampled,
             steps=self.steps,
+            noise_multiplier=multiplier,
             method_params=Counts(counts),
         )
+
+    def _check_counts(self, counted: Release, noise: float, target: Target) -> None:
+        """Raises RefusedError where the counts of norms alone cost the target, with noise that leaves half of it."""
+        budget, how = target.budget, target.accountant
+
+        def counts_at(multiplier: float) -> Schedule:
+            return [(replace(counted, noise=Gaussian(multiplier)).event(), self.steps)]
+
+        alone = epsilon(counts_at(noise), budget.delta, accountant=how)
+        if alone >= budget.epsilon:
+            enough = calibrate(counts_at, Budget(budget.epsilon / 2, budget.delta), accountant=how)
+            raise RefusedError(
+                "the counts of norms alone cost epsilon {alone:.4g} with {method.count_noise_multiplier} {noise:g}, and"
+                " {epsilon:g} was asked for; set it to {enough:g}, which leaves half of that to the gradients, or ask"
+                " for more epsilon.",
+                code="counts_above_target",
+                alone=alone,
+                noise=noise,
+                epsilon=budget.epsilon,
+                enough=math.ceil(enough),
+            )
 
     def init(self, parameters: Tensor, plan: Plan) -> QuantileClippingState:
         """The state at the model's start."""

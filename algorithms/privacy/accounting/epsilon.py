@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pairs_of, parts, rule_of
-from algorithms.privacy.accounting.events import Schedule, disjoint_parts_of, unroll
+from algorithms.privacy.accounting.events import PAID_IN_ORDER, Schedule, disjoint_parts_of, unroll
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
     ComposedPLD,
@@ -154,7 +154,7 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_SEARCH_ERROR, _SEARCH_GRID = 1e-3, 1e-3
+_SEARCH_ERROR, _SEARCH_GRID = 3e-4, 1e-3
 _NEXT_TO, _FINER = 1e-3, 8.0
 
 
@@ -219,7 +219,19 @@ def epsilon(
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
-    return _epsilon(ReprKey.of([*schedule], delta, accountant, adjacency, discretisation))
+    return _epsilon(ReprKey.of(_count_same(schedule), delta, accountant, adjacency, discretisation))
+
+
+def _count_same(schedule: Schedule) -> Schedule:
+    """The same schedule with rows of one and the same event counted together, unless their order matters.
+
+    A long schedule of two events in turn is two rows by this.
+    """
+    rows: dict[int, tuple[dp.DpEvent, int]] = {}
+    for at, (event, count) in enumerate(schedule):
+        key = -1 - at if isinstance(event, PAID_IN_ORDER) else id(event)
+        rows[key] = (event, rows[key][1] + count) if key in rows else (event, count)
+    return [*rows.values()]
 
 
 @lru_cache(maxsize=128)
@@ -278,7 +290,7 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
 def _by_pld(
     schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
 ) -> tuple[float, float | None]:
-    return _pld_epsilon(ReprKey.of([*schedule], delta, adjacency, grid))
+    return _pld_epsilon(ReprKey.of(_count_same(schedule), delta, adjacency, grid))
 
 
 @lru_cache(maxsize=128)
@@ -306,7 +318,7 @@ LEVELS = 24
 """The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
 
 _NOISE_RANGE = (1e-6, 1e9)
-_TOLERANCE, _WASTE, _STEPS = 2e-4, 1e-4, 8
+_TOLERANCE, _WASTE, _STEPS = 2e-4, 1e-4, 10
 _TINY, _HUGE = 1e-300, 1e300
 
 
@@ -401,26 +413,42 @@ def calibrate(
     with suppress(RefusedError):
         # Near what is released beside the noise, an estimate may never get down to the target.
         noise = search_outwards(estimate, target.epsilon, tolerance=0.02)
-        noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.1, tolerance=_SEARCH_ERROR)
+        steep = (_log(estimate(noise)) - _log(estimate(1.01 * noise))) / math.log(1.01)
+        noise, steep, is_near = _by_secant(coarse, target.epsilon, noise, steep, waste=2 * _SEARCH_ERROR)
+        if not is_near:
+            noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.02, tolerance=_SEARCH_ERROR)
         factor = 1.02
-        steep = (_log(coarse(noise)) - _log(coarse(1.01 * noise))) / math.log(1.01)
-        # Of the secant; they are tiny, since the grid of the search is nearly as good.
-        earlier: list[tuple[float, float]] = []
-        for _ in range(_STEPS):
-            spent = cost(noise)
-            earlier.append((math.log(noise), _log(spent)))
-            if (1 - _WASTE) * target.epsilon <= spent <= target.epsilon or (
-                spent <= target.epsilon and noise <= _NOISE_RANGE[0]
-            ):
-                return noise
-            if len(earlier) > 1 and earlier[-1][0] != earlier[-2][0]:
-                (x, y), (before_x, before_y) = earlier[-1], earlier[-2]
-                steep = (before_y - y) / (x - before_x)
-            step = (_log(spent) - _log((1 - _WASTE / 2) * target.epsilon)) / max(steep, 0.1)
-            noise *= math.exp(min(max(step, -0.5), 0.5))
+        noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=_WASTE)
+        if is_exact:
+            return noise
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)
     return search_outwards(cost, target.epsilon, start=noise, factor=factor)
+
+
+def _by_secant(
+    cost: Callable[[float], float], target: float, noise: float, steep: float, *, waste: float
+) -> tuple[float, float, bool]:
+    """A multiplier that costs the target or less by at most this share, how steeply the cost falls, and if it is one.
+
+    steep: of the logarithms, before two costs near the target are known.
+    """
+    earlier: tuple[float, float] | None = None
+    low, high = 0.0, math.inf
+    for _ in range(_STEPS):
+        spent = cost(noise)
+        if (1 - waste) * target <= spent <= target or (spent <= target and noise <= _NOISE_RANGE[0]):
+            return noise, steep, True
+        low, high = (noise, high) if spent > target else (low, noise)
+        here = (math.log(noise), _log(spent)) if target / 2 < spent < 2 * target else None
+        if earlier and here and abs(earlier[1] - here[1]) > 10 * waste:  # else grids tell more than the noise
+            steep = (earlier[1] - here[1]) / (here[0] - earlier[0])
+        earlier = here or earlier
+        step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, 0.1)
+        noise *= math.exp(min(max(step, -0.5), 0.5))
+        if not low < noise < high or (here is None and 0 < low < high < math.inf):
+            noise = math.sqrt(low * high)
+    return noise, steep, False
 
 
 def search_outwards(

@@ -29,6 +29,7 @@ from algorithms.privacy.accounting.random_allocation import (
 )
 
 __all__ = [
+    "PAID_IN_ORDER",
     "CorrelatedDpEvent",
     "CorrelatedStepDpEvent",
     "DisjointPartsDpEvent",
@@ -56,6 +57,14 @@ __all__ = [
 
 Schedule = Sequence[tuple[dp.DpEvent, int]]
 """Events with the number of times each occurs in a row, in the order of the releases."""
+
+PAID_IN_ORDER = (
+    CorrelatedDpEvent,
+    CorrelatedStepDpEvent,
+    RandomAllocationDpEvent,
+    RandomAllocationStepDpEvent,
+)
+"""Events that pay for later ones, and those: their order among each other counts."""
 
 
 def unroll(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:

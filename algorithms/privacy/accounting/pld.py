@@ -37,11 +37,15 @@ _LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
 """As logarithms: of the tilted sum one in so many may lie above the window; a part of delta that does not matter."""
 _LARGEST_EXPONENT = 600.0
 _RARE_TAIL, _LARGEST_TILT = 5.0, 1e15
-_FIRST_CELLS, _FIRST_POINTS, _ITERATIONS, _FEW_POINTS = 2**16, 2**19, 60, 2**12
+_MIN_MODULUS, _LOG_NOTHING = 1e-300, -1600.0
+"""The least modulus of a transform, and the logarithm of a product that is 0 even without one such factor."""
+_FIRST_CELLS, _FIRST_POINTS, _ITERATIONS = 2**16, 2**19, 60
+_FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR = 2e-5, 2e-8
 _MAX_POINTS, _MAX_REFINEMENT, _MAX_WIDENING = 2**20, 8.0, 50
+_JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -108,16 +112,6 @@ class DiscretePLD:
         with np.errstate(divide="ignore"):
             return np.log(self.masses)
 
-    def cumulant(self, tilt: float) -> tuple[float, float, float]:
-        """log E exp(tilt * L) over finite losses, and its first two derivatives."""
-        exponents = self.logarithms + tilt * self.losses
-        largest = float(exponents.max())
-        weights = np.exp(exponents - largest)
-        total = float(weights.sum())
-        mean = float(weights @ self.losses) / total
-        variance = float(weights @ np.square(self.losses - mean)) / total
-        return largest + math.log(total), mean, variance
-
 
 def connect_the_dots(edges: Array, cells: CellMasses) -> DiscretePLD:
     """The loss whose values are the edges of cells; see the module's text for why it dominates."""
@@ -174,11 +168,45 @@ class PLDSum:
         """The number of losses."""
         return sum(count for _, count in self.parts)
 
+    @cached_property
+    def _blocks(self) -> list[tuple[Array, Array, Array]]:
+        """Losses and logarithms of masses, shape [distributions, points], and counts; short ones share a block."""
+        longest = max(len(points.losses) for points, _ in self.parts)
+        together = longest * len(self.parts) <= _POINTS_TOGETHER
+        blocks = []
+        for parts in [self.parts] if together else [[part] for part in self.parts]:
+            losses = np.zeros((len(parts), max(len(points.losses) for points, _ in parts)))
+            logarithms = np.full_like(losses, -math.inf)
+            for row, (points, _) in enumerate(parts):
+                losses[row, : len(points.losses)] = points.losses
+                logarithms[row, : len(points.losses)] = points.logarithms
+            blocks.append((losses, logarithms, np.array([count for _, count in parts], dtype=np.float64)))
+        return blocks
+
     def cumulant(self, tilt: float) -> tuple[float, float, float]:
-        """Like that of `DiscretePLD`."""
-        each = [(points.cumulant(tilt), count) for points, count in self.parts]
-        k, mean, variance = (math.fsum(count * one[i] for one, count in each) for i in range(3))
+        """log E exp(tilt * L) over finite losses, and its first two derivatives."""
+        k = mean = variance = 0.0
+        for losses, logarithms, counts in self._blocks:
+            exponents = logarithms + tilt * losses
+            largest = exponents.max(axis=1)
+            weights = np.exp(exponents - largest[:, None])
+            totals = weights.sum(axis=1)
+            means = (weights * losses).sum(axis=1) / totals
+            variances = (weights * np.square(losses - means[:, None])).sum(axis=1) / totals
+            k += float(counts @ (largest + np.log(totals)))
+            mean, variance = mean + float(counts @ means), variance + float(counts @ variances)
         return k, mean, variance
+
+    def log_moments(self, tilts: Array) -> Array:
+        """log E exp(tilt * L) over finite losses at each tilt, shape [tilts]."""
+        moments = np.zeros(len(tilts))
+        for losses, logarithms, counts in self._blocks:
+            for at, tilt in enumerate(tilts):
+                exponents = logarithms + tilt * losses
+                largest = exponents.max(axis=1)
+                totals = np.exp(exponents - largest[:, None]).sum(axis=1)
+                moments[at] += counts @ (largest + np.log(totals))
+        return moments
 
     @property
     def delta_at_0(self) -> float:
@@ -260,7 +288,7 @@ class GridComposition:
             tail = self._tilted_tail(tilt, delta, widening)
             epsilon = tail.epsilon(delta)
             # Where losses take few values, epsilon may lie in a gap below the window.
-            if epsilon > max(0.0, tail.lowest) or widening > _MAX_WIDENING or self._size > _MAX_POINTS:
+            if epsilon > tail.lowest or widening > _MAX_WIDENING or self._size > _MAX_POINTS:
                 return epsilon
             widening = 4 * widening + 1
 
@@ -280,9 +308,9 @@ class GridComposition:
         usual = -math.log(delta) / epsilon if epsilon > 0 else max_tilt
         if usual < tilts[0]:  # near the largest loss there is, where the saddle point's tilt has no limit
             tilts = np.append(np.geomspace(usual / 10, tilts[0], 30), tilts)
-        bounds = [self._rough.cumulant(tilt)[0] - tilt * epsilon for tilt in tilts]
-        enough = max(math.log(delta) + 3.0, min(bounds) + 1.0)
-        return float(next(tilt for tilt, bound in zip(tilts, bounds, strict=True) if bound <= enough))
+        bounds = self._rough.log_moments(tilts) - tilts * epsilon
+        enough = max(math.log(delta) + 3.0, float(bounds.min()) + 1.0)
+        return float(tilts[np.argmax(bounds <= enough)])
 
     def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
         """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
@@ -293,7 +321,10 @@ class GridComposition:
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
         log_moment, index = 0.0, 0
-        log_moduli, angles, norms, conditioning = [], [], [], np.zeros(1)
+        # Where the product is nothing, as it mostly is, it need not be computed.
+        left, log_product, turned, conditioning = np.arange(size // 2 + 1), *np.zeros((3, size // 2 + 1))
+        log_moduli: list[Array] = []
+        norms = []
         for points, count in parts:
             exponents = points.logarithms + tilt * points.losses
             largest = float(exponents.max())
@@ -307,19 +338,31 @@ class GridComposition:
             # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
             rest = weights.copy()
             rest[centre] = 0.0
-            x = fft.rfft(_fold(rest, size, centre)) - float(rest.sum())
+            x = (fft.rfft(_fold(rest, size, centre)) - float(rest.sum()))[left]
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
             log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
-            log_moduli.append(np.where(modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), 1e-300))))
-            angles.append(np.arctan2(x.imag, 1 + x.real))
-            conditioning = conditioning + count * (np.abs(log_moduli[-1]) + np.abs(angles[-1]) + modulus)
+            log_modulus = np.where(
+                modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), _MIN_MODULUS))
+            )
+            log_product = log_product + count * log_modulus
+            is_left = log_product > _LOG_NOTHING
+            if is_left.mean() < 0.5:
+                left, log_product, turned, conditioning, x, modulus, log_modulus = (
+                    array[is_left]
+                    for array in (left, log_product, turned, conditioning, x, modulus, log_modulus)
+                )
+                log_moduli = [array[is_left] for array in log_moduli]
+            angle = np.arctan2(x.imag, 1 + x.real)
+            turned = turned + count * angle
+            conditioning = conditioning + count * (np.abs(log_modulus) + np.abs(angle) + modulus)
+            log_moduli.append(log_modulus)
             norms.append(float(rest.sum()))  # each value of a transform may be off by this times a few units
         counts = [count for _, count in parts]
-        log_product = sum(count * m for m, count in zip(log_moduli, counts, strict=True))
-        angle = sum(count * a for a, count in zip(angles, counts, strict=True))
         product = np.exp(log_product)
-        sums = fft.irfft(product * np.exp(1j * angle), size)
+        transform = np.zeros(size // 2 + 1, dtype=np.complex128)
+        transform[left] = product * np.exp(1j * turned)
+        sums = fft.irfft(transform, size)
         # What transforms and powers lose at most, as the norm of the error.
         # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
         root, unit = math.sqrt(2 / size), 8 * _UNIT_ROUNDOFF * math.log2(size)
@@ -345,24 +388,30 @@ class GridComposition:
 
         What lies below comes back at the top, where it has to count for next to nothing.
         """
-        k, _, variance = self._rough.cumulant(tilt)
+        k, mean, variance = self._rough.cumulant(tilt)
         ends = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
         if variance <= 0:
             return ends[0], ends[1] + self._grid, 1.0
-        log_rarity = _LOG_ABOVE_WINDOW
-        shifts = math.sqrt(2 * log_rarity / variance) * np.array(_SHIFTS)
+
+        def top(sums: PLDSum, shifts: Array, log_rarity: float) -> tuple[float, float]:
+            tops = (sums.log_moments(tilt + shifts) - sums.cumulant(tilt)[0] + log_rarity) / shifts
+            at = int(np.argmin(tops))
+            return min((float(tops[at]), float(shifts[at])), (ends[1] + self._grid, 1.0))
+
+        usual, log_rarity = math.sqrt(2 * _LOG_ABOVE_WINDOW / variance) * np.array(_SHIFTS), _LOG_ABOVE_WINDOW
         for _ in range(2):  # the second time with what the first leaves above of delta
-            low, high, best = ends[0], ends[1] + self._grid, 1.0
-            for shift in shifts * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW):
-                above = (self._rough.cumulant(tilt + shift)[0] - k + log_rarity) / shift
-                if above < high:
-                    high, best = above, float(shift)
+            high, best = top(self._rough, usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), log_rarity)
+            if (longest := max(float(points.losses[-1]) for points, _ in self._rough.parts)) > 0:
+                # Where rare large losses decide, the sum is not normal, and the window would be far too wide.
+                jumped, shift = top(self._rough, np.array(_JUMPS) / longest, log_rarity)
+                if jumped - mean < (high - mean) / 2:
+                    high, best = min((high, best), top(self._exact, np.array([shift]), log_rarity))
             log_rarity = max(_LOG_ABOVE_WINDOW, k - tilt * high - math.log(delta) + _LOG_NEGLIGIBLE)
         log_rarity = max(_RARE_TAIL, k - tilt * high - math.log(delta) + _LOG_NEGLIGIBLE)
-        for shift in np.append(shifts * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS)):
-            if shift <= 0:
-                continue
-            low = max(low, (k - self._rough.cumulant(tilt - shift)[0] - log_rarity) / shift)
+        shifts = np.append(usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS))
+        shifts = shifts[shifts > 0]
+        bottoms = (k - self._rough.log_moments(tilt - shifts) - log_rarity) / shifts
+        low = max(ends[0], float(bottoms.max()))
         return low, high, best
 
 

@@ -20,7 +20,9 @@ from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.methods.noise_schedules import ADPSGD, Decay, DPSGDDecay, noise_factors, square_without_noise
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import in_levels
+from algorithms.privacy.accounting.epsilon import epsilon, in_levels
+from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.mechanisms.release import Release
 from tests.support import bench
 from tests.support.bench import made_up, run, small_model
 from tests.support.refusals import refused_as
@@ -79,7 +81,12 @@ def test_where_the_number_of_records_is_private_it_is_counted_first(name: str) -
     first, rest = plan.schedule[0], plan.schedule[1:]
     assert (type(first[0]).__name__, first[1], plan.divisor) == ("GaussianDpEvent", 1, None)
     assert {type(event).__name__ for event, _ in rest} == {"PoissonSampledDpEvent"}
-    with refused_as("no_noise_meets_epsilon", epsilon=0.005):
+    alone = epsilon([(dp.GaussianDpEvent(100.0), 1)], 1e-5)  # of the count of records
+    spent = {"setting": "target.count_noise", "alone": alone, "epsilon": 0.005}
+    first_spent = (
+        ("counts_above_target", {}) if name == "quantile_clipping" else ("budget_spent_before_steps", spent)
+    )
+    with refused_as(first_spent[0], **first_spent[1]):
         planned(name, 0.005, records=None, expected_batch_size=None, sampling_rate=0.1)
     with refused_as("rate_missing"):
         planned(name, 2.0, records=None)
@@ -370,9 +377,42 @@ def test_a_run_asks_for_a_count_at_each_clip_norm() -> None:
     [
         ({"expected_batch_size": 10, "clip_norm": 2.0, "max_clip_norm": 1.0}, 1000, "clip_norm_outside"),
         ({"sampling_rate": 0.1}, None, "count_noise_missing"),
-        ({"expected_batch_size": 500, "count_noise_multiplier": 0.5}, 1000, "no_noise_meets_epsilon"),
+        ({"expected_batch_size": 500, "count_noise_multiplier": 0.5}, 1000, "counts_above_target"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], records: int | None, code: str) -> None:
     with refused_as(code):
         QuantileClipping(2, **settings).plan(TARGET, PlanningFacts(records, 10, 1, 2))
+
+
+@pytest.mark.parametrize("target", [0.001, 0.01])
+def test_counts_that_cost_the_target_are_refused_with_noise_that_leaves_the_gradients_a_part(
+    target: float,
+) -> None:
+    method, facts = QuantileClipping(2000, 256), PlanningFacts(50_000, 10, 1, 2)
+    counted = dp.PoissonSampledDpEvent(256 / 50_000, dp.GaussianDpEvent(25.6))
+    with pytest.raises(RefusedError, match=r"count_noise_multiplier 25\.6") as refusal:
+        method.plan(Target(Budget(target, 1e-5)), facts)
+    assert refusal.value.fields["alone"] == epsilon([(counted, 2000)], 1e-5)
+    enough = float(refusal.value.fields["enough"])  # type: ignore[arg-type]
+    plan = replace(method, count_noise_multiplier=enough).plan(Target(Budget(target, 1e-5)), facts)
+    assert 0.999 * target < plan.cost.epsilon <= target
+    assert 0 < plan.noise_multiplier < 2 * enough
+
+
+def test_a_long_schedule_of_two_releases_in_turn_is_planned_from_these_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each of some twenty evaluations makes and writes two events a step."""
+    made, event = list[Release](), Release.event
+
+    def counting(self: Release) -> dp.DpEvent:
+        made.append(self)
+        return event(self)
+
+    monkeypatch.setattr(Release, "event", counting)
+    plan = QuantileClipping(3000, 256).plan(Target(Budget(1.0, 1e-5)), PlanningFacts(50_000, 10, 1, 2))
+    assert len(made) < 100
+    assert len(plan.schedule) == 6000 and len({repr(event) for event, _ in plan.schedule}) == 2
+    grouped: Schedule = [(plan.schedule[0][0], 3000), (plan.schedule[1][0], 3000)]
+    assert plan.cost.epsilon == epsilon(grouped, 1e-5)
