@@ -289,7 +289,7 @@ def test_whatever_features_leave_goes_to_the_trials(place: Path, times: float) -
 def test_features_that_cost_more_than_the_search_are_refused(place: Path) -> None:
     most = 0.99 * epsilon([(MEAN, 1)], 1e-5)
     with pytest.raises(
-        RefusedError, match=f"meets epsilon = {most:g}; ask for .* more noise in what is released"
+        RefusedError, match=f"and {most:g} was asked for; raise the noise of learned features"
     ):
         search_of(place, base=CENTRED, epsilon=most)
 
