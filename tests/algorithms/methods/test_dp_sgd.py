@@ -15,6 +15,7 @@ from algorithms.core.minibatch import multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
