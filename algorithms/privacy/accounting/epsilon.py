@@ -342,8 +342,10 @@ def find_smallest(
         2.0
     """
 
+    ends = {math.log(low): low, math.log(high): high}  # exp(log(x)) need not be x, and a cost may jump there
+
     def excess(logarithm: float) -> float:
-        return _log(cost(math.exp(logarithm))) - _log(limit)
+        return _log(cost(ends.get(logarithm, math.exp(logarithm)))) - _log(limit)
 
     if cost(low) <= limit:
         return low

@@ -389,3 +389,9 @@ def test_a_target_just_above_what_is_released_beside_the_noise_is_reached(times:
 
     found = calibrate(schedule_at, Budget(target, 1e-5))
     assert 0.999 * target < epsilon(schedule_at(found), 1e-5) <= target
+
+
+def test_the_smallest_number_is_found_where_the_cost_jumps_at_the_end_of_the_range() -> None:
+    high = next(x for x in (2.0 + i / 7 for i in range(100)) if math.exp(math.log(x)) < x)
+    found = find_smallest(lambda z: 0.1 if z >= high else 1.0, 0.5, low=1.0, high=high, tolerance=1e-9)
+    assert found == pytest.approx(high, rel=1e-6)
