@@ -15,7 +15,14 @@ from scipy.stats import norm
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget, filters
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, calibrate, epsilon, rdp
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    ORDERS,
+    calibrate,
+    epsilon,
+    find_smallest,
+    rdp,
+)
 from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,
