@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from algorithms.privacy.card import load
+from algorithms.privacy.documents import PlanDocument
 from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
@@ -57,10 +58,13 @@ def main() -> None:
     """`python -m tests.support.tracked_run ROOT MODE`; writes what each part returned as JSON."""
     root, settings = Path(sys.argv[1]), Tracking.model_validate({"mode": sys.argv[2]})
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    run, plan = finished(root), json.loads((root / "artifacts/plan.json").read_bytes())
+    run, plan = (
+        finished(root),
+        PlanDocument.from_json((root / "artifacts/plan.json").read_bytes(), "plan.json"),
+    )
     run_id = run.card.evidence.run_id
     with live_curve(run_id, plan, settings, group=run_id, root=root) as tell:
-        for step in range(plan["steps"]):
+        for step in range(plan.steps):
             tell(step + 1, 0.05 * (step + 1), 0.75)
     found = [
         log_run(run, settings, artifacts=root / "artifacts", root=root),
