@@ -196,10 +196,12 @@ def uneven_metrics(released: ReleasedHistogram, public: DatasetInfo) -> dict[str
     per_class, label_type = class_metrics_of(released), public.label_type
     document: dict[str, Any] = {}
     if per_class:
-        document["by_class"] = {
-            name: _documents("", vars(one), label_type)
+        document[
+            "by_class"
+        ] = [  # a list, as of thresholds: DVC makes a column of each number that is in none
+            {"class": name, **_documents("", vars(one), label_type)}
             for name, one in zip(label_type.names, per_class, strict=True)
-        }
+        ]
     decision = None if public.costs is None else cheapest_threshold(released, public.costs)
     if decision is not None:
         shown = {"recall": decision.at.recall, "precision": decision.at.precision}

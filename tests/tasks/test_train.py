@@ -17,6 +17,7 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.models import Model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import Ledger
 from data.card import DataRefusedError
 from data.files import owner_key
@@ -413,7 +414,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     evaluate.main()
     metrics = json.loads((workspace.root / "artifacts/metrics.json").read_text())
     quality = {"test_accuracy", "majority_accuracy", "test_loss", "test_auc", "test_f1", "calibration_error"}
-    assert set(metrics) == quality | {"test_records", "epsilon", "delta", "run_id"}
+    assert set(metrics) == quality | {"by_class", "test_records", "epsilon", "delta", "run_id"}
     assert metrics["test_accuracy"] > 0.85
     assert metrics["test_auc"] > 0.95 and metrics["test_f1"] > 0.8 and 0 < metrics["calibration_error"] < 0.5
     labels = np.load(workspace.root / "datasets/prepared/test_labels.npy")
@@ -421,7 +422,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     assert metrics["test_records"] == len(labels)
     assert not [value for name, value in metrics.items() if isinstance(value, str) and name != "run_id"]
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
-    check_run_facts(metrics, workspace.receipt)
+    check_run_facts(metrics, Receipt.model_validate(workspace.receipt))
     confusion = (workspace.root / "artifacts/plots/confusion.csv").read_text().splitlines()
     right = sum(len(set(line.split(","))) == 1 for line in confusion[1:])
     assert len(confusion) - 1 == workspace.public.test_records

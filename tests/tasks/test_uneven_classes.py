@@ -186,7 +186,7 @@ def test_the_page_and_the_terminal_say_what_becomes_of_a_rare_class() -> None:
     text = report_text(metrics, 4000, 0.98).sentences
     assert "Classes are uneven" in text and "&lt;yes&gt;" in text and "<yes>" not in text
     assert "--threshold" in text and "better than always naming one class" in text
-    even = metrics | {"by_class": dict.fromkeys(("no", "<yes>"), metrics["by_class"]["no"])}
+    even = metrics | {"by_class": [metrics["by_class"][0] | {"class": name} for name in ("no", "<yes>")]}
     assert "uneven" not in report_text(even, 4000, 0.98).sentences
 
 
