@@ -1,5 +1,6 @@
 """The per-record losses, their public bounds, and the form of labels for each kind of target."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,6 +127,7 @@ def with_class_weights(model: Model, weights: Sequence[float]) -> Model:
     """
     shares = torch.tensor([weight / max(weights) for weight in weights])
 
+    @functools.wraps(model.losses)  # with its module, as a loss of the user's own has no closed form
     def losses(outputs: Tensor, labels: Tensor) -> Tensor:
         return shares.to(outputs)[labels] * model.losses(outputs, labels)
 

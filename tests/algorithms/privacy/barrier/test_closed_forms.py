@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, LinearRecords, LineCandidates, Normalised, PerLayer
 from algorithms.models import build
+from algorithms.models.objectives import with_class_weights
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, has_closed_forms, loss_sums
@@ -132,6 +133,9 @@ def test_a_public_number_decides_whether_records_are_held() -> None:
 def test_a_model_of_another_kind_or_precision_takes_the_general_way() -> None:
     assert has_closed_forms(MODEL)
     assert not has_closed_forms(replace(MODEL, precision=torch.bfloat16))
-    assert not has_closed_forms(replace(MODEL, losses=lambda outputs, labels: MODEL.losses(outputs, labels)))
+    own = replace(MODEL, losses=lambda outputs, labels: MODEL.losses(outputs, labels))
+    assert not has_closed_forms(own)
+    weights = (1.0, 4.0)
+    assert [has_closed_forms(with_class_weights(model, weights)) for model in (MODEL, own)] == [True, False]
     assert not has_closed_forms(replace(MODEL, bounds=None))
     assert not has_closed_forms(build("tanh_cnn", input_shape=(1, 28, 28), classes=2, seed=0))
