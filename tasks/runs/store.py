@@ -56,7 +56,7 @@ _DECIDES_NOTHING = (
     "each_record_alone",
     "holdout_why",
     "costs",
-    "cell_columns",  # but with histograms, in `training_digest`
+    "cell_columns",  # but with histograms, see `counted_columns`
 )
 _DIGITS, _POLL_SECONDS = 16, 0.2
 
@@ -100,9 +100,17 @@ def training_digest(
     decides: list[object] = [plan, model.model_dump(), blocks]
     if plan.get("held_out", {}).get("recalibrate"):  # other halves must not get the same noise
         decides.append(halves_digest(prepared))
-    if plan.get("features", {}).get("name") == "histograms":  # nor other columns of the same rows
-        decides.append([asdict(column) for column in public.cell_columns])
-    return digest(decides, public, prepared, home=home)
+    return digest([*decides, *counted_columns([plan], public)], public, prepared, home=home)
+
+
+def counted_columns(documents: Iterable[Mapping[str, Any]], public: DatasetInfo) -> list[object]:
+    """The columns of which a plan, or settings, release histograms: others of the same rows must not get their noise.
+
+    Empty without histograms.
+    """
+    if all(document.get("features", {}).get("name") != "histograms" for document in documents):
+        return []
+    return [[asdict(column) for column in public.cell_columns]]
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,7 @@ class Search:
             [plan.to_json() for plan in self.search_plan.plans],
             list(self.search_plan.documents),
             self.blocks,
+            *store.counted_columns(self.search_plan.documents, self.public),
         ]
         return store.digest(decides, self.public, self.prepared, home=home)
 

@@ -1,6 +1,7 @@
 """Tables that are encoded as cells, from the card to a prediction; methods that take linear models, and people."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.export import export
 from tasks.predict import predict
+from tasks.runs.store import training_digest
+from tasks.tuning import SearchPlan, Tuning
+from tasks.tuning.search import Search
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of
 from tests.support.own_records import finish
@@ -183,3 +187,25 @@ def test_learned_features_of_cells_are_refused(root: Path) -> None:
     public = Workspace(root, root / "home").public
     with pytest.raises(RefusedError, match="encoded as cells"):
         calibrate.plan_for(params.parse(asked, reads=calibrate.READS), public)
+
+
+def test_histograms_of_other_columns_of_the_same_rows_get_other_noise(root: Path) -> None:
+    """A training and a search; without histograms the columns decide nothing, and ids stay what they are."""
+    declared(root, "two")
+    public, prepared = Workspace(root, root / "home").public, root / "datasets/prepared"
+    others = replace(public, cell_columns=public.cell_columns[::-1])
+    tuning = Tuning.model_validate({"space": {"algorithm.steps": [2, 3]}, "epsilon": 4.0})
+    model = params.ModelParams(name="additive")
+    for settings, is_covered in ((HISTOGRAMS, True), ({}, False)):
+        search_plan = SearchPlan(False, 1.0, {"pld": 4.0}, [], False, (settings,), ())
+        trainings, searches = zip(
+            *(
+                (
+                    training_digest(settings, model, (), one, prepared, home=root / "home"),
+                    Search(tuning, search_plan, prepared, one).digest(root / "home"),
+                )
+                for one in (public, others)
+            ),
+            strict=True,
+        )
+        assert (len({*trainings}) > 1, len({*searches}) > 1) == (is_covered, is_covered)
