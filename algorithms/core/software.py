@@ -19,6 +19,7 @@ from algorithms.privacy.documents import Commit, SoftwareFacts
 
 DECIDES = (
     "algorithms/__init__.py",
+    "algorithms/cell_histograms.py",
     "algorithms/core",
     "algorithms/evaluation",
     "algorithms/extension.py",
@@ -30,6 +31,7 @@ DECIDES = (
     "algorithms/privacy/barrier",
     "algorithms/privacy/documents.py",
     "algorithms/privacy/mechanisms",
+    "algorithms/target_scale.py",
 )
 """What decides a result whoever trains; the pipeline adds files of its own."""
 COMPUTES = ("torch", "numpy", "scipy", "timm", "torchvision", "transformers", "peft")

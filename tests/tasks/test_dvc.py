@@ -14,6 +14,7 @@ import pytest
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
+from algorithms.features import FEATURES
 from algorithms.methods import CATALOGUE
 from tasks import calibrate
 from tasks.refusals import PIPELINE
@@ -59,7 +60,9 @@ def test_a_stage_lists_the_code_that_decides_its_result(name: str) -> None:
     # A method's own file is in plan.json, as a digest; what it imports is not.
     methods = {method.__module__ for method in CATALOGUE.values()} if name == "train" else set[str]()
     listed = set(stages()[name]["deps"]) | {_file(method) for method in methods}
-    roots = {f"tasks.{name}"} | methods
+    # Features are learned by an object that calibration makes.
+    features = {kind.__module__ for kind in FEATURES.values()} if name == "train" else set[str]()
+    roots = {f"tasks.{name}"} | methods | features
     irrelevant = CANNOT_CHANGE_A_RESULT.keys() - (MAKES_THE_DATA if name == "prepare" else set())
     missing = {module for module in _reached(roots, irrelevant) if not _listed(_file(module), listed)}
     assert not missing
