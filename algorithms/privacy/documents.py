@@ -16,6 +16,7 @@ from pydantic import (
     PlainSerializer,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
 from algorithms.errors import RefusedError
@@ -109,13 +110,16 @@ class SoftwareFacts(Section):
 class Document(BaseModel):
     """A document of a run; one that lacks an entry is of another version."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, serialize_by_alias=True)
 
     @classmethod
     def from_json(cls, content: str | bytes, where: str) -> Self:
-        """Parse a document; raises RefusedError if it lacks an entry. where: the name of its file."""
+        """Parse a document; raises RefusedError if it lacks an entry. where: the name of its file.
+
+        A text is not taken for a number, nor a number for a flag.
+        """
         try:
-            return cls.model_validate_json(content)
+            return cls.model_validate_json(content, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             entry = ".".join(map(str, first["loc"])) or "the whole"
@@ -374,16 +378,22 @@ class Receipt(RunIdentity):
         sha256: Checksums of the files of the result, by name.
     """
 
-    steps: int
+    steps: Count
     releases: int
-    epsilon: dict[str, float | None]
+    epsilon: dict[str, NotNegative | None]
     accountant: Accountant
-    delta: float
+    delta: Probability
     events: tuple[EventRow, ...]
     ledger: RunAccount
-    evaluation_epsilon: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    evaluation_epsilon: NotNegative | None = Field(default=None, exclude_if=lambda value: value is None)
     software: SoftwareFacts
     sha256: dict[str, str]
+
+    @model_validator(mode="after")
+    def _has_the_epsilon_that_was_charged(self) -> Self:
+        if self.accountant not in self.epsilon:
+            raise ValueError(f"epsilon must have the cost by {self.accountant}")
+        return self
 
     @property
     def cost(self) -> float | None:
