@@ -349,7 +349,7 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
         (noised,) = [query for query in card.mechanism.queries if query.kind == "evaluation"]
         found = released["spec"], released["noise_std"]
         same = planned is not None and found == (planned.spec, noised.noise_std.least)
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
         same = False
     yield CardCheck(
         "evaluation", same, "the planned histogram" if same else "another histogram, or other noise"

@@ -1312,7 +1312,7 @@ def check_files(card: Card, folder: Path) -> Iterator[Check]:
         plan = _parse(_read(folder / "plan.json"), folder / "plan.json")
         try:
             problem = _plan_problem(plan, card)
-        except (KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             problem = "the plan cannot be read"
         yield "plan", problem is None, problem or "the card is one of a run of this plan"
 

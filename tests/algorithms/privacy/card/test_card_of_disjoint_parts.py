@@ -139,3 +139,12 @@ def test_an_evaluation_that_failed_leaves_the_card_of_training(tmp_path: Path) -
     sums = run.receipt.sha256 | {"plan.json": sha256_of(folders.artifacts / "plan.json")}
     card = build(replace(run, plan=plan, receipt=with_entries(run.receipt, sha256=sums)), KEY)
     assert failures(card, folders.artifacts) == ([], [])
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", '"x"', "1" + "0" * 5000, "no histogram"])
+def test_a_histogram_that_cannot_be_read_fails(tmp_path: Path, content: str) -> None:
+    artifacts, run = evaluated(tmp_path)
+    (artifacts / "evaluation.json").write_text(content)
+    sums = dict(run.receipt.sha256) | {"evaluation.json": sha256_of(artifacts / "evaluation.json")}
+    card = build(replace(run, receipt=with_entries(run.receipt, sha256=sums, evaluation_epsilon=1.0)), KEY)
+    assert failures(card, artifacts) == (["evaluation"], [])

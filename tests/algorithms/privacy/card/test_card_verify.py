@@ -311,6 +311,17 @@ def test_a_plan_that_cannot_be_read_fails(folder: Path, built: PrivacyCard, cont
     assert {"terms of the plan", "releases of the plan"} <= failed(built, folder)
 
 
+@pytest.mark.parametrize("entry", ["features", "filter", "model"])
+def test_a_text_in_place_of_a_section_fails_by_both_verifiers(
+    folder: Path, built: PrivacyCard, entry: str
+) -> None:
+    write_json(folder / "plan.json", read_json(folder / "plan.json") | {entry: "text"})
+    (folder / "privacy_card.json").write_bytes(built.to_bytes())
+    assert {"terms of the plan", "releases of the plan"} <= failed(built, folder)
+    alone = {name for name, passed, _ in verify_card.verify(folder, key=OWNER) if passed is False}
+    assert alone == {"plan.json", "plan"}
+
+
 def test_without_the_files_the_card_is_checked_alone(tmp_path: Path, built: PrivacyCard) -> None:
     checks = verify(built, tmp_path, key=OWNER).checks
     assert {check.name for check in checks if check.passed is None} == {
