@@ -4,6 +4,7 @@ A start comes from a public model, or from an earlier release that was charged a
 """
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -165,7 +166,9 @@ def facts_of(path: Path) -> dict[str, Any]:
             facts: dict[str, Any] = json.loads((file.metadata() or {})[FACTS])
         lists = [(facts["input_shape"], int), (facts["classes"], str)]
         fits = all(isinstance(row, list) and all(isinstance(x, kind) for x in row) for row, kind in lists)
-        if not (fits and isinstance(facts["model"], str)):
+        temperature = facts.get(TEMPERATURE, 1.0)
+        divides = type(temperature) in (int, float) and 0 < temperature < math.inf
+        if not (fits and divides and isinstance(facts["model"], str)):
             raise TypeError
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise ModelRefusedError(

@@ -53,7 +53,9 @@ def earlier_search_plan(
     for digest, document in searches.items():
         with suppress(KeyError, TypeError, ValueError, RefusedError):  # of another form, or refused today
             schedule = schedule_from_json(document["plan"]["schedule"])
-            plans = tuple(PlanDocument.from_json(json.dumps(one), SEARCH) for one in document["plan"]["plans"])
+            plans = tuple(
+                PlanDocument.from_json(json.dumps(one), SEARCH) for one in document["plan"]["plans"]
+            )
             plan = SearchPlan(**{**document["plan"], "schedule": schedule, "plans": plans})
             is_same = document["tuning"] == json.loads(json.dumps(tuning.model_dump()))
             if is_same and _request_in(plan) == _request_in(new) and digest_of(plan) == digest:

@@ -161,3 +161,13 @@ def test_a_file_that_lacks_a_fact_is_no_model(lacks: str, tmp_path: Path) -> Non
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"epsilonflow": json.dumps(facts)})
     with pytest.raises(ModelRefusedError, match="is not a model that epsilonflow trained"):
         load(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("temperature", [0, -1.5, "2", True, [2.0], float("nan"), float("inf")])
+def test_a_file_whose_scores_are_divided_by_no_positive_number_is_no_model(
+    temperature: object, tmp_path: Path
+) -> None:
+    facts = {"model": "logistic", "input_shape": [3], "classes": ["no", "yes"], "temperature": temperature}
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"epsilonflow": json.dumps(facts)})
+    with pytest.raises(ModelRefusedError, match="is not a model that epsilonflow trained"):
+        load(tmp_path / "model.safetensors")
