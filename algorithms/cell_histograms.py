@@ -52,8 +52,9 @@ class CellHistograms(Strict):
     def releases(self, shape: Shape) -> list[Release]:
         """Raises RefusedError, as rows without a layout of cells have no histograms."""
         raise RefusedError(
-            "features.name is histograms, which is of a table whose columns are encoded as cells, and these records are"
-            " not; set it to none, or declare reader.cells in the data card."
+            "{learned.kind} is histograms, which is of a table whose columns are encoded as cells, and these records"
+            " are not; set it to none, or have the table read as cells.",
+            code="no_cells",
         )
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:

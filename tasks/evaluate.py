@@ -137,7 +137,7 @@ def interval_of(gains: NDArray[np.float64]) -> dict[str, float]:
 
     Example:
         >>> interval_of(np.array([1.0, 3.0]))
-        {'value': 2.0, 'low': 0.04, 'high': 3.96}
+        {'value': 2.0, 'low': 0.0400..., 'high': 3.96}
     """
     mean = float(gains.mean()) if len(gains) else 0.0
     reach = 1.96 * float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0

@@ -32,6 +32,8 @@ PIPELINE = Words(
         "budget_exceeded": "{why}, unless the owner of the data raises the cap by `epsilonflow ledger cap`.",
         "code_not_allowed": "{file} names code, {name!r}, which would run here; if it is yours and you trust it with"
         " what the file says, allow it by --allow-code {name} (in Python allow_code=[{name!r}]).",
+        "no_cells": "features.name is histograms, which is of a table whose columns are encoded as cells, and these"
+        " records are not; set it to none, or declare reader.cells in the data card.",
         "noise_elsewhere": "run {run_id!r} is reserved by another home with the same owner key, which has its noise;"
         " wait for its end there, or give it up by `epsilonflow ledger forfeit {run_id}` where that home is gone.",
         "nothing_frozen_to_shard": "the model {model} has no frozen parameters to shard; set performance.shard_frozen"

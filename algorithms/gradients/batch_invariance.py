@@ -77,7 +77,7 @@ def compare_batches(
         >>> def loss_alone(one: SyntheticBatch) -> Tensor:
         ...     return compute(one, []).losses
         >>> compare_batches(compute, loss_alone, form, 64, seeds=1, has_missing=False, tolerance=1e-4)
-        Comparison(is_same=False, is_like_alone=False)
+        BatchComparison(is_same=False, is_like_alone=False)
     """
     is_same = is_like_alone = True
     for seed in range(seeds):

@@ -76,9 +76,6 @@ def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
 class DvcProcess:
     """A process in which DVC works in the checkout at `root` for one run; ends with the block, or with this process.
 
-    >>> with DvcProcess(root, say=print) as dvc:  # doctest: +SKIP
-    ...     dvc.reproduce("prepare")
-
     say: called with each line that DVC and the stages write. If another dvc command is running in the checkout, each
     request waits for it. An exception within the block, such as a cancellation, ends the process and a stage under way.
     """

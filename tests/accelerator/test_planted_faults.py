@@ -38,15 +38,15 @@ def test_a_missing_wait_for_a_copy(sim: torch.device, monkeypatch: pytest.Monkey
 def test_memory_that_is_used_again_too_early(sim: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     streaming = partial(record, "dp_sgd", streamed=True)
     assert simulator.races_in(streaming) == 0
-    plant(monkeypatch, upload, "moved.record_stream(here)", "pass")
+    plant(monkeypatch, upload, "copy.record_stream(here)", "pass")
     assert simulator.races_in(streaming) > 0
 
 
 def test_a_pinned_buffer_that_is_overwritten_before_its_copy(
     sim: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "moved = tensor.pin_memory().to(device, non_blocking=True)"
-    early = "pinned = tensor.pin_memory(); moved = pinned.to(device, non_blocking=True); pinned.zero_()"
+    line = "copy = tensor.pin_memory().to(device, non_blocking=True)"
+    early = "pinned = tensor.pin_memory(); copy = pinned.to(device, non_blocking=True); pinned.zero_()"
     plant(monkeypatch, upload, line, early)
     expected = recorded("dp_sgd", streamed=True, device="cpu").released
     assert not torch.allclose(record("dp_sgd", streamed=True).released, expected, rtol=0, atol=1e-3)

@@ -1599,6 +1599,8 @@ def test_a_result_holds_these_facts_and_no_other() -> None:
             "accountant",
             "adjacency",
             "algorithm",
+            "attack",
+            "code",
             "count_noise",
             "dataset",
             "delta",
@@ -1619,7 +1621,10 @@ def test_a_result_holds_these_facts_and_no_other() -> None:
     }
     assert set(plan["public"]) == {"classes", "inputs", "layers", "loss", "parameters", "records"}
     assert plan["public"]["records"] is plan["divisor"] is None
-    assert set(plan["model"]) == {"name", "seed", "parameters", "files", "freeze"}
+    assert set(plan["model"]) == {
+        *("name", "seed", "parameters", "files", "freeze", "settings", "notes", "precision", "start"),
+        *("augmentations", "reinitialize"),
+    }
     header = int.from_bytes(result.files["model.safetensors"][:8], "little")
     assert set(json.loads(result.files["model.safetensors"][8 : 8 + header])) == {"weight", "bias"}
     assert set(result.trace.columns) == {

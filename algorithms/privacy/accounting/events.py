@@ -73,7 +73,7 @@ def unroll(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
     Raises RefusedError for a step of correlated noise that no event before it has paid for.
 
     Example:
-        >>> unrolled([(CorrelatedDpEvent(2.0, [2.0], [], [], 0, 4, 1.0, 4), 1)])
+        >>> unroll([(CorrelatedDpEvent(2.0, [2.0], [], [], 0, 4, 1.0, 4), 1)])
         [(GaussianDpEvent(noise_multiplier=1.0), 1)]
     """
     _check_payments(schedule)

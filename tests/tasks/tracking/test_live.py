@@ -14,21 +14,22 @@ from typing import Any
 import psutil
 import pytest
 
+from algorithms.privacy.documents import PlanDocument
 from tasks.config.params import Tracking
 from tasks.tracking import live as module
 from tasks.tracking.live import END, live_curve
 from tests.support.checkout import PROJECT
+from tests.support.synthetic_run import with_entries
 from tests.support.waiting import before_long
 from tests.support.wandb_stand_in import standing_in
 
-PLAN: dict[str, Any] = {
-    "algorithm": "dp_sgd",
-    "dataset": "digits",
-    "steps": 9,
-    "delta": 1e-5,
-    "target": {"epsilon": 3.0},
-    "method_params": {"secret": "of nobody's concern"},
-}
+PLAN = with_entries(
+    PlanDocument.read(PROJECT / "tests/golden/plan-00-dp_sgd.json"),
+    dataset="digits",
+    steps=9,
+    target={"delta": 1e-5, "epsilon": 3.0},
+    method_params={"secret": "of nobody's concern"},
+)
 ONLINE = Tracking(mode="online")
 
 
@@ -175,6 +176,7 @@ def test_a_training_that_was_killed_takes_its_client_with_it(tmp_path: Path, own
     code = f"""
 import time
 from pathlib import Path
+from algorithms.privacy.documents import PlanDocument
 from tasks.config.params import Tracking
 from tasks.tracking.live import live_curve
 with live_curve("run-1", {PLAN}, Tracking(mode="online"), group="visits", root=Path({str(tmp_path)!r})) as tell:

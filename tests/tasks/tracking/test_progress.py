@@ -12,11 +12,13 @@ import pytest
 from rich.console import Console
 
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import Ledger
 from tasks.runs.summary import run_summary, two_columns
 from tasks.tracking import live as module
 from tasks.tracking.live import progress
 from tests.support.checkout import PROJECT
+from tests.support.synthetic_run import with_entries, write_run
 
 
 def test_a_terminal_shows_steps_epsilon_and_time_left() -> None:
@@ -66,10 +68,13 @@ def test_a_run_that_was_resumed_counts_its_rate_from_there_and_its_first_step_pr
 def root(tmp_path: Path) -> Path:
     (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
     (tmp_path / "artifacts").mkdir()
-    (tmp_path / "artifacts" / "receipt.json").write_text(
-        json.dumps({"population": "people", "dataset": "digits", "algorithm": "dp_sgd"})
-    )
+    write_receipt(tmp_path, population="people", dataset="digits")
     return tmp_path
+
+
+def write_receipt(root: Path, **entries: str) -> None:
+    made = Receipt.read(write_run(root / f"of {len(entries['dataset'])} letters").artifacts / "receipt.json")
+    (root / "artifacts" / "receipt.json").write_text(with_entries(made, **entries).to_text())
 
 
 def finished(root: Path, **changes: Any) -> dict[str, str]:
@@ -106,9 +111,7 @@ def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_ho
 
 
 def test_a_long_name_leaves_room_for_the_numbers(root: Path) -> None:
-    (root / "artifacts" / "receipt.json").write_text(
-        json.dumps({"population": "people " * 20, "dataset": "d" * 90, "algorithm": "dp_sgd"})
-    )
+    write_receipt(root, population="people " * 20, dataset="d" * 90)
     finished(root)
     out = io.StringIO()
     Console(file=out, width=80).print(two_columns(run_summary(root)))
