@@ -100,8 +100,8 @@ class PlanningFacts:
         inputs, loss = self._require_bounds("sensitivity")
         if not math.isfinite(loss.slope):
             raise RefusedError(
-                "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm"
-                " that clips, such as 'dp_sgd' or 'dp_gd'.",
+                "a sensitivity was asked of a loss whose gradient has no bound, such as the squared error or the"
+                " Poisson loss; use an algorithm that clips, such as 'dp_sgd' or 'dp_gd'.",
                 code="slope_unbounded",
             )
         return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]

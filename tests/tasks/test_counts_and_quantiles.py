@@ -12,6 +12,7 @@ import torch
 from ruamel.yaml import YAML
 from sklearn.metrics import d2_pinball_score, d2_tweedie_score, mean_pinball_loss, mean_poisson_deviance
 
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.models import build
 from algorithms.models.number_losses import CountLoss, QuantileLoss
@@ -60,6 +61,17 @@ def test_losses_have_no_more_than_their_stated_slope_and_curvature(loss: Any) ->
                 1 + 1e-2
             )  # convex, and no more bent
             assert slope.abs().max() <= bounds.slope
+
+
+def test_methods_that_do_not_clip_take_quantiles_and_refuse_counts_by_their_name() -> None:
+    def gradient_norm(kind: str) -> float:
+        bounds = build("linear", input_shape=(2,), classes=1, seed=0, predicts=kind, level=0.9).bounds
+        facts = PlanningFacts(100, 3, 1, 1, inputs=Inputs(1.0, 2.0), loss=bounds)
+        return facts.gradient_norm(2)
+
+    assert gradient_norm("quantile") == pytest.approx(0.9 * 2.0)
+    with pytest.raises(RefusedError, match="the Poisson loss; use an algorithm that clips"):
+        gradient_norm("count")
 
 
 def test_the_poisson_loss_is_that_of_scikit_learn_below_its_bend() -> None:
