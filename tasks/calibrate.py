@@ -76,10 +76,17 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
 
 
 def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None:
-    """The features that the parameters name; for a table of cells, those of its layout."""
+    """The features that the parameters name; for a table of cells, those of its layout.
+
+    Raises RefusedError if the description of the data has no columns to make histograms of.
+    """
     features = settings.features
     if not isinstance(features, CellHistograms) or public.cells is None:
         return features
+    if not public.cell_columns:
+        raise RefusedError(
+            "the table was prepared by a version without histograms of cells; run the prepare stage again."
+        )
     columns = [
         HistogramColumn(
             column.count, tuple(HistogramPart(one.positions, one.is_ordered) for one in column.parts)

@@ -209,3 +209,12 @@ def test_histograms_of_other_columns_of_the_same_rows_get_other_noise(root: Path
             strict=True,
         )
         assert (len({*trainings}) > 1, len({*searches}) > 1) == (is_covered, is_covered)
+
+
+def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root: Path) -> None:
+    """Its description does not say yet what of its cells may be counted."""
+    declared(root, "two")
+    asked = params.parse(document(root, "two", "dp_sgd", **HISTOGRAMS), reads=calibrate.READS)
+    earlier = replace(Workspace(root, root / "home").public, cell_columns=())
+    with pytest.raises(RefusedError, match="run the prepare stage again"):
+        calibrate.plan_for(asked, earlier)
