@@ -223,8 +223,8 @@ def _evaluate_into(
         data = load_held_out(job.prepared)
         if data.public != job.public:
             raise prepared_again_error(job.prepared)
-        _check_same_records(job, charge)  # after the arrays are mapped, as in `load_as`
         halves = halves_of(data, job.prepared) if planned.spec.halves else None
+        _check_same_records(job, charge)  # after all is read or mapped, as in `load_as`
         cells = count_held_out(planned.spec, trained, data, other, halves)
         released = release_evaluation(
             planned,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from algorithms import load
 from algorithms.errors import RefusedError
 from algorithms.evaluation import ReleasedHistogram, recalibration_of
 from algorithms.models.saved import TEMPERATURE, facts_of, load_model
-from data.prepared import halves_of, load_held_out
+from data.prepared import HeldOut, halves_of, load_held_out
 from epsilonflow import sklearn
 from tasks import evaluate, train
 from tasks.config import params
@@ -205,3 +206,16 @@ def test_the_same_rows_in_other_halves_are_another_run(workspace: Workspace, dec
     assert digest() != before
     workspace.set("privacy", evaluation={})
     assert digest() == without
+
+
+def test_halves_that_were_prepared_again_meanwhile_are_not_counted(
+    underconfident: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def prepared_meanwhile(data: HeldOut, folder: Path) -> NDArray[np.int64]:
+        (folder / "contents").write_text("0" * 64 + "\n")
+        return halves_of(data, folder)
+
+    monkeypatch.setattr(train, "halves_of", prepared_meanwhile)
+    underconfident.train()
+    assert "could not be evaluated (DataRefusedError)" in caplog.text
+    assert read(underconfident, "evaluation.json") == {}
