@@ -100,7 +100,8 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
         return None
     total = encoding.facts.total
     weights = [part for part in tensors.values() if part.ndim == 2 and part.shape[1] == total]
-    if len(weights) != 1:  # the cells are other ones than those of the card alone
+    has_bins = bool((facts.get("front") or {}).get("bins"))
+    if len(weights) != 1 or has_bins:  # the cells are other ones than those of the card alone
         return None
     units, unit, outputs = _unit_of(facts, tensors)
     shapes = _shapes(

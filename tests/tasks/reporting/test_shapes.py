@@ -128,3 +128,21 @@ def test_models_that_are_not_additive_have_no_shapes(workspace: Workspace) -> No
     workspace.train()
     trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
     assert explanation_of(workspace.root / "artifacts/model.safetensors", {}, trace) is None
+
+
+@pytest.mark.parametrize(("bins", "trees", "is_shown"), [(0, 8, True), (15, 7, False)])
+def test_a_model_with_quantile_bins_has_no_shapes_even_with_as_many_cells(
+    workspace: Workspace, declared: Callable[..., None], bins: int, trees: int, is_shown: bool
+) -> None:
+    """16 cells of bins stand for the leaves of a tree; bins share the weight of their column."""
+    table(workspace.root / "sizes.csv")
+    reader = csv_of(*COLUMNS, label("big"), {"name": "price", "kind": "ignored"})
+    reader["cells"] = {"grids": [4, 16], "trees": 8}
+    declared(
+        "sizes.csv", model={"name": "additive"}, reader=reader, records={"at_most": 800}, **TARGETS["big"]
+    )
+    workspace.replace("features", {"name": "histograms", "bins": bins, "trees": trees})
+    workspace.train()
+    trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
+    explanation = explanation_of(workspace.root / "artifacts/model.safetensors", {}, trace)
+    assert (explanation is not None) is is_shown
