@@ -10,8 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
 
 from algorithms.errors import RefusedError
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.saved import load
 from algorithms.privacy.card import verify_card
 from data.card import data_card
@@ -28,7 +31,7 @@ from tasks.tuning.search import Search
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of
 from tests.support.own_records import finish
-from tests.support.workspace import Workspace
+from tests.support.workspace import Workspace, killed_in
 
 CELLS = {"grids": [4, 16], "trees": 8}
 HISTOGRAMS = {"features": {"name": "histograms", "noise": 5.0, "bins": 4}}
@@ -209,6 +212,27 @@ def test_histograms_of_other_columns_of_the_same_rows_get_other_noise(root: Path
             strict=True,
         )
         assert (len({*trainings}) > 1, len({*searches}) > 1) == (is_covered, is_covered)
+
+
+def test_a_run_killed_after_its_histograms_releases_the_same_again_for_one_charge(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared(root, "two")
+    place, released, learned = Workspace(root, root / "home"), list[torch.Tensor](), HistogramCells.learned
+
+    def noting(cells: HistogramCells, counts: torch.Tensor, noise_std: float) -> dict[str, torch.Tensor]:
+        released.append(counts.clone())
+        return learned(cells, counts, noise_std)
+
+    monkeypatch.setattr(HistogramCells, "learned", noting)
+    place.write(document(root, "two", "dp_sgd", **HISTOGRAMS))
+    with killed_in(DPSGD, "step"):
+        place.train()
+    place.train()
+    assert len(released) == 2 and torch.equal(*released)
+    assert [row.kind for row in place.ledger.history("two")].count("reserve") == 1
+    file = load_file(root / "artifacts/model.safetensors")
+    assert torch.equal(file["features.counts"], released[0])
 
 
 def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root: Path) -> None:
