@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
@@ -134,8 +134,15 @@ class PlanningFacts:
 
     @staticmethod
     def from_json(document: Mapping[str, JsonValue]) -> "PlanningFacts":
-        """The facts that `to_json` wrote."""
-        return adapter(PlanningFacts).validate_python(document)
+        """The facts that `to_json` wrote; raises RefusedError for others."""
+        try:
+            return adapter(PlanningFacts).validate_python(document)
+        except ValidationError as error:
+            raise RefusedError(
+                "the plan's public facts are not those that calibration writes ({why}); {plan.remedy}.",
+                code="planning_facts_edited",
+                why=error.errors()[0]["msg"],
+            ) from None
 
 
 def zero_start_loss(model: Model, classes: int) -> float | None:

@@ -74,7 +74,7 @@ class EvaluationPlan:
             planned = cls(spec, stated.noise, stated.noise_multiplier, stated.epsilon)
             if planned.to_document() == stated:
                 return planned
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             pass
         raise RefusedError(
             "the plan's evaluation is not one that calibration writes; {plan.remedy}.",

@@ -150,13 +150,20 @@ class EventRule:
 
     def from_json(self, kind: type[dp.DpEvent], document: EventJson) -> dp.DpEvent:
         """The inverse of `to_json`; raises RefusedError for fields that the class does not have."""
-        expected = {field.name for field in attrs.fields(kind)}
-        if set(document) != expected:
+        fields: tuple[Any, ...] = attrs.fields(kind)
+        expected = {field.name: field for field in fields}
+        if set(document) != set(expected):
             raise RefusedError(
                 f"a {kind.__name__} has the fields {sorted(expected)}, not {sorted(document)}; check the document."
             )
+        values = {name: _value_from_json(document[name]) for name in expected}
+        if wrong := [name for name, field in expected.items() if not _fits(field, values[name])]:
+            raise RefusedError(
+                f"the field {wrong[0]} of a {kind.__name__} is {values[wrong[0]]!r:.60}, which is of another kind;"
+                " check the document."
+            )
         try:
-            return kind(**{key: _value_from_json(document[key]) for key in expected})
+            return kind(**values)
         except TypeError:  # a number where numbers belong
             raise RefusedError(f"a field of the {kind.__name__} is no list; check the document.") from None
 
@@ -286,7 +293,8 @@ class _Scaled(EventRule):
         return self.group_privacy(event, 2)
 
     def rho(self, event: Any) -> float:
-        return float(0.5 / event.noise_multiplier**2)
+        square = event.noise_multiplier**2
+        return float(0.5 / square) if square else math.inf
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         return type(event)(event.noise_multiplier / count)
@@ -810,9 +818,25 @@ def _value_from_json(value: Any) -> Any:
         return event_from_json(value)
     if isinstance(value, list):
         return [_value_from_json(item) for item in value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RefusedError(f"an event's field must be a number, an event or a list of these, not {value!r}.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -_LARGEST <= value <= _LARGEST:
+        raise RefusedError(
+            f"an event's field must be a number, an event or a list of these, not {value!r:.60}."
+        )
     return value
+
+
+def _fits(field: Any, value: Any) -> bool:
+    """Whether a field that is an event, events or a number in its class is that here."""
+    if field.name == "event":
+        return isinstance(value, dp.DpEvent)
+    if field.name == "events":
+        return isinstance(value, list) and all(isinstance(part, dp.DpEvent) for part in value)
+    return field.type not in (int, float, "int", "float") or isinstance(value, int | float)
+
+
+_LARGEST = 1e100
+"""Of the numbers in a document: products and squares of larger ones are beyond a float."""
 
 
 def compose_pld(

@@ -107,11 +107,15 @@ def schedule_to_json(schedule: Schedule) -> list[EventRow]:
     return [{"event": event_to_json(event), "count": count} for event, count in schedule]
 
 
+_MOST = 2**53
+"""Of the releases in a row, as counted exactly in a float."""
+
+
 def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, int]]:
     """The schedule that `schedule_to_json` wrote; raises RefusedError where a row is not {"event", "count"}."""
     for row in document:
         count = row.get("count")
-        if set(row) != {"event", "count"} or type(count) is not int or count < 1:
+        if set(row) != {"event", "count"} or type(count) is not int or not 1 <= count <= _MOST:
             raise RefusedError(
                 "a schedule's row must hold an event and a count of at least 1; check the document."
             )

@@ -76,13 +76,19 @@ def filter_to_json(spec: FilterSpec) -> dict[str, str | float]:
     return {"kind": kind, **asdict(spec)}
 
 
+_LARGEST = 1e100
+"""Of a filter's numbers in a document."""
+
+
 def filter_from_json(document: Mapping[str, Any]) -> FilterSpec:
     """The inverse of `filter_to_json`; raises RefusedError for anything else."""
     numbers = {name: value for name, value in document.items() if name != "kind"}
     try:
-        return _KINDS[document["kind"]](**numbers)
+        if all(type(value) in (int, float) and 0 < value < _LARGEST for value in numbers.values()):
+            return _KINDS[document["kind"]](**numbers)
     except (KeyError, TypeError):
-        raise RefusedError(f"the plan's filter {dict(document)} is not known; make the plan again.") from None
+        pass
+    raise RefusedError(f"the plan's filter {dict(document)!r:.200} is not known; make the plan again.")
 
 
 class Filter(Protocol):

@@ -119,7 +119,7 @@ def _canonical_bytes(card: Card) -> bytes:
 
 
 def _finite_number(value: Any, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+    return type(value) in (int, float) and low <= value <= high
 
 
 def _is_text(value: Any, pattern: str = r"\S") -> bool:

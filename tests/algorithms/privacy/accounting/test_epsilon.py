@@ -80,6 +80,15 @@ def test_the_json_has_the_library_s_own_names() -> None:
         {"type": "GaussianDpEvent", "noise_multiplier": 1.0, "more": 2},
         {"type": "GaussianDpEvent", "noise_multiplier": "1.0"},
         {"type": "GaussianDpEvent", "noise_multiplier": True},
+        {"type": "GaussianDpEvent", "noise_multiplier": [1.0]},
+        {"type": "GaussianDpEvent", "noise_multiplier": {"type": "NoOpDpEvent"}},
+        {"type": "GaussianDpEvent", "noise_multiplier": math.nan},
+        {"type": "GaussianDpEvent", "noise_multiplier": 1e308},
+        {"type": "GaussianDpEvent", "noise_multiplier": 10**400},
+        {"type": "PoissonSampledDpEvent", "sampling_probability": 0.1, "event": 1.0},
+        {"type": "PoissonSampledDpEvent", "sampling_probability": 0.1, "event": []},
+        {"type": "ComposedDpEvent", "events": 1},
+        {"type": "ComposedDpEvent", "events": [1]},
     ],
 )
 def test_a_document_that_is_no_event_is_refused(document: dict[str, object]) -> None:
@@ -102,7 +111,7 @@ def test_one_event_without_privacy_makes_all_of_it_so(accountant: str) -> None:
 def test_what_has_no_cost_is_refused_in_one_sentence() -> None:
     """A count that is not whole, too: a filter would wait for ever for the end of its row."""
     no_op, small = {"event": {"type": "NoOpDpEvent"}}, Budget(1.0, 1e-5)
-    for row in (no_op, no_op | {"count": 0}):
+    for row in (no_op, no_op | {"count": 0}, no_op | {"count": 10**400}):
         with refused("an event and a count"):
             schedule_from_json([row])
     for delta in (0.0, 1.0, -0.1, 2.0):

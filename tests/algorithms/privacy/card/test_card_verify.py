@@ -368,3 +368,17 @@ def test_a_row_is_told_by_its_event(event: dp.DpEvent, noise: str, multiplier: f
     assert told(multiplier, of_two, "without replacement", 0.2)
     assert not told(multiplier, of_two, "without replacement", 0.3)
     assert not told(multiplier, dp.NonPrivateDpEvent())
+
+
+@pytest.mark.parametrize("multiplier", [[1.0], {}, 10**400, 1e308, "1"])
+def test_an_event_of_another_form_is_refused_in_a_sentence_by_both_verifiers(
+    tmp_path: Path, built: PrivacyCard, multiplier: Any
+) -> None:
+    document = built.to_json()
+    document["events"][0]["event"] = {"type": "GaussianDpEvent", "noise_multiplier": multiplier}  # type: ignore[index, call-overload]
+    path = tmp_path / "privacy_card.json"
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    with pytest.raises(RefusedError, match=r"field|noise|event"):
+        verify(load(path), unsigned=True)
+    with pytest.raises(verify_card.BadCardError):
+        verify_card.verify(path, unsigned=True)
