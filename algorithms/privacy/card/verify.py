@@ -133,7 +133,8 @@ def recompute(
 
     PLD and the choice of the best order afterwards are proved only for releases fixed in advance. Releases chosen
     adaptively are added up as their filter did, and cost what the filter allowed even where they came to less: when
-    they ended was chosen adaptively too; filters count under add-or-remove-one alone. stated: what a card says.
+    they ended was chosen adaptively too; filters count under add-or-remove-one alone, and above delta 0. stated: what a
+    card says.
     Raises RefusedError for an event that no accountant takes.
     """
 
@@ -153,7 +154,7 @@ def recompute(
         return found | {"pure": by("pure")}
     if composition.kind == "schedule":
         return {name: by_or_none(name) for name in accounting.ACCOUNTANTS}
-    if adjacency is not ADD_OR_REMOVE_ONE:
+    if adjacency is not ADD_OR_REMOVE_ONE or delta == 0:
         return found
     if composition.order is not None and composition.limit is not None:
         total = float(rdp(schedule, orders=(composition.order,), adjacency=adjacency)[0])

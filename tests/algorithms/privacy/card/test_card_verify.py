@@ -382,3 +382,13 @@ def test_an_event_of_another_form_is_refused_in_a_sentence_by_both_verifiers(
         verify(load(path), unsigned=True)
     with pytest.raises(verify_card.BadCardError):
         verify_card.verify(path, unsigned=True)
+
+
+@pytest.mark.parametrize(
+    "filter_", [{"kind": "zcdp", "rho": 0.1}, {"kind": "renyi", "order": 8.0, "limit": 0.1}]
+)
+def test_a_filter_at_delta_0_bounds_nothing(built: PrivacyCard, filter_: Document) -> None:
+    document = built.to_json()
+    document["accounting"]["delta"] = 0.0  # type: ignore[index, call-overload]
+    document["accounting"]["composition"] |= filter_  # type: ignore[index, call-overload, operator]
+    assert {"guarantee", "epsilon by RDP"} <= failed(card_of(document))
