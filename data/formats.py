@@ -228,6 +228,12 @@ class Ignored(_Column):
     def width(self) -> int:
         return 0
 
+    @model_validator(mode="after")
+    def _categories_differ(self) -> "Ignored":
+        if len(set(self.categories)) < len(self.categories):
+            raise ValueError("a category is listed twice")
+        return self
+
 
 Column: TypeAlias = Annotated[
     Numeric | Binned | Categorical | Hashed | Timestamp | Date | Label | Ignored, Field(discriminator="kind")

@@ -10,6 +10,7 @@ Bins, nodes and tables follow from the public `HistogramSpec` alone, never from 
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias, get_args
@@ -241,6 +242,12 @@ def histogram_for(
         raise ValueError(
             f"there are more than {_MAX_CELLS:,} groups; name fewer columns, or do not cross them."
         )
+    for names in HistogramSpec(kind, outputs, _BINS[kind], groups, cross).parts.values():
+        if len(set(names)) < len(names):
+            twice = Counter(names).most_common(1)[0][0]
+            raise ValueError(
+                f"two groups would be named {twice}; spell their values otherwise, or do not cross them."
+            )
     if halves and kind != BINARY:
         raise ValueError(
             f"only scores of two classes can be recalibrated, so a histogram of {kind} has no halves."

@@ -60,6 +60,11 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
     "missing out of bounds": ("reader.columns.0.missing", 101, "within the bounds"),
     "missing is a word": ("reader.columns.0.missing", "mean", "key reader.columns.0.missing"),
     "category twice": ("reader.columns.1.categories", ["a", "a"], "listed twice"),
+    "unseen category twice": (
+        "reader.columns.1",
+        {"name": "b", "kind": "ignored", "categories": ["a", "a"]},
+        "listed twice",
+    ),
     "number as category": ("reader.columns.1.categories", [1, 2], "reader.columns.1.categories.0"),
     "two labels": ("reader.columns.1", {"name": "b", "kind": "label"}, "exactly one column"),
     "no features": ("reader.columns", [{"name": "b", "kind": "label"}], "at least one column"),

@@ -164,6 +164,10 @@ def test_other_texts_are_no_histogram(text):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="outputs"):
         histogram_for("two classes", 3)
+    alike = (("a", ("x / y", "x")), ("b", ("z", "y / z")))
+    assert len(histogram_for("score", 1, alike).parts) == 2
+    with pytest.raises(ValueError, match="named x / y / z"):
+        histogram_for("score", 1, alike, cross=True)
     with pytest.raises(ValueError, match="declared once"):
         histogram_for("score", 1, (("sex", ("f", "f")),))
     with pytest.raises(ValueError, match="cells"):
