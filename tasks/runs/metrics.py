@@ -273,7 +273,9 @@ def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, Mapping[str, float]
 
     Empty where classes are even, for other targets, and where noise drowns the shares.
     """
-    by_class = {one["class"]: one for one in metrics.get("by_class", ())}
+    by_class = {
+        one["class"]: {key: one[key] for key in one if key != "class"} for one in metrics.get("by_class", ())
+    }
     shares = {name: one["share"]["value"] for name, one in by_class.items() if one["share"] is not None}
     rare = sorted((name for name in shares if shares[name] * len(by_class) < 0.5), key=shares.__getitem__)
     return {name: by_class[name] for name in rare[:_MAX_RARE]}

@@ -23,7 +23,8 @@ from algorithms.evaluation import (
 )
 from algorithms.models import build
 from algorithms.models.objectives import classifier, with_class_weights
-from algorithms.models.saved import load
+from algorithms.models.saved import load as load_model
+from algorithms.privacy.card import load
 from data.card import CARDS, DataCard
 from tasks import calibrate
 from tasks.config import params
@@ -31,7 +32,9 @@ from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.evaluate import EvaluationResult, exact_histogram, uneven_metrics
 from tasks.predict import predict
 from tasks.runs.metrics import metric_rows, report_text
+from tasks.tracking.runs import summary
 from tests.support.cards import csv_of, label, number
+from tests.support.checkout import PROJECT
 from tests.support.metrics import metrics_of
 from tests.support.own_records import CARD, finish
 from tests.support.own_records import declared as declared
@@ -174,7 +177,7 @@ def test_recall_and_precision_of_each_class_are_those_of_scikit_learn(classes: i
         assert share.value == pytest.approx((labels == place).mean())
 
 
-def test_the_page_and_the_terminal_say_what_becomes_of_a_rare_class() -> None:
+def test_the_page_the_terminal_and_wandb_say_what_becomes_of_a_rare_class() -> None:
     scores, labels = rare_people(4000, 3)
     public = dataclasses.replace(description(), classes=("no", "<yes>"), costs=(1.0, 30.0))
     evaluation = EvaluationResult(scores.argmax(axis=1), 0.1, scores)
@@ -186,6 +189,10 @@ def test_the_page_and_the_terminal_say_what_becomes_of_a_rare_class() -> None:
     text = report_text(metrics, 4000, 0.98).sentences
     assert "Classes are uneven" in text and "&lt;yes&gt;" in text and "<yes>" not in text
     assert "--threshold" in text and "better than always naming one class" in text
+    card = load(PROJECT / "tests/golden/card-00-dp_sgd.json")
+    sent = {name: one for name, one in summary(metrics, card).items() if name.startswith("test/rare_")}
+    (rare,) = (one for one in metrics["by_class"] if one["class"] == "<yes>")
+    assert sent == {f"test/rare_{name}": rare[name]["value"] for name in ("share", "recall", "precision")}
     even = metrics | {"by_class": [metrics["by_class"][0] | {"class": name} for name in ("no", "<yes>")]}
     assert "uneven" not in report_text(even, 4000, 0.98).sentences
 
@@ -210,7 +217,7 @@ def test_costs_on_a_card_reach_the_page_and_predictions_and_change_no_run(
     after = metrics_of(workspace)
     assert after["run_id"] == before["run_id"]
     assert "decision" not in before and 0.0 < after["decision"]["threshold"] < 1.0
-    model = load(workspace.root / "artifacts")
+    model = load_model(workspace.root / "artifacts")
     threshold = after["decision"]["threshold"]
     for some in predict(model, workspace.root / "rare.csv", threshold=threshold):
         assert [one == "yes" for one in some.predicted] == (some.scores[:, 1] > threshold).tolist()
