@@ -18,11 +18,12 @@ from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.models import Model
 from algorithms.models.cell_histograms import HistogramCells, HistogramColumn
 from algorithms.models.feature_transforms import Shape
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
-from algorithms.target_scale import centre_and_scale, histogram_edges, target_cell
+from algorithms.target_scale import centre_and_scale, check_loss, histogram_edges, target_cell
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class TableHistograms:
     def releases(self, shape: Shape) -> list[Release]:
         """One release of all histograms."""
         return [total_release(L2(self.sensitivity), Gaussian(self.settings.noise))]
+
+    def check(self, model: Model) -> None:
+        """Raises RefusedError for a number to predict by a loss of the model's own."""
+        if self.is_of_number:
+            check_loss(model)
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """counts, table; centre, scale: [] (0 and 1 unless a number is predicted)."""

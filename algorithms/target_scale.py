@@ -13,7 +13,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Shape
-from algorithms.models.scaled_target import TargetScaling
+from algorithms.models.scaled_target import TargetScaling, can_be_scaled
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 
@@ -59,13 +59,24 @@ class TargetScale(Strict):
         return TargetScaling(shape)
 
     def check(self, model: Model) -> None:
-        """Raises RefusedError unless the model predicts a number by the squared error."""
+        """Raises RefusedError unless the model predicts a number, by a loss that can be put on a scale."""
         if model.label_shape or model.label_dtype != torch.float32:
             raise RefusedError(
                 "{learned.kind} is target_scale, which is of a number to predict, and the data have another"
                 " target; set it to none.",
                 code="target_not_a_number",
             )
+        check_loss(model)
+
+
+def check_loss(model: Model) -> None:
+    """Raises RefusedError for a loss of the model's own: what it computes of numbers on another scale is not known."""
+    if not can_be_scaled(model):
+        raise RefusedError(
+            "{learned.kind} puts the number to predict on a released scale, and the model has a loss of its own, which"
+            " is written for the declared one; set it to none.",
+            code="own_loss_on_a_scale",
+        )
 
 
 def histogram_edges() -> Tensor:

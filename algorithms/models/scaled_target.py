@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from algorithms.models.model import Model
 from algorithms.models.number_losses import CountLoss, QuantileLoss
+from algorithms.models.objectives import squared_error
 
 
 class TargetScaling(nn.Module):
@@ -56,6 +57,11 @@ def predicted_number(outputs: Tensor) -> Tensor:
     """What the model predicts, outputs [..., 3] -> [..., 1]."""
     found: Tensor = outputs[..., 1:2] + outputs[..., 2:3] * outputs[..., :1]
     return found
+
+
+def can_be_scaled(model: Model) -> bool:
+    """Whether the loss is one of this house, which is known on any scale."""
+    return model.losses is squared_error or isinstance(model.losses, CountLoss | QuantileLoss)
 
 
 def behind_scaling(scaling: TargetScaling, model: Model) -> Model:

@@ -1,6 +1,7 @@
 """The released scale of a number to predict: of known histograms, in training and in results."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,13 @@ def test_a_model_s_file_brings_the_scale_back() -> None:
 def test_other_targets_are_refused() -> None:
     with refused_as("target_not_a_number"):
         FEATURES.check(build("softmax", input_shape=(3,), classes=4, seed=0))  # type: ignore[attr-defined]
+
+
+def test_a_loss_of_the_model_s_own_is_refused_not_replaced() -> None:
+    def absolute_error(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (outputs[..., 0] - labels).abs()
+
+    model = build("linear", input_shape=(3,), classes=1, seed=0, predicts="number")
+    FEATURES.check(model)  # type: ignore[attr-defined]
+    with refused_as("own_loss_on_a_scale"):
+        FEATURES.check(replace(model, losses=absolute_error))  # type: ignore[attr-defined]
