@@ -388,7 +388,7 @@ def audit(
 
 
 DELTA = 1e-5
-_DIMENSION, _CANDIDATES = 3, 2
+_DIMENSION = 3
 _STEPS, _PARTS, _WORDS = 4, 2, 8
 """For a run with correlated noise: steps, parts of the records, and the largest number of stream words for a draw."""
 
@@ -466,10 +466,10 @@ def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
 
 def _play_selection(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
     """Two candidates; with the record the first loses by the bound, so choosing it is evidence against the record."""
-    bound, points = release.clipping.sensitivity, torch.zeros(_CANDIDATES, 1)
+    bound = release.clipping.sensitivity
     picks = np.array(
         [
-            noisy_argmin(torch.tensor([is_in * bound, 0.0], dtype=torch.float64), points, release, stream)
+            noisy_argmin(torch.tensor([is_in * bound, 0.0], dtype=torch.float64), release, stream)
             for _ in range(draws)
         ]
     )

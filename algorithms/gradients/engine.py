@@ -25,7 +25,6 @@ from algorithms.gradients.arithmetic import (
     pass_sizes,
     round_batch,
     split_passes,
-    wide,
 )
 from algorithms.gradients.batch_invariance import BatchComparison, PassValues, compare_batches
 from algorithms.gradients.clipping import L2, Clipping
@@ -636,7 +635,7 @@ def _add_to_shards(
 
 
 def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
-    """The sum of the clipped rows, [batch, d] -> [d], float64; a row that is not finite counts as zero.
+    """The sum of the clipped rows, [batch, d] -> [d], in 64 bits; a row that is not finite counts as zero.
 
     Example:
         >>> import torch
@@ -645,7 +644,13 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
         >>> [round(value, 3) for value in clip_and_sum(rows, L2(1.0)).tolist()]
         [0.9, 1.2]
     """
-    return PerExampleGradients.of_rows(wide(rows)).clipped_sum(clipping)
+    rows = rows.double()  # in which no square of a smaller number overflows
+    are_finite = PerExampleGradients.of_rows(rows).finite(clipping)
+    # Zeros instead of fewer rows, whose number the host would have to wait for.
+    finite_rows = torch.where(are_finite[:, None], rows, 0.0)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    PerExampleGradients.of_rows(finite_rows).add_clipped_if_finite(clipping, total)
+    return total
 
 
 def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> int:

@@ -13,7 +13,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.devices import upload
 from algorithms.gradients.ghost_clipping import product_in_64_bits
 from algorithms.gradients.model import PerExampleModel
 
@@ -77,20 +78,27 @@ class LineCandidates:
         return self.candidates[index].clone()
 
     @cached_property
+    def step_sizes(self) -> Tensor:
+        """The steps, shape [k], float64, on the origin's device."""
+        return upload(torch.tensor(self.steps, dtype=torch.float64), self.origin.device)()
+
+    @cached_property
     def candidates(self) -> Tensor:
         """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type; read-only."""
-        steps = torch.tensor(self.steps, dtype=torch.float64, device=self.origin.device)
-        return (self.origin - steps[:, None] * self.direction).to(self.origin.dtype)
+        return (self.origin - self.step_sizes[:, None] * self.direction).to(self.origin.dtype)
 
 
 @dataclass(frozen=True)
 class CachedLogits:
     """Margins from which the next query starts; they depend on the records, and are as private.
 
-    parameters: [d], the point of the margins [n, o]. age: [], the number of updates since they were computed.
+    asked: the caller's tensor for the point, as it was at `version`. parameters: [d], a copy of the point of the
+    margins [n, o]. age: [], the number of updates since they were computed.
     direction [d], steps [k], slopes [n, o]: the last line from this point and its direction's margins; empty without.
     """
 
+    asked: Tensor
+    version: int
     parameters: Tensor
     margins: Tensor
     age: Tensor
@@ -99,8 +107,13 @@ class CachedLogits:
     slopes: Tensor
 
     def moved_to(self, parameters: Tensor) -> "CachedLogits | None":
-        """The margins at the cached point or at a candidate of its line, if not too old; None at other parameters."""
-        if parameters.dtype != self.parameters.dtype:
+        """The margins at the cached point or at a candidate of its line, if not too old; None at other parameters.
+
+        On an accelerator the point is recognised as the same tensor alone: to compare values, the host would wait.
+        """
+        if parameters is self.asked and parameters._version == self.version:
+            return self
+        if parameters.device.type != "cpu" or parameters.dtype != self.parameters.dtype:
             return None
         if self.parameters.equal(parameters):
             return self
@@ -117,7 +130,8 @@ class CachedLogits:
 def at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> CachedLogits:
     """Cached margins without a line."""
     none, steps = margins.new_empty(0), torch.empty(0, dtype=torch.float64)
-    return CachedLogits(parameters.detach().clone(), margins, age, none, steps, none)
+    point = parameters.detach().clone()
+    return CachedLogits(parameters, parameters._version, point, margins, age, none, steps, none)
 
 
 @dataclass(frozen=True)
@@ -281,9 +295,10 @@ class LinearRecords:
         usual = norms[1] <= _LONGEST
         # For other records, margins that are affine in the step would be inf - inf, so their losses are computed for
         # each candidate. Zeros replace them here, which keeps the other records' positions.
-        self._odd_losses = losses_of(model, labels[~usual])
-        self._odd_features = self._odd_losses.orient(features[:, ~usual])
-        features[:, ~usual] = 0.0
+        odd = torch.nonzero(~usual)[:, 0]  # the one wait for a device
+        self._odd_losses = losses_of(model, labels[odd])
+        self._odd_features = self._odd_losses.orient(features[:, odd])
+        features.index_fill_(1, odd, 0.0)
         self._losses = losses_of(model, labels)
         self._features = self._losses.orient(features)
         self._wide = self._features.double() if self._features.numel() <= _HELD else None
@@ -327,11 +342,11 @@ class LinearRecords:
         """
         held = self._at(line.origin)
         slopes = self._margins(line.direction[None], self._features)[0].contiguous()
-        steps = torch.tensor(line.steps, dtype=torch.float64, device=slopes.device)
-        self._held = CachedLogits(
-            held.parameters, held.margins, held.age, line.direction.detach().clone(), steps, slopes
+        self._held = replace(
+            held, direction=line.direction.detach().clone(), steps=line.step_sizes, slopes=slopes
         )
-        return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates, bound)
+        sums = self._losses.along(held.margins, slopes, line.step_sizes, bound)
+        return sums + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
         """The sums of `losses_on`, [k], at any candidates [k, d], by a product for each; does not change the cache."""

@@ -92,7 +92,7 @@ class LBFGS(SingleRelease):
             curvature=math.inf,
         )
         found = barrier.minimum(problem, noise=NoNoise())
-        return replace(state, parameters=found.to(state.parameters))
+        return replace(state, parameters=found.to(state.parameters, non_blocking=True))
 
 
 def _exact(target: Target, facts: PlanningFacts, *, steps: int, rate: float, divisor: float | None) -> Plan:
@@ -150,7 +150,7 @@ class Majority(SingleRelease):
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
         biases = log_odds(counts)
         parameters = torch.zeros_like(state.parameters)
-        parameters[-len(biases) :] = biases.to(parameters)
+        parameters[-len(biases) :] = biases.to(parameters, non_blocking=True)
         return replace(state, parameters=parameters)
 
 

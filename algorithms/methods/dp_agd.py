@@ -477,7 +477,7 @@ class PrivGene(Strict):
         """One round: the best of all moves of one coordinate, by noisy selection."""
         count = int(state.count)
         move = self.first_move if count == 0 else self.move * self.decay ** (count - 1)
-        moves = move * torch.eye(len(state.parameters)).to(state.parameters)
+        moves = move * torch.eye(len(state.parameters), device=state.parameters.device)
         candidates = torch.cat([state.parameters + moves, state.parameters - moves])
         noise = Gumbel(plan.params(Selection).selection_multiplier)
         chosen = barrier.argmin(candidates, bound=self.loss_bound, noise=noise)

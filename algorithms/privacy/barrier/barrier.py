@@ -438,7 +438,7 @@ class Barrier:
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
         losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
-        found = noisy_argmin(losses, points.cpu(), release, stream)
+        found = noisy_argmin(losses, release, stream)
         return int(self.__group.broadcast(torch.tensor([found])))
 
     def minimum(self, problem: Minimum, *, noise: Mechanism) -> Tensor:

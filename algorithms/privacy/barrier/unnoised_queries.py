@@ -158,16 +158,15 @@ def all_in_closed_form(model: Model, records: RecordArrays, compute: ComputeConf
 def loss_sums(
     model: Model,
     engine: Engine,
-    candidates: Tensor | LineCandidates,
+    points: Tensor,
     batches: Iterable[Batch],
     bound: float,
     compute: ComputeConfig,
 ) -> Tensor:
-    """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64.
+    """The sums over batches of losses, clipped to [0, bound], at each point [k, d]; shape [k], float64.
 
-    Candidates on a line are treated like any others: the faster algorithm for a line depends on a record's position.
+    Points on a line are treated like any others: the faster algorithm for a line depends on a record's position.
     """
-    points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
     points = points.to(compute.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
     for inputs, labels in batches:
@@ -390,8 +389,9 @@ def importance_sum(
     stream: Stream,
     *,
     engine: Engine,
-    batches: Callable[[Rows], Iterator[Batch]],
+    load: Callable[[Rows], Batch],
     last: LastNorms,
+    by_weight: bool = False,
 ) -> Tensor:
     """The sum of C g / |g| over an importance sample of `count` records, shape [d], float64.
 
@@ -401,28 +401,58 @@ def importance_sum(
     norm was: these only decide how many gradients are computed in vain, and how much of a norm that has outgrown its
     bound counts. A record without a finite norm is never accepted. Each record has two coins of its own.
 
-    batches: yields the records at some indices in physical batches. Source: Wei et al. 2022 (DPIS).
+    load: gives the records at some indices, on the device. by_weight: weigh what is not accepted 0 instead of leaving
+    it out, as an accelerator does, where the host then waits once. Source: Wei et al. 2022 (DPIS).
     """
     words, clip_norm = stream.pairs(count), clipping.sensitivity
     bounds = last.bounds(count, sampling, clip_norm)
     candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
-    total, start = torch.zeros_like(point, dtype=torch.float64), 0
-    parts = (part for batch in batches(candidates) for part in engine.in_parts(point, *batch))
-    for found, inputs, labels in parts:
-        rows = candidates[start : start + len(labels)]
-        start += len(labels)
-        measured = found.norms(clipping)
-        norms = measured.cpu().numpy()
-        clipped = np.minimum(np.minimum(norms, bounds[rows]), clip_norm)
-        chances = np.where(np.isfinite(norms), clipped, 0.0) / bounds[rows]
-        accepted = is_below(words[rows, 1], chances)
-        last.see(rows, norms)
-        indices = upload(torch.from_numpy(np.flatnonzero(accepted)), inputs.device)()
-        added = torch.zeros(len(point), dtype=torch.float64, device=inputs.device)
-        # All that are accepted are finite.
-        found.take(indices).add_clipped_if_finite(clipping, added, measured[indices])
-        total += added.to(total.device)
+    coins = torch.from_numpy(np.stack(np.divmod(words[:, 1], 2**32), axis=1).astype(np.float64))
+
+    def sum_pass(rows: Rows, *, by_weight: bool) -> tuple[Tensor, Tensor]:
+        """The sum over a pass's accepted records, and the norms of all; by weight, one that is not finite spoils it."""
+        total, norms, start = torch.zeros_like(point, dtype=torch.float64), list[Tensor](), 0
+        for found, inputs, labels in engine.in_parts(point, *load(rows)):
+            some, device = rows[start : start + len(labels)], inputs.device
+            start += len(labels)
+            limits = upload(torch.from_numpy(bounds[some]), device)()
+            norms.append(found.norms(clipping))
+            clipped = torch.minimum(norms[-1], limits).clamp(max=clip_norm)
+            chances = torch.where(torch.isfinite(norms[-1]), clipped, 0.0) / limits
+            accepted = are_below(upload(coins[torch.from_numpy(some)], device)(), chances)
+            added = torch.zeros(len(point), dtype=torch.float64, device=device)
+            if by_weight:
+                found.add_clipped_if_finite(clipping, added, torch.where(accepted, norms[-1], torch.inf))
+            else:
+                chosen = torch.nonzero(accepted)[:, 0]  # all of them are finite
+                found.take(chosen).add_clipped_if_finite(clipping, added, norms[-1][chosen])
+            total += added.to(total.device)
+        return total, torch.cat(norms)
+
+    total, norms = torch.zeros_like(point, dtype=torch.float64), list[Tensor]()
+    passes = list(split_passes(candidates, engine.physical_batch))
+    for rows in passes:
+        found, of_pass = sum_pass(rows, by_weight=by_weight)
+        total += torch.where(of_pass.amax() < torch.inf, found, 0.0) if by_weight else found
+        norms.append(of_pass)
+    measured = torch.cat(norms).cpu().numpy() if norms else np.zeros(0)  # the one wait for a device
+    known = split_passes(np.isfinite(measured), engine.physical_batch)
+    for rows, are_finite in zip(passes, known, strict=True) if by_weight else ():
+        if not are_finite.all():
+            total += sum_pass(rows, by_weight=False)[0]
+    last.see(candidates, measured)
     return total
+
+
+def are_below(words: Tensor, rates: Tensor) -> Tensor:
+    """`is_below` on a device, [n]; words: [n, 2], the upper and the lower 32 bits of each, in 64-bit floats."""
+    is_certain = rates >= 1.0
+    # Factors of a power of two, and what is left below 1, are exact.
+    scaled = torch.where(is_certain, 0.0, rates) * 2.0**32
+    upper = scaled.floor()
+    lower = ((scaled - upper) * 2.0**32).floor()
+    is_in_lower = (words[:, 0] == upper) & (words[:, 1] < lower)
+    return is_certain | (words[:, 0] < upper) | is_in_lower
 
 
 P = ParamSpec("P")
@@ -541,6 +571,10 @@ class UnnoisedQueries:
         self, point: Tensor, clipping: Clipping, release: Release, stream: Stream, *, step: int
     ) -> Tensor:
         """The sum of the sample's clipped gradients at a point [d], in a training step; shape [d], float64."""
+        is_whole = isinstance(release.sampling, FullBatch) and has_one_bound(clipping)
+        if is_whole and self._whole is not None:
+            return self._whole.at_step(step).clipped_sum(point.to(self.compute.home), clipping)
+
         point = self._copy_point(point)
         if isinstance(release.sampling, Importance):
             return importance_sum(
@@ -550,13 +584,10 @@ class UnnoisedQueries:
                 clipping,
                 stream,
                 engine=self.engine,
-                batches=self._batches,
+                load=functools.partial(self.compute.loader.load, self.records),
                 last=self.last_norms,
+                by_weight=point.device.type != "cpu",
             )
-        is_whole = isinstance(release.sampling, FullBatch) and has_one_bound(clipping)
-        if is_whole and self._whole is not None:
-            return self._whole.at_step(step).clipped_sum(point, clipping)
-
         if self.compute.home.type != "cpu" and self.compute.shards is None:
             return self._sum_on_device(point, clipping, release, stream)
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
@@ -595,36 +626,42 @@ class UnnoisedQueries:
     def clipped_losses(
         self, candidates: Tensor | LineCandidates, release: Release, stream: Stream, *, step: int
     ) -> Tensor:
-        """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64."""
+        """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64.
+
+        On the CPU. Losses at a candidate that is not finite are no numbers and would count as zero, so the sum there is
+        infinite.
+        """
         bound = release.clipping.sensitivity
-        candidates = candidates if isinstance(candidates, LineCandidates) else self._copy_point(candidates)
-        if isinstance(release.sampling, FullBatch) and self._whole is not None:
-            whole = self._whole.at_step(step)
-            if isinstance(candidates, LineCandidates):
-                return whole.losses_on(candidates, bound=bound).cpu()
-            return whole.losses_at(candidates, bound=bound).cpu()
-        batches = self.sample_batches(release, stream)
-        return loss_sums(self.model, self.engine, candidates, batches, bound, self.compute).cpu()
+        points = self._copy_point(candidates) if isinstance(candidates, Tensor) else candidates.candidates
+        if not isinstance(release.sampling, FullBatch) or self._whole is None:
+            batches = self.sample_batches(release, stream)
+            losses = loss_sums(self.model, self.engine, points, batches, bound, self.compute)
+        elif isinstance(candidates, LineCandidates):
+            losses = self._whole.at_step(step).losses_on(candidates, bound=bound)
+        else:
+            losses = self._whole.at_step(step).losses_at(points, bound=bound)
+        are_finite = torch.isfinite(points).all(dim=1).to(losses.device)
+        return torch.where(are_finite, losses, torch.inf).cpu()  # the one wait for a device
 
     @_with_fixed_arithmetic
     def statistic_sum(
         self, statistic: Statistic, bound: L1 | L2, dimension: int, release: Release, stream: Stream
     ) -> Tensor:
         """The sum of a statistic of the sample, clipped to the bound; shape [dimension], float64."""
-        total = torch.zeros(dimension, dtype=torch.float64)
+        total = torch.zeros(dimension, dtype=torch.float64, device=self.compute.device)
         for found in self._statistics(statistic, release, stream):
-            total += clip_and_sum(found.reshape(len(found), dimension).double(), bound).cpu()
-        return total
+            total += clip_and_sum(found.reshape(len(found), dimension), bound)
+        return total.cpu()
 
     @_with_fixed_arithmetic
     def second_moment_sum(
         self, statistic: Statistic, bound: L2, dimension: int, release: Release, stream: Stream
     ) -> Tensor:
         """The sum of A^T A over the sample's clipped matrices A, as a vector [dimension], float64."""
-        total = torch.zeros(dimension, dtype=torch.float64)
+        total = torch.zeros(dimension, dtype=torch.float64, device=self.compute.device)
         for found in self._statistics(statistic, release, stream):
-            total += moment_sum(found, bound.norm).cpu()
-        return total
+            total += moment_sum(found, bound.norm)
+        return total.cpu()
 
     @_with_fixed_arithmetic
     def norm_total(self, point: Tensor, bound: L2) -> float:
@@ -647,7 +684,7 @@ class UnnoisedQueries:
     @_with_fixed_arithmetic
     def minimum(self, release: Release, stream: Stream) -> Tensor:
         """The minimum that a release asks for, noise included; shape [d], float64."""
-        return solve_minimum(self.model, self.records.features, self.records.labels, release, stream)
+        return solve_minimum(self.model, self._given.features, self._given.labels, release, stream)
 
     def sample_batches(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""

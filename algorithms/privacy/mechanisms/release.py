@@ -505,10 +505,9 @@ def _drawer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
 
-def noisy_argmin(losses: Tensor, points: Tensor, release: Release, stream: Stream) -> int:
-    """The index of the smallest noisy loss [k] at points [k, d]; only finite points count if there are any."""
-    losses[~torch.isfinite(points).all(dim=1)] = torch.inf  # losses there are no numbers, and count as zero
-    return int(np.argmax(release.noise_scale * draws(release, stream, len(points)) - losses.numpy()))
+def noisy_argmin(losses: Tensor, release: Release, stream: Stream) -> int:
+    """The index of the smallest noisy loss [k]; infinite ones count only if all are."""
+    return int(np.argmax(release.noise_scale * draws(release, stream, len(losses)) - losses.numpy()))
 
 
 def _noise_on_grid(release: Release, dimension: int) -> float:

@@ -357,10 +357,7 @@ def test_two_candidates_are_told_apart_as_the_closed_forms_say() -> None:
 def test_draws_of_the_mechanism_have_that_law(noise: Gumbel | Laplace) -> None:
     release, losses = argmin_release(1.0, noise), torch.tensor([1.5, 1.5, 0.0, 1.5], dtype=torch.float64)
     draws = 4000
-    chosen = [
-        noisy_argmin(losses, torch.zeros(4, 1), release, seeded_generator(1).stream(index))
-        for index in range(draws)
-    ]
+    chosen = [noisy_argmin(losses, release, seeded_generator(1).stream(index)) for index in range(draws)]
     share = 0.25 + distance_from_uniform(1.5, 4, noise)
     # 5 standard errors: one false alarm in a million
     assert np.mean(np.array(chosen) == 2) == pytest.approx(share, abs=5 * math.sqrt(0.25 / draws))

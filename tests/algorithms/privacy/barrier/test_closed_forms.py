@@ -1,5 +1,6 @@
 """Full-batch questions about a linear model: the closed forms answer as the general engine does."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_selections_are_those_of_the_general_way(is_line: bool) -> None:
     assert all(chosen[True, seed] == chosen[False, seed] for seed in range(8))
 
 
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_candidate_that_is_not_finite_is_not_chosen(bad: float, closed: bool) -> None:
+    candidates = torch.stack([point(), point()])
+    candidates[0, 1] = bad  # where each loss would count as 0
+    assert asked(closed=closed).argmin(candidates, bound=3.0, noise=Gumbel(1e-3)) == 1
+
+
 def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> None:
     """Equal records whose margins are what rounding leaves of large terms: the last bits decide the whole loss."""
     model = build("softmax", input_shape=(784,), classes=10, seed=0)
@@ -83,7 +92,9 @@ def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> N
     for _ in range(30):
         inputs = cancelling(weights, 1e8, draw).expand(12, 784)
         fewer, more = (
-            loss_sums(model, engine, line, [(inputs[:count], labels[:count])], 1.0, ComputeConfig())
+            loss_sums(
+                model, engine, line.candidates, [(inputs[:count], labels[:count])], 1.0, ComputeConfig()
+            )
             for count in (11, 12)
         )
         assert float((more - fewer).abs().max()) <= 1.0 + 1e-9

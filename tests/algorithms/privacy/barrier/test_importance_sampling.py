@@ -20,8 +20,8 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms, importance_sum
-from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.barrier.unnoised_queries import LastNorms, are_below, importance_sum
+from algorithms.privacy.mechanisms.noise import is_below, seeded_generator
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
     Gumbel,
@@ -63,7 +63,7 @@ def summed(
     """The importance sum of records in one batch at zero, by the inside of the barrier."""
     point = torch.zeros(len(labels))
     inside: dict[str, Any] = {"engine": engine, "last": last}
-    inside["batches"] = lambda rows: iter([(inputs[rows], labels[rows])])
+    inside["load"] = lambda rows: (inputs[rows], labels[rows])
     return importance_sum(point, len(labels), sampling, Normalised(C), stream, **inside)
 
 
@@ -104,6 +104,46 @@ def test_a_record_takes_part_by_its_clipped_norm(sampling: Importance, warm: Any
         assert stats.binomtest(int(found), DRAWS, likely).pvalue > FALSE_ALARM / COUNT
     np.testing.assert_allclose(totals[took_part], C, rtol=1e-5)
     assert totals.min() == 0 and totals.max() <= C
+
+
+def test_records_that_weigh_nothing_are_as_good_as_left_out() -> None:
+    """As on an accelerator; a pass with a record that is not finite is taken again."""
+    count, draw = 200, np.random.default_rng(0)
+    features = torch.from_numpy(draw.normal(size=(count, 5)).astype(np.float32))
+    features[7], features[150], features[151] = np.nan, np.inf, 1e30
+    model = build("logistic", input_shape=(5,), classes=2, seed=0)
+    engine = Engine(model, input_shape=(5,), physical_batch=64)
+    point, labels = model.initial_parameters(), torch.zeros(count, dtype=torch.int64)
+    sums, norms = [], []
+    for by_weight in (True, False):
+        last = LastNorms()
+        stream = seeded_generator(2).stream(0)
+        loaded: dict[str, Any] = {"engine": engine, "load": lambda rows: (features[rows], labels[rows])}
+        for _ in range(2):  # of which the second starts from norms of the first
+            asked = (point, count, Importance(0.6, oversampling=1.5), Normalised(C), stream.later(0))
+            sums.append(importance_sum(*asked, last=last, by_weight=by_weight, **loaded))
+        norms.append(last.to_tensor())
+    assert sums[0].norm() > C and not torch.equal(sums[0], sums[1])
+    torch.testing.assert_close(sums[:2], sums[2:], rtol=1e-12, atol=1e-12)
+    assert norms[0] is not None and norms[1] is not None and torch.equal(norms[0], norms[1])
+
+
+def test_coins_of_a_device_fall_as_those_of_the_host() -> None:
+    edges = np.array([0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 2**12, 2**64 - 1], dtype=np.uint64)
+    rates = [0.0, 2.0**-65, 2.0**-64, 2.0**-32, 2.0**-32 + 2.0**-64, 0.3, 0.5, 1 - 2.0**-53, 1.0, 1.5]
+    drawn = np.random.default_rng(0).integers(0, 2**64, 1000, dtype=np.uint64)
+    pairs = [(word, rate) for word in edges for rate in rates]
+    pairs += [
+        (word, float(word) / 2**64) for word in drawn
+    ]  # of 53 bits: just above the word, or just below it
+    words, chances = np.array([word for word, _ in pairs]), np.array([rate for _, rate in pairs])
+    halves = torch.from_numpy(np.stack(np.divmod(words, 2**32), axis=1).astype(np.float64))
+    found = are_below(halves, torch.from_numpy(chances)).numpy()
+    exact = [
+        int(word) < min(1, Fraction(rate)) * 2**64 // 1 for word, rate in zip(words, chances, strict=True)
+    ]
+    assert found.tolist() == exact == is_below(words, chances).tolist()
+    assert 0.2 < np.mean(exact[-1000:]) < 0.8
 
 
 def test_where_all_norms_reach_the_bound_it_is_a_poisson_sample_of_dp_sgd() -> None:
