@@ -119,6 +119,7 @@ class ModelInspection:
         form: the form of the made-up records.
         is_brief: whether this was a brief inspection.
         operations: of one record's forward pass, in products and convolutions.
+        kernels: how many operators a forward pass calls.
         cost: of a pass.
         is_narrow: whether the model computes in 16 bits somewhere.
         is_random: whether the model draws random numbers. random_layer: makes a sentence that names where.
@@ -130,6 +131,7 @@ class ModelInspection:
     form: InputSpec
     is_brief: bool
     operations: int
+    kernels: int
     cost: PassCost
     is_narrow: bool
     is_random: bool
@@ -448,6 +450,7 @@ def _summarize(recordable: _Recordable) -> ModelInspection:
         form=recordable.form,
         is_brief=recordable.is_brief,
         operations=recordable.operations,
+        kernels=len(recordable.first.tracer.operations),
         cost=replace(cost.of_process(parameters), saved=max(1, saved)),
         is_narrow=is_narrow,
         is_random=recordable.is_random,

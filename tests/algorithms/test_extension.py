@@ -22,7 +22,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-        monkeypatch.delitem(sys.modules, Path(name).parts[0].removesuffix(".py"), raising=False)  # another test's
+        monkeypatch.delitem(
+            sys.modules, Path(name).parts[0].removesuffix(".py"), raising=False
+        )  # another test's
         importlib.invalidate_caches()
 
     yield write

@@ -492,6 +492,19 @@ def test_passes_are_about_as_large_as_batches_are_expected_to_be() -> None:
     assert all(wide <= narrow for narrow, wide in zip(*widths.values(), strict=True))
 
 
+def test_a_deep_narrow_network_is_not_cut_into_many_passes() -> None:
+    """Calling its operators takes longer than what they compute."""
+
+    def deep() -> nn.Module:
+        blocks = [
+            nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU()) for _ in range(16)
+        ]
+        return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(4 * 16 * 16, 2))
+
+    made = problem(Spec(deep, (4, 16, 16)), torch.float32)
+    assert [made.engine(expected_batch=float(batch)).physical_batch for batch in (8, 16)] == [16, 32]
+
+
 def test_a_size_that_memory_does_not_hold_is_not_taken() -> None:
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
     assert Engine(heavy, input_shape=(100_000,), memory_mb=2, expected_batch=500.0).physical_batch == 2
