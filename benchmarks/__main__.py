@@ -26,7 +26,7 @@ Rounds = Annotated[int, typer.Option(min=2, help="Timed rounds; in each, every m
 Quick = Annotated[
     bool, typer.Option(help="Two rounds, one allocator, no memory, nothing kept: does it work?")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, or the name of an accelerator that PyTorch sees.")]
 Autocast = Annotated[bool, typer.Option(help="Forward passes in bfloat16, except for the line search.")]
 
 
@@ -39,7 +39,7 @@ def main(
 ) -> None:
     """Measure clipped gradients against other libraries, one process for each workload and allocator setting."""
     chosen = [_workload(name) for name in workloads.split(",")]
-    where = _device(device)
+    where = device_of_name(device)
     console = Console(width=max(_WIDTH, Console().width))
     failed = False
     for workload in chosen:
@@ -52,7 +52,7 @@ def main(
         console.print(table(found), *remarks(found), "", sep="\n")
         failed = failed or any(part["failed"] for part in found["speed"].values())
         if not quick:
-            kind = "gpu" if where.type == "cuda" else where.type
+            kind = "cpu" if where.type == "cpu" else "gpu"
             record.save(kind + ("-bfloat16" if autocast else ""), {workload.name: found})
     raise typer.Exit(1 if failed else 0)
 
@@ -63,19 +63,19 @@ def _workload(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def _device(asked: str) -> torch.device:
-    if asked not in ("auto", "cpu", "cuda"):
-        raise typer.BadParameter(f"there is no device {asked!r}; choose auto, cpu or cuda.")
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("PyTorch sees no GPU here; choose cpu.")
-    return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
+def device_of_name(asked: str) -> torch.device:
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if asked not in ("auto", "cpu", here.type if here is not None else "cpu"):
+        seen = "no accelerator" if here is None else here.type
+        raise typer.BadParameter(f"PyTorch sees {seen} here, and not {asked!r}; choose auto or cpu.")
+    return torch.device("cpu") if here is None or asked == "cpu" else here
 
 
 def measured(
     workload: Workload, device: torch.device, *, rounds: int, quick: bool, autocast: bool
 ) -> dict[str, Any]:
     """The record of one workload; raises JobFailedError where the methods disagree or a process dies."""
-    allocators = list(ALLOCATORS)[: 1 if quick or device.type == "cuda" else None]
+    allocators = list(ALLOCATORS)[: 1 if quick or device.type != "cpu" else None]
     job = Job(workload.name, device.type, autocast, rounds, warmup=1 if quick else 3, repeat=not quick)
     speeds = {allocator: _speed(job, allocator) for allocator in allocators}
     timed = list(speeds[allocators[0]]["times_ms"])
@@ -83,7 +83,7 @@ def measured(
         "workload": workload.name,
         "about": workload.about,
         "device": device.type + (", bfloat16" if autocast else ""),
-        "batch": workload.cuda_batch if device.type == "cuda" else workload.batch,
+        "batch": workload.batch if device.type == "cpu" else workload.device_batch,
         "parameters": workload.build().parameter_count,
         "rounds": rounds,
         "methods": list(names(workload)),
@@ -111,7 +111,7 @@ def _memory(
     On a CPU it is the median over several processes, since what the allocator keeps differs between them; on a GPU it
     was measured after the times.
     """
-    if device.type == "cuda":
+    if device.type != "cpu":
         return record.memory(next(iter(speeds.values()))["growth_mb"])
     growths = {}
     for name in timed:

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from benchmarks import record
-from benchmarks.__main__ import measured
+from benchmarks.__main__ import device_of_name, measured
 from benchmarks.child import JobFailedError
 from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
 
@@ -42,32 +41,31 @@ _logger = logging.getLogger(__name__)
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cuda, or cpu to see that it runs.")] = "cuda",
+    device: Annotated[str, typer.Option(help="auto, or cpu to see that it runs.")] = "auto",
     small: Annotated[bool, typer.Option(help="Small networks, two rounds, nothing kept.")] = False,
     workloads: Annotated[str, typer.Option(help="Comma-separated; all of them by default.")] = "",
     tests: Annotated[bool, typer.Option(help="Run the tests on the device first.")] = True,
 ) -> None:
     """Test on a device, measure there, and write the table."""
-    if device == "cuda" and not torch.cuda.is_available():
+    where = device_of_name(device)
+    if where.type == "cpu" and device != "cpu":
         raise typer.BadParameter(
             "PyTorch sees no GPU here; use --device cpu --small to see that all of it runs."
         )
     if tests:
-        own = os.environ | {"EPSILONFLOW_TEST_DEVICE": device}
+        own = os.environ | {"EPSILONFLOW_TEST_DEVICE": where.type}
         subprocess.run([sys.executable, "-m", "pytest", "-q", *_TESTS], env=own, check=True)
     names = workloads.split(",") if workloads else [*DEFAULT, *OF_LIBRARIES] if not small else [*SMALL]
     found: dict[str, Any] = {}
     for name in names:
         chosen = SMALL[name] if small else WORKLOADS[name]
         try:
-            found[name] = measured(
-                chosen, torch.device(device), rounds=2 if small else 7, quick=small, autocast=False
-            )
+            found[name] = measured(chosen, where, rounds=2 if small else 7, quick=small, autocast=False)
         except JobFailedError as error:  # the other networks must still be measured
             _logger.error("%s", error)
             continue
         if not small:
-            record.save("gpu" if device == "cuda" else device, {name: found[name]})
+            record.save("cpu" if where.type == "cpu" else "gpu", {name: found[name]})
             _TABLE.write_text(table(found), encoding="utf-8")
     typer.echo(table(found))
     raise typer.Exit(0 if len(found) == len(names) else 1)

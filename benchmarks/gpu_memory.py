@@ -11,11 +11,11 @@ def growth_on_gpu(method: Method, name: str) -> float:
     """Peak memory of the allocator in three steps minus memory before them, in MB."""
     if name == "jax":
         return _growth_of_jax(method)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    torch.accelerator.synchronize()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
     run_steps(method)
-    return (torch.cuda.max_memory_allocated() - before) / 1e6
+    return (torch.accelerator.max_memory_allocated() - before) / 1e6
 
 
 def _growth_of_jax(method: Method) -> float:

@@ -27,7 +27,7 @@ def set_up(problem: Problem) -> None:
     """Set full precision, as in PyTorch; raises NotAvailableError if JAX does not see the batch's device."""
     precision = None if problem.autocast else "highest"
     jax.config.update("jax_default_matmul_precision", precision)  # type: ignore[no-untyped-call]
-    kind = "gpu" if problem.device.type == "cuda" else "cpu"
+    kind = "cpu" if problem.device.type == "cpu" else "gpu"
     if jax.default_backend() != kind:
         raise NotAvailableError(
             f"jax {jax.__version__} is installed without support for this {kind.upper()}."

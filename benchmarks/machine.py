@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from algorithms.privacy.barrier.device import device_name
+
 _PACKAGES = ("torch", "opacus", "jax", "jaxlib", "optax", "numpy")
 
 
@@ -19,8 +21,8 @@ def describe(device: torch.device) -> dict[str, str | int]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
     }
-    if device.type == "cuda":
-        about["gpu"] = torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        about["gpu"] = device_name(device)
     return about
 
 

@@ -67,7 +67,7 @@ class Missing:
         except NotAvailableError as error:
             self.not_available[name] = str(error)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+            torch.accelerator.empty_cache()
             self.not_available[name] = f"{name} needs more memory than the GPU has."
         except Exception as error:  # the other methods must still be measured
             _logger.exception("%s failed on %s", name, problem.workload.name)
@@ -86,7 +86,7 @@ def speed(workload: Workload, device: torch.device, plan: Plan, *, autocast: boo
     differences = agreement(workload, device, missing)
     problem = timed_problem(workload, device, autocast=autocast)
     left = [name for name in names(workload) if name not in missing.not_available | missing.failed]
-    times, growths = (_in_turn if device.type == "cuda" else _together)(left, problem, plan, missing)
+    times, growths = (_together if device.type == "cpu" else _in_turn)(left, problem, plan, missing)
     return {
         "times_ms": {name: spread(values) for name, values in times.items()},
         "difference": differences,
@@ -114,7 +114,7 @@ def _in_turn(
             growths[name] = growth_on_gpu(method, name)
         del method
         gc.collect()
-        torch.cuda.empty_cache()
+        torch.accelerator.empty_cache()
     return times, growths
 
 
@@ -123,7 +123,7 @@ def timed_problem(
 ) -> Problem:
     """The batch that is timed; a line search stays in float32, to tell close objectives apart."""
     if records is None:
-        records = workload.cuda_batch if device.type == "cuda" else workload.batch
+        records = workload.batch if device.type == "cpu" else workload.device_batch
     inputs, labels = workload.data(records, device)
     return Problem(workload, inputs, labels, autocast=autocast and workload.task != "line search")
 

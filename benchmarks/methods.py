@@ -84,8 +84,8 @@ class OnTorch:
 
     def wait(self) -> None:
         """Wait for the GPU, if there is one."""
-        if self.problem.device.type == "cuda":
-            torch.cuda.synchronize(self.problem.device)
+        if self.problem.device.type != "cpu":
+            torch.accelerator.synchronize(self.problem.device)
 
     def flat(self, module: nn.Module) -> Tensor:
         """The trained parameters as one vector in the workload's order, float64 on the CPU."""

@@ -67,4 +67,4 @@ def as_in_a_run(device: torch.device) -> Iterator[None]:
 
 def _memory_mb(device: torch.device) -> int:
     """The memory limit of a pass: the engine's default on a CPU, half of the free memory on a GPU."""
-    return int(torch.cuda.mem_get_info(device)[0] / 2e6) if device.type == "cuda" else 1024
+    return 1024 if device.type == "cpu" else int(torch.accelerator.get_memory_info(device)[0] / 2e6)

@@ -27,7 +27,7 @@ class Workload:
 
     task: "step" clips, sums, adds noise and updates; "line search" also evaluates 20 candidates; "affine" clips
         after a coordinate-wise affine map.
-    batch, cuda_batch: records in a step on a CPU, and on a GPU, where a small batch measures only kernel launches.
+    batch, device_batch: records in a step on a CPU, and on a GPU, where a small batch measures only kernel launches.
     peers_may_differ: a peer whose sum is off, as Opacus's is on position embeddings, is still timed, with a note.
     vocabulary: inputs are token ids below it; 0 if they are real numbers.
     """
@@ -38,7 +38,7 @@ class Workload:
     input_shape: tuple[int, ...]
     classes: int
     batch: int
-    cuda_batch: int
+    device_batch: int
     vocabulary: int = 0
     task: str = "step"
     peers_may_differ: bool = False
@@ -156,20 +156,24 @@ _ALL = (
         input_shape=(124,),
         classes=2,
         batch=45_000,
-        cuda_batch=900_000,
+        device_batch=900_000,
         task="line search",
     ),
-    Workload("W2", "dense network 60-1000-10", _dense, (60,), 10, batch=600, cuda_batch=19_200),
-    Workload("W3", "tanh network on 28 x 28", _tanh_cnn, (1, 28, 28), 10, batch=512, cuda_batch=16_384),
+    Workload("W2", "dense network 60-1000-10", _dense, (60,), 10, batch=600, device_batch=19_200),
+    Workload("W3", "tanh network on 28 x 28", _tanh_cnn, (1, 28, 28), 10, batch=512, device_batch=16_384),
     Workload(
-        "W4lin", "linear on scattering", _scattering_linear, (81, 7, 7), 10, batch=1024, cuda_batch=32_768
+        "W4lin", "linear on scattering", _scattering_linear, (81, 7, 7), 10, batch=1024, device_batch=32_768
     ),
     Workload(
-        "W4cnn", "network on scattering", _scattering_network, (81, 7, 7), 10, batch=1024, cuda_batch=16_384
+        "W4cnn", "network on scattering", _scattering_network, (81, 7, 7), 10, batch=1024, device_batch=16_384
     ),
-    Workload("W5", "bidirectional LSTM", _recurrent, (80,), 2, batch=256, cuda_batch=8192, vocabulary=20_000),
-    Workload("W6", "network on 32 x 32 colours", _colour_images, (3, 32, 32), 10, batch=128, cuda_batch=4096),
-    Workload("lora", "transformer with LoRA", _adapted, (128, 256), 2, batch=64, cuda_batch=1024),
+    Workload(
+        "W5", "bidirectional LSTM", _recurrent, (80,), 2, batch=256, device_batch=8192, vocabulary=20_000
+    ),
+    Workload(
+        "W6", "network on 32 x 32 colours", _colour_images, (3, 32, 32), 10, batch=128, device_batch=4096
+    ),
+    Workload("lora", "transformer with LoRA", _adapted, (128, 256), 2, batch=64, device_batch=1024),
     Workload(
         name="adaclip",
         about="dense network 60-1000-10, clipped after a coordinate-wise affine map",
@@ -177,7 +181,7 @@ _ALL = (
         input_shape=(60,),
         classes=10,
         batch=600,
-        cuda_batch=19_200,
+        device_batch=19_200,
         task="affine",
     ),
 )
@@ -194,7 +198,7 @@ def _of_library(name: str, *, small: bool) -> Workload:
         input_shape=shape,
         classes=2 if len(shape) == 1 else 10,
         batch=8 if small else 64,
-        cuda_batch=64 if small else records,
+        device_batch=64 if small else records,
         vocabulary=VOCABULARY if len(shape) == 1 else 0,
         peers_may_differ=True,
     )
@@ -202,7 +206,9 @@ def _of_library(name: str, *, small: bool) -> Workload:
 
 OF_LIBRARIES = {name: _of_library(name, small=False) for name in TABLE}
 SMALL = {name: _of_library(name, small=True) for name in TABLE}
-VIT_TINY = Workload("vit-tiny", "ViT-Tiny on 32 x 32", _vit_tiny, (3, 32, 32), 10, batch=64, cuda_batch=1024)
+VIT_TINY = Workload(
+    "vit-tiny", "ViT-Tiny on 32 x 32", _vit_tiny, (3, 32, 32), 10, batch=64, device_batch=1024
+)
 WORKLOADS = {
     workload.name: workload for workload in (*_ALL, VIT_TINY, *OF_LIBRARIES.values(), *SMALL.values())
 }

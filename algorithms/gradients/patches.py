@@ -25,12 +25,19 @@ from torch.autograd.function import Function
 from torch.distributions import Distribution
 from torch.overrides import handle_torch_function, has_torch_function
 
+from algorithms.gradients.devices import (
+    CUDA_PRODUCTS,
+    HAS_CUDA_PRODUCTS,
+    get_tf32_convolutions,
+    set_tf32_convolutions,
+)
+
 T = TypeVar("T")
 
 _BACKENDS: Any = torch.backends  # its type stubs are incomplete
 _ON_CPU = (_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn)
-_PRODUCTS = (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, *_ON_CPU)
-_USED = _PRODUCTS if _BACKENDS.cuda.is_built() else _ON_CPU
+_PRODUCTS = (*CUDA_PRODUCTS, *_ON_CPU)
+_USED = _PRODUCTS if HAS_CUDA_PRODUCTS else _ON_CPU
 
 
 class ProcessSetting(ContextDecorator):
@@ -86,10 +93,10 @@ def _set_full_precision() -> Callable[[], object]:
         return _nothing
     precisions = [kind.fp32_precision for kind in _PRODUCTS]
     products = _read_or_none(torch.get_float32_matmul_precision)
-    convolutions = _read_or_none(lambda: torch.backends.cudnn.allow_tf32)
+    convolutions = _read_or_none(get_tf32_convolutions)
     # The older settings first: PyTorch raises an error where they are read after the newer ones were written.
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    set_tf32_convolutions(False)
     _set_precisions(["ieee"] * len(precisions))
     return functools.partial(_restore_precisions, precisions, products, convolutions)
 
@@ -98,7 +105,7 @@ def _restore_precisions(precisions: Sequence[str], products: str | None, convolu
     if products is not None:
         torch.set_float32_matmul_precision(products)
     if convolutions is not None:
-        torch.backends.cudnn.allow_tf32 = convolutions
+        set_tf32_convolutions(convolutions)
     _set_precisions(precisions)
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -16,11 +17,12 @@ def same_randomness(seed: int = 0) -> Iterator[None]:
     Models are built and inspected in this context. Trials of a search do so in threads; if an initialisation depended
     on other threads' draws, it would reveal that there were other trials.
     """
-    accelerator = torch.accelerator.current_accelerator() or torch.device("cuda")
-    module = torch.get_device_module(accelerator)
+    accelerator = torch.accelerator.current_accelerator()
+    module: Any = None if accelerator is None else torch.get_device_module(accelerator)
     is_used = hasattr(module, "is_initialized") and module.is_initialized()
     devices = range(module.device_count()) if is_used else range(0)
-    with _TURN, torch.random.fork_rng(devices=devices, device_type=accelerator.type):
+    kind = "cpu" if accelerator is None else accelerator.type
+    with _TURN, torch.random.fork_rng(devices=devices, device_type=kind):
         # torch.manual_seed would record the call stack for each kind of accelerator that is missing
         torch.default_generator.manual_seed(seed)
         for device in devices:

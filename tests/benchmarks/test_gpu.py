@@ -1,6 +1,7 @@
 """`make gpu` where no GPU is: every part of it runs, with small networks on a CPU."""
 
 import pytest
+import torch
 from typer import BadParameter
 
 from benchmarks import gpu
@@ -27,12 +28,12 @@ def test_small_networks_of_libraries_are_measured_on_a_cpu(
 def test_every_network_steps(name: str) -> None:
     """Its small form; the large one has the same records of another size."""
     workload = SMALL[name]
-    model, (inputs, labels) = workload.build(), workload.data(2, gpu.torch.device("cpu"))
+    model, (inputs, labels) = workload.build(), workload.data(2, torch.device("cpu"))
     assert model.losses(model.module(inputs), labels).shape == (2,)
     assert model.parameter_count > 0 and OF_LIBRARIES[name].name == name
 
 
 def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     with pytest.raises(BadParameter, match="--device cpu --small"):
         gpu.main()

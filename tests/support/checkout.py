@@ -17,7 +17,7 @@ from tasks.config.overrides import ParamOverrides, apply_overrides
 
 PROJECT = Path(__file__).parents[2]
 _FILES = ("dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml", ".dvcignore", ".gitignore")
-_CODE = ("algorithms", "data", "epsilonflow", "flows", "tasks")
+CODE = ("algorithms", "data", "epsilonflow", "flows", "tasks")
 _FEW_STEPS = ParamOverrides(
     dataset="digits",
     algorithm="dp_sgd",
@@ -90,7 +90,7 @@ class Checkout:
 def new_checkout(root: Path, home: Path) -> Checkout:
     """A fresh checkout of the project as it is now, committed to git."""
     unwanted = shutil.ignore_patterns("__pycache__", "raw", "prepared")
-    for name in _CODE:
+    for name in CODE:
         shutil.copytree(PROJECT / name, root / name, ignore=unwanted)
     (root / ".dvc").mkdir()
     for name in (*_FILES, ".dvc/config", ".dvc/.gitignore"):

@@ -14,8 +14,8 @@ from algorithms.privacy.barrier.process_group import ProcessGroup
 from tests.support.device import DEVICE
 
 T = TypeVar("T")
-PLACE = DEVICE if torch.cuda.device_count() > 1 else torch.device("cpu")
-"""A GPU for each process, with two of them."""
+PLACE = DEVICE if torch.accelerator.device_count() > 1 else torch.device("cpu")
+"""An accelerator for each process, with two of them."""
 
 HANGS = timedelta(seconds=120)
 """After which processes are taken to wait for each other for good, as when they run different numbers of passes."""
@@ -25,10 +25,10 @@ HANGS = timedelta(seconds=120)
 def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Iterator[ProcessGroup]:
     """The processes that meet in a folder; one that fails leaves them, so that no other waits for it."""
     torch.set_num_threads(1)
-    if PLACE.type == "cuda":
-        torch.cuda.set_device(rank)
-    kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
-    meeting = f"file://{store}"
+    kind, meeting = "gloo", f"file://{folder / 'store'}"
+    if PLACE.type != "cpu":
+        torch.accelerator.set_device_index(rank)
+        kind = f"cpu:gloo,{PLACE.type}:{distributed.get_default_backend_for_device(PLACE)}"
     distributed.init_process_group(kind, init_method=meeting, rank=rank, world_size=count, timeout=HANGS)
     try:
         yield ProcessGroup(rank, count, count, secret)

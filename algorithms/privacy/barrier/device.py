@@ -1,11 +1,11 @@
 """The device that a run asks for, by its name."""
 
 import logging
-import os
 
 import torch
 
 from algorithms.errors import RefusedError
+from algorithms.gradients.devices import make_products_repeatable, why_not_64_bits
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def device_of(name: str) -> torch.device:
             name=name,
             choice=choice,
         )
-    lacking = None if here.type == "cuda" else _why_not_64_bits(here)
+    lacking = why_not_64_bits(here)
     if lacking is not None:
         said = f"{here.type} lacks 64-bit numbers, in which all sums over records are added ({lacking})"
         if name == "auto":
@@ -43,18 +43,9 @@ def device_of(name: str) -> torch.device:
     return here
 
 
-def _why_not_64_bits(device: torch.device) -> str | None:
-    """Why a device cannot hold 64-bit numbers, in PyTorch's words; None if it can."""
-    try:
-        torch.zeros(1, dtype=torch.float64, device=device)
-    except (RuntimeError, TypeError) as error:
-        return str(error).partition("\n")[0]
-    return None
-
-
 def _make_deterministic() -> None:
     """A resumed run repeats every bit; PyTorch refuses operations that cannot."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    make_products_repeatable()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # else each is filled
 

@@ -1,6 +1,8 @@
 """Sums on the device that is tested: those of the loop, alike in any place, within the bound, and noised exactly."""
 
+import ast
 import math
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +19,7 @@ from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import add_on_grid, made_up, small_model
+from tests.support.checkout import CODE, PROJECT
 from tests.support.device import DEVICE
 from tests.support.gradients import naive
 from tests.support.gradients.networks import NETWORKS, SPECS
@@ -138,6 +141,19 @@ def test_an_answer_on_the_device_is_that_of_the_cpu() -> None:
         for device in (DEVICE, torch.device("cpu"))
     ]
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-6)
+
+
+def test_one_file_alone_names_what_is_of_one_kind_of_device() -> None:
+    """In the others, what a device can do is asked of PyTorch, so that any accelerator is taken."""
+    names = set()
+    for path in (path for folder in CODE for path in (PROJECT / folder).rglob("*.py")):
+        if re.search("cuda|cudnn|cublas|nccl", text := path.read_text(encoding="utf-8"), re.IGNORECASE):
+            nodes = list(ast.walk(ast.parse(text)))
+            words = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+            words |= {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+            if words & {"cuda", "cudnn", "nccl", "mps", "xpu", "CUBLAS_WORKSPACE_CONFIG"}:
+                names.add(str(path.relative_to(PROJECT)))
+    assert names == {"algorithms/gradients/devices.py"}
 
 
 def test_gpus_that_are_slow_in_64_bits_materialise_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from algorithms.gradients import L1, L2, Affine, PerLayer
 from algorithms.gradients.rules.general import _Call
 from algorithms.gradients.rules.recurrent import Unrolled, unrolled_gru, unrolled_lstm
+from tests.support.device import DEVICE
 from tests.support.gradients import naive
 from tests.support.gradients.problems import Spec, Wired, check, problem, rows
 
@@ -158,7 +159,7 @@ def test_many_small_parameters_are_measured_and_added_together() -> None:
 
 
 KINDS = ["lstm", "gru"]
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = sorted({"cpu", DEVICE.type})
 assert_equal = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
 Parts = dict[str, Tensor]

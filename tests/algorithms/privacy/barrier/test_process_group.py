@@ -140,8 +140,8 @@ def in_a_process(rank: int, count: int, folder: Path) -> None:
 def test_processes_that_share_parameters_answer_as_one_process_does(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if PLACE.type == "cuda" and torch.cuda.device_count() < count:
-        pytest.skip("needs a GPU for each process")
+    if PLACE.type != "cpu" and torch.accelerator.device_count() < count:
+        pytest.skip("needs an accelerator for each process")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     in_processes(in_a_process, [(rank, count, tmp_path) for rank in range(count)])
     alone = answers(ALONE)
