@@ -22,7 +22,8 @@ _MANY_PASSES = 20
 """The number of passes from which the mean is taken as if samples filled half of the last one."""
 
 _BLOCK = 256
-"""Values that are summed in 32 bits, before these sums are added in 64: few enough for rounding, enough for speed."""
+"""Values that are summed in their own type, before these sums are added in 64 bits: few enough for rounding, enough for
+speed."""
 
 
 def wide(values: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ def square_norms(rows: Tensor) -> Tensor:
     Infinite if the squares overflow the rows' type.
     """
     rows = wide(rows.flatten(start_dim=1)).contiguous()  # with other strides PyTorch sums one value at a time
-    if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
+    if rows.shape[1] <= _BLOCK:
         return _squares(rows, 1)
     block = _block(rows.shape[1])
     whole = rows.shape[1] // block * block

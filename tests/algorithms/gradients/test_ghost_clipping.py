@@ -1,7 +1,10 @@
 """No contribution is above its bound, whatever rounding does."""
 
+import math
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -292,14 +295,24 @@ def test_a_row_is_never_above_its_bound(norm: float, dtype: torch.dtype) -> None
             assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
 
 
-@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, 1e-3])
-def test_a_very_long_row_is_never_above_its_bound(value: float) -> None:
-    """A million equal squares are all rounded the same way."""
-    row = torch.full((1, 2**20 + 5), value)
+@pytest.mark.parametrize(
+    ("value", "dtype"), [*product((0.1, 1.0, 1 / 3, 1e-3), [torch.float32]), (5.3, torch.float64)]
+)
+def test_a_very_long_row_is_never_above_its_bound(value: float, dtype: torch.dtype) -> None:
+    """A million equal squares are all rounded the same way, in PyTorch's own norms, too."""
+    row = torch.full((1, 2**20 + 5), value, dtype=dtype)
+
+    def length(values: Tensor) -> float:
+        return math.sqrt(float(np.square(values.double().numpy()).sum()))  # by pairs
+
     for near in NEAR:
-        bound = near * float(row.double().norm())
-        assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
-    gradient = LinearGrad(row[:, None], torch.full((1, 1, 1), value))
+        bound = near * length(row)
+        assert length(clip_and_sum(row, L2(bound))) <= bound
+
+
+@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, 1e-3])
+def test_a_product_of_a_very_long_row_is_never_above_its_bound(value: float) -> None:
+    gradient = LinearGrad(torch.full((1, 1, 2**20 + 5), value), torch.full((1, 1, 1), value))
     bound = 0.5 * float(written(gradient).norm())
     assert excess(gradient, L2(bound)) <= 1.0
 
