@@ -13,6 +13,7 @@ import torch
 from algorithms.errors import QueryFailedError
 from algorithms.gradients.devices import upload
 from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.record_loader import RecordLoader
 from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from tests.accelerator import simulator
 from tests.accelerator.test_waits import SUM, record, recorded
@@ -32,6 +33,18 @@ def test_a_missing_wait_for_a_copy(sim: torch.device, monkeypatch: pytest.Monkey
     with pytest.raises(
         QueryFailedError, match=r"race on the simulated device: .* nothing waits for the write"
     ):
+        record("dp_sgd", streamed=True)
+
+
+def test_a_missing_wait_where_records_are_streamed_is_told_in_full(
+    sim: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is where the records fit: the made-up ones on which the text appears come the same way."""
+    line = "return lambda: (moving[0](), moving[1]())"
+    racing = "with torch.Stream(self.device): copy = inputs.pin_memory().to(self.device, non_blocking=True)"
+    plant(monkeypatch, RecordLoader._begin_to_load, line, f"{racing}\n    return lambda: (copy, moving[1]())")
+    record("dp_sgd")
+    with pytest.raises(QueryFailedError, match="made-up records: RuntimeError: race on the simulated device"):
         record("dp_sgd", streamed=True)
 
 

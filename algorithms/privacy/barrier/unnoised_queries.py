@@ -462,8 +462,9 @@ _UNTOLD = (
     "The query failed. The cause is withheld because it could reveal a record:"
     " try the model and the algorithm on public records of the same form."
 )
-_SOME, _MAX_MADE_UP = 100, 10**7
-"""Made-up records in a sample, and of which it is drawn; they are one record, so they take no memory."""
+_SOME, _PASSES, _MAX_MADE_UP = 100, 3, 10**7
+"""The least of made-up records in a sample, its passes, and the most of which it is drawn; they are one record, so they
+take no memory."""
 
 
 def _with_fixed_arithmetic(
@@ -507,7 +508,7 @@ def _failure_on_made_up_records(
     try:
         if compute.device.type != "cpu":
             torch.accelerator.synchronize()  # fails after an error of a kernel, which may depend on a record
-        asked = queries.of_made_up_records(_count_for(sampling))
+        asked = queries.of_made_up_records(_count_for(sampling, queries.engine.physical_batch))
         with fixed_arithmetic(compute, queries.engine):
             answer(asked, *public, **kwargs)
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -517,11 +518,11 @@ def _failure_on_made_up_records(
     return None
 
 
-def _count_for(sampling: Sampling) -> int:
+def _count_for(sampling: Sampling, physical_batch: int) -> int:
     """How many records fill some passes of a sample."""
     if isinstance(sampling, WithoutReplacement):
         return sampling.records
-    return min(_MAX_MADE_UP, math.ceil(_SOME / sampling.rate))
+    return min(_MAX_MADE_UP, math.ceil(max(_SOME, _PASSES * physical_batch) / sampling.rate))
 
 
 class UnnoisedQueries:
@@ -541,13 +542,14 @@ class UnnoisedQueries:
         self.last_norms = last_norms
 
     def of_made_up_records(self, count: int) -> "UnnoisedQueries":
-        """The same queries of made-up records, which are all alike."""
+        """The same queries of made-up records, which are all alike, and streamed to a device where the records are."""
         inputs, labels = (part.cpu().numpy() for part in self.engine.made_up_record())
         alike = (np.broadcast_to(part, (count, *part.shape[1:])) for part in (inputs, labels))
         asked = copy.copy(self)
-        for name in ("records", "_whole"):
-            vars(asked).pop(name, None)
         asked._given, asked.last_norms = MappedRecords(*alike), LastNorms()
+        vars(asked).pop("_whole", None)
+        if vars(asked).pop("records", None) is self._given:
+            asked.records = asked._given
         return asked
 
     @functools.cached_property
