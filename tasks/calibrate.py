@@ -202,7 +202,7 @@ def _add_evaluation(
         return plan_composed_evaluation(
             for_target, plan.target, spec, wanted=wanted.epsilon, ratios=caught_ratio
         )
-    ratios = [*_price_ratios(plan, public), *caught_ratio]
+    ratios = [*price_ratios(plan, public), *caught_ratio]
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
 
 
@@ -237,7 +237,7 @@ def _caught_by(attack: params.AttackTarget, schedule: Schedule, adjacency: str) 
     return float(max_detection_rate(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
 
 
-def _price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:
+def price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:
     """By each composition that the population may have: what the run costs with an evaluation, over without one."""
     terms = Terms(public.is_public, Composition(), public.blocks_per_person)
     trained, together = plan.reserved_schedule, terms.together(public.blocks or (WHOLE_POPULATION,))

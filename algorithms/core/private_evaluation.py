@@ -5,6 +5,7 @@ changes. So under add-or-remove-one a run costs the larger of the two; see `even
 """
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -14,9 +15,9 @@ from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, ReleasedHistogram
 from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import L1, L2
-from algorithms.privacy.accounting.events import Schedule, schedule_to_json
+from algorithms.privacy.accounting.events import Schedule, Trials, all_shown, schedule_to_json
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.documents import StatedEvaluation
+from algorithms.privacy.documents import StatedEvaluation, StatedTrials
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
@@ -27,13 +28,15 @@ class EvaluationPlan:
     """The one release of the held-out records, decided before a record is read.
 
     spec: its histogram. noise: "laplace" for a run at delta 0. noise_multiplier: standard deviation of the noise over
-    the sensitivity. epsilon: what the people held out may lose, at the run's delta.
+    the sensitivity. epsilon: what the people held out may lose, at the run's delta. trials: of a search, each of whose
+    trials makes this release: how their number is drawn, or how many there are where all are released.
     """
 
     spec: HistogramSpec
     noise: Literal["gaussian", "laplace"]
     noise_multiplier: float
     epsilon: float
+    trials: Trials | int | None = None
 
     @property
     def release(self) -> Release:
@@ -48,7 +51,17 @@ class EvaluationPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule: this one release."""
+        """The schedule: this one release, or those of a search."""
+        once = self.schedule_of_trial
+        if self.trials is None:
+            return once
+        if isinstance(self.trials, Trials):
+            return [(self.trials.event([once]), 1)]
+        return [(all_shown([once] * self.trials), 1)]
+
+    @property
+    def schedule_of_trial(self) -> Schedule:
+        """The schedule of a single release."""
         return [(self.release.event(), 1)]
 
     @property
@@ -64,6 +77,7 @@ class EvaluationPlan:
             noise_multiplier=self.noise_multiplier,
             epsilon=self.epsilon,
             schedule=tuple(schedule_to_json(self.schedule)),
+            trials=_stated_trials(self.trials),
         )
 
     @classmethod
@@ -71,7 +85,8 @@ class EvaluationPlan:
         """The inverse of `to_document`; raises RefusedError for anything else."""
         try:
             spec = HistogramSpec.from_json(json.dumps(stated.spec))
-            planned = cls(spec, stated.noise, stated.noise_multiplier, stated.epsilon)
+            trials = _trials_in(stated.trials)
+            planned = cls(spec, stated.noise, stated.noise_multiplier, stated.epsilon, trials)
             if planned.to_document() == stated:
                 return planned
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -80,6 +95,18 @@ class EvaluationPlan:
             "the plan's evaluation is not one that calibration writes; {plan.remedy}.",
             code="evaluation_plan_edited",
         )
+
+
+def _stated_trials(trials: Trials | int | None) -> StatedTrials | int | None:
+    if not isinstance(trials, Trials):
+        return trials
+    return StatedTrials(mean=trials.mean, shape=trials.shape if math.isfinite(trials.shape) else None)
+
+
+def _trials_in(stated: StatedTrials | int | None) -> Trials | int | None:
+    if not isinstance(stated, StatedTrials):
+        return stated
+    return Trials(stated.mean, math.inf if stated.shape is None else stated.shape)
 
 
 def release_evaluation(

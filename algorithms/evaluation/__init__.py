@@ -12,7 +12,7 @@ from algorithms.evaluation.curves import (
     calibration_error_of,
     thresholds_of,
 )
-from algorithms.evaluation.estimates import metrics_of, reasons_of
+from algorithms.evaluation.estimates import metrics_of, reasons_of, sum_of_scores
 from algorithms.evaluation.expected import expected_errors, expected_group_errors
 from algorithms.evaluation.groups import GroupDifference, GroupMetrics, group_differences, groups_of
 from algorithms.evaluation.histogram import (
@@ -51,5 +51,6 @@ __all__ = [
     "metrics_of",
     "reasons_of",
     "recalibration_of",
+    "sum_of_scores",
     "thresholds_of",
 ]

@@ -61,6 +61,23 @@ def reasons_of(released: ReleasedHistogram) -> Mapping[str, str]:
     return {name: outcome for name, outcome in outcomes_of(released).items() if isinstance(outcome, str)}
 
 
+def sum_of_scores(released: ReleasedHistogram) -> float:
+    """The noisy sum of a score from 0 to 1 of each person, by which models for the same people are ranked.
+
+    Whether the class is right; for a number 1 less the squared error, in halves of the range and at most 1. A record
+    that cannot be evaluated adds nothing. There is always one: noise that drowns every metric makes the ranking random.
+    """
+    spec, view = released.spec, released.view()
+    if spec.kind == BINARY:
+        tn, _, _, tp = confusion_at(spec.bins, spec.bins // 2)
+        return scored_cells(view).total(tn + tp)
+    if spec.kind == MULTICLASS:
+        return float(view.tables["right"][1])
+    if spec.kind == "number":
+        return float(view.tables["error"] @ (1.0 - np.square(np.append(error_nodes(spec.bins), 1.0))))
+    return float(view.tables["score"] @ score_nodes(spec.bins))
+
+
 def outcomes_of(released: ReleasedHistogram) -> dict[str, Outcome]:
     """The metrics by name, or the reason why there is none."""
     outcomes = outcomes_of_view(released.view())

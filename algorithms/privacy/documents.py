@@ -198,6 +198,13 @@ class PlannedModel(Document):
     notes: tuple[str, ...] = ()
 
 
+class StatedTrials(Document):
+    """How the number of a search's trials is drawn: see `accounting.events.Trials`; without a shape by Poisson."""
+
+    mean: Number
+    shape: Number | None
+
+
 class StatedEvaluation(Document):
     """The planned release of private held-out records.
 
@@ -206,7 +213,8 @@ class StatedEvaluation(Document):
         noise: The kind of noise.
         noise_multiplier: Its scale over the histogram's sensitivity.
         epsilon: What the people held out may lose, at the run's delta.
-        schedule: The release as an event.
+        schedule: The release as an event, or all that a search makes.
+        trials: Of a search, each of whose trials makes the release: how their number is drawn, or the number.
     """
 
     spec: Settings
@@ -214,6 +222,7 @@ class StatedEvaluation(Document):
     noise_multiplier: Number
     epsilon: Number
     schedule: tuple[EventRow, ...]
+    trials: StatedTrials | int | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 def _filter_of(stated: object) -> object:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from algorithms.core.plan import Plan
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.evaluation import expected_errors, expected_group_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
@@ -19,7 +20,7 @@ from data.documents import load_yaml
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
 from tasks.config.params import Params
-from tasks.preflight.preview import RunPreview, preview_ledger, preview_run
+from tasks.preflight.preview import RunPreview, held_out_records, preview_ledger, preview_run
 from tasks.prepare import public_of
 from tasks.runs.summary import two_columns
 
@@ -91,6 +92,9 @@ def search_table(
         ),
         "noise multipliers": tuple(_noises(option) if option else "" for option in options),
     }
+    if search_settings.objective.on == "held_out":
+        people = held_out_records(card)
+        rows["people held out"] = tuple(_scored(option, people) if option else "" for option in options)
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)
     chosen = options if search_settings.show_all == "cheaper" else [options[search_settings.show_all]]
@@ -104,6 +108,16 @@ def search_table(
 def _noises(option: "tuning.SearchPlan") -> str:
     multipliers = [plan.noise_multiplier or 0.0 for plan in option.plans]
     return f"{min(multipliers):.4g} to {max(multipliers):.4g}"
+
+
+def _scored(option: "tuning.SearchPlan", people: int) -> str:
+    """What a search's scores cost the people held out, and how exact they are."""
+    stated = option.plans[0].evaluation
+    assert stated is not None
+    evaluation = EvaluationPlan.from_document(stated)
+    name, error = next(iter(expected_errors(evaluation.spec, people, evaluation.noise_std).items()))
+    shown = "drowned by noise" if error is None else f"standard error {error:.2g}"
+    return f"epsilon {_text(evaluation.epsilon)}; of a trial's {name.replace('_', ' ')}: {shown}"
 
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:

@@ -12,14 +12,20 @@ import numpy as np
 import torch
 from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
 
-from algorithms.core.plan import by_accountants
+from algorithms.core.plan import Plan, by_accountants
+from algorithms.core.private_evaluation import EvaluationPlan
 from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed
 from algorithms.gradients import L2
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
-from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    Accountant,
+    adjacency_named,
+    search_outwards,
+)
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
@@ -29,16 +35,19 @@ from data import DatasetInfo
 from data.card import data_card
 from data.documents import Document
 from data.readers.records import RecordBatch
-from tasks.calibrate import calibrate, model_for
-from tasks.config import params
+from tasks.calibrate import calibrate, model_for, price_ratios
+from tasks.config import home, params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
+from tasks.evaluation_counts import histogram_of
 from tasks.prediction_passes import record_scores
 
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 _MAX_SPACE, _TRIES, _NEAR = 512, 16, 0.98
+_EVALUATION_WASTE = 1e-3
+"""How far, relatively, the score's noise may be above the least."""
 
 
 class Range(StrictModel):
@@ -90,11 +99,13 @@ class SearchObjective(StrictModel):
     """What a search maximises.
 
     on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public, and
-    is the default where it does. "private" sets aside a share of the training records, each by its own coin, and
-    maximises the sum of their `record_scores` with noise of this multiplier, which is charged with the trial.
+    is the default where it does. "held_out" maximises the noisy sum of scores of private held-out records, by the same
+    release as an evaluation of them, and is the default where they are private. "private" sets aside a share of the
+    training records, each by its own coin, and maximises the sum of their `record_scores` with noise of this
+    multiplier, which is charged with the trial.
     """
 
-    on: Literal["public", "private"] = "public"
+    on: Literal["public", "private", "held_out"] = "public"
     share: float = Field(default=0.1, gt=0, lt=1)
     noise_multiplier: float = Field(default=20.0, gt=0)
 
@@ -137,17 +148,22 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Tuning:
 def load_here(root: Path, file: Path, *, allow_code: Collection[str] = ()) -> Tuning:
     """Do `load` for a file of the checkout at `root`, which may also name the code that the checkout names.
 
-    Where the held-out records of the checkout's data set are private, the objective is so, too, unless the file says
-    what it is.
+    Where the held-out records of the checkout's data set are private, the trials are scored on them, unless the file
+    says on what. A search of this file that an earlier version scored on training records remains what it is.
     """
+    from tasks.tuning.earlier_searches import was_begun  # here, since it imports this package
+
     tuning = load(root / file, allow_code={*allow_code, *named_code(root)})
     if "on" in tuning.objective.model_fields_set:
         return tuning
     settings = params.load(root / "params.yaml", reads=("data",))
     if data_card(settings.data.dataset, root / "data" / "cards").holdout == "public":
         return tuning
-    private = tuning.objective.model_copy(update={"on": "private"})
-    return tuning.model_copy(update={"objective": private})
+    private, held_out = (
+        tuning.model_copy(update={"objective": tuning.objective.model_copy(update={"on": on})})
+        for on in ("private", "held_out")
+    )
+    return private if was_begun(private, home()) else held_out
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:
@@ -205,15 +221,69 @@ def plan_search(tuning: Tuning, base: Document, public: DatasetInfo) -> SearchPl
     base = with_values(
         base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
     )
+    wanted = (base["privacy"].get("evaluation") or {}).get("epsilon")
     base = base | {"privacy": {key: value for key, value in base["privacy"].items() if key != "evaluation"}}
+    if tuning.objective.on == "held_out" and public.holdout != "private":
+        raise RefusedError(
+            f"the held-out records of {public.dataset!r} are public, so that trials need no noise to be scored on them;"
+            " set objective.on to public."
+        )
     if tuning.objective.on == "public" and not public.is_public and public.holdout != "public":
         raise RefusedError(
-            f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
+            f"the card of {public.dataset!r} declares no public held-out records; set objective.on to held_out."
         )
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
         _check_scored(every, public)
-    return _fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
+    search_plan = _fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
+    if tuning.objective.on != "held_out":
+        return search_plan
+    return _add_evaluation(search_plan, tuning, public, wanted)
+
+
+def _add_evaluation(
+    search_plan: SearchPlan, tuning: Tuning, public: DatasetInfo, wanted: float | None
+) -> SearchPlan:
+    """The same search whose trials are scored on private held-out people, by the least noise that costs nothing more.
+
+    For them the search is one of evaluations, as it is one of trainings for those trained on, so it costs the larger of
+    the two searches: by the search's accountant, by PLD, which the card states for them, and in the ledger. wanted: the
+    epsilon that they may lose at most.
+    """
+    first = Plan.from_document(search_plan.plans[0])
+    delta, adjacency = first.target.budget.delta, adjacency_named(first.adjacency)
+    trials = len(search_plan.plans) if search_plan.releases_all else tuning.trials.trials()
+    spec, deciding = (
+        histogram_of(public.label_type),
+        {search_plan.accountant, "pld"} & search_plan.costs.keys(),
+    )
+    trained = replace(first, schedule=search_plan.schedule, epsilon=search_plan.costs)
+    in_ledger = [*price_ratios(trained, public)]
+
+    def at(noise: float, epsilon: float = 0.0) -> EvaluationPlan:
+        return EvaluationPlan(spec, "gaussian", noise, epsilon, trials)
+
+    def costs(noise: float) -> dict[str, float]:
+        return by_accountants(at(noise).schedule, delta, adjacency)
+
+    def largest_ratio(noise: float) -> float:
+        largest = max((ratio(at(noise).schedule) for ratio in in_ledger), default=0.0)
+        if largest > 1.0:  # the accountants take longer
+            return largest
+        each = costs(noise)
+        return max(
+            largest, *(each[name] / min(search_plan.costs[name], wanted or math.inf) for name in deciding)
+        )
+
+    start = first.noise_multiplier or 1.0
+    noise = search_outwards(largest_ratio, 1.0, start=start, factor=1.2, tolerance=_EVALUATION_WASTE)
+    each = costs(noise)
+    stated = at(noise, max(each[name] for name in deciding)).to_document()
+    return replace(
+        search_plan,
+        costs={name: max(cost, each[name]) for name, cost in search_plan.costs.items() if name in each},
+        plans=tuple(plan.model_copy(update={"evaluation": stated}) for plan in search_plan.plans),
+    )
 
 
 def plan_options(tuning: Tuning, base: Document, public: DatasetInfo) -> "list[SearchPlan | None]":
@@ -376,13 +446,19 @@ def shares_features(tuning: Tuning, document: Document) -> bool:
 
 
 def trial_schedule(plan: PlanDocument, objective: SearchObjective) -> Schedule:
+    """The releases of the training records in one trial."""
     if plan.filter != FIXED:
         raise RefusedError(
             f"the method {plan.algorithm!r} chooses its releases on the way, and a search prices fixed ones;"
             " take another method."
         )
     schedule = schedule_from_json(plan.schedule)
-    if objective.on == "public":
+    if objective.on == "held_out" and plan.adjacency != ADD_OR_REMOVE_ONE.name:
+        raise RefusedError(
+            "a record that is replaced can change sides, so that it could be in a trial's training and in its score;"
+            f" set objective.on to private, or algorithm.adjacency to {ADD_OR_REMOVE_ONE.name}."
+        )
+    if objective.on != "private":
         return schedule
     if any("WithoutReplacement" in type(event).__name__ for event, _ in schedule):
         raise RefusedError(

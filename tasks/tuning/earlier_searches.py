@@ -32,6 +32,12 @@ def search_to_json(tuning: Tuning, plan: SearchPlan) -> str:
     return json.dumps({"tuning": tuning.model_dump(), "plan": written})
 
 
+def was_begun(tuning: Tuning, home: Path) -> bool:
+    """Whether a search with these settings was begun here, on whatever records."""
+    settings = json.loads(json.dumps(tuning.model_dump()))
+    return any(document.get("tuning") == settings for _, document in _searches(home / "runs"))
+
+
 def earlier_search_plan(
     tuning: Tuning,
     new: SearchPlan,

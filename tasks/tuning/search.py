@@ -8,6 +8,7 @@ once, whenever it is resumed. The settings, number and scores of the other trial
 import hashlib
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,16 +27,19 @@ from ruamel.yaml import YAML
 from algorithms.core import checkpoint
 from algorithms.core.learned_features import LearnedFeatures, learn_shared_features
 from algorithms.core.plan import Plan
+from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.core.receipt import reserved_events
 from algorithms.core.training import train
 from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
+from algorithms.evaluation import ReleasedHistogram, sum_of_scores
+from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
-from algorithms.privacy.accounting.events import trials_of
+from algorithms.privacy.accounting.events import Schedule, trials_of
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Row, Trace
@@ -48,7 +52,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.documents import Document, load_yaml
 from data.files import read_json, write_text, write_whole
-from data.prepared import contents, load_as, prepared_again_error
+from data.prepared import contents, load_as, load_held_out, prepared_again_error
 from data.readers.records import RecordBatch
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import features_for, model_for
@@ -57,7 +61,7 @@ from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
-from tasks.evaluation_counts import passes_alone
+from tasks.evaluation_counts import count_held_out, passes_alone
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare
@@ -65,10 +69,11 @@ from tasks.report import RunResults, data_facts_of
 from tasks.reporting import environment
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
-from tasks.runs.ledger import bind, open_newest, register, signing_key
+from tasks.runs.ledger import bind, holdout_note, open_newest, register, signing_key
 from tasks.runs.metrics import format_metric, headline_metric, metric_name, placeholder_metrics
 from tasks.runs.software import reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
+from tasks.runs.store import EVALUATION
 from tasks.tracking.runs import log_winner
 from tasks.train import compute_config, save_model
 from tasks.tuning import (
@@ -96,7 +101,12 @@ _SCORES = {
     " of several, its metrics there are a little too good.",
     "private": "The best was the one with the highest noised sum of how right it was on each of a share of the records,"
     " which is charged.",
+    "held_out": "The best was the one with the highest noised sum of how right it was on each of the records held out,"
+    " from a release of them like that of an evaluation, evaluation.json, which is charged. They are other people than"
+    " those trained on, so the search costs the larger of the two. Of the best of several, its metrics there are a"
+    " little too good, and their intervals do not hold; a run with these settings has its own.",
 }
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,8 @@ class SearchTrial:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = params.parse(self.document, reads=READS)
         plan = Plan.from_document(self.plan)
+        planned = plan.evaluation
+        plan = replace(plan, evaluation=None)
         held, taught = self.records()
         start = model_for(settings, self.public)
         before = None if self.shared is None else load_shared(start, *self.shared)
@@ -150,11 +162,12 @@ class SearchTrial:
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
         save_model(file, model, released, self.public, self.plan.algorithm, prepared=self.prepared)
-        score = (
-            headline_metric(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
-            if held is None
-            else self._private_score(held, plan, trace, file)
-        )
+        if planned is not None:
+            score = self._held_out_score(planned, plan, trace, file)
+        elif held is not None:
+            score = self._private_score(held, plan, trace, file)
+        else:
+            score = headline_metric(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
         trace.write(self.folder / "trace.parquet")
         write_text(self.folder / SCORE, json.dumps(score), mode=0o600)
 
@@ -166,7 +179,7 @@ class SearchTrial:
         data = load_as(self.prepared, self.public)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
             raise prepared_again_error(self.prepared)
-        if self.objective.on == "public":
+        if self.objective.on != "private":
             return None, RecordBatch(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
         inside = np.array([_is_held(x, y, self.objective.share) for x, y in rows])
@@ -206,6 +219,33 @@ class SearchTrial:
         row = asdict(score_trace.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
         return score
+
+    def _held_out_score(self, planned: EvaluationPlan, plan: Plan, trace: Trace, file: Path) -> float:
+        """The noisy sum of the scores of the people held out, by a release of them that is the trial's last.
+
+        NaN where it fails: the trial is charged, so it stays, and is the worst; why is not shown, as it may tell of a
+        record.
+        """
+        data, released_before = load_held_out(self.prepared), len(trace.rows)
+        if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
+            raise prepared_again_error(self.prepared)
+        once, delta = planned.schedule_of_trial, plan.target.budget.delta
+        alone = replace(planned, trials=None, epsilon=epsilon(once, delta, accountant=plan.accountant))
+        try:
+            trained = load_model(file, allow_code=[*names_in(self.document)])
+            released = release_evaluation(
+                alone,
+                count_held_out(alone.spec, trained, data),
+                generator=self._generator("score"),
+                trace=trace,
+                step=plan.steps,
+            )
+            write_text(self.folder / EVALUATION, released.to_json() + "\n", mode=0o600)
+        except Exception:
+            del trace.rows[released_before:]
+            (self.folder / EVALUATION).unlink(missing_ok=True)
+            return math.nan
+        return sum_of_scores(released)
 
 
 def _is_held(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
@@ -270,7 +310,8 @@ class Search:
         """Raise RefusedError if the plan of the search or of a trial does not hold today."""
         self.plan(0)[0].check()
         for document, plan in zip(self.search_plan.documents, self.search_plan.plans, strict=True):
-            check_plan(plan, params.parse(document, reads=READS), without_evaluation(self.public))
+            trained = plan.model_copy(update={"evaluation": None})
+            check_plan(trained, params.parse(document, reads=READS), without_evaluation(self.public))
 
     def or_earlier(self, home: Path) -> "Search":
         """The search, or the one on the same private records that asked for the same and was planned otherwise."""
@@ -402,7 +443,7 @@ def _reserve(search: Search, charge: Charge) -> None:
             compute.check_rounding(engine, private=charge.run.private_noise)
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     methods = sorted({plan.algorithm for plan in search.search_plan.plans})
-    notes = document.ledger_notes | {"algorithm": ", ".join(methods)}
+    notes = document.ledger_notes | {"algorithm": ", ".join(methods)} | holdout_note(search.public)
     charge.reserve(plan, notes)
 
 
@@ -415,7 +456,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
     def report(pick: int, made: RunResults) -> None:
         card = _card(search, made.plan, made.receipt, made.trace)
         if pick == 0:
-            _page(search, made.plan, made.receipt, search.search_plan.documents[pick], 1.0)
+            _page(search, made.plan, made.receipt, search.search_plan.documents[pick], ("accuracy", 1.0))
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(f"{check.name}: {check.detail}")
 
@@ -425,9 +466,17 @@ def _rehearse(search: Search, charge: Charge) -> None:
             document,
             search.public,
             _identity(search, charge, document),
-            trial=trial_schedule(trial_plan, search.tuning.objective),
+            trial=_winner_schedule(trial_plan, search.tuning.objective),
             report=partial(report, pick),
         )
+
+
+def _winner_schedule(plan: PlanDocument, objective: SearchObjective) -> Schedule:
+    """The releases in a winner's trace, those of people held out being the last."""
+    trained = trial_schedule(plan, objective)
+    if plan.evaluation is None:
+        return trained
+    return [*trained, *EvaluationPlan.from_document(plan.evaluation).schedule_of_trial]
 
 
 def _identity(search: Search, charge: Charge, document: PlanDocument) -> RunIdentity:
@@ -508,7 +557,13 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     pick, winner = trials[best]
     plan, document = search.plan(pick)
     written = run.make_empty("written")
-    for name in ("model.safetensors", "trace.parquet"):
+    names = ["model.safetensors", "trace.parquet"]
+    if (winner.folder / EVALUATION).exists():
+        names.append(EVALUATION)
+    elif plan.evaluation is not None:
+        _LOG.warning("The held-out records could not be evaluated, so the best trial is an arbitrary one.")
+        plan = plan.without_evaluation()
+    for name in names:
         shutil.copyfile(winner.folder / name, written / name)
     (written / "plan.json").write_text(document.to_text(sort_keys=True), encoding="utf-8")
     (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
@@ -522,7 +577,7 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
             for document in search.search_plan.documents
         ]
         write_csv(pd.DataFrame(points).assign(score=scores), written / "trials.csv")
-    return charge.settle(plan, _identity(search, charge, document), written, plan.schedule)
+    return charge.settle(plan, _identity(search, charge, document), written, plan.reserved_schedule)
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Receipt:
@@ -539,9 +594,22 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Receipt:
     winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     card = _card(search, plan, receipt, frame, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
-    score = json.loads((folder / SCORE).read_text(encoding="utf-8")) if (folder / SCORE).is_file() else None
+    score = _winner_score(folder, search.public)
     (folder / PAGE).write_text(_page(search, plan, receipt, winner, score), encoding="utf-8")
     return receipt
+
+
+def _winner_score(folder: Path, public: DatasetInfo) -> tuple[str, float] | None:
+    """The winner's headline metric on public held-out records, or by the release of private ones; None without one."""
+    if (folder / SCORE).is_file():
+        score: float = json.loads((folder / SCORE).read_text(encoding="utf-8"))
+        return metric_name(placeholder_metrics(public.label_type.kind)), score
+    if not (folder / EVALUATION).is_file():
+        return None
+    metrics = released_metrics(ReleasedHistogram.from_json((folder / EVALUATION).read_text(encoding="utf-8")))
+    shown = [(name, metrics[name]) for name in ("accuracy", "r2", "score") if name in metrics]
+    name, estimate = shown[0]
+    return None if estimate is None else (name, estimate.value)
 
 
 def _card(
@@ -559,11 +627,11 @@ def _page(
     plan: PlanDocument,
     receipt: Receipt,
     winner: Document,
-    score: float | None = None,
+    score: tuple[str, float] | None = None,
 ) -> str:
     """The page about the winner and its price, compared with one run and with showing all trials.
 
-    score: the winner's, where it may be shown.
+    score: the winner's metric and its name, where it may be shown.
     """
     tuning, public_plan = search.tuning, Plan.from_document(plan)
     trials = trials_of(public_plan.schedule) or []
@@ -579,10 +647,11 @@ def _page(
         "drawn": f"{tuning.trials.mean:g} on average ({tuning.trials.distribution.replace('_', ' ')})",
         "objective": _SCORES[tuning.objective.on],
         "score": None,
+        "held_out": "private, noised" if tuning.objective.on == "held_out" else "public",
     }
     if score is not None:
-        name = metric_name(placeholder_metrics(search.public.label_type.kind))
-        facts |= {"metric": name, "score": format_metric(score, name)}
+        name, value = score
+        facts |= {"metric": name, "score": format_metric(value, name)}
     return (
         environment()
         .get_template("tune.html.j2")

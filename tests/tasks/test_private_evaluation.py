@@ -27,7 +27,7 @@ from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import Composition
 from data.prepared import HeldOut, load_held_out
-from flows.cli.costs import cost_table
+from flows.cli.costs import cost_table, search_table
 from tasks import evaluate, train, tuning
 from tasks.config import params
 from tasks.evaluation_counts import count_held_out
@@ -452,7 +452,7 @@ def test_the_plan_says_what_is_released_before_anything_is(clinic: Visits) -> No
         EvaluationPlan.from_document(stated.model_copy(update={"noise_multiplier": 1.0}))
 
 
-def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits) -> None:
+def test_a_search_scores_on_people_held_out_or_on_training_records_alone(clinic: Visits) -> None:
     base = YAML(typ="safe", pure=True).load(clinic.place.root / "params.yaml")
     base["privacy"]["evaluation"] = {"epsilon": 0.5}
     settings = {"epsilon": 1.0, "trials": {"mean": 2.0}, "space": {"algorithm.steps": [2, 3]}}
@@ -463,8 +463,14 @@ def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits
     file = clinic.place.root / "tune.yaml"
     clinic.place.set("data", dataset="visits")
     YAML(typ="safe", pure=True).dump(settings, file)
-    assert tuning.load_here(clinic.place.root, file).objective.on == "private"  # where nothing is said
+    assert tuning.load_here(clinic.place.root, file).objective.on == "held_out"  # where nothing is said
     assert not [document for document in plan.plans if document.evaluation or document.held_out]
+    table, preview = search_table(clinic.place.root, file)
+    rows = {cells[0]: cells[1] for cells in zip(*(column.cells for column in table.columns), strict=True)}
+    assert re.fullmatch(
+        r"epsilon 0\.9\d*; of a trial's accuracy: standard error 0\.\d+", rows["people held out"]
+    )
+    assert preview is not None and preview.plan.evaluation is not None
 
 
 @pytest.mark.parametrize(("test", "words"), [(5000, "accuracy 0.0"), (12, "none is shown")])

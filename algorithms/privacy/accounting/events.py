@@ -221,10 +221,12 @@ def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
 
     The search is its last event; what comes before it was released once, and every trial begins with it. Where other
     people evaluated the winner, the search is the first of two disjoint parts, and every trial ends with the second.
+    Where they evaluated each trial, the second is a search, too, of trials that are all alike, and a trial ends with
+    one of these.
     """
     if disjoint := disjoint_parts_of(schedule):
         first, *others = disjoint
-        after = [row for part in others for row in part]
+        after = [row for part in others for row in (trials_of(part) or [part])[0]]
         inside = trials_of(first)
         return None if inside is None else [[*trial, *after] for trial in inside]
     if not schedule or schedule[-1][1] != 1:

@@ -1278,11 +1278,13 @@ def _in_order(events: Sequence[Event]) -> list[Event]:
 def _trials(events: Sequence[Event]) -> list[list[Event]] | None:
     """The schedules that a trial may have had, where the last event is that of a search, else None.
 
-    Others may have evaluated the winner: the search is then the first of two disjoint parts.
+    Others may have evaluated the winner: the search is then the first of two disjoint parts. Where they evaluated each
+    trial, the second is a search, too, of trials that are all alike.
     """
     if parts := _disjoint_parts(events):
         inside = _trials(parts[0])
-        return None if inside is None else [[*trial, *_in_order(events)[len(parts[0]) :]] for trial in inside]
+        after = [row for part in parts[1:] for row in (_trials(part) or [part])[0]]
+        return None if inside is None else [[*trial, *after] for trial in inside]
     whole = events[-1]["event"]
     is_best = whole["type"] == "RepeatAndSelectDpEvent"
     inner = whole["event"] if is_best else whole

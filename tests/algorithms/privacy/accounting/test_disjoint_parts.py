@@ -108,6 +108,38 @@ def test_what_is_released_of_both_parts_tells_no_more_than_is_charged() -> None:
     assert tight == pytest.approx(delta, rel=0.01)
 
 
+def test_the_best_of_trials_that_others_scored_tells_no_more_than_is_charged() -> None:
+    """A trial is a model and a noisy score of it by other people; the best score's trial leaves, of a geometric number.
+
+    With Q the distribution of scores and f the generating function of the number, the winner has the density of a
+    trial times f'(Q); it is integrated.
+    """
+    grid = np.linspace(-22.0, 22.0, 881)
+    cell, mean = grid[1] - grid[0], 5.0
+
+    def winner(trained_on: float, held_out: float) -> np.ndarray:
+        model = stats.norm(trained_on, 2.0).pdf(grid) * cell
+        score = stats.norm(held_out * np.tanh(grid)[:, None], 3.0)
+        below = model @ score.cdf(grid[None, :])
+        chosen = (1 / mean) / (1 - (1 - 1 / mean) * below) ** 2
+        density: np.ndarray = model[:, None] * score.pdf(grid[None, :]) * cell * chosen
+        return density
+
+    delta, training, score = 0.01, [(GaussianDpEvent(2.0), 1)], [(GaussianDpEvent(3.0), 1)]
+    trials = Trials(mean)
+    searches = [(trials.event([training]), 1)], [(trials.event([score]), 1)]
+    charged = epsilon(on_disjoint_parts(*searches), delta)
+    of_one_trial = epsilon(on_disjoint_parts(training, score), delta)
+    here = winner(1.0, 1.0)
+    assert here.sum() == pytest.approx(1.0, abs=1e-3)
+    seen = []
+    for other in (winner(0.0, 1.0), winner(1.0, 0.0)):
+        for some, without in ((here, other), (other, here)):
+            assert np.maximum(some - math.exp(charged) * without, 0.0).sum() <= delta
+            seen.append(np.maximum(some - math.exp(of_one_trial) * without, 0.0).sum())
+    assert max(seen) > 1.1 * delta  # choosing costs more than a trial
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "pure"])
 def test_a_record_that_is_replaced_may_change_sides_so_nothing_is_claimed(accountant: Accountant) -> None:
     parts = on_disjoint_parts([(LaplaceDpEvent(5.0), 1)], [(LaplaceDpEvent(9.0), 1)])
@@ -162,6 +194,15 @@ def test_other_people_may_evaluate_the_winner_of_a_search() -> None:
     search = [(Trials(3.0).event([one, other]), 1)]
     assert trials_of(on_disjoint_parts(search, EVALUATION)) == [[*one, *EVALUATION], [*other, *EVALUATION]]
     assert trials_of(BOTH) is None
+
+
+def test_other_people_may_evaluate_each_trial_of_a_search() -> None:
+    one, other = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)]
+    trials = Trials(3.0)
+    searches = [(trials.event([one, other]), 1)], [(trials.event([EVALUATION]), 1)]
+    whole = on_disjoint_parts(*searches)
+    assert trials_of(whole) == [[*one, *EVALUATION], [*other, *EVALUATION]]
+    assert epsilon(whole, DELTA) == max(epsilon(each, DELTA) for each in searches)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
