@@ -427,8 +427,11 @@ def png(figure: "Figure") -> bytes:
     for axes in figure.axes:
         _say_where_it_begins(axes.xaxis, ", ")
         _say_where_it_begins(axes.yaxis, "\n")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(content, metadata={"Software": None})  # `savefig` draws each figure twice
     return content.getvalue()
 
 
