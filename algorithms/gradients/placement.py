@@ -215,10 +215,13 @@ def _own(vector: Tensor) -> Tensor:
 
 def beside(model: PerExampleModel, device: torch.device) -> PerExampleModel:
     """A copy of the model with its frozen parameters and buffers on a device, and not its trained parameters."""
-    module = copy.deepcopy(model.module)
-    for part in (*(part for part in module.parameters() if not part.requires_grad), *module.buffers()):
-        part.data = part.data.to(device)
-    return replace(model, module=module)
+    frozen = [part for part in model.module.parameters() if not part.requires_grad]
+    # What a deep copy takes in their place. Not every device lets a parameter's data become a tensor on it.
+    there: dict[int, Tensor] = {
+        id(part): part.detach().to(device, copy=True) for part in model.module.buffers()
+    }
+    there |= {id(part): nn.Parameter(part.detach().to(device, copy=True), False) for part in frozen}
+    return replace(model, module=copy.deepcopy(model.module, there))
 
 
 def shard_frozen(model: PerExampleModel, mesh: "DeviceMesh") -> PerExampleModel:

@@ -25,9 +25,9 @@ def _adapted_transformer() -> nn.Module:
 
     layer = nn.TransformerEncoderLayer(6, 2, 9, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    fixed = {"table": frozen(nn.Embedding(7, 6)), "encoder": frozen(encoder)}
     low_rank = {"down": nn.Linear(6, 2, bias=False), "up": nn.Linear(2, 6, bias=False)}
-    module = Wired(wiring, table=nn.Embedding(7, 6), encoder=encoder, **low_rank, last=nn.Linear(6, 3))
-    return frozen(module, "table", "encoder")
+    return Wired(wiring, **fixed, **low_rank, last=nn.Linear(6, 3))
 
 
 ADAPTED = Spec(_adapted_transformer, (5,), entries=7, losses=cross_entropy)

@@ -181,9 +181,9 @@ def check(made: Problem, engine: Engine | None = None) -> None:
 
 def frozen(module: nn.Module, *names: str) -> nn.Module:
     """The module with some parameters, or all of them, not trained."""
-    for name, parameter in module.named_parameters():
-        if not names or name in names:
-            parameter.requires_grad_(False)
+    parameters = dict(module.named_parameters())
+    for name in names or parameters:
+        parameters[name].requires_grad_(False)
     return module
 
 
