@@ -597,9 +597,12 @@ def _recalibrated(
 
     changed: dict[str, Any] = {
         "recalibration": {"temperature": temperature}
-        | _documents("", {"log_loss_gain": recalibration.gain}, label_type),
-        "thresholds": [one | {"threshold": shown(one["threshold"])} for one in document["thresholds"]],
+        | _documents("", {f"{recalibration.metric}_gain": recalibration.gain}, label_type),
     }
+    if "thresholds" in document:
+        changed["thresholds"] = [
+            one | {"threshold": shown(one["threshold"])} for one in document["thresholds"]
+        ]
     if "decision" in document:
         changed["decision"] = document["decision"] | {"threshold": shown(document["decision"]["threshold"])}
     return changed

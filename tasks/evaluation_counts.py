@@ -45,7 +45,9 @@ def histogram_of(
             BINARY if classes == 2 else kind, classes, groups, cross, halves=halves, compared=compared
         )
     except ValueError as error:
-        setting = "privacy.evaluation.recalibrate" if halves and classes != 2 else "privacy.evaluation.by"
+        setting = (
+            "privacy.evaluation.recalibrate" if halves and kind != MULTICLASS else "privacy.evaluation.by"
+        )
         raise RefusedError(
             f"the held-out records are private, and {str(error).removesuffix('.')}; change {setting}, or the target."
         ) from None

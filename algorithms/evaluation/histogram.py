@@ -35,6 +35,17 @@ SIDE_SHARE = 0.25
 _SUMS = 3
 """The cells of a comparison: differences, people, squared differences."""
 _MAX_CELLS = 2**20
+TEMPERATURES = (0.35, 0.5, 0.7, 1.4, 2.0, 2.8)
+"""By which more than two classes' log-probabilities may be divided."""
+MAX_BRIER_GAIN = 1.5
+"""Bound on how much a temperature changes a record's Brier score, sum_j (p_j - [j is the label])^2.
+
+It leaves the order of the classes. Where the label comes first, the score is at most (1 - p)^2 + p (1 - p) = 1 - p for
+its probability p, so it stays in [0, 1]. Where another class does, with probability q >= p, the score is at most 2,
+and at least 1 - 2 p + p^2 + q^2 >= 1 - 2 q + 2 q^2 >= 1/2, as this falls in p up to q.
+"""
+TEMPERATURE_NORM = math.sqrt(SIDE_SHARE**2 + len(TEMPERATURES) * (1 + SIDE_SHARE**2))
+"""Bound on the L2 norm of the number of people, the gain at each temperature, and its square, as they are weighed."""
 MAX_LOG_ODDS, MAX_LOSS = 8.0, 9.0
 """Where log-odds of two classes, and the log loss of more, are cut off."""
 
@@ -49,8 +60,8 @@ class HistogramSpec:
         bins: bins of the score or of the confidence, nodes of the error or of the bounded score.
         groups: columns and their declared values, by which metrics are also given.
         cross: whether groups are the combinations of all columns' values rather than the values of each column.
-        halves: whether scores of two classes are also counted in two halves of the people, so that a recalibration is
-            judged on people to whom it was not fitted.
+        halves: whether scores of two classes, or of more what temperatures gain, are also counted in two halves of the
+            people, so that a recalibration is judged on people to whom it was not fitted.
         compared: whether the difference to another model's scores is released, too.
 
     Example:
@@ -99,8 +110,12 @@ class HistogramSpec:
         nodes do not shrink. The three sums of a comparison of L2 norm 1 have the L1 norm
         (1 + 1/4 + 1/4) / sqrt(1 + 2/16), which is sqrt(2).
         """
-        of_table = 1.0 if self.kind == BINARY else 1.25
-        return of_table * self._tables_per_record + math.sqrt(2.0) * self.comparison_norm
+        of_table, of_half = 1.0, 1.0
+        if self.kind != BINARY:
+            of_table = 1.25
+            of_half = (SIDE_SHARE + len(TEMPERATURES) * (1 + SIDE_SHARE)) / TEMPERATURE_NORM
+        tables = of_table * (self._tables_per_record - self.halves) + of_half * self.halves
+        return tables + math.sqrt(2.0) * self.comparison_norm
 
     @property
     def _tables_per_record(self) -> int:
@@ -155,8 +170,10 @@ class HistogramSpec:
 
     @property
     def half_shape(self) -> tuple[int, ...]:
-        """The table of half x score x label."""
-        return (2, self.resolutions[-2], 2) if self.halves else (0,)
+        """The table of half x score x label; of more than two classes, half x what temperatures gain."""
+        if not self.halves:
+            return (0,)
+        return (2, self.resolutions[-2], 2) if self.kind == BINARY else (2, 1 + 2 * len(TEMPERATURES))
 
     @property
     def _block(self) -> int:
@@ -181,7 +198,7 @@ class HistogramSpec:
         }
 
     def half_cells(self, values: Floats) -> Floats:
-        """The table of halves as a view of the released vector, [half, bins, 2]."""
+        """The table of halves as a view of the released vector, [half, bins, 2], or [half, gains and squares]."""
         end = len(values) - 1 - _SUMS * self.compared
         return values[end - math.prod(self.half_shape) : end].reshape(self.half_shape)
 
@@ -248,9 +265,9 @@ def histogram_for(
             raise ValueError(
                 f"two groups would be named {twice}; spell their values otherwise, or do not cross them."
             )
-    if halves and kind != BINARY:
+    if halves and kind not in (BINARY, MULTICLASS):
         raise ValueError(
-            f"only scores of two classes can be recalibrated, so a histogram of {kind} has no halves."
+            f"only probabilities of classes can be recalibrated, so a histogram of a {kind} has no halves."
         )
     spec = HistogramSpec(kind, outputs, _BINS[kind], groups, cross, halves, compared)
     if spec.cells > _MAX_CELLS:
@@ -366,12 +383,17 @@ def count(
     if spec.halves:
         if halves is None:
             raise ValueError("this histogram has halves of the people, so `halves` is needed.")
-        (index, _), size = (
-            contributions[f"score x label, {spec.resolutions[-2]}"][0],
-            math.prod(spec.half_shape),
-        )
-        at = np.asarray(halves)[valid] % 2 * size // 2 + index
-        spec.half_cells(cells)[...] = np.bincount(at, weights, size).reshape(spec.half_shape)
+        half = np.asarray(halves)[valid] % 2
+        if spec.kind == BINARY:
+            (index, _), size = (
+                contributions[f"score x label, {spec.resolutions[-2]}"][0],
+                math.prod(spec.half_shape),
+            )
+            at = half * size // 2 + index
+            spec.half_cells(cells)[...] = np.bincount(at, weights, size).reshape(spec.half_shape)
+        else:
+            each = temperature_cells(scores, labels) * weights[:, None]
+            spec.half_cells(cells)[...] = [each[half == which].sum(axis=0) for which in (0, 1)]
     if differences is not None:
         sums = weights @ difference_cells(np.clip(differences[valid], -1.0, 1.0))
         spec.comparison_cells(cells)[...] = spec.comparison_norm * sums
@@ -402,6 +424,31 @@ def difference_cells(differences: Floats) -> Floats:
     small = np.full(len(differences), SIDE_SHARE)
     cells = np.stack([differences, small, SIDE_SHARE * np.square(differences)], axis=1)
     return cells / math.sqrt(1 + 2 * SIDE_SHARE**2)
+
+
+def temperature_cells(scores: Floats, labels: NDArray[np.generic]) -> Floats:
+    """What a record adds to its half's table, [n, 1 + 2 temperatures], of norm at most 1.
+
+    A share of 1, what each temperature gains in the Brier score over `MAX_BRIER_GAIN`, and shares of the squares.
+
+    Args:
+        scores: [n, classes], probabilities; only their order and ratios count.
+        labels: [n], class indices.
+    """
+    logs = np.log(np.clip(scores, 1e-300, None))
+    before = _brier_scores(logs, labels)
+    gains = np.stack([before - _brier_scores(logs / each, labels) for each in TEMPERATURES], axis=1)
+    gains = np.clip(gains / MAX_BRIER_GAIN, -1.0, 1.0)
+    small = np.full((len(scores), 1), SIDE_SHARE)
+    return np.concatenate([small, gains, SIDE_SHARE * np.square(gains)], axis=1) / TEMPERATURE_NORM
+
+
+def _brier_scores(logs: Floats, labels: NDArray[np.generic]) -> Floats:
+    shares = np.exp(logs - logs.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    shares[np.arange(len(shares)), np.asarray(labels, np.int64)] -= 1.0
+    scores: Floats = np.square(shares).sum(axis=1)
+    return scores
 
 
 _Parts: TypeAlias = list[tuple[Integers, Floats]]
@@ -522,7 +569,7 @@ class ReleasedHistogram:
         return NoisyTables(self.spec, tables, self.noise_std * math.sqrt(len(groups)))
 
     def half(self, which: int) -> Floats:
-        """The noisy cells of score x label in one half of the people, [bins, 2]."""
+        """The noisy cells of one half of the people: of score x label, [bins, 2], or of `temperature_cells`."""
         half: Floats = self.spec.half_cells(self.values)[which]
         return half
 

@@ -1,33 +1,47 @@
-"""A temperature for the probabilities of two classes, from the released histogram.
+"""A temperature for the probabilities of classes, from the released histogram.
 
-It is fitted to one half of the people and judged on the other one. More than two classes have none: their log-odds
-are not in the histogram, only the predicted class's probability.
+It is fitted to one half of the people and judged on the other one. Of two classes the table of halves has the log-odds.
+Log-odds of more classes would be too many cells, so it has what each of six temperatures gains, in the Brier score,
+which is bounded: a log loss that is cut off would favour temperatures that make a wrong answer certain.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from algorithms.evaluation.estimates import pairs_in_one_bin
-from algorithms.evaluation.histogram import MAX_LOG_ODDS, Floats, ReleasedHistogram, score_edges
-from algorithms.evaluation.intervals import Estimate, independent, mean_gain
+from algorithms.evaluation.histogram import (
+    MAX_BRIER_GAIN,
+    MAX_LOG_ODDS,
+    MULTICLASS,
+    SIDE_SHARE,
+    TEMPERATURE_NORM,
+    TEMPERATURES,
+    Floats,
+    ReleasedHistogram,
+    score_edges,
+)
+from algorithms.evaluation.intervals import Estimate, independent, mean_gain, mean_of_sums
 
 _RANGE, _CANDIDATES, _CLEAR, _MAX_TIES = 8.0, 121, 3.0, 0.5
 
 
 @dataclass(frozen=True)
 class Recalibration:
-    """Log-odds divided by `temperature` have a smaller log loss, by `gain` a person."""
+    """Log-odds divided by `temperature` have a smaller log loss, or Brier score, by `gain` a person."""
 
     temperature: float
     gain: Estimate
+    metric: Literal["log_loss", "brier_score"] = "log_loss"
 
 
 def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
     """The temperature, or None where it does not help beyond the noise.
 
-    It minimises the log loss of the first half's cells that stand out from the noise. It helps if the 95 % interval of
+    It minimises the log loss of the first half's cells that stand out from the noise, or for more than two classes the
+    noisy Brier score of the first half. It helps if the 95 % interval of
     its gain on the second half is above 0: noise and people there are others, so a temperature that does not help is
     taken for one that does in at most 2.5 % of releases.
 
@@ -38,6 +52,8 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
         raise ValueError(
             "this histogram has no halves of the people, of which one could judge a recalibration."
         )
+    if released.spec.kind == MULTICLASS:
+        return _of_classes(released)
     first = _without_empty_bins(released.half(0), released.noise_std)
     if first.sum() <= 0 or released.has_invalid:
         return None
@@ -55,6 +71,23 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
     if gain is None or gain.low <= 0.0:
         return None
     return Recalibration(temperature, gain)
+
+
+def _of_classes(released: ReleasedHistogram) -> Recalibration | None:
+    if released.has_invalid:
+        return None
+    count, noise = len(TEMPERATURES), released.noise_std * TEMPERATURE_NORM
+    best = int(np.argmax(released.half(0)[1 : 1 + count]))
+    judging = released.half(1) * TEMPERATURE_NORM
+    people, total, squares = (
+        judging[0] / SIDE_SHARE,
+        judging[1 + best],
+        judging[1 + count + best] / SIDE_SHARE,
+    )
+    gain = mean_of_sums(float(total), float(people), float(squares), noise, noise / SIDE_SHARE)
+    if not isinstance(gain, Estimate) or gain.low <= 0.0:
+        return None
+    return Recalibration(TEMPERATURES[best], gain.map(lambda share: share * MAX_BRIER_GAIN), "brier_score")
 
 
 def _without_empty_bins(cells: Floats, noise_std: float) -> Floats:

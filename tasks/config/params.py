@@ -102,7 +102,7 @@ class EvaluationParams(StrictModel):
     epsilon: what the people held out may lose, at the run's delta; null for as much as those trained on, which costs
     nothing more. by: columns of the data card by whose values metrics are given, too. cross: whether by all
     combinations of these values. compare_with: the file of another model, whose difference to the new one on the same
-    people is released, too. recalibrate: for two classes, whether the model's probabilities get a temperature from the
+    people is released, too. recalibrate: whether the model's probabilities of classes get a temperature from the
     same release if it helps beyond the noise.
     """
 

@@ -182,10 +182,15 @@ def _recalibration_text(metrics: Metrics) -> str:
     recalibration = metrics["recalibration"]
     if recalibration is None:
         return "none, as it does not help beyond the noise"
+    name, score = next(
+        (name, words)
+        for name, words in (("log_loss_gain", "log loss"), ("brier_score_gain", "Brier score"))
+        if name in recalibration
+    )
     return (
         f"the model's log-odds are divided by {recalibration['temperature']:.3g}; on people who did not fit this its"
-        f" log loss is smaller by {_estimate_text(recalibration['log_loss_gain'], 'log_loss')}, while log loss and"
-        " calibration are stated as before it"
+        f" {score} is smaller by {_estimate_text(recalibration[name], name)}, while log loss and calibration are stated"
+        " as before it"
     )
 
 

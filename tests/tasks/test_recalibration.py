@@ -127,7 +127,42 @@ def test_without_a_gain_beyond_noise_nothing_changes(
     assert read(underconfident, "metrics.json")["recalibration"] is None
 
 
-def test_only_two_classes_can_be_recalibrated(workspace: Workspace, declared: Declared) -> None:
+def test_the_model_of_more_classes_is_recalibrated(workspace: Workspace, declared: Declared) -> None:
+    """A colour that decides the answer, and a model of five small steps; by exact scores of who did not fit it."""
+    kinds = ("a", "b", "c")
+    drawn = np.random.default_rng(0).choice(kinds, 6000)
+    lines = [f"{at / 6000:.4f},{kind},{kind}" for at, kind in enumerate(drawn)]
+    (workspace.root / "fruit.csv").write_text("\n".join(["price,colour,kind", *lines]) + "\n")
+    colour = {"name": "colour", "kind": "categorical", "categories": list(kinds)}
+    declared(
+        "fruit.csv",
+        model={"name": "softmax"},
+        reader=csv_of(number("price", 0, 1), colour, label("kind")),
+        holdout="private",
+        records={"at_most": 9000},
+        classes=list(kinds),
+    )
+    workspace.set("privacy", epsilon=8.0, evaluation={"recalibrate": True})
+    finish(workspace)
+    root, artifacts = workspace.root, workspace.root / "artifacts"
+    temperature = facts_of(artifacts / "model.safetensors")[TEMPERATURE]
+    said = read(workspace, "metrics.json")["recalibration"]
+    assert said["temperature"] == temperature < 1.0
+    data = load_held_out(root / "datasets/prepared")
+    judging = np.asarray(halves_of(data, root / "datasets/prepared")) == 1
+    logs = load(artifacts)(torch.from_numpy(np.array(data.test_features)[judging])).log_softmax(-1).detach()
+    labels = torch.nn.functional.one_hot(torch.from_numpy(np.array(data.test_labels)[judging]).long(), 3)
+    before, after = (
+        float((torch.softmax(logs * beta, -1) - labels).square().sum(-1).mean())
+        for beta in (temperature, 1.0)
+    )
+    assert said["brier_score_gain"]["low"] < before - after < said["brier_score_gain"]["high"]
+    assert export(artifacts, "torchscript", root / "model.pt") < 1e-5
+    assert "its Brier score is smaller by" in dict(run_summary(root))["recalibration"]
+    assert "its Brier score is smaller by" in (artifacts / "report.html").read_text()
+
+
+def test_only_classes_can_be_recalibrated(workspace: Workspace, declared: Declared) -> None:
     lines = [f"{at / 300:.4f},3" for at in range(300)]
     (workspace.root / "fruit.csv").write_text("\n".join(["price,kind", *lines]) + "\n")
     reader = csv_of(number("price", 0, 1), label("kind"))
@@ -140,7 +175,7 @@ def test_only_two_classes_can_be_recalibrated(workspace: Workspace, declared: De
         target={"bounds": [0, 9]},
     )
     with pytest.raises(
-        RefusedError, match=r"only scores of two classes.*change privacy.evaluation.recalibrate"
+        RefusedError, match=r"only probabilities of classes.*change privacy.evaluation.recalibrate"
     ):
         workspace.set("privacy", evaluation={"recalibrate": True})
 

@@ -19,6 +19,7 @@ SPECS = {
     "number": histogram_for("number", 1),
     "score": histogram_for("score", 1),
     "compared": histogram_for("two classes", 2, compared=True),
+    "classes, halves": histogram_for("classes", 5, halves=True),
 }
 
 
@@ -26,12 +27,12 @@ SPECS = {
 def test_the_release_of_held_out_records_is_not_accused(name: str) -> None:
     found = audit_evaluation(SPECS[name], draws=300)
     assert not found.is_violated, found
-    # The worst record reaches the bound, so the attack comes near the claim of 4.38, of a multiplier of 1.
+    # The worst record reaches the bound, so the attack comes near the claim of 4.38, of a multiplier of 1; but for what
+    # temperatures gain, of which no record has the largest for each.
     assert found.claimed == pytest.approx(4.377, abs=0.01)
     assert 1.2 < found.attack.found <= found.claimed
-    assert {check.name: check.seen for check in found.checks}["reach of a record"] == pytest.approx(
-        1.0, abs=1e-3
-    )
+    reach = {check.name: check.seen for check in found.checks}["reach of a record"]
+    assert (0.85 if name == "classes, halves" else 1 - 1e-3) <= reach <= 1 + 1e-3
 
 
 def noise_on_the_rounded_metric(planned: EvaluationPlan, cells: Any, model: int) -> Any:
