@@ -154,7 +154,7 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_SEARCH_ERROR, _SEARCH_GRID = 3e-4, 1e-3
+_SEARCH_ERROR, _EXTRAPOLATED_ERROR, _SEARCH_GRID = 3e-4, 2e-3, 1e-3
 _NEXT_TO, _FINER = 1e-3, 8.0
 
 
@@ -300,6 +300,8 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     for event, _ in schedule:
         as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
     events = _translate(merge_events(schedule), adjacency)
+    if _are_hardly_sampled(events, delta):
+        return 0.0, None
     if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
@@ -312,6 +314,12 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
         with suppress(RefusedError):
             return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta), None
     return cost, grid
+
+
+def _are_hardly_sampled(events: Schedule, delta: float) -> bool:
+    """Whether neighbours' records are read at all with a chance of at most delta, which is then delta at epsilon 0."""
+    chance = math.fsum(count * rule_of(event).sampling_chance(event) for event, count in events)
+    return chance * (1 + 2.0**-40) <= delta
 
 
 LEVELS = 24
@@ -400,7 +408,14 @@ def calibrate(
     def coarse(z: float) -> float:
         spent = target.epsilon / 2  # how much less it is does not matter
         for plds in sides(z):
-            found, _ = epsilon_of(plds, target.delta, floor=spent, first=_SEARCH_ERROR, error=_SEARCH_ERROR)
+            found, _ = epsilon_of(
+                plds,
+                target.delta,
+                floor=spent,
+                first=_SEARCH_ERROR,
+                error=_EXTRAPOLATED_ERROR,
+                near=target.epsilon,
+            )
             spent = max(spent, found)
         return spent
 
@@ -413,6 +428,10 @@ def calibrate(
 
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):
+        if _are_hardly_sampled(
+            _translate(merge_events(schedule_at(_NOISE_RANGE[0])), adjacency), target.delta
+        ):
+            return _NOISE_RANGE[0]
         # Near what is released beside the noise, an estimate may never get down to the target.
         noise = search_outwards(estimate, target.epsilon, tolerance=0.02)
         steep = (_log(estimate(noise)) - _log(estimate(1.01 * noise))) / math.log(1.01)
@@ -436,7 +455,7 @@ def _by_secant(
     steep: of the logarithms, before two costs near the target are known.
     """
     earlier: tuple[float, float] | None = None
-    low, high = 0.0, math.inf
+    low, high, stretch = 0.0, math.inf, 1.0
     for _ in range(_STEPS):
         spent = cost(noise)
         if (1 - waste) * target <= spent <= target or (spent <= target and noise <= _NOISE_RANGE[0]):
@@ -447,7 +466,8 @@ def _by_secant(
             steep = (earlier[1] - here[1]) / (here[0] - earlier[0])
         earlier = here or earlier
         step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, 0.1)
-        noise *= math.exp(min(max(step, -0.5), 0.5))
+        stretch = 1.0 if here else 2 * stretch  # far away, costs tell the direction alone
+        noise *= math.exp(min(max(stretch * step, -0.5), 0.5))
         if not low < noise < high or (here is None and 0 < low < high < math.inf):
             noise = math.sqrt(low * high)
     return noise, steep, False

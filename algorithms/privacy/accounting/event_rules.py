@@ -239,6 +239,10 @@ class EventRule:
         """The event without sampling, on all records."""
         return event
 
+    def sampling_chance(self, event: Any) -> float:
+        """A bound on the chance that the event reads a record that neighbours differ in."""
+        return 1.0
+
     def poisson_group_privacy(self, event: Any, rate: float, count: int) -> dp.DpEvent:
         """An event that bounds its Poisson sample if `count` records are added or removed together."""
         return EventRule.group_privacy(self, dp.PoissonSampledDpEvent(rate, event), count)
@@ -457,6 +461,9 @@ class _Poisson(EventRule):
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).without_subsampling(event.event, adjacency)
 
+    def sampling_chance(self, event: Any) -> float:
+        return float(event.sampling_probability)
+
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         return rule_of(event.event).poisson_group_privacy(event.event, event.sampling_probability, count)
 
@@ -540,6 +547,9 @@ class _SampledGroup(EventRule):
             shift = event.count * event.sampling_probability
             return np.asarray(np.array(orders) / 2 * (shift / event.noise_multiplier) ** 2)
         return rdp_of_group(event.noise_multiplier, event.sampling_probability, event.count, orders)
+
+    def sampling_chance(self, event: Any) -> float:
+        return min(1.0, float(event.count * event.sampling_probability))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return dp.GaussianDpEvent(event.noise_multiplier / event.count)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy import fft, signal
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 _UNIT_ROUNDOFF = 2.0**-53
 _LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
@@ -43,9 +44,10 @@ _FIRST_CELLS, _FIRST_POINTS, _ITERATIONS = 2**16, 2**19, 60
 _FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
-_GRID_ERROR, _MIN_GRID_ERROR = 2e-5, 2e-8
-_MAX_POINTS, _MAX_REFINEMENT, _MAX_WIDENING = 2**20, 8.0, 50
+_GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
+_MAX_POINTS, _MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 2**20, 1.5, 8.0, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_MIN_TILT, _TILTS, _LOG_INDECISIVE, _OUTSIDE = 1e-9, np.geomspace(0.05, 500.0, 20), math.log(1e4), 64
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -141,15 +143,42 @@ def _edges(pld: PrivacyLoss, tail: float, low_tail: float) -> Array:
     return edges[min(max(first, 0), len(edges) - 2) :]
 
 
-def discretise(pld: PrivacyLoss, grid: float, tail: float, low_tail: float = 0.0) -> DiscretePLD:
-    """A loss on an equidistant grid that dominates that of a distribution.
+def discretise(
+    pld: PrivacyLoss,
+    grid: float,
+    tail: float,
+    low_tail: float = 0.0,
+    decisive: tuple[float, float] | None = None,
+) -> tuple[DiscretePLD, Indices]:
+    """A loss on points of an equidistant grid that dominates that of a distribution, and the points' indices.
 
-    tail, low_tail: as in `tail_truncation` and `low_tail_truncation`.
+    tail, low_tail: as in `tail_truncation` and `low_tail_truncation`. decisive: as in `PLDSum.decisive_losses`, where
+    one epsilon matters.
     """
     rough = _edges(pld, tail, low_tail)
     count = math.floor((rough[-1] - rough[0]) / grid) + 2
-    edges = rough[0] + grid * np.arange(count + 1)
-    return connect_the_dots(edges, pld.cells(edges))
+    indices = np.arange(count + 1)
+    if decisive is not None:
+        indices = _edges_of_cells(count, grid, decisive[0] - rough[0], decisive[1] - rough[0])
+    edges = rough[0] + grid * indices
+    return connect_the_dots(edges, pld.cells(edges)), indices
+
+
+def _edges_of_cells(count: int, grid: float, low: float, high: float) -> Indices:
+    """Points of a grid that are edges of cells: all between two losses, and further apart the further outside they lie.
+
+    A finer grid makes all cells smaller by its factor, so that the error falls as that of equal cells does.
+    """
+    first, last = (min(max(math.floor(end / grid), 0), count) for end in (low, high))
+    scale = max(
+        1.0, (high - low) / grid / _OUTSIDE
+    )  # the number of points outside at which cells are two points wide
+    steps = math.ceil(math.log1p(count / scale) / math.log1p(1 / scale))
+    outside = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
+    every = np.concatenate(
+        [[0], first - outside[::-1], np.arange(first, last), last + outside, [last, count]]
+    )
+    return np.unique(np.clip(every, 0, count))
 
 
 @dataclass(frozen=True)
@@ -239,6 +268,28 @@ class PLDSum:
             tilt = step
         return max(0.0, self.cumulant(tilt)[1]), tilt
 
+    def tail_tilt(self, delta: float) -> float:
+        """The least tilt that brings the tail of this size well above rounding: more makes heavy tails long."""
+        epsilon, max_tilt = self.saddle_point(delta)
+        tilts = max_tilt * np.linspace(0.3, 1.0, 15)
+        usual = -math.log(delta) / epsilon if epsilon > 0 else max_tilt
+        if usual < tilts[0]:  # near the largest loss there is, where the saddle point's tilt has no limit
+            tilts = np.append(np.geomspace(usual / 10, tilts[0], 30), tilts)
+        bounds = self.log_moments(tilts) - tilts * epsilon
+        enough = max(math.log(delta) + 3.0, float(bounds.min()) + 1.0)
+        return float(tilts[np.argmax(bounds <= enough)])
+
+    def decisive_losses(self, epsilon: float, delta: float) -> tuple[float, float]:
+        """Between which losses a single one decides how much of the sum is above epsilon.
+
+        Above them the sum is above epsilon with next to any others, below them with next to none (Chernoff's bound);
+        max(0, 1 - exp(epsilon - loss)) is then a line in exp(-loss), which a cell of any width keeps.
+        """
+        tilts = max(self.tail_tilt(delta), _MIN_TILT) * _TILTS
+        highest = np.min((self.log_moments(tilts) - math.log(delta) + _LOG_INDECISIVE) / tilts)
+        lowest = -np.min((self.log_moments(-tilts) + _LOG_INDECISIVE) / tilts)
+        return epsilon - float(highest), epsilon - float(lowest)
+
 
 def sketch(plds: Sequence[tuple[PrivacyLoss, int]], tail: float, low_tail: float = 0.0) -> PLDSum:
     """A sum of a few hundred points a distribution, for bounds and for the choice of a grid."""
@@ -257,14 +308,22 @@ class GridComposition:
         grid: The width of a cell.
         delta: The delta that matters: less than a millionth of it is given to tails.
         rough: The sum of a few hundred points a distribution, where it is known.
+        decisive: The losses that decide, where delta alone matters.
     """
 
     def __init__(
-        self, plds: Sequence[tuple[PrivacyLoss, int]], grid: float, delta: float, rough: PLDSum | None = None
+        self,
+        plds: Sequence[tuple[PrivacyLoss, int]],
+        grid: float,
+        delta: float,
+        rough: PLDSum | None = None,
+        decisive: tuple[float, float] | None = None,
     ) -> None:
         tail, low_tail = tail_truncation(plds, delta), low_tail_truncation(plds)
         self._grid, self._size = grid, 0
-        self._exact = PLDSum([(discretise(pld, grid, tail, low_tail), count) for pld, count in plds])
+        every = [discretise(pld, grid, tail, low_tail, decisive) for pld, _ in plds]
+        self._exact = PLDSum([(points, count) for (points, _), (_, count) in zip(every, plds, strict=True)])
+        self._indices = [indices for _, indices in every]
         # A grid of few points may be so coarse that its losses spread further than the distributions do.
         is_small = max(len(points.losses) for points, _ in self._exact.parts) <= _FEW_POINTS
         self._rough = self._exact if is_small else rough or sketch(plds, tail, low_tail)
@@ -283,7 +342,7 @@ class GridComposition:
         """The smallest epsilon at which delta is known to be at most this one."""
         if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
             return 0.0
-        tilt, widening = self._tilt(delta), 0
+        tilt, widening = self._rough.tail_tilt(delta), 0
         while True:
             tail = self._tilted_tail(tilt, delta, widening)
             epsilon = tail.epsilon(delta)
@@ -296,21 +355,9 @@ class GridComposition:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
         best = np.minimum(1.0, self._tilted_tail(0.0, 0.5).deltas(epsilons))
         for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
-            best = np.minimum(
-                best, self._tilted_tail(self._tilt(float(delta)), float(delta)).deltas(epsilons)
-            )
+            tail = self._tilted_tail(self._rough.tail_tilt(float(delta)), float(delta))
+            best = np.minimum(best, tail.deltas(epsilons))
         return best
-
-    def _tilt(self, delta: float) -> float:
-        """The least tilt that brings the tail of this size well above rounding: more makes heavy tails long."""
-        epsilon, max_tilt = self._rough.saddle_point(delta)
-        tilts = max_tilt * np.linspace(0.3, 1.0, 15)
-        usual = -math.log(delta) / epsilon if epsilon > 0 else max_tilt
-        if usual < tilts[0]:  # near the largest loss there is, where the saddle point's tilt has no limit
-            tilts = np.append(np.geomspace(usual / 10, tilts[0], 30), tilts)
-        bounds = self._rough.log_moments(tilts) - tilts * epsilon
-        enough = max(math.log(delta) + 3.0, float(bounds.min()) + 1.0)
-        return float(tilts[np.argmax(bounds <= enough)])
 
     def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
         """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
@@ -325,7 +372,7 @@ class GridComposition:
         left, log_product, turned, conditioning = np.arange(size // 2 + 1), *np.zeros((3, size // 2 + 1))
         log_moduli: list[Array] = []
         norms = []
-        for points, count in parts:
+        for (points, count), indices in zip(parts, self._indices, strict=True):
             exponents = points.logarithms + tilt * points.losses
             largest = float(exponents.max())
             # Tilt and normalise; the largest exponent is taken out, so that nothing overflows.
@@ -334,11 +381,11 @@ class GridComposition:
             weights /= total
             log_moment += count * (largest + math.log(total))
             centre = int(np.argmax(weights))
-            index += count * centre
+            index += count * int(indices[centre])
             # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
             rest = weights.copy()
             rest[centre] = 0.0
-            x = (fft.rfft(_fold(rest, size, centre)) - float(rest.sum()))[left]
+            x = (fft.rfft(_fold(rest, indices - indices[centre], size)) - float(rest.sum()))[left]
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
             log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
@@ -415,11 +462,9 @@ class GridComposition:
         return low, high, best
 
 
-def _fold(masses: Array, size: int, centre: int) -> Array:
-    """Masses on a circle of this size, the centre at 0."""
-    whole = np.zeros(math.ceil(len(masses) / size) * size)
-    whole[: len(masses)] = masses
-    folded: Array = np.roll(whole.reshape(-1, size).sum(axis=0), -(centre % size))
+def _fold(masses: Array, indices: Indices, size: int) -> Array:
+    """Masses on a circle of this size."""
+    folded: Array = np.bincount(indices % size, weights=masses, minlength=size)
     return folded
 
 
@@ -576,6 +621,7 @@ def epsilon_of(
     floor: float = 0.0,
     first: float = FIRST_GRID_ERROR,
     error: float = _GRID_ERROR,
+    near: float | None = None,
 ) -> tuple[float, float]:
     """An epsilon that a finer grid would hardly reduce, and its grid.
 
@@ -588,23 +634,31 @@ def epsilon_of(
         floor: Below this the epsilon does not matter.
         first: The share of the variance by which the first grid may be off.
         error: About how much of the epsilon the last grid may add.
+        near: The epsilon that is searched for. Then what the last grid adds is taken off, which ends nearer to the
+            truth but is no bound, and the further an epsilon is from this one, the less exact it is.
     """
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
     if rough.infinity_mass <= delta and largest <= floor:
         return max(0.0, largest), largest or 1.0
     grid, _ = coarse_grid(plds, delta, first, rough)
-    refinement, cost = 2.0, GridComposition(plds, 2.0 * grid, delta, rough).epsilon(delta)
+    refinement, remaining = 2.0, 0.0
+    cost = GridComposition(plds, 2.0 * grid, delta, rough).epsilon(delta)
+    decisive = rough.decisive_losses(cost, delta) if floor < cost < math.inf else None
     while cost > floor:
-        sums = GridComposition(plds, grid, delta, rough)
+        sums = GridComposition(plds, grid, delta, rough, decisive)
         previous, cost = cost, min(cost, sums.epsilon(delta))
         # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
         remaining = (previous - cost) / (refinement**2 - 1) if previous < math.inf else math.inf
         tolerance = max(error * cost, _MIN_GRID_ERROR) if cost < math.inf else _MIN_GRID_ERROR
+        if near is not None and cost < math.inf:
+            tolerance = max(tolerance, _FAR_ERROR * abs(cost - remaining - near))
         if remaining <= tolerance or sums.points > _MAX_POINTS / 2 or sums.infinity_mass > delta:
             break
         refinement = min(
-            max(2.0, math.sqrt(remaining / tolerance)), _MAX_REFINEMENT, _MAX_POINTS / sums.points
+            max(_MIN_REFINEMENT, math.sqrt(remaining / tolerance)),
+            _MAX_REFINEMENT,
+            _MAX_POINTS / sums.points,
         )
         grid /= refinement
-    return cost, grid
+    return (cost if near is None or cost == math.inf else cost - remaining), grid

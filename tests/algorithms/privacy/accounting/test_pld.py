@@ -26,8 +26,8 @@ from algorithms.privacy.accounting.epsilon import (
     rdp,
 )
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
-from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, SampledPLD
-from algorithms.privacy.accounting.pld import GridComposition
+from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, SampledPLD
+from algorithms.privacy.accounting.pld import CellMasses, GridComposition, PrivacyLoss, epsilon_of
 from tests.support.exact_losses import exact_epsilon
 
 
@@ -352,3 +352,35 @@ def test_a_rare_jump_in_a_sum_that_hardly_moves_needs_no_window_of_millions_of_p
     composed = GridComposition([(SampledPLD(GaussianPLD(2.1321), 2.84e-7), 20_000)], 6.5e-5, 5e-5)
     assert 0 < composed.epsilon(5e-5) < 0.08
     assert composed.points < 2**17
+
+
+class CountingPLD:
+    """A loss that counts the cells that were asked of it."""
+
+    def __init__(self, loss: PrivacyLoss) -> None:
+        self.loss, self.count = loss, 0
+
+    def edges(self, p_tail: float, q_tail: float) -> np.ndarray:
+        return self.loss.edges(p_tail, q_tail)
+
+    def cells(self, edges: np.ndarray) -> CellMasses:
+        self.count += len(edges)
+        return self.loss.cells(edges)
+
+
+def test_rare_large_losses_are_cut_into_few_cells() -> None:
+    """They lie far above epsilon, where cells of any width cost the same: here 10 beside 0.013."""
+    loss = CountingPLD(GroupPLD(0.7541978, 5.2e-6, 16))
+    fine, _ = epsilon_of([(loss, 2771)], 8.4e-4)
+    everywhere = GridComposition([(GroupPLD(0.7541978, 5.2e-6, 16), 2771)], 3e-5, 8.4e-4).epsilon(8.4e-4)
+    assert loss.count < 100_000
+    assert 0.99 * everywhere <= fine <= everywhere
+
+
+def test_a_sample_that_hardly_has_a_record_costs_nothing() -> None:
+    """Outputs of neighbours are the same unless the record is sampled, at most with a chance of 5e-7 here."""
+    schedule = [(sampled(1e-7, 1e-6), 5)]
+    assert epsilon(schedule, 5.1e-7) == 0.0
+    assert epsilon(schedule, 4.9e-7) > 1.0
+    assert calibrate(lambda z: [(group_privacy(sampled(1e-7, z), 4), 5)], Budget(0.03, 2.1e-6)) == 1e-6
+    assert calibrate(lambda z: [(group_privacy(sampled(1e-7, z), 4), 5)], Budget(0.03, 1.9e-6)) > 0.01
