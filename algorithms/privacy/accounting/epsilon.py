@@ -326,7 +326,7 @@ LEVELS = 24
 """The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
 
 _NOISE_RANGE = (1e-6, 1e9)
-_TOLERANCE, _WASTE, _STEPS = 2e-4, 1e-4, 10
+_TOLERANCE, _WASTE, _NEAR_TARGET, _STEPS = 2e-4, 2e-4, 2e-3, 10
 _TINY, _HUGE = 1e-300, 1e300
 
 
@@ -435,8 +435,14 @@ def calibrate(
         # Near what is released beside the noise, an estimate may never get down to the target.
         noise = search_outwards(estimate, target.epsilon, tolerance=0.02)
         steep = (_log(estimate(noise)) - _log(estimate(1.01 * noise))) / math.log(1.01)
-        noise, steep, is_near = _by_secant(coarse, target.epsilon, noise, steep, waste=2 * _SEARCH_ERROR)
-        if not is_near:
+        noise, steep, is_near = _by_secant(
+            coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET
+        )
+        if is_near:
+            noise *= math.exp(
+                (_log(coarse(noise)) - _log((1 - _WASTE / 2) * target.epsilon)) / max(steep, 0.1)
+            )
+        else:
             noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.02, tolerance=_SEARCH_ERROR)
         factor = 1.02
         noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=_WASTE)

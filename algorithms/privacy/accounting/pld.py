@@ -170,9 +170,7 @@ def _edges_of_cells(count: int, grid: float, low: float, high: float) -> Indices
     A finer grid makes all cells smaller by its factor, so that the error falls as that of equal cells does.
     """
     first, last = (min(max(math.floor(end / grid), 0), count) for end in (low, high))
-    scale = max(
-        1.0, (high - low) / grid / _OUTSIDE
-    )  # the number of points outside at which cells are two points wide
+    scale = max(1.0, (high - low) / grid / _OUTSIDE)  # so many points outside, cells are two points wide
     steps = math.ceil(math.log1p(count / scale) / math.log1p(1 / scale))
     outside = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
     every = np.concatenate(
@@ -464,8 +462,7 @@ class GridComposition:
 
 def _fold(masses: Array, indices: Indices, size: int) -> Array:
     """Masses on a circle of this size."""
-    folded: Array = np.bincount(indices % size, weights=masses, minlength=size)
-    return folded
+    return np.bincount(indices % size, weights=masses, minlength=size).astype(np.float64)
 
 
 @dataclass(frozen=True)
