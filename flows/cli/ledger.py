@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from algorithms.plain_text import for_terminal
-from flows.cli.running import SETTINGS, say, show
+from flows.cli.running import SETTINGS, say, show, takes_options
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting import Budget
@@ -57,96 +58,126 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
 
-@app.command()
-def forecast(
-    population: Annotated[str, typer.Argument(help="Population whose retrainings to forecast.")],
+@dataclass(frozen=True)
+class _Forecast:
+    """What `forecast` was called with."""
+
+    population: Annotated[str, typer.Argument(help="Population whose retrainings to forecast.")]
     policy: Annotated[
         Literal["last", "all", "newest"], typer.Option(help="Which blocks a retraining uses.")
-    ] = "all",
-    window: Annotated[int | None, typer.Option(help="Number of newest blocks, for --policy last.")] = None,
-    at_least: Annotated[int, typer.Option(help="With fewer blocks a retraining is skipped.")] = 1,
+    ] = "all"
+    window: Annotated[int | None, typer.Option(help="Number of newest blocks, for --policy last.")] = None
+    at_least: Annotated[int, typer.Option(help="With fewer blocks a retraining is skipped.")] = 1
     spread: Annotated[
         Literal["equal", "front-loaded", "geometric"], typer.Option(help="How a block's budget is spread.")
-    ] = "equal",
+    ] = "equal"
     planned: Annotated[
         int | None,
         typer.Option(help="Number of retrainings that a block's budget should last for.", show_default="52"),
-    ] = None,
+    ] = None
     fraction: Annotated[
         float | None,
         typer.Option(help="Share of what is left that each retraining may spend, for --spread geometric."),
-    ] = None,
+    ] = None
     epsilon: Annotated[
         float | None, typer.Option(help="Epsilon of each retraining, instead of a spread.")
-    ] = None,
+    ] = None
     delta: Annotated[
         float | None,
         typer.Option(
             help="Delta of each retraining; basic composition adds it up.",
             show_default="as much of the cap's as epsilon is",
         ),
-    ] = None,
+    ] = None
     smallest: Annotated[
         float | None,
         typer.Option(
             help="Smallest useful payment, as a share of a block's cap.",
             show_default="0.01, or 0.01 / planned^2",
         ),
-    ] = None,
-    new_blocks: Annotated[
-        bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")
-    ] = False,
-    every: Annotated[float, typer.Option(min=0.01, help="Days between retrainings.")] = 7.0,
+    ] = None
+    new_blocks: Annotated[bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")] = (
+        False
+    )
+    every: Annotated[float, typer.Option(min=0.01, help="Days between retrainings.")] = 7.0
     file: Annotated[
         Path | None, typer.Option("--from", help="Take all of these from retrain.yaml, named here.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    as_json: AsJson = False
+
+    def from_file(self) -> "_Forecast":
+        """With the settings of retrain.yaml, if it is named."""
+        if self.file is None:
+            return self
+        from tasks.retraining import load
+
+        settings = load(self.file)
+        blocks, spread = settings.blocks, settings.spread
+        return replace(
+            self,
+            policy=blocks.policy,
+            window=blocks.window,
+            at_least=blocks.at_least,
+            spread=spread.policy,
+            planned=spread.planned,
+            fraction=spread.fraction,
+            smallest=settings.smallest,
+            every=_DAYS[settings.every],
+            epsilon=None,
+        )
+
+    def price(self, ledger: "Ledger") -> "Price":
+        """The price of each retraining at `epsilon`, for all blocks of a person."""
+        from algorithms.privacy.accounting import Budget
+
+        assert self.epsilon is not None
+        whole, delta = ledger.balance(self.population), self.delta
+        if delta is None:
+            # Basic sums use up both parts at once; rounded down, since the last payment has to fit.
+            share = min(1.0, self.epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
+            delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
+        cost = whole.composition.amount_of(Budget(self.epsilon, delta))
+        return tuple(float(part) * whole.blocks_per_person for part in cost)
+
+
+@app.command()
+@takes_options(_Forecast)
+def forecast(options: _Forecast) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
-    from algorithms.privacy.accounting import Budget
     from algorithms.privacy.ledger import Choice, Spread
     from algorithms.privacy.ledger import forecast as play
 
-    if file is not None:
-        from tasks.retraining import load
-
-        settings = load(file)
-        policy, window, at_least = settings.blocks.policy, settings.blocks.window, settings.blocks.at_least
-        spread, planned, fraction = settings.spread.policy, settings.spread.planned, settings.spread.fraction
-        smallest, every, epsilon = settings.smallest, _DAYS[settings.every], None
+    options = options.from_file()
     ledger = _ledger()
-    terms = ledger.balance(population, "all")
-    limit = tuple(map(float, terms.composition.amount_of(terms.cap)))  # of a new block, as a price
-    if planned is None and fraction is None and epsilon is None and spread != "geometric":
-        planned = _PLANNED
-        if not as_json:
-            say(f"Each block's budget is spread over {planned} retrainings; see --planned and --epsilon.")
+    balance = ledger.balance(options.population, "all")
+    limit = tuple(map(float, balance.composition.amount_of(balance.cap)))  # of a new block, as a price
+    is_open = options.planned is None and options.fraction is None and options.epsilon is None
+    if is_open and options.spread != "geometric":
+        options = replace(options, planned=_PLANNED)
+        if not options.as_json:
+            say(f"Each block's budget is spread over {_PLANNED} retrainings; see --planned and --epsilon.")
     pricing: Spread | Price
-    if epsilon is None:
-        pricing = Spread(spread, planned, fraction)
-    else:  # the price of each retraining, for all blocks of a person
-        whole = ledger.balance(population)
-        if delta is None:
-            # Basic sums use up both parts at once; rounded down, since the last payment has to fit.
-            share = min(1.0, epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
-            delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
-        cost = Budget(epsilon, delta)
-        pricing = tuple(float(part) * whole.blocks_per_person for part in whole.composition.amount_of(cost))
-    # The last of the planned payments is that small a part, too, where they fall.
-    share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
-    smallest_price = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
+    if options.epsilon is None:
+        pricing = Spread(options.spread, options.planned, options.fraction)
+        # The last of the planned payments is that small a part, too, where they fall.
+        share = (
+            _SMALLEST_SHARE / (options.planned or 1) ** 2 if options.smallest is None else options.smallest
+        )
+        smallest = tuple(share * part for part in limit)
+    else:
+        pricing = smallest = options.price(ledger)
     outcome = play(
-        ledger.blocks(population),
-        Choice(policy, window, at_least),
+        ledger.blocks(options.population),
+        Choice(options.policy, options.window, options.at_least),
         pricing,
-        smallest=smallest_price,
-        arriving=limit if new_blocks else None,
+        smallest=smallest,
+        arriving=limit if options.new_blocks else None,
     )
-    document = _document(ledger, population, outcome, every)
-    if as_json:
+    document = _document(ledger, options.population, outcome, options.every)
+    if options.as_json:
         say(json.dumps(document, indent=2))
-        return
-    _show(document)
+    else:
+        _show(document)
 
 
 def _document(ledger: "Ledger", population: str, forecast: "Forecast", every: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ import typer
 
 from data.documents import Document
 from flows.cli.interview import BACK, Interview
-from flows.cli.running import SETTINGS, prefect_api_url, say
+from flows.cli.running import SETTINGS, prefect_api_url, say, takes_options
 from tasks.runs.checkout import find_checkout, missing_in
 
 if TYPE_CHECKING:
@@ -79,31 +79,34 @@ _OPTIONS = {
 """What `init` takes for each kind of records, beside what it takes for all."""
 
 
-def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+@dataclass(frozen=True)
+class _Options:
+    """What `init` was called with; None and empty for what was left out."""
+
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")]
     schema: Annotated[
         Path | None,
         typer.Option(
             "--from", help="A Frictionless table schema (JSON). Without it you are asked for the columns."
         ),
-    ] = None,
+    ] = None
     file: Annotated[
         Path | None, typer.Option(help="The table, CSV or Parquet. It is copied; no row is read.")
-    ] = None,
+    ] = None
     label: Annotated[
         str,
         typer.Option(
             help="Column of the class or number to predict; several columns, separated by commas, are a label each."
         ),
-    ] = "",
-    at_most: Annotated[int | None, typer.Option(min=1, help="Upper bound on the number of records.")] = None,
+    ] = ""
+    at_most: Annotated[int | None, typer.Option(min=1, help="Upper bound on the number of records.")] = None
     unit: Annotated[
         str | None,
         typer.Option(help="What one record is, and so what is protected.", show_default="one person"),
-    ] = None,
+    ] = None
     cap: Annotated[
         float | None, typer.Option(help="Epsilon that all runs together may spend.", show_default="10")
-    ] = None,
+    ] = None
     runs: Annotated[
         int | None,
         typer.Option(
@@ -111,113 +114,63 @@ def init(
             help="How many runs are planned on these people; many cost less than the sum of their epsilons.",
             show_default="1",
         ),
-    ] = None,
+    ] = None
     images: Annotated[
         Path | None,
         typer.Option(
             help="Instead of a table: a folder with one subfolder of images per class. It is copied."
         ),
-    ] = None,
+    ] = None
     size: Annotated[
         int | None,
         typer.Option(
             min=8, help="Side in pixels to which images are cropped and resized.", show_default="64"
         ),
-    ] = None,
+    ] = None
     texts: Annotated[
         Path | None,
         typer.Option(
             help="Instead of a table: rows of texts, CSV, JSON lines or Parquet. It is copied; no row is read."
         ),
-    ] = None,
+    ] = None
     person: Annotated[
         str | None,
         typer.Option(
             help="Column of the person's id, if a person may have several rows; nothing is made of it."
         ),
-    ] = None,
+    ] = None
     per_person: Annotated[
         int | None,
         typer.Option(min=1, help="How many rows of each person are used at most.", show_default="1"),
-    ] = None,
-    columns: Annotated[str, typer.Option(help="Columns of the texts, separated by commas.")] = "text",
-    classes: Annotated[str, typer.Option(help="Classes of images or texts, separated by commas.")] = "",
+    ] = None
+    columns: Annotated[str, typer.Option(help="Columns of the texts, separated by commas.")] = "text"
+    classes: Annotated[str, typer.Option(help="Classes of images or texts, separated by commas.")] = ""
     bounds: Annotated[
         str, typer.Option(help="Predict a number from texts, between LOW,HIGH, instead of classes.")
-    ] = "",
+    ] = ""
     counts: Annotated[
         bool,
         typer.Option("--counts", help="The number to predict is a count: its mean, by the Poisson loss."),
-    ] = False,
+    ] = False
     quantile: Annotated[
         float | None, typer.Option(help="Predict this quantile of the number, such as 0.9, not its mean.")
-    ] = None,
+    ] = None
     tags: Annotated[
         str, typer.Option(help="Predict a tag for each word of a text, instead of classes: O,B-PER,I-PER.")
-    ] = "",
+    ] = ""
     next_token: Annotated[
         bool, typer.Option("--next-token", help="Predict the next token of texts, instead of classes.")
-    ] = False,
+    ] = False
     encoder: Annotated[
         str | None, typer.Option(help="A public encoder, or tokenizer/NAME of a model of texts to fine-tune.")
-    ] = None,
+    ] = None
     holdout: Annotated[
         Literal["private", "public"],
         typer.Option(
             help="Whether the records that test a model are as private as the others, or public, with --why."
         ),
-    ] = "private",
-    why: Annotated[str | None, typer.Option(help="Why held-out records are public, in a sentence.")] = None,
-) -> None:
-    """Create a project for your own data, under git and DVC.
-
-    It contains params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
-    """
-    given = locals()  # the options by name, before there are other names
-    from tasks.config import new_project as project
-
-    options = _Options(**{option.name: given[option.name] for option in fields(_Options)})
-    options.check()
-    project.check(folder, options.paths, is_table=file is not None)  # before anybody is asked for columns
-    if encoder is not None:
-        from algorithms.encoders import check_name
-
-        check_name(encoder)
-    name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
-    talk, place = Interview(), folder.resolve()
-    with talk.keep_answers(place.with_name(f"{place.name}.answers.json")):
-        declared = talk.hold(lambda talk: _declare(talk, name, options))
-        project.make(folder, declared)
-    stated = [key for key in ("cap", "runs", "unit", "size", "person") if given[key] is not None]
-    _say_next(folder, declared, stated)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What `init` was called with; None and empty for what was left out."""
-
-    schema: Path | None
-    file: Path | None
-    images: Path | None
-    texts: Path | None
-    label: str
-    columns: str
-    classes: str
-    bounds: str
-    counts: bool
-    quantile: float | None
-    tags: str
-    next_token: bool
-    encoder: str | None
-    at_most: int | None
-    size: int | None
-    person: str | None
-    per_person: int | None
-    unit: str | None
-    cap: float | None
-    runs: int | None
-    holdout: Literal["private", "public"]
-    why: str | None
+    ] = "private"
+    why: Annotated[str | None, typer.Option(help="Why held-out records are public, in a sentence.")] = None
 
     @property
     def kind(self) -> str:
@@ -272,6 +225,33 @@ class _Options:
             )
         if self.per_person is not None and self.person is None:
             raise ParamsRefusedError("--per-person needs the column of the person's id; name it by --person.")
+
+
+@takes_options(_Options)
+def init(options: _Options) -> None:
+    """Create a project for your own data, under git and DVC.
+
+    It contains params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
+    """
+    from tasks.config import new_project as project
+
+    options.check()
+    folder = options.folder
+    project.check(
+        folder, options.paths, is_table=options.file is not None
+    )  # before anybody is asked for columns
+    if options.encoder is not None:
+        from algorithms.encoders import check_name
+
+        check_name(options.encoder)
+    path = folder.resolve()
+    name = re.sub(r"[^a-z0-9_-]+", "-", path.name.lower()).strip("-_") or "table"
+    talk = Interview()
+    with talk.keep_answers(path.with_name(f"{path.name}.answers.json")):
+        declared = talk.hold(lambda talk: _declare(talk, name, options))
+        project.make(folder, declared)
+    stated = [key for key in ("cap", "runs", "unit", "size", "person") if getattr(options, key) is not None]
+    _say_next(folder, declared, stated)
 
 
 def _declare(talk: Interview, name: str, options: _Options) -> "Declared":

@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import typer
 from rich.console import RenderableType
@@ -45,6 +46,23 @@ SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
 }
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+Options = TypeVar("Options")
+
+
+def takes_options(kind: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Make a command of a function of one dataclass; Typer reads an option from each of its annotated fields."""
+
+    def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
+        def call(**values: Any) -> None:
+            command(kind(**values))
+
+        call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
+        # Typer takes names and defaults from the signature, and help and types from the annotations.
+        vars(call)["__signature__"] = signature(kind)
+        call.__annotations__ = get_type_hints(kind, include_extras=True)
+        return call
+
+    return decorate
 
 
 def say(text: str, *, error: bool = False) -> None:
