@@ -35,15 +35,17 @@ _BLOCK = 2**15
 """How many numbers of a parameter are digested together."""
 
 
-def mixing_layer(module: nn.Module) -> str | None:
-    """The first layer that is known to mix or remember records, as "name (type)"; None if there is none."""
+def check_layer_types(module: nn.Module) -> None:
+    """Raises RecordsNotIndependentError for the first layer that is known to mix or remember records."""
     for name, layer in module.named_modules():
         batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
         mixes = batch_norm and (layer.training or layer.running_mean is None)
         remembers = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
         if mixes or (remembers and layer.training):
-            return f"{name} ({type(layer).__name__})"
-    return None
+            raise RecordsNotIndependentError(
+                f"the layer {name} ({type(layer).__name__}) mixes records",
+                code="batch_norm" if batch_norm else "",
+            )
 
 
 class ObservedLosses(NamedTuple):

@@ -31,11 +31,11 @@ from algorithms.gradients.independence import (
     check_apart,
     check_apart_briefly,
     check_first_records,
+    check_layer_types,
     check_many_apart,
     check_shape,
     crowd,
     forbid_state_changes,
-    mixing_layer,
     random_layer,
     still,
 )
@@ -314,9 +314,7 @@ class _Recordable(_Independent):
 def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits) -> _Described:
     """Refuse what is known to mix records, and find the form of the records and the extent of the inspection."""
     module = passes.model.module
-    offender = mixing_layer(module)
-    if offender is not None:
-        raise RecordsNotIndependentError(f"the layer {offender} mixes records")
+    check_layer_types(module)
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
     unused = copy_module(module, module.parameters())

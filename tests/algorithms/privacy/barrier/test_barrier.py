@@ -165,6 +165,29 @@ def test_a_layer_that_mixes_records_is_refused_by_name(layer: nn.Module) -> None
         barrier(made_up(), model)
 
 
+class BatchNormOfMyOwn(nn.Module):
+    """Mixes records, but is no layer that PyTorch knows to be a BatchNorm."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """The values less their mean."""
+        return values - values.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "can_be_replaced"),
+    [(nn.BatchNorm1d(3), True), (nn.SyncBatchNorm(3), True), (BatchNormOfMyOwn(), False), (TRACKING, False)],
+)
+def test_replacing_batch_norms_is_advised_where_it_helps(layer: nn.Module, can_be_replaced: bool) -> None:
+    module = nn.Sequential(nn.Linear(16, 3), layer)
+    model = Model(
+        "mixing", nn.Sequential(nn.Flatten(), module), small_model().losses, lambda outputs: outputs
+    )
+    with pytest.raises(RefusedError) as refusal:
+        barrier(made_up(), model)
+    assert refusal.value.code == "records_mixed"
+    assert ("replace_batch_norm" in str(refusal.value.fields["advice"])) is can_be_replaced
+
+
 def test_a_model_that_draws_random_numbers_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
     with pytest.raises(RefusedError, match="draws random numbers"):
