@@ -575,20 +575,7 @@ def _losses(
         return outputs, targets
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        found = loss_of_each(*shaped(outputs, targets))
-        if not isinstance(found, Tensor):
-            raise ModelRefusedError(
-                f"the loss gives a {type(found).__name__}, but it has to give a tensor with a number for each record;"
-                " compute it in PyTorch alone, without float() or .item(), and return it."
-            )
-        if reduction is None or found.dim() <= 1:
-            return found
-        found = found.flatten(1)
-        if reduction in ("sum", "batchmean"):
-            return found.sum(-1)
-        if ignored is None:
-            return found.mean(-1)
-        return found.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
+        return _reduce_per_record(loss_of_each(*shaped(outputs, targets)), targets, reduction, ignored)
 
     if reduction not in (None, "none"):
         reduced: Any = getattr(functional, name) if reduction == "" else loss
@@ -599,6 +586,26 @@ def _losses(
             is_sum=reduction == "sum",
         )
     return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+
+
+def _reduce_per_record(values: object, targets: Tensor, reduction: str | None, ignored: int | None) -> Tensor:
+    """One loss per record, [batch], of a loss's values [batch, ...] for the targets of each record.
+
+    Their sum or mean, by the loss's reduction; the mean is over the targets that are not `ignored`.
+    """
+    if not isinstance(values, Tensor):
+        raise ModelRefusedError(
+            f"the loss gives a {type(values).__name__}, but it has to give a tensor with a number for each record;"
+            " compute it in PyTorch alone, without float() or .item(), and return it."
+        )
+    if reduction is None or values.dim() <= 1:
+        return values
+    values = values.flatten(1)
+    if reduction in ("sum", "batchmean"):
+        return values.sum(-1)
+    if ignored is None:
+        return values.mean(-1)
+    return values.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
 
 
 _FEW = 4

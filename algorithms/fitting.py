@@ -41,7 +41,7 @@ from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import Losses, check_index, group_rows_by_user, model_of, records_of
+from algorithms.fit_inputs import GivenRecords, Losses, check_index, group_rows_by_user, model_of, records_of
 from algorithms.fit_refusals import FIT, LEFT_OPEN
 from algorithms.gradients import RowModule
 from algorithms.methods import CATALOGUE
@@ -282,12 +282,8 @@ def fit(
     records = records_of(model, X, y, loss, tells_n=n_is_public)
     trained, classes, records = model_of(model, loss, records)
     generator = generator_of(noise, seed)
-    if (people is None) != (per_person is None):
-        raise RefusedError("one of people and per_person was given; give both, or neither.")
-    if per_person is not None:
-        check_index(X, people, "people")
-        key = hashlib.sha256(b"records of a person" + generator.key).digest()
-        records = group_rows_by_user(records, people, per_person, key, tells_n=n_is_public)
+    key = hashlib.sha256(b"records of a person" + generator.key).digest()
+    records = _group_by_person(records, X, people, per_person, key=key, tells_n=n_is_public)
     rows = per_person if per_person != 1 else None
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
     known = len(records.labels) if n_is_public else None
@@ -307,20 +303,8 @@ def fit(
         noise=noise,
         diagnostics=False,
     )
-    data = DataFacts(
-        dataset=dataset,
-        title=dataset,
-        source="records in memory, of which no data card names a source",
-        licence="not stated",
-        unit=unit,
-        public=public,
-        records=known,
-        holdout="none",
-        transform="none",
-        per_person=per_person,
-        pooled=rows,
-        unit_is_stated=rows_by == BY_STATEMENT,
-    )
+    is_stated = rows_by == BY_STATEMENT
+    data = _data_facts(dataset, unit, known, per_person, public=public, unit_is_stated=is_stated)
     run = _Run(plan, document, data, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
@@ -347,6 +331,44 @@ def fit(
             )
             released = _tensors_to_publish(trained, method.released(state))
             return _settle_and_publish(run, account, trace, released, trained=trained, given=model)
+
+
+def _group_by_person(
+    records: GivenRecords, X: Any, people: Any, per_person: int | None, *, key: bytes, tells_n: bool
+) -> GivenRecords:
+    """The records, each person's as one if `people` names them; raises RefusedError if half of that is given."""
+    if (people is None) != (per_person is None):
+        raise RefusedError("one of people and per_person was given; give both, or neither.")
+    if per_person is None:
+        return records
+    check_index(X, people, "people")
+    return group_rows_by_user(records, people, per_person, key, tells_n=tells_n)
+
+
+def _data_facts(
+    dataset: str,
+    unit: str,
+    records: int | None,
+    per_person: int | None,
+    *,
+    public: bool,
+    unit_is_stated: bool,
+) -> DataFacts:
+    """What the card says of records in memory; there is no data card of them."""
+    return DataFacts(
+        dataset=dataset,
+        title=dataset,
+        source="records in memory, of which no data card names a source",
+        licence="not stated",
+        unit=unit,
+        public=public,
+        records=records,
+        holdout="none",
+        transform="none",
+        per_person=per_person,
+        pooled=per_person if per_person != 1 else None,
+        unit_is_stated=unit_is_stated,
+    )
 
 
 def _plan(

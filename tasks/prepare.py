@@ -185,7 +185,7 @@ def prepare(
     card = data_card(params.data.dataset, cards)
     public = public_of(card, params.data)
     # Blocks and their rows, as of one moment.
-    with snapshot(card, database_url(card.blocks)) as database, ExitStack() as held:
+    with snapshot(card, database_url(card.blocks)) as database, ExitStack() as until_written:
         public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root, database=database))
         key = PUBLIC_KEY if card.public else owner_key(home)
         files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
@@ -209,16 +209,16 @@ def prepare(
             records = _append_digest(blocks, words)
         if transform == "scattering":
             records = scatter(card, records)
-        listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder
-        carried = None
+        vocabulary, encoder = None if public.encoder else word_list(card, files), params.data.encoder
+        encoder_settings = None
         if public.encoder is not None and encoder is not None:
-            carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
+            encoder_settings = encoder.model_dump() | {"sha256": public.encoder.sha256}
             records = encode_records(
                 records,
                 public.encoder,
                 loader_of(encoder, public.target, tried_on=card.input_shape),
                 public.label_type,
-                folder=held.enter_context(prepared.portions_of(destination)),
+                folder=until_written.enter_context(prepared.portions_of(destination)),
                 say=_progress_logger(card),
             )
         prepared.write(
@@ -228,8 +228,8 @@ def prepare(
             salt=lambda: keyed_digest(key, words),
             at_most=card.records.at_most,
             digests=digests.by_block,
-            words=listed,
-            preparation=preparation_of(card, transform, listed, encoder=carried),
+            words=vocabulary,
+            preparation=preparation_of(card, transform, vocabulary, encoder=encoder_settings),
         )
     return public
 

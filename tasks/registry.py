@@ -16,6 +16,7 @@ from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import text as words
 from data.card import DataCard
+from data.deployment import Deployment
 
 _ACTORS = (
     "The curator holds the records, the key that signs the card and the ledger, and is trusted; so are the machine and"
@@ -42,7 +43,7 @@ _CHOICES = {
 
 def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, object]:
     """The entry; raises RefusedError for a run that promises no privacy, and without a section `deployment`."""
-    setting, accounting, deployed = card.setting, card.accounting, data.deployment
+    setting, deployed = card.setting, data.deployment
     if not setting.private:
         raise RefusedError(
             f"the registry lists deployments that are private, and this card's guarantee is {setting.guarantee!r}: its"
@@ -53,63 +54,29 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, object]:
             f"the data card {data.name!r} has no section `deployment`, and a card does not know who publishes the"
             " model; give deployment: {curators, use, region, contact, published}."
         )
-    several = accounting.blocks is not None or accounting.population.spent.epsilon != card.cost
-    model, algorithm = card.mechanism.model.name, card.mechanism.algorithm
-    described = f"A model ({model}) that was trained by {algorithm} on {setting.title}."
-    basic = {
-        "name": f"{setting.title}: {model}",
-        "data_curators": list(deployed.curators),
-        "intended_use": deployed.use,
-        "data_product_type": "Machine learning model",
-        "data_product_region": deployed.region,
-        "description": deployed.description or described,
-        "publication_date": deployed.published,
-        **({} if deployed.sector is None else {"data_product_sector": deployed.sector}),
-    }
-    changes = {"ADD_OR_REMOVE_ONE": "adding or removing", "REPLACE_ONE": "replacing"}[setting.adjacency]
-    justification = {} if deployed.justification is None else {"justification": deployed.justification}
     entry: dict[str, object] = {
         "url_slug": re.sub("[^a-z0-9]+", "-", f"{setting.dataset}-{card.evidence.run_id}".lower()).strip("-"),
         "status": "Draft",
         "tier": 3,
         "deployment": {
-            "basic": basic,
+            "basic": _basic(card, deployed),
             "dp_variant": {
                 "variant_name": "Pure DP" if setting.delta == 0 else "Approximate DP",
                 "data_domain": f"All sets of records of the form that the data card of {setting.title} declares, with"
                 " its bounds, categories and classes, which were not computed from the records.",
                 "unprotected_quantities": " ".join(words.not_protected(card)),
             },
-            "privacy_loss": {
-                "privacy_unit": setting.unit,
-                "privacy_unit_details": f"Neighbouring sets differ by {changes} {words.one(card)}."
-                f" {words.protection_sentence(card)}",
-                "privacy_parameters": {"epsilon": card.cost, "delta": setting.delta},
-                "privacy_parameters_details": f"By the accountant {accounting.accountant} of {accounting.library}"
-                f" {accounting.library_version}, recomputed from the recorded events by `verify_card.py`.",
-            },
-            "deployment_model": {
-                "model_name": "Central",
-                "model_name_details": "The curator holds the records and adds noise to sums over them.",
-                "actors": _ACTORS,
-                "release_type": "Many releases" if several else "One release",
-                "release_type_details": words.population(card),
-                "data_source_type": "Static" if accounting.blocks is None else "Dynamic",
-                "data_source_type_details": "The records do not change."
-                if accounting.blocks is None
-                else words.block_unit(card),
-                "access_type": "Non-interactive",
-                "access_type_details": "The model and its noise trace are published; nobody queries the records.",
-            },
+            "privacy_loss": _privacy_loss(card),
+            "deployment_model": _deployment_model(card),
             "accounting": {
-                "post_processing": _POST_PROCESSING + _METRICS[card.setting.holdout],
-                "composition": f"{_composition(card)} {words.across_runs(accounting.across_runs)}",
+                "post_processing": _POST_PROCESSING + _METRICS[setting.holdout],
+                "composition": f"{_composition(card)} {words.across_runs(card.accounting.across_runs)}",
             },
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": f"{words.transform(card.mechanism)}"
                 f" {words.features(card.mechanism.features)} {words.tuning(card)}",
                 "mechanisms": _mechanisms(card),
-                **justification,
+                **({} if deployed.justification is None else {"justification": deployed.justification}),
             },
             "administrative": {
                 "sources": f"Data: {setting.source}. Privacy card of run {card.evidence.run_id}.",
@@ -119,6 +86,51 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, object]:
         },
     }
     return {name: _escape(name, value) for name, value in entry.items()}
+
+
+def _basic(card: PrivacyCard, deployed: Deployment) -> dict[str, object]:
+    title, model = card.setting.title, card.mechanism.model.name
+    usual = f"A model ({model}) that was trained by {card.mechanism.algorithm} on {title}."
+    return {
+        "name": f"{title}: {model}",
+        "data_curators": list(deployed.curators),
+        "intended_use": deployed.use,
+        "data_product_type": "Machine learning model",
+        "data_product_region": deployed.region,
+        "description": deployed.description or usual,
+        "publication_date": deployed.published,
+        **({} if deployed.sector is None else {"data_product_sector": deployed.sector}),
+    }
+
+
+def _privacy_loss(card: PrivacyCard) -> dict[str, object]:
+    setting, accounting = card.setting, card.accounting
+    change = {"ADD_OR_REMOVE_ONE": "adding or removing", "REPLACE_ONE": "replacing"}[setting.adjacency]
+    return {
+        "privacy_unit": setting.unit,
+        "privacy_unit_details": f"Neighbouring sets differ by {change} {words.one(card)}."
+        f" {words.protection_sentence(card)}",
+        "privacy_parameters": {"epsilon": card.cost, "delta": setting.delta},
+        "privacy_parameters_details": f"By the accountant {accounting.accountant} of {accounting.library}"
+        f" {accounting.library_version}, recomputed from the recorded events by `verify_card.py`.",
+    }
+
+
+def _deployment_model(card: PrivacyCard) -> dict[str, object]:
+    accounting = card.accounting
+    several = accounting.blocks is not None or accounting.population.spent.epsilon != card.cost
+    fixed = "The records do not change."
+    return {
+        "model_name": "Central",
+        "model_name_details": "The curator holds the records and adds noise to sums over them.",
+        "actors": _ACTORS,
+        "release_type": "Many releases" if several else "One release",
+        "release_type_details": words.population(card),
+        "data_source_type": "Static" if accounting.blocks is None else "Dynamic",
+        "data_source_type_details": fixed if accounting.blocks is None else words.block_unit(card),
+        "access_type": "Non-interactive",
+        "access_type_details": "The model and its noise trace are published; nobody queries the records.",
+    }
 
 
 def _escape(name: str, value: Any) -> Any:

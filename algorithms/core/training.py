@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,7 +111,8 @@ def train(
             progress = _Progress(state, learned.buffers)
         model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
-    state, slices, saved_at = progress.state, compute.slices, time.monotonic()
+    state, feature_buffers = progress.state, progress.buffers
+    checkpoints = _Checkpoints(folder, run_id, compute, checkpoint_seconds)
     for trace.step in range(step, plan.steps):
         next_state = algorithm.step(state, plan, barrier)
         if next_state is None:
@@ -120,15 +121,33 @@ def train(
         on_step(trace.step + 1, *_progress_of(trace, plan))
         if on_state is not None:
             on_state(trace.step + 1, state)
-        is_due = time.monotonic() - saved_at >= checkpoint_seconds
+        checkpoints.save_if_due(_Progress(state, feature_buffers), trace, last_norms)
+    return Trained(collect(state, compute.slices), trace, model)
+
+
+@dataclass
+class _Checkpoints:
+    """Writes the run's checkpoint every so many seconds; of several processes the first does."""
+
+    folder: Path
+    run_id: str
+    compute: ComputeConfig
+    seconds: float
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def save_if_due(self, progress: _Progress, trace: Trace, last_norms: LastNorms) -> None:
+        """Save what the steps so far have come to, if the last checkpoint is old enough."""
+        slices, group = self.compute.slices, self.compute.group
+        is_due = time.monotonic() - self.saved_at >= self.seconds
         if slices is not None:  # the first process, which keeps the checkpoint, needs the others' slices
-            is_due = compute.group.broadcast_object(is_due)
-        if is_due:
-            progress = _Progress(collect(state, slices), progress.buffers)
-            if compute.group.is_first:
-                save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
-            saved_at = time.monotonic()
-    return Trained(collect(state, slices), trace, model)
+            is_due = group.broadcast_object(is_due)
+        if not is_due:
+            return
+        whole = _Progress(collect(progress.state, slices), progress.buffers)
+        if group.is_first:
+            step = trace.step + 1
+            save(self.folder, whole, run_id=self.run_id, step=step, trace=trace, last_norms=last_norms)
+        self.saved_at = time.monotonic()
 
 
 def _check_sharing(

@@ -133,27 +133,14 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     padding token, the end-of-text token is used.
     """
 
-    def made(**more: Any) -> Any:
-        with folder_of(name) as folder:
-            found = _library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **more)
-        if found.pad_token_id is None:
-            found.pad_token = found.eos_token
-        if found.pad_token_id is None:
-            raise ModelRefusedError(
-                f"the tokenizer {name!r} has neither padding nor an end of a text; state pad_token in its"
-                " tokenizer_config.json."
-            )
-        found.padding_side = "right"
-        return found
-
-    own = made()
+    public = _load_tokenizer(name)
     with folder_of(name) as folder:
         checksum = digest(folder / "tokenizer.json")
 
     how = {"truncation": True, "padding": "max_length", "max_length": settings.length}
 
     def load() -> Encode:
-        tokenize = made()
+        tokenize = _load_tokenizer(name)
 
         def encode(texts: Any) -> NDArray[np.int32]:
             return np.array([tokenize(text, **how)["input_ids"] for text in texts], np.int32)
@@ -163,18 +150,18 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     of_words = {"add_prefix_space": True}  # words are tokenized as within a text
 
     def write(to: Path, words: bool) -> None:
-        found = made(**(of_words if words else {}))
-        found.model_max_length = settings.length
-        found.save_pretrained(str(to))
+        tokenize = _load_tokenizer(name, **(of_words if words else {}))
+        tokenize.model_max_length = settings.length
+        tokenize.save_pretrained(str(to))
 
     def load_aligned() -> Encode:
-        tokenize = made(**of_words)
+        tokenize = _load_tokenizer(name, **of_words)
 
         def both(text: str) -> tuple[list[int], list[int]]:
-            found = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
-            words = [-1 if word is None else word for word in found.word_ids()]
+            encoded = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
+            words = [-1 if word is None else word for word in encoded.word_ids()]
             first = [word if word != before else -1 for before, word in pairwise([-1, *words])]
-            return found["input_ids"], first
+            return encoded["input_ids"], first
 
         def encode(texts: Any) -> NDArray[np.int32]:
             return np.array([both(text) for text in texts], np.int32).reshape(-1, 2, settings.length)
@@ -188,11 +175,26 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         checksum,
         _MINILM_ON if name == _MINILM else UNKNOWN,
         load,
-        tokens=len(own),
-        padding=int(own.pad_token_id),
+        tokens=len(public),
+        padding=int(public.pad_token_id),
         aligned=load_aligned,
         write=write,
     )
+
+
+def _load_tokenizer(name: str, **options: Any) -> Any:
+    """The library's tokenizer, which pads at the end; raises ModelRefusedError if it has nothing to pad with."""
+    with folder_of(name) as folder:
+        tokenize = _library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
+    if tokenize.pad_token_id is None:
+        tokenize.pad_token = tokenize.eos_token
+    if tokenize.pad_token_id is None:
+        raise ModelRefusedError(
+            f"the tokenizer {name!r} has neither padding nor an end of a text; state pad_token in its"
+            " tokenizer_config.json."
+        )
+    tokenize.padding_side = "right"
+    return tokenize
 
 
 def _library() -> Any:

@@ -80,6 +80,13 @@ def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:
 
 def check_module(module: nn.Module) -> None:
     """Raises ModelRefusedError for a module that is wrapped or not initialised, or has tensors that do not fit."""
+    _check_wrappers(module)
+    _check_tensors(module)
+    _check_trained(module)
+
+
+def _check_wrappers(module: nn.Module) -> None:
+    """Raises ModelRefusedError where a module, or a layer of it, hides the one whose gradients are taken."""
     is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if is_spread or hasattr(module, "_orig_mod"):
         inner = "module" if is_spread else "_orig_mod"
@@ -100,6 +107,10 @@ def check_module(module: nn.Module) -> None:
                 " torch.nn.Module that it was made from, by its class, and load the weights by"
                 " load_state_dict(scripted.state_dict())."
             )
+
+
+def _check_tensors(module: nn.Module) -> None:
+    """Raises ModelRefusedError for tensors without values, sparse ones, and tables that a forward pass rewrites."""
     parameters = list(module.parameters())
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         raise ModelRefusedError(
@@ -116,6 +127,11 @@ def check_module(module: nn.Module) -> None:
             "the model has an embedding with max_norm, which mixes records, since a forward pass rewrites the entries"
             " that they share; set it to None, and bound the norms of what is looked up."
         )
+
+
+def _check_trained(module: nn.Module) -> None:
+    """Raises ModelRefusedError unless the trained parameters are finite 32-bit numbers, without hooks of their own."""
+    parameters = list(module.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     complex_ones = [
         name for name, part in module.named_parameters() if part.requires_grad and part.is_complex()

@@ -365,68 +365,20 @@ class GridComposition:
         low = max(lowest, low - widening * (high - low))
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
-        log_moment, index = 0.0, 0
-        # Where the product is nothing, as it mostly is, it need not be computed.
-        left, log_product, turned, conditioning = np.arange(size // 2 + 1), *np.zeros((3, size // 2 + 1))
-        log_moduli: list[Array] = []
-        norms = []
-        for (points, count), indices in zip(parts, self._indices, strict=True):
-            exponents = points.logarithms + tilt * points.losses
-            largest = float(exponents.max())
-            # Tilt and normalise; the largest exponent is taken out, so that nothing overflows.
-            weights = np.exp(exponents - largest)
-            total = float(weights.sum())
-            weights /= total
-            log_moment += count * (largest + math.log(total))
-            centre = int(np.argmax(weights))
-            index += count * int(indices[centre])
-            # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
-            rest = weights.copy()
-            rest[centre] = 0.0
-            x = (fft.rfft(_fold(rest, indices - indices[centre], size)) - float(rest.sum()))[left]
-            # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
-            modulus = np.abs(x)
-            log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
-            log_modulus = np.where(
-                modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), _MIN_MODULUS))
-            )
-            log_product = log_product + count * log_modulus
-            is_left = log_product > _LOG_NOTHING
-            if is_left.mean() < 0.5:
-                left, log_product, turned, conditioning, x, modulus, log_modulus = (
-                    array[is_left]
-                    for array in (left, log_product, turned, conditioning, x, modulus, log_modulus)
-                )
-                log_moduli = [array[is_left] for array in log_moduli]
-            angle = np.arctan2(x.imag, 1 + x.real)
-            turned = turned + count * angle
-            conditioning = conditioning + count * (np.abs(log_modulus) + np.abs(angle) + modulus)
-            log_moduli.append(log_modulus)
-            norms.append(float(rest.sum()))  # each value of a transform may be off by this times a few units
-        counts = [count for _, count in parts]
-        product = np.exp(log_product)
-        transform = np.zeros(size // 2 + 1, dtype=np.complex128)
-        transform[left] = product * np.exp(1j * turned)
-        sums = fft.irfft(transform, size)
-        # What transforms and powers lose at most, as the norm of the error.
-        # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
-        root, unit = math.sqrt(2 / size), 8 * _UNIT_ROUNDOFF * math.log2(size)
-        error = unit * root * float(np.linalg.norm(product))
-        error += 8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + conditioning) * product))
-        for log_modulus, count, norm in zip(log_moduli, counts, norms, strict=True):
-            error += 2 * count * unit * norm * root * float(np.linalg.norm(np.exp(log_product - log_modulus)))
+        product = _Product.of(parts, self._indices, tilt, size)
+        sums, error = product.sums(), product.error_norm()
         # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
-        rounding = 1 + 64 * _UNIT_ROUNDOFF * sum(counts)
+        rounding = 1 + 64 * _UNIT_ROUNDOFF * sum(product.counts)
         sums, error = np.maximum(sums, 0.0) * rounding, error * rounding
         # The point with circular index i has the loss lowest + grid * (index + i), for i around 0.
-        first = math.floor((low - lowest) / grid) - index
+        first = math.floor((low - lowest) / grid) - product.index
         sums = np.roll(sums, -(first % size))
-        losses = lowest + grid * (index + first + np.arange(size))
+        losses = lowest + grid * (product.index + first + np.arange(size))
         # Chernoff: P(L > l) <= exp(K(t) - t l). What may lie above the window counts as an infinite loss.
         k, _, _ = self._exact.cumulant(tilt + shift)
         top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
-        return _Tail(losses, sums, error, tilt, log_moment, grid, self._exact.infinity_mass + beyond)
+        return _Tail(losses, sums, error, tilt, product.log_moment, grid, self._exact.infinity_mass + beyond)
 
     def _window(self, tilt: float, delta: float) -> tuple[float, float, float]:
         """Where nearly all of the tilted sum lies, and a further tilt with which Chernoff's bound says so.
@@ -463,6 +415,121 @@ class GridComposition:
 def _fold(masses: Array, indices: Indices, size: int) -> Array:
     """Masses on a circle of this size."""
     return np.bincount(indices % size, weights=masses, minlength=size).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The transform of a sum of tilted losses, which is the product of the parts' transforms to their counts.
+
+    Attributes:
+        size: Of the circular grid, in points.
+        counts: Of each part, how often it is summed.
+        frequencies: Those of the half spectrum where the product is not negligible, [m]; the arrays below are there.
+        log_modulus: Logarithm of the product's modulus, [m].
+        argument: Its argument, [m].
+        conditioning: By how many units roundoff a power may be off, relative to the product, [m].
+        log_moduli: Logarithm of the modulus of each part's transform, [m] each.
+        norms: The mass of each part beside its centre, to which the rounding of its transform is relative.
+        log_moment: Logarithm of the tilted mass, by which the parts are normalised.
+        index: The point that the circular grid begins at, in steps of the grid from the lowest loss.
+    """
+
+    size: int
+    counts: list[int]
+    frequencies: Indices
+    log_modulus: Array
+    argument: Array
+    conditioning: Array
+    log_moduli: list[Array]
+    norms: list[float]
+    log_moment: float
+    index: int
+
+    @classmethod
+    def of(
+        cls,
+        parts: Sequence[tuple[DiscretePLD, int]],
+        positions: Sequence[Indices],
+        tilt: float,
+        size: int,
+    ) -> "_Product":
+        """The product for parts that are each summed so often, on a circular grid of so many points.
+
+        positions: of each part's losses on the grid, from its lowest.
+        """
+        log_moment, index = 0.0, 0
+        # Where the product is nothing, as it mostly is, it need not be computed.
+        frequencies, log_product, argument, conditioning = (
+            np.arange(size // 2 + 1),
+            *np.zeros((3, size // 2 + 1)),
+        )
+        log_moduli: list[Array] = []
+        norms = []
+        for (points, count), indices in zip(parts, positions, strict=True):
+            exponents = points.logarithms + tilt * points.losses
+            largest = float(exponents.max())
+            # Tilt and normalise; the largest exponent is taken out, so that nothing overflows.
+            weights = np.exp(exponents - largest)
+            total = float(weights.sum())
+            weights /= total
+            log_moment += count * (largest + math.log(total))
+            centre = int(np.argmax(weights))
+            index += count * int(indices[centre])
+            # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
+            rest = weights.copy()
+            rest[centre] = 0.0
+            x = (fft.rfft(_fold(rest, indices - indices[centre], size)) - float(rest.sum()))[frequencies]
+            # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
+            modulus = np.abs(x)
+            log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
+            log_modulus = np.where(
+                modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), _MIN_MODULUS))
+            )
+            log_product = log_product + count * log_modulus
+            is_large = log_product > _LOG_NOTHING
+            if is_large.mean() < 0.5:
+                frequencies, log_product, argument, conditioning, x, modulus, log_modulus = (
+                    array[is_large]
+                    for array in (frequencies, log_product, argument, conditioning, x, modulus, log_modulus)
+                )
+                log_moduli = [array[is_large] for array in log_moduli]
+            angle = np.arctan2(x.imag, 1 + x.real)
+            argument = argument + count * angle
+            conditioning = conditioning + count * (np.abs(log_modulus) + np.abs(angle) + modulus)
+            log_moduli.append(log_modulus)
+            norms.append(float(rest.sum()))  # each value of a transform may be off by this times a few units
+        counts = [count for _, count in parts]
+        return cls(
+            size,
+            counts,
+            frequencies,
+            log_product,
+            argument,
+            conditioning,
+            log_moduli,
+            norms,
+            log_moment,
+            index,
+        )
+
+    def sums(self) -> Array:
+        """The probabilities of the sums, [size], with rounding."""
+        transform = np.zeros(self.size // 2 + 1, dtype=np.complex128)
+        transform[self.frequencies] = np.exp(self.log_modulus) * np.exp(1j * self.argument)
+        return np.asarray(fft.irfft(transform, self.size))
+
+    def error_norm(self) -> float:
+        """What transforms and powers lose at most, as the norm of the error of `sums`."""
+        product = np.exp(self.log_modulus)
+        # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
+        root, unit = math.sqrt(2 / self.size), 8 * _UNIT_ROUNDOFF * math.log2(self.size)
+        error = unit * root * float(np.linalg.norm(product))
+        error += 8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + self.conditioning) * product))
+        for log_modulus, count, norm in zip(self.log_moduli, self.counts, self.norms, strict=True):
+            # The power's derivative, count * transform^(count - 1), times what the transform is off by.
+            others = np.exp(self.log_modulus - log_modulus)
+            error += 2 * count * unit * norm * root * float(np.linalg.norm(others))
+        return error
 
 
 @dataclass(frozen=True)
