@@ -6,7 +6,7 @@ follow from the histogram that training released of them.
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,6 +83,118 @@ class PredictionPairs:
     names: tuple[str, ...]
 
 
+class _TargetMetrics:
+    """Metrics of one kind of target; their names are the keys of metrics.json."""
+
+    def document(self) -> dict[str, object]:
+        """The metrics by name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class NumberMetrics(_TargetMetrics):
+    """Errors of a predicted number in its own units.
+
+    test_r2: 1 - MSE / variance, 0 for always predicting the mean of these records. mean_rmse: the error of that
+    prediction.
+    """
+
+    test_r2: float
+    test_rmse: float
+    test_mae: float
+    mean_rmse: float
+
+
+@dataclass(frozen=True)
+class CountMetrics(_TargetMetrics):
+    """The mean Poisson deviance of predicted rates, beside the errors of a number.
+
+    test_d2: the share of the deviance that the model explains, 0 for always predicting the mean of these records, whose
+    deviance is mean_deviance.
+    """
+
+    test_d2: float
+    test_deviance: float
+    mean_deviance: float
+    test_rmse: float
+    test_mae: float
+    mean_rmse: float
+
+
+@dataclass(frozen=True)
+class QuantileMetrics(_TargetMetrics):
+    """The mean pinball loss of a predicted quantile, in its own units, and the share of records at or below it.
+
+    test_pinball_explained: the share of the loss that the model saves (R1 of Koenker and Machado 1999), 0 for always
+    predicting this quantile of these records, whose loss is constant_pinball_loss.
+    """
+
+    test_pinball_explained: float
+    test_pinball_loss: float
+    constant_pinball_loss: float
+    test_coverage: float
+    level: float
+
+
+@dataclass(frozen=True)
+class LabelMetrics(_TargetMetrics):
+    """Metrics of several labels.
+
+    F1 over all pairs of a record and a label, and averaged over labels; the AUC of each label that some but not all
+    records have, and the mean of these AUCs; the share of records whose labels are all right. Keys that start with
+    constant_ are for the best constant prediction, which consists of the most frequent labels.
+    """
+
+    test_micro_f1: float
+    test_macro_f1: float
+    test_auc: float | None
+    test_subset_accuracy: float
+    constant_micro_f1: float
+    constant_subset_accuracy: float
+    auc: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class NextTokenMetrics(_TargetMetrics):
+    """unigram_perplexity: the perplexity of predicting each token by its frequency in these texts."""
+
+    test_perplexity: float
+    test_token_accuracy: float
+    unigram_perplexity: float
+
+
+@dataclass(frozen=True)
+class TagMetrics(_TargetMetrics):
+    """F1 over all words and all tags except the outside one, and over entities if the tags are B-TYPE and I-TYPE.
+
+    majority_accuracy: the accuracy of always predicting the most frequent tag.
+    """
+
+    test_entity_f1: float | None
+    test_token_f1: float
+    test_token_accuracy: float
+    majority_accuracy: float
+
+    def document(self) -> dict[str, object]:
+        """The metrics by name; tags of no entities have no key for them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class ClassMetrics(_TargetMetrics):
+    """majority_accuracy: the accuracy of always predicting the most frequent class of these `test_records` records.
+
+    test_auc: one class against the rest, averaged; None if a class has no records or scores are not finite.
+    """
+
+    test_accuracy: float
+    majority_accuracy: float
+    test_records: int
+    test_auc: float | None
+    test_f1: float
+    calibration_error: float | None
+
+
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> EvaluationResult:
     """Compute predictions and mean loss on the held-out records."""
     label_type = data.public.label_type
@@ -112,8 +224,9 @@ def _pairs(
 
 def compute_metrics(
     label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.metrics`."""
+    metrics: _TargetMetrics
     if isinstance(label_type, Count):
         metrics = _of_counts(label_type, evaluation, labels)
     elif isinstance(label_type, Quantile):
@@ -127,9 +240,10 @@ def compute_metrics(
     elif isinstance(label_type, NextToken):
         metrics = _of_next_tokens(label_type, evaluation, labels)
     else:
-        metrics = _of_classes(evaluation, labels)
+        metrics = classification_metrics(evaluation, labels)
     gains = _gains(label_type, evaluation, labels)
-    return metrics | ({} if gains is None else {"gain": interval_of(gains)}) | {"test_loss": evaluation.loss}
+    gain: dict[str, object] = {} if gains is None else {"gain": interval_of(gains)}
+    return metrics.document() | gain | {"test_loss": evaluation.loss}
 
 
 def interval_of(gains: NDArray[np.float64]) -> dict[str, float]:
@@ -153,17 +267,15 @@ def _gains(
     The losses are squared errors, deviances, pinball losses, 1 less the F1 of a record's labels, and wrong tokens.
     """
     if isinstance(label_type, Number):
-        real, found = (
-            label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
-        )
+        real, predicted_numbers = _numbers(label_type, evaluation, labels)
         constant = np.full_like(real, real.mean())
         if isinstance(label_type, Quantile):
             level = label_type.quantile
             constant[:] = np.quantile(real, level, method="inverted_cdf")
-            return pinball_losses(real, constant, level) - pinball_losses(real, found, level)
+            return pinball_losses(real, constant, level) - pinball_losses(real, predicted_numbers, level)
         if isinstance(label_type, Count):
-            return poisson_deviances(real, constant) - poisson_deviances(real, found)
-        return np.square(real - constant) - np.square(real - found)
+            return poisson_deviances(real, constant) - poisson_deviances(real, predicted_numbers)
+        return np.square(real - constant) - np.square(real - predicted_numbers)
     if isinstance(label_type, Labels):
         answers = np.asarray(labels) > 0
         counts = np.sort(answers.sum(axis=0))[::-1]
@@ -191,10 +303,15 @@ def _record_f1(real: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDArray
     return np.where(named > 0, 2.0 * (real & predicted).sum(axis=1) / np.maximum(named, 1), 1.0)
 
 
-def uneven_metrics(released: ReleasedHistogram, public: DatasetInfo) -> dict[str, Any]:
-    """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals."""
+def uneven_metrics(
+    released: ReleasedHistogram, public: DatasetInfo, *, recalibrated: Callable[[float], float] = float
+) -> dict[str, object]:
+    """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals.
+
+    recalibrated: what the model that is published names a probability of the histogram.
+    """
     per_class, label_type = class_metrics_of(released), public.label_type
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     if per_class:
         document[
             "by_class"
@@ -208,7 +325,7 @@ def uneven_metrics(released: ReleasedHistogram, public: DatasetInfo) -> dict[str
         shown |= {"cost": decision.cost, "constant_cost": decision.constant_cost}
         document["decision"] = {
             "class": label_type.names[1],
-            "threshold": decision.at.threshold,
+            "threshold": recalibrated(decision.at.threshold),
             **_documents("", shown, label_type),
         }
     return document
@@ -223,46 +340,45 @@ def exact_histogram(
     return ReleasedHistogram(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
 
 
-def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, Any]:
+def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, object]:
     """The metrics of a model file on the held-out records of prepared data; allow_code: as in `algorithms.load`."""
     data = load_held_out(prepared)
     trained = load_model(model, allow_code=allow_code)
     return compute_metrics(data.public.label_type, evaluate(*trained, data), data.test_labels)
 
 
-def _of_numbers(label_type: Number, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
-    """Errors of a predicted number in its own units.
-
-    test_r2: 1 - MSE / variance, 0 for always predicting the mean of these records. mean_rmse: the error of that
-    prediction.
-    """
-    real, predicted = (
-        label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
-    )
+def _of_numbers(label_type: Number, evaluation: EvaluationResult, labels: NDArray[Any]) -> NumberMetrics:
+    real, predicted = _numbers(label_type, evaluation, labels)
     squared, spread = float(np.square(predicted - real).mean()), float(np.var(real))
-    return {
-        "test_r2": 1.0 - squared / spread if spread > 0 else 0.0,
-        "test_rmse": squared**0.5,
-        "test_mae": float(np.abs(predicted - real).mean()),
-        "mean_rmse": spread**0.5,
-    }
+    return NumberMetrics(
+        test_r2=1.0 - squared / spread if spread > 0 else 0.0,
+        test_rmse=squared**0.5,
+        test_mae=float(np.abs(predicted - real).mean()),
+        mean_rmse=spread**0.5,
+    )
 
 
-def _of_counts(label_type: Count, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
-    """The mean Poisson deviance of predicted rates, beside the errors of a number.
+def _numbers(
+    label_type: Number, evaluation: EvaluationResult, labels: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """True and predicted numbers in their own units, [n] each."""
+    real, predicted = labels, evaluation.scores[:, 0]
+    return label_type.in_units(np.asarray(real, np.float64)), label_type.in_units(predicted)
 
-    test_d2: the share of the deviance that the model explains, 0 for always predicting the mean of these records, whose
-    deviance is mean_deviance.
-    """
-    real, rates = (label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
+
+def _of_counts(label_type: Count, evaluation: EvaluationResult, labels: NDArray[Any]) -> CountMetrics:
+    real, rates = _numbers(label_type, evaluation, labels)
     constant = np.full_like(real, real.mean())
     deviance, alone = (float(poisson_deviances(real, of).mean()) for of in (rates, constant))
     errors = _of_numbers(label_type, evaluation, labels)
-    return {
-        "test_d2": 1.0 - deviance / alone if alone > 0 else 0.0,
-        "test_deviance": deviance,
-        "mean_deviance": alone,
-    } | {name: errors[name] for name in ("test_rmse", "test_mae", "mean_rmse")}
+    return CountMetrics(
+        test_d2=1.0 - deviance / alone if alone > 0 else 0.0,
+        test_deviance=deviance,
+        mean_deviance=alone,
+        test_rmse=errors.test_rmse,
+        test_mae=errors.test_mae,
+        mean_rmse=errors.mean_rmse,
+    )
 
 
 def poisson_deviances(counts: NDArray[np.float64], rates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -280,90 +396,74 @@ def pinball_losses(
     return np.maximum(level * (numbers - quantiles), (level - 1.0) * (numbers - quantiles))
 
 
-def _of_quantiles(label_type: Quantile, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
-    """The mean pinball loss of a predicted quantile, in its own units, and the share of records at or below it.
-
-    test_pinball_explained: the share of the loss that the model saves (R1 of Koenker and Machado 1999), 0 for always
-    predicting this quantile of these records, whose loss is constant_pinball_loss.
-    """
-    real, predicted = (
-        label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
-    )
+def _of_quantiles(
+    label_type: Quantile, evaluation: EvaluationResult, labels: NDArray[Any]
+) -> QuantileMetrics:
+    real, predicted = _numbers(label_type, evaluation, labels)
     level = label_type.quantile
     constant = np.full_like(real, np.quantile(real, level, method="inverted_cdf"))
-    found, alone = (float(pinball_losses(real, of, level).mean()) for of in (predicted, constant))
-    return {
-        "test_pinball_explained": 1.0 - found / alone if alone > 0 else 0.0,
-        "test_pinball_loss": found,
-        "constant_pinball_loss": alone,
-        "test_coverage": float((real <= predicted).mean()),
-        "level": level,
-    }
+    loss, alone = (float(pinball_losses(real, of, level).mean()) for of in (predicted, constant))
+    return QuantileMetrics(
+        test_pinball_explained=1.0 - loss / alone if alone > 0 else 0.0,
+        test_pinball_loss=loss,
+        constant_pinball_loss=alone,
+        test_coverage=float((real <= predicted).mean()),
+        level=level,
+    )
 
 
-def _of_labels(label_type: Labels, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
-    """Metrics of several labels.
-
-    F1 over all pairs of a record and a label, and averaged over labels; the AUC of each label that some but not all
-    records have, and the mean of these AUCs; the share of records whose labels are all right. Keys that start with
-    constant_ are for the best constant prediction, which consists of the most frequent labels.
-    """
+def _of_labels(label_type: Labels, evaluation: EvaluationResult, labels: NDArray[Any]) -> LabelMetrics:
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score  # takes half a second to import
 
     real = np.asarray(labels).astype(np.int64)
     areas: dict[str, float | None] = dict.fromkeys(label_type.labels)
-    for place, name in enumerate(label_type.labels):
-        if 0 < real[:, place].sum() < len(real) and np.isfinite(evaluation.scores[:, place]).all():
-            areas[name] = float(roc_auc_score(real[:, place], evaluation.scores[:, place]))
+    for column, name in enumerate(label_type.labels):
+        if 0 < real[:, column].sum() < len(real) and np.isfinite(evaluation.scores[:, column]).all():
+            areas[name] = float(roc_auc_score(real[:, column], evaluation.scores[:, column]))
     defined = [area for area in areas.values() if area is not None]
     counts = np.sort(real.sum(axis=0))[::-1]
     named = len(real) * np.arange(1, len(counts) + 1)
     # F1 is twice the correct labels over the predicted plus the true ones.
     always = 2 * np.cumsum(counts) / (named + counts.sum())
     _, sets = np.unique(real, axis=0, return_counts=True)
-    return {
-        "test_micro_f1": float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),
-        "test_macro_f1": float(f1_score(real, evaluation.predicted, average="macro", zero_division=0)),
-        "test_auc": float(np.mean(defined)) if defined else None,
-        "test_subset_accuracy": float(accuracy_score(real, evaluation.predicted)),
-        "constant_micro_f1": float(always.max()),
-        "constant_subset_accuracy": float(sets.max() / len(real)),
-        "auc": areas,
-    }
+    return LabelMetrics(
+        test_micro_f1=float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),
+        test_macro_f1=float(f1_score(real, evaluation.predicted, average="macro", zero_division=0)),
+        test_auc=float(np.mean(defined)) if defined else None,
+        test_subset_accuracy=float(accuracy_score(real, evaluation.predicted)),
+        constant_micro_f1=float(always.max()),
+        constant_subset_accuracy=float(sets.max() / len(real)),
+        auc=areas,
+    )
 
 
 def _of_next_tokens(
     label_type: NextToken, evaluation: EvaluationResult, labels: NDArray[Any]
-) -> dict[str, Any]:
-    """unigram_perplexity: the perplexity of predicting each token by its frequency in these texts."""
+) -> NextTokenMetrics:
     predicted, real = _pairs(label_type, evaluation, labels)
     shares = np.unique(real, return_counts=True)[1] / max(1, len(real))
-    return {
-        "test_perplexity": math.exp(min(evaluation.loss, 700.0)),
-        "test_token_accuracy": float(np.mean(predicted == real)) if len(real) else 0.0,
-        "unigram_perplexity": math.exp(-float((shares * np.log(shares)).sum())),
-    }
+    return NextTokenMetrics(
+        test_perplexity=math.exp(min(evaluation.loss, 700.0)),
+        test_token_accuracy=float(np.mean(predicted == real)) if len(real) else 0.0,
+        unigram_perplexity=math.exp(-float((shares * np.log(shares)).sum())),
+    )
 
 
-def _of_tags(label_type: Tags, evaluation: EvaluationResult, labels: NDArray[Any]) -> dict[str, Any]:
-    """F1 over all words and all tags except the outside one, and over entities if the tags are B-TYPE and I-TYPE.
-
-    majority_accuracy: the accuracy of always predicting the most frequent tag.
-    """
+def _of_tags(label_type: Tags, evaluation: EvaluationResult, labels: NDArray[Any]) -> TagMetrics:
     from sklearn.metrics import f1_score
 
     predicted, real = _pairs(label_type, evaluation, labels)
-    inside = [place for place, name in enumerate(label_type.tags) if name != label_type.outside]
+    inside = [index for index, name in enumerate(label_type.tags) if name != label_type.outside]
     counts = np.bincount(real, minlength=1)
     f1 = f1_score(real, predicted, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
     types = entity_types(label_type)
     rows = np.nonzero(np.asarray(labels) != IGNORED)[0]
-    of_entities = {} if types is None else {"test_entity_f1": entity_f1(types, predicted, real, rows)}
-    return of_entities | {
-        "test_token_f1": float(f1),
-        "test_token_accuracy": float(np.mean(predicted == real)) if len(real) else 0.0,
-        "majority_accuracy": float(counts.max() / max(1, len(real))),
-    }
+    return TagMetrics(
+        test_entity_f1=None if types is None else entity_f1(types, predicted, real, rows),
+        test_token_f1=float(f1),
+        test_token_accuracy=float(np.mean(predicted == real)) if len(real) else 0.0,
+        majority_accuracy=float(counts.max() / max(1, len(real))),
+    )
 
 
 def entity_types(label_type: Tags) -> tuple[tuple[str, ...], NDArray[np.bool_]] | None:
@@ -419,18 +519,6 @@ def entity_f1(
     return 2 * len(predicted_spans & real_spans) / max(1, len(predicted_spans) + len(real_spans))
 
 
-def _of_classes(evaluation: EvaluationResult, labels: NDArray[np.int64]) -> dict[str, Any]:
-    """majority_accuracy: the accuracy of always predicting the most frequent class of these `test_records` records."""
-    accuracy = float(np.mean(evaluation.predicted == labels))
-    majority = float(np.bincount(labels).max() / len(labels))
-    return {
-        "test_accuracy": accuracy,
-        "majority_accuracy": majority,
-        "test_records": len(labels),
-        **classification_metrics(evaluation, labels),
-    }
-
-
 def figure_pairs(
     label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any], tokens: int | None = None
 ) -> PredictionPairs:
@@ -470,14 +558,11 @@ def _interval(shares: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.clip((shares * _INTERVALS).astype(np.int64), 0, _INTERVALS - 1)
 
 
-def classification_metrics(
-    evaluation: EvaluationResult, labels: NDArray[np.int64]
-) -> dict[str, float | None]:
-    """AUC (one class against the rest, averaged), F1 averaged over classes, and the expected calibration error.
+def classification_metrics(evaluation: EvaluationResult, labels: NDArray[np.int64]) -> ClassMetrics:
+    """Accuracy, AUC (one class against the rest, averaged), F1 averaged over classes, and the calibration error.
 
-    AUC is None if a class has no records or scores are not finite. The calibration error is the distance between the
-    probability of the predicted class and its accuracy, averaged over ten equal ranges of that probability, weighted by
-    their records (Guo et al. 2017).
+    The expected calibration error is the distance between the probability of the predicted class and its accuracy,
+    averaged over ten equal ranges of that probability, weighted by their records (Guo et al. 2017).
     """
     from sklearn.metrics import f1_score, roc_auc_score  # takes half a second to import
 
@@ -496,11 +581,14 @@ def classification_metrics(
             for one in np.unique(ranges)
         ]
         error = float(np.average(gaps, weights=np.unique(ranges, return_counts=True)[1]))
-    return {
-        "test_auc": auc,
-        "test_f1": float(f1_score(labels, evaluation.predicted, average="macro", zero_division=0)),
-        "calibration_error": error,
-    }
+    return ClassMetrics(
+        test_accuracy=float(right.mean()),
+        majority_accuracy=float(np.bincount(labels).max() / len(labels)),
+        test_records=len(labels),
+        test_auc=auc,
+        test_f1=float(f1_score(labels, evaluation.predicted, average="macro", zero_division=0)),
+        calibration_error=error,
+    )
 
 
 def write_plots(folder: Path, drawn: PredictionPairs) -> None:
@@ -521,13 +609,13 @@ def write_tables(folder: Path, confusion: pd.DataFrame, classes: pd.DataFrame) -
 
 def _of_release(
     path: Path, receipt: Receipt, public: DatasetInfo
-) -> tuple[dict[str, Any], tuple[pd.DataFrame, pd.DataFrame]]:
+) -> tuple[dict[str, object], tuple[pd.DataFrame, pd.DataFrame]]:
     """Metrics with their intervals, and the plots' tables, from the histogram that training released.
 
     Raises RefusedError if it is missing or another than the receipt's; a run whose evaluation failed has none.
     """
     planned, names = receipt.sha256.get(EVALUATION), public.label_type.names
-    facts = {"held_out": "private", "evaluation_epsilon": receipt.evaluation_epsilon}
+    facts: dict[str, object] = {"held_out": "private", "evaluation_epsilon": receipt.evaluation_epsilon}
     if planned is None:
         return facts, class_tables(None, names)
     if not path.is_file() or sha256_of(path) != planned:
@@ -536,18 +624,27 @@ def _of_release(
             " checkout` brings back files that belong together."
         )
     released = ReleasedHistogram.from_json(path.read_text(encoding="utf-8"))
-    document = private_metrics(released, public.label_type) | uneven_metrics(released, public)
+    recalibration = recalibration_of(released) if released.spec.halves else None
+    temperature = 1.0 if recalibration is None else recalibration.temperature
+
+    def recalibrated(probability: float) -> float:
+        return probability if recalibration is None else float(expit(logit(probability) / temperature))
+
+    document = private_metrics(released, public.label_type, recalibrated=recalibrated)
+    document |= uneven_metrics(released, public, recalibrated=recalibrated)
     if released.spec.halves:
-        document |= _recalibrated(document, recalibration_of(released), public.label_type)
+        document["recalibration"] = _recalibration_document(recalibration, public.label_type)
     return facts | document, class_tables(released, names)
 
 
-def private_metrics(released: ReleasedHistogram, label_type: LabelType) -> dict[str, Any]:
+def private_metrics(
+    released: ReleasedHistogram, label_type: LabelType, *, recalibrated: Callable[[float], float] = float
+) -> dict[str, object]:
     """The metrics of a released histogram: an estimate with its interval each, None where noise drowns it.
 
-    With those of groups, by column, and the differences between groups.
+    With those of groups, by column, and the differences between groups. recalibrated: as for `uneven_metrics`.
     """
-    document: dict[str, Any] = _documents("test_", released_metrics(released), label_type)
+    document: dict[str, object] = dict(_documents("test_", released_metrics(released), label_type))
     if curve := calibration_curve(released):
         error = {"calibration_error": calibration_error_of(released)}
         document |= _documents("test_", error, label_type)
@@ -558,7 +655,7 @@ def private_metrics(released: ReleasedHistogram, label_type: LabelType) -> dict[
         ]
     if thresholds := thresholds_of(released):
         document["thresholds"] = [
-            {"threshold": one.threshold}
+            {"threshold": recalibrated(one.threshold)}
             | _documents("", {name: getattr(one, name) for name in _AT_THRESHOLDS}, label_type)
             for one in thresholds
         ]
@@ -568,15 +665,18 @@ def private_metrics(released: ReleasedHistogram, label_type: LabelType) -> dict[
         by_column = groups_of(released)
         document["groups"] = {
             column: [
-                {"group": one.name, "size": _documents("", {"size": one.size}, label_type)["size"]}
-                | _documents("", one.metrics, label_type)
+                {
+                    "group": one.name,
+                    "size": _documents("", {"size": one.size}, label_type)["size"],
+                    **_documents("", one.metrics, label_type),
+                }
                 for one in groups
             ]
             for column, groups in by_column.items()
         }
         document["differences"] = {
             column: [
-                {"first": one.first, "second": one.second} | _documents("", one.metrics, label_type)
+                {"first": one.first, "second": one.second, **_documents("", one.metrics, label_type)}
                 for one in group_differences(groups)
             ]
             for column, groups in by_column.items()
@@ -584,28 +684,13 @@ def private_metrics(released: ReleasedHistogram, label_type: LabelType) -> dict[
     return document
 
 
-def _recalibrated(
-    document: Mapping[str, Any], recalibration: Recalibration | None, label_type: LabelType
-) -> dict[str, Any]:
-    """What recalibration says and changes: the probabilities from which on a class is named are those of the model."""
+def _recalibration_document(
+    recalibration: Recalibration | None, label_type: LabelType
+) -> dict[str, object] | None:
     if recalibration is None:
-        return {"recalibration": None}
-    temperature = recalibration.temperature
-
-    def shown(probability: float) -> float:
-        return float(expit(logit(probability) / temperature))
-
-    changed: dict[str, Any] = {
-        "recalibration": {"temperature": temperature}
-        | _documents("", {f"{recalibration.metric}_gain": recalibration.gain}, label_type),
-    }
-    if "thresholds" in document:
-        changed["thresholds"] = [
-            one | {"threshold": shown(one["threshold"])} for one in document["thresholds"]
-        ]
-    if "decision" in document:
-        changed["decision"] = document["decision"] | {"threshold": shown(document["decision"]["threshold"])}
-    return changed
+        return None
+    gain = _documents("", {f"{recalibration.metric}_gain": recalibration.gain}, label_type)
+    return {"temperature": recalibration.temperature, **gain}
 
 
 def _documents(

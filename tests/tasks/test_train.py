@@ -432,16 +432,16 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
 
 def test_auc_f1_and_calibration_are_what_they_are_called() -> None:
     sure = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
-    found = evaluate.classification_metrics(
+    metrics = evaluate.classification_metrics(
         evaluate.EvaluationResult(sure.argmax(axis=1), 0.0, sure), np.array([0, 1, 0, 1])
     )
-    assert found["test_auc"] == 0.625  # of the four pairs two and a half are in order
-    assert found["test_f1"] == 0.5
-    assert found["calibration_error"] == pytest.approx((2 * 0.4 + 0.6 + 0.2) / 4)
+    assert metrics.test_auc == 0.625  # of the four pairs two and a half are in order
+    assert metrics.test_f1 == 0.5
+    assert metrics.calibration_error == pytest.approx((2 * 0.4 + 0.6 + 0.2) / 4)
     alone = evaluate.classification_metrics(
         evaluate.EvaluationResult(np.array([0]), 0.0, sure[:1]), np.array([0])
     )
-    assert alone["test_auc"] is None
+    assert alone.test_auc is None
 
 
 def test_nothing_and_another_model_are_not_evaluated_and_the_result_is_kept(
