@@ -160,9 +160,8 @@ def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
         ) from None
 
 
-def target_in(preparation: Mapping[str, Any] | None) -> Target | None:
-    """The target of a model, if it is not a class."""
-    declared = (preparation or {}).get("target")
+def target_in(declared: Mapping[str, Any] | None) -> Target | None:
+    """The target that a model's file declares; None for classes."""
     return None if declared is None else _TARGET.validate_json(json.dumps(declared))
 
 
@@ -173,7 +172,7 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
         name=preparation["name"],
         classes=tuple(preparation["classes"]),
         shape=None if shape is None else tuple(shape),
-        target=target_in(preparation),
+        target=target_in(preparation.get("target")),
         reader=reader_in(preparation),
         files={},
     )

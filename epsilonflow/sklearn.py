@@ -452,11 +452,11 @@ def load(path: str | Path) -> DPClassifier | DPRegressor:
     model = load_model(path)
     encoding = encoding_of_model(model)
     estimator: DPClassifier | DPRegressor
-    target = target_in(model.facts)
+    target = target_in(model.target)
     if isinstance(target, Number):
         estimator = DPRegressor(schema=encoding)
         estimator.target_ = target
-    elif model.predicts == "class" and model.facts.get("model") not in MARGINS:
+    elif model.predicts == "class" and model.facts.model not in MARGINS:
         estimator = DPClassifier(schema=encoding, classes=list(model.classes))
         estimator.classes_ = np.asarray(model.classes)
     else:

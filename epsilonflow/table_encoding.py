@@ -160,7 +160,7 @@ def encoding_of_model(model: TrainedModel) -> TableEncoding | PreparedRecords:
     reader = reader_in(model.preparation)
     if isinstance(reader, Table) and preparation.get("transform") == "none":
         return TableEncoding(reader, reader.content)
-    has_tokens = model.facts.get("tokens") is not None
+    has_tokens = model.facts.tokens is not None
     return PreparedRecords(model.input_shape, has_tokens, preparation.get("encoder"))
 
 

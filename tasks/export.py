@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import ModelRefusedError, RefusedError
-from algorithms.models.saved import TEMPERATURE, TrainedModel, load, load_model
+from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, verify, verify_card
 from algorithms.privacy.card import load as load_card
@@ -95,7 +95,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
                 raise
             why = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             raise RefusedError(
-                f"the model {model.facts['model']!r} cannot be written as {form} ({why}); export it to huggingface."
+                f"the model {model.facts.model!r} cannot be written as {form} ({why}); export it to huggingface."
             ) from error
         if not far <= _CLOSE:
             raise RefusedError(
@@ -117,11 +117,11 @@ def synthetic_inputs(model: TrainedModel) -> Tensor:
     """Synthetic records: numbers in [0, 1], or tokens of texts of several lengths, [5, *input_shape]."""
     generator = torch.Generator().manual_seed(0)
     shape = (_RECORDS, *model.input_shape)
-    tokens = model.facts.get("tokens")
+    tokens = model.facts.tokens
     if tokens is not None:
         texts, length = torch.randint(0, tokens, shape, generator=generator, dtype=torch.int32), shape[-1]
         for row in range(1, _RECORDS):  # with padding, since a model may skip its mask if there is none
-            texts[row, length - row * length // (_RECORDS + 1) :] = model.facts.get("padding", 0)
+            texts[row, length - row * length // (_RECORDS + 1) :] = model.facts.padding
         return texts
     return torch.rand(shape, generator=generator)
 
@@ -155,7 +155,7 @@ def _torchscript(model: TrainedModel, inputs: Tensor, privacy: str, path: Path) 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the warning that torch.export is newer
         jit: Any = torch.jit  # without types
-        facts = {"facts.json": json.dumps(dict(model.facts)), "privacy.txt": privacy}
+        facts = {"facts.json": json.dumps(model.facts.document()), "privacy.txt": privacy}
         jit.save(jit.trace(model, inputs, check_trace=False), path, _extra_files=facts)
         again: Callable[[Tensor], Tensor] = jit.load(path)
     return again
@@ -170,7 +170,7 @@ def _huggingface(
     _quieten_transformers()
     folder.mkdir()
     # the model's facts, from which the network is rebuilt by name and settings
-    config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
+    config = EpsilonflowConfig(facts=json.dumps(model.facts.document()))
     names = model.classes or (("number",) if "bounds" in (model.target or {}) else ())
     if names:
         config.id2label = dict(enumerate(names))
@@ -207,12 +207,12 @@ def _untie(network: nn.Module) -> None:
 
 def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
     """Write a folder that `from_pretrained` of transformers or `create_model` of timm reads without epsilonflow."""
-    if model.facts["model"] not in ("huggingface", "timm") or model.facts.get("front"):
+    if model.facts.model not in ("huggingface", "timm") or model.facts.front:
         raise RefusedError(
-            f"the model {model.facts['model']!r} is of no library, or learned features come before it; export it to"
+            f"the model {model.facts.model!r} is of no library, or learned features come before it; export it to"
             " huggingface, onnx or torchscript."
         )
-    if TEMPERATURE in model.facts:
+    if model.facts.temperature is not None:
         raise RefusedError(
             "the model's scores are divided by a temperature, which a model of the library alone does not do; export it"
             " to huggingface, onnx or torchscript."
@@ -223,9 +223,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
     save_pretrained(module, parameters, folder)
     _write_cards(model, folder, artifacts)
     _write_tokenizer(model, folder)
-    return read_pretrained(
-        module, folder, model.input_shape, model.facts.get("outputs") or len(model.classes)
-    )
+    return read_pretrained(module, folder, model.input_shape, model.facts.output_count)
 
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
@@ -354,9 +352,9 @@ def _how_to_use(key: str | None) -> str:
 
 def _of_a_library(model: TrainedModel, folder: Path) -> str:
     """For a model of Hugging Face: write the files that its library needs, compare the scores, and describe the use."""
-    settings = model.facts.get("model_settings") or {}
-    is_its_own = model.facts["model"] == "huggingface" and settings.get("replace_batch_norm") is not True
-    if not is_its_own or model.facts.get("front") or TEMPERATURE in model.facts:
+    settings = model.facts.model_settings or {}
+    is_its_own = model.facts.model == "huggingface" and settings.get("replace_batch_norm") is not True
+    if not is_its_own or model.facts.front or model.facts.temperature is not None:
         return ""
     from algorithms.models.public_models import library_model, write_beside
 
@@ -375,7 +373,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     tokenizer = _write_tokenizer(model, folder)
     if "adapter" not in settings:
         return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n{tokenizer}"
-    outputs = model.facts.get("outputs") or len(model.classes)
+    outputs = model.facts.output_count
     with_outputs = "" if model.predicts == "next token" else f" with `num_labels={outputs}`"
     return (
         f"\nBy PEFT alone: `PeftModel.from_pretrained(model, FOLDER)`, where `model` is the {name} of the public model"
@@ -391,7 +389,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     name = str(((model.preparation or {}).get("encoder") or {}).get("name", ""))
     if not name.startswith("tokenizer/"):
         return ""
-    target = target_in(model.facts)
+    target = target_in(model.target)
     is_of_words = isinstance(target, Tags)
     how = f"truncation=True, padding='max_length', max_length={model.input_shape[-1]}"
     how += ", is_split_into_words=True" if is_of_words else ""

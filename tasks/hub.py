@@ -1,11 +1,11 @@
 """A trained model as a model of transformers, for folders that `export --to huggingface` writes."""
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
 
+from algorithms.model_facts import ModelFacts
 from algorithms.models import for_evaluation
 from algorithms.models.libraries import imported_library
 from algorithms.models.saved import architecture
@@ -36,7 +36,9 @@ class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: EpsilonflowConfig, allow_code: Collection[str] = ()) -> None:
         super().__init__(config)
-        model = for_evaluation(architecture(json.loads(config.facts), allow_code=allow_code))
+        model = for_evaluation(
+            architecture(ModelFacts.model_validate_json(config.facts), allow_code=allow_code)
+        )
         self.network = model.module
         self._scores = model.scores
         self.post_init()

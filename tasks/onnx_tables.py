@@ -344,7 +344,7 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
     Raises:
         RefusedError: If the file gives other scores for made-up rows than the model does.
     """
-    whole, target = onnx.load(str(path)), target_in(model.facts)
+    whole, target = onnx.load(str(path)), target_in(model.target)
     table, preparation = table_of(model), model.preparation or {}
     if table is not None:
         whole = prepend(whole, table)
@@ -353,7 +353,7 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
             whole,
             classes=model.classes,
             bounds=target.bounds if isinstance(target, Number) else None,
-            is_probability=model.facts.get("model") not in MARGINS,
+            is_probability=model.facts.model not in MARGINS,
             has_labels=model.predicts == "labels",
         )
     facts: dict[str, object] = {

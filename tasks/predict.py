@@ -75,17 +75,17 @@ def predict(
         NotUsableError: if it names code that is not allowed.
     """
     model = model if isinstance(model, TrainedModel) else load(model, allow_code=allow_code)
-    target = target_in(model.facts)
+    target = target_in(model.target)
     if threshold is not None:
         _check_threshold(model, threshold)
-    of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
+    of_tokens = prod(model.input_shape) * model.facts.output_count if target and target.has_tokens else 1
     size = records_a_pass(of_tokens)
     encoder = encoder_of_model(model.preparation, allow_code=allow_code)
     encode = None if encoder is None else loader_of(encoder, target)()
     reader = reader_in(model.preparation)
     if isinstance(reader, Own):
         check_allowed(reader.factory, allow_code, "the model's file")
-    tokens = model.facts["tokens"]
+    tokens = model.facts.tokens
     batches = records_in(
         Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=reader_of(reader)
     )
@@ -97,7 +97,7 @@ def predict(
 
 
 def _check_threshold(model: TrainedModel, threshold: float) -> None:
-    if len(model.classes) != 2 or model.predicts != "class" or model.facts.get("model") in MARGINS:
+    if len(model.classes) != 2 or model.predicts != "class" or model.facts.model in MARGINS:
         raise RefusedError(
             "a threshold is of the probability of the second of two classes, which this model does not give; leave it"
             " out."
@@ -133,7 +133,7 @@ def _predict_batch(
     if isinstance(target, Labels):
         labels = tuple(";".join(itertools.compress(target.labels, one)) for one in (scores > 0).tolist())
         return Predictions(names, labels, scores.double().sigmoid().numpy(), True)
-    is_probability = model.facts.get("model") not in MARGINS
+    is_probability = model.facts.model not in MARGINS
     shown = scores.double().softmax(-1) if is_probability else scores.double()
     predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
     return Predictions(names, predicted, shown.numpy(), is_probability)
@@ -141,7 +141,7 @@ def _predict_batch(
 
 def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
     """The perplexity of each text."""
-    _, labels = target.align_labels(tokens.numpy(), tokens.numpy(), model.facts.get("padding", 0))
+    _, labels = target.align_labels(tokens.numpy(), tokens.numpy(), model.facts.padding)
     losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
     follows = (labels[:, 1:] != IGNORED).any(axis=1)
     return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))

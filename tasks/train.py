@@ -30,10 +30,11 @@ from algorithms.core.training import train as run_training
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.evaluation import recalibration_of
 from algorithms.gradients import ProcessLostError
+from algorithms.model_facts import facts_of
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
-from algorithms.models.saved import facts_of, load_model, set_temperature
+from algorithms.models.saved import load_model, set_temperature
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
@@ -267,7 +268,7 @@ def _model_compared(job: Job, root: Path) -> Trained | None:
 
 def check_comparable(path: Path, public: DatasetInfo) -> None:
     """Raise ModelRefusedError unless the model in a file was trained on records like these, for the same target."""
-    facts, described = facts_of(path), json.loads(json.dumps(_data_facts(public)))
+    facts, described = facts_of(path).document(), json.loads(json.dumps(_data_facts(public)))
     names = described.keys() | {"target", "padding", "cells"}
     if differing := [name for name in names if facts.get(name) != described.get(name)]:
         raise ModelRefusedError(

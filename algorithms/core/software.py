@@ -26,6 +26,7 @@ DECIDES = (
     "algorithms/features.py",
     "algorithms/gradients",
     "algorithms/methods",
+    "algorithms/model_facts.py",
     "algorithms/models",
     "algorithms/privacy/accounting",
     "algorithms/privacy/barrier",

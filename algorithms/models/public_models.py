@@ -19,6 +19,7 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 from algorithms.gradients.randomness import same_randomness
+from algorithms.model_facts import ModelFacts
 from algorithms.models.libraries import digest, imported_library, public_folder, read_tensors
 from algorithms.models.model import (
     Model,
@@ -328,7 +329,7 @@ def _prefix(model: Model) -> str:
 
 
 def write_beside(
-    model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: Mapping[str, Any], base: str | None
+    model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: ModelFacts, base: str | None
 ) -> nn.Module:
     """Add the files with which Hugging Face can read a folder of a model's weights: config.json, or adapters.
 
@@ -350,14 +351,14 @@ def write_beside(
     """
     module: Any = library_model(model)
     if "adapter" not in model.settings:
-        if names := facts["classes"]:
+        if names := facts.classes:
             module.config.id2label = dict(enumerate(names))
-            module.config.label2id = {name: place for place, name in enumerate(names)}
-        module.config.problem_type = _PROBLEMS.get(facts.get("predicts", "class"))
+            module.config.label2id = {name: index for index, name in enumerate(names)}
+        module.config.problem_type = _PROBLEMS.get(facts.predicts or "class")
         module.config.save_pretrained(folder)
         return read_pretrained(model, folder, (), 0)
     peft, stored = imported_library("peft"), in_file(model, parameters)
-    task = _task(facts.get("predicts", "class"), is_text=facts.get("tokens") is not None)
+    task = _task(facts.predicts or "class", is_text=facts.tokens is not None)
     around = [(name, head) for name, head in module.named_children() if name != module.base_model_prefix]
     heads = [name for name, head in around if list(head.parameters())]
     heads = [] if task == "language-modelling" else heads

@@ -4,20 +4,19 @@ A start comes from a public model, or from an earlier release that was charged a
 """
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError, Slot
 from algorithms.extension import check_allowed, is_own
+from algorithms.model_facts import FACTS, CellLayout, ModelFacts, facts_of
 from algorithms.models import build
 from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.cells import behind_cells
@@ -153,32 +152,6 @@ def adapt(
     return model if augmentations == 1 else with_views(model, augmentations, input_shape)
 
 
-FACTS = "epsilonflow"
-"""The only key of the file's metadata: everything that is not a parameter, as JSON."""
-TEMPERATURE = "temperature"
-"""The fact that says by what scores are divided; missing for a model that is not recalibrated."""
-
-
-def facts_of(path: Path) -> dict[str, Any]:
-    """The facts in a model's file; raises ModelRefusedError for a file that epsilonflow did not write."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {})[FACTS])
-        lists = [(facts["input_shape"], int), (facts["classes"], str)]
-        fits = all(isinstance(row, list) and all(isinstance(x, kind) for x in row) for row, kind in lists)
-        temperature = facts.get(TEMPERATURE, 1.0)
-        divides = type(temperature) in (int, float) and 0 < temperature < math.inf
-        if not (fits and divides and isinstance(facts["model"], str)):
-            raise TypeError
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError):
-        raise ModelRefusedError(
-            f"{path} is not a model that epsilonflow trained; give the model.safetensors of a run."
-            if path.exists()
-            else f"there is no model at {path}; give the model.safetensors of a run, or the folder that contains it."
-        ) from None
-    return facts
-
-
 def load_model(path: Path, *, allow_code: Collection[str] = ()) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the named parameters of a model that the train stage wrote.
 
@@ -197,49 +170,49 @@ def load_model(path: Path, *, allow_code: Collection[str] = ()) -> tuple[Model, 
     return model, parameters
 
 
-def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) -> Model:
+def architecture(facts: ModelFacts, *, allow_code: Collection[str] = ()) -> Model:
     """The model that a file describes, with placeholder parameters; see `load`."""
-    check_allowed(facts["model"], allow_code, "the model's file")
-    settings = facts.get("model_settings") or {}
+    check_allowed(facts.model, allow_code, "the model's file")
+    settings = facts.model_settings or {}
     files = [key for key in settings if key == "checkpoint" or key.endswith("_file")]
-    if files and not is_own(facts["model"]):
+    if files and not is_own(facts.model):
         raise ModelRefusedError(
             f"the model's file names a file of this machine as {files[0]}, and one that epsilonflow wrote has all"
             " values in it; take the file of a run."
         )
-    shape, before = tuple(facts["input_shape"]), facts.get("front")
-    features, cells = None if before is None else front(before, shape), facts.get("cells")
+    shape, cells = facts.input_shape, facts.cells
+    features = None if facts.front is None else front(facts.front, shape)
     if isinstance(features, HistogramCells):
         sizes, weights = features.layout
-        cells = {"sizes": sizes, "weights": weights}
+        cells = CellLayout(sizes=tuple(sizes), weights=tuple(weights))
     if cells is not None:
-        shape = (sum(cells["sizes"]),)
+        shape = (sum(cells.sizes),)
     model = build(
-        facts["model"],
+        facts.model,
         input_shape=shape if features is None or cells is not None else shape_after(features, shape),
-        classes=facts.get("outputs") or len(facts["classes"]),
+        classes=facts.output_count,
         seed=0,
-        tokens=facts.get("tokens"),
-        padding=facts.get("padding", 0),
-        predicts=facts.get("predicts"),
-        level=(facts.get("target") or {}).get("quantile", 0.5),
+        tokens=facts.tokens,
+        padding=facts.padding,
+        predicts=facts.predicts,
+        level=facts.level,
         settings=settings,
     )
     if cells is not None:
-        model = behind_cells(model, cells["sizes"], cells["weights"])
+        model = behind_cells(model, cells.sizes, cells.weights)
     if features is not None:
         model = in_front(features, model)
-    temperature, scores = facts.get(TEMPERATURE), model.scores
+    temperature, scores = facts.temperature, model.scores
     return model if temperature is None else replace(model, scores=lambda out: scores(out) / temperature)
 
 
 def set_temperature(path: Path, temperature: float) -> None:
     """Let the model in a file divide its scores by a temperature, so that its probabilities are recalibrated."""
-    facts = facts_of(path) | {TEMPERATURE: temperature}
+    facts = facts_of(path).model_copy(update={"temperature": temperature})
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     fresh = path.with_suffix(".recalibrated")
-    save_file(tensors, fresh, metadata={FACTS: json.dumps(facts)})
+    save_file(tensors, fresh, metadata={FACTS: json.dumps(facts.document())})
     fresh.replace(path)
 
 
@@ -258,17 +231,17 @@ class TrainedModel(nn.Module):
         facts: everything that the file states about the model.
     """
 
-    def __init__(self, model: Model, parameters: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, parameters: Mapping[str, Tensor], facts: ModelFacts) -> None:
         super().__init__()
         model = for_evaluation(model)
         model.module.load_state_dict(dict(parameters), strict=False)
         self.network = model.module.eval().requires_grad_(False)
         self._scores = model.scores
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
-        self.predicts: str = facts.get("predicts", "class")
-        self.target: Mapping[str, Any] | None = facts.get("target")
-        self.input_shape: tuple[int, ...] = tuple(facts["input_shape"])
-        self.preparation: Mapping[str, Any] | None = facts.get("preparation")
+        self.classes = facts.classes
+        self.predicts = "class" if facts.predicts is None else facts.predicts
+        self.target = facts.target
+        self.input_shape = facts.input_shape
+        self.preparation = facts.preparation
         self.facts = facts
 
     def forward(self, inputs: Tensor) -> Tensor:

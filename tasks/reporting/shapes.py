@@ -5,7 +5,6 @@ column adds to it, beside what random trees add of several columns. All of this 
 from the data card in the model's file, and costs nothing.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from algorithms.model_facts import ModelFacts, facts_of
 from data.cells import CellEncoding, Grids, Part
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
 from data.targets import Number
@@ -92,15 +92,15 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
     settings, trace: of its method and its run, which say how much noise is in each parameter.
     """
     with safe_open(model, framework="np") as file:
-        facts = json.loads((file.metadata() or {}).get("epsilonflow", "{}"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    reader = reader_in(facts.get("preparation")) if facts.get("model") == "additive" else None
+    facts = facts_of(model)
+    reader = reader_in(facts.preparation) if facts.model == "additive" else None
     encoding = reader.cell_encoding if isinstance(reader, Table) else None
     if encoding is None or not isinstance(reader, Table):
         return None
     total = encoding.facts.total
     weights = [part for part in tensors.values() if part.ndim == 2 and part.shape[1] == total]
-    has_bins = bool((facts.get("front") or {}).get("bins"))
+    has_bins = bool((facts.front or {}).get("bins"))
     if len(weights) != 1 or has_bins:  # the cells are other ones than those of the card alone
         return None
     units, unit, outputs = _unit_of(facts, tensors)
@@ -110,11 +110,9 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
     return Explanation(tuple(sorted(shapes, key=lambda one: -one.span)), outputs, unit)
 
 
-def _unit_of(
-    facts: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
-) -> tuple[float, str, tuple[str, ...]]:
+def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
     """What outputs are multiplied with to be in their unit, that unit in words, and the names of the outputs."""
-    target, classes = target_in(facts), tuple(facts["classes"])
+    target, classes = target_in(facts.target), facts.classes
     if target is None:
         if len(classes) == 2:
             return 1.0, f"log-odds of {classes[1]}", classes[1:]

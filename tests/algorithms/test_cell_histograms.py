@@ -1,5 +1,6 @@
 """One release of all columns' histograms: what a row adds, what is drawn on it, and that trees follow from it alone."""
 
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from algorithms.cell_histograms import CellHistograms, TableHistograms
 from algorithms.core.learned_features import learn_buffers
 from algorithms.core.user_level import user_level_barrier, user_level_model
+from algorithms.model_facts import ModelFacts
 from algorithms.models import Model, build
 from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
 from algorithms.models.cells import behind_cells
@@ -197,7 +199,10 @@ def test_a_model_s_file_brings_trees_and_scale_back(is_of_number: bool) -> None:
         "cells": {"sizes": SIZES, "weights": [0.1] * len(SIZES)},
         "front": front.settings,
     }
-    again, published = architecture(facts), model.published_tensors(torch.randn(model.parameter_count))
+    again, published = (
+        architecture(ModelFacts.model_validate_json(json.dumps(facts))),
+        model.published_tensors(torch.randn(model.parameter_count)),
+    )
     expected = model.scores(model.outputs(published, rows))
     assert torch.equal(again.scores(again.outputs(published, rows)), expected)
 

@@ -1,5 +1,6 @@
 """The released scale of a number to predict: of known histograms, in training and in results."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from algorithms.core.training import train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2, Engine
 from algorithms.methods import from_settings
+from algorithms.model_facts import ModelFacts
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import in_front, install_buffers
 from algorithms.models.saved import architecture
@@ -131,7 +133,7 @@ def test_a_model_s_file_brings_the_scale_back() -> None:
     }
     model = install_buffers(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
     published = model.published_tensors(torch.randn(4))
-    again, rows = architecture(facts), torch.randn(5, 3)
+    again, rows = architecture(ModelFacts.model_validate_json(json.dumps(facts))), torch.randn(5, 3)
     assert torch.equal(
         again.scores(again.outputs(published, rows)), model.scores(model.outputs(published, rows))
     )

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from algorithms import load
 from algorithms.errors import RefusedError
 from algorithms.evaluation import ReleasedHistogram, recalibration_of
-from algorithms.models.saved import TEMPERATURE, facts_of, load_model
+from algorithms.model_facts import facts_of
+from algorithms.models.saved import load_model
 from data.prepared import HeldOut, halves_of, load_held_out
 from epsilonflow import sklearn
 from tasks import evaluate, train
@@ -53,7 +54,7 @@ def read(workspace: Workspace, name: str) -> Any:
 def test_the_model_in_use_and_all_its_exports_are_recalibrated(underconfident: Workspace) -> None:
     finish(underconfident)
     root, artifacts = underconfident.root, underconfident.root / "artifacts"
-    temperature = facts_of(artifacts / "model.safetensors")[TEMPERATURE]
+    temperature = facts_of(artifacts / "model.safetensors").temperature
     assert 0 < temperature < 0.8  # it was too unsure
     parameters = load_model(artifacts / "model.safetensors")[1]
     weight, bias = sorted(parameters.values(), key=torch.Tensor.dim, reverse=True)
@@ -113,7 +114,7 @@ def test_a_killed_run_has_the_same_temperature(underconfident: Workspace) -> Non
     found = recalibration_of(released)
     assert found is not None
     model = underconfident.root / "artifacts/model.safetensors"
-    assert facts_of(model)[TEMPERATURE] == found.temperature
+    assert facts_of(model).temperature == found.temperature
     assert store.sha256_of(model) == read(underconfident, "receipt.json")["sha256"]["model.safetensors"]
 
 
@@ -123,7 +124,7 @@ def test_without_a_gain_beyond_noise_nothing_changes(
     monkeypatch.setattr(train, "recalibration_of", lambda _: None)
     monkeypatch.setattr(evaluate, "recalibration_of", lambda _: None)
     finish(underconfident)
-    assert TEMPERATURE not in facts_of(underconfident.root / "artifacts/model.safetensors")
+    assert facts_of(underconfident.root / "artifacts/model.safetensors").temperature is None
     assert read(underconfident, "metrics.json")["recalibration"] is None
 
 

@@ -1,5 +1,6 @@
 """Models of rows that are encoded as cells: the same sums as over the vectors, for every way to compute them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, LinearRecords, LineCandidates, linear_layer
+from algorithms.model_facts import ModelFacts
 from algorithms.models import Model, build
 from algorithms.models.cells import CellVectors, behind_cells
 from algorithms.models.saved import architecture, load_start
@@ -94,7 +96,10 @@ def test_the_map_comes_back_from_a_file_and_a_release_is_a_start(tmp_path: Path)
         "model": "additive", "input_shape": [len(SIZES)], "classes": list("abcd"), "outputs": 4, "predicts": "class",
         "cells": {"sizes": SIZES, "weights": WEIGHTS},
     }  # fmt: skip
-    again, point = architecture(facts), torch.randn(model.parameter_count)
+    again, point = (
+        architecture(ModelFacts.model_validate_json(json.dumps(facts))),
+        torch.randn(model.parameter_count),
+    )
     assert torch.equal(
         again.outputs(again.by_name(point), rows_of(9)), model.outputs(model.by_name(point), rows_of(9))
     )

@@ -22,8 +22,9 @@ import algorithms
 from algorithms.encoders import Frozen, encoder
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.extension import NotUsableError, source_digest
+from algorithms.model_facts import FACTS, ModelFacts
 from algorithms.models import build
-from algorithms.models.saved import FACTS, architecture, load_start
+from algorithms.models.saved import architecture, load_start
 from data.card import DataRefusedError, data_card
 from data.readers.images import load_pickle
 from flows.cli.main import app
@@ -306,7 +307,7 @@ def test_a_models_settings_name_no_files_and_no_places_to_load_from(tmp_path: Pa
         ({"architecture": "resnet10t", "options": {"pretrained": True}}, "no option"),
     ):
         with pytest.raises(ModelRefusedError, match=words):
-            architecture(facts | {"model_settings": settings})
+            architecture(ModelFacts.model_validate_json(json.dumps(facts | {"model_settings": settings})))
     for config in (
         {"model_type": "timm_wrapper", "architecture": "local-dir:x", "model_args": {"checkpoint_path": "x"}},
         {"model_type": "vit", "use_pretrained_backbone": True},
@@ -323,7 +324,11 @@ def test_a_models_settings_name_no_files_and_no_places_to_load_from(tmp_path: Pa
         {"model_type": "vit", "backbone_config": {"backbone": "local-dir:x"}},
     ):
         with pytest.raises(ModelRefusedError, match="that timm builds or that downloads"):
-            architecture(facts | {"model": "huggingface", "model_settings": {"config": config}})
+            architecture(
+                ModelFacts.model_validate_json(
+                    json.dumps(facts | {"model": "huggingface", "model_settings": {"config": config}})
+                )
+            )
     with pytest.raises(ModelRefusedError, match="timm has no model"):
         encoder(f"timm/local-dir:{tmp_path}", Frozen())
 
@@ -342,7 +347,12 @@ def test_a_configuration_of_transformers_names_no_code(strange: Strange, tmp_pat
         "auto_map": {"AutoModelForImageClassification": "own.OwnModel"},
     }
     facts = {"input_shape": [3, 8, 8], "classes": ["no", "yes"], "model": "huggingface"}
-    assert architecture(facts | {"model_settings": {"config": config}}).name == "huggingface"
+    assert (
+        architecture(
+            ModelFacts.model_validate_json(json.dumps(facts | {"model_settings": {"config": config}}))
+        ).name
+        == "huggingface"
+    )
     assert not strange.has_run()
 
 
