@@ -81,7 +81,7 @@ class PreparedRecords:
 
     shape: tuple[int, ...]
     has_tokens: bool
-    encoder: Mapping[str, Any] | None
+    encoder: Mapping[str, object] | None
 
     def encode(self, X: Any) -> NDArray[Any]:
         """The records as the network takes them, [n, *shape]."""
@@ -178,7 +178,7 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
         raise RefusedError(str(error)) from None
 
 
-def _column(name: str, given: Any) -> dict[str, Any]:
+def _column(name: str, given: Any) -> dict[str, object]:
     if isinstance(given, Mapping):
         return {"name": name, **given}
     if isinstance(given, tuple) and len(given) == 2:
@@ -193,7 +193,7 @@ def _column(name: str, given: Any) -> dict[str, Any]:
 
 
 def _encoding_of(
-    columns: Sequence[Mapping[str, Any]],
+    columns: Sequence[Mapping[str, object]],
     missing: tuple[str, ...],
     what: str,
     cells: CellSettings | None = None,

@@ -11,7 +11,6 @@ from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,7 +24,7 @@ from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from data.files import write_text
 from tasks.config import params
-from tasks.reporting import AUDIT, AUDIT_PAGE, audit_folder, environment
+from tasks.reporting import AUDIT, AUDIT_PAGE, AuditSummary, audit_folder, environment
 from tasks.reporting.figures import Theme, empty, legend, picture
 
 _WORDS = "What the claim lets any test reach, and what the attack reached"
@@ -96,16 +95,16 @@ One = Callable[[AuditRequest], tuple[bool, str]]
 
 def audit_one(request: AuditRequest, root: Path, *, workers: int) -> tuple[bool, str]:
     """Audit one method and keep the result below `root`; see `One`."""
-    document, page = run_audit(request, root, workers=workers)
-    verdict = "the claim is VIOLATED" if document["is_violated"] else "nothing speaks against the claim"
-    if document["found"] > document["claimed"] and not document["is_violated"]:
+    summary, page = run_audit(request, root, workers=workers)
+    verdict = "the claim is VIOLATED" if summary.is_violated else "nothing speaks against the claim"
+    if summary.found > summary.claimed and not summary.is_violated:
         verdict = f"{verdict}, since chance explains the difference"
-    numbers = f"claimed {document['claimed']:.4g}, found {document['found']:.4g}"
-    return document["is_violated"], f"{request.method}: {numbers}; {verdict} ({page})"
+    numbers = f"claimed {summary.claimed:.4g}, found {summary.found:.4g}"
+    return summary.is_violated, f"{request.method}: {numbers}; {verdict} ({page})"
 
 
-def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
-    """Audit a method, and each mechanism alone; write audit.json and audit.html, and return content and path.
+def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[AuditSummary, Path]:
+    """Audit a method, and each mechanism alone; write audit.json and audit.html, and return verdict and page.
 
     Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.
     """
@@ -125,7 +124,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[d
             *audit_evaluation_release(draws=request.runs, seed=request.seed),
         )
     ]
-    document: dict[str, Any] = json.loads(json.dumps(result.to_json())) | {
+    document: dict[str, object] = json.loads(json.dumps(result.to_json())) | {
         "mechanisms": mechanisms,
         "is_violated": result.is_violated or any(row["is_violated"] for row in mechanisms),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -137,7 +136,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[d
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / AUDIT, json.dumps(document, indent=2) + "\n")
     write_text(folder / AUDIT_PAGE, page)
-    return document, folder / AUDIT_PAGE
+    return AuditSummary.model_validate(document), folder / AUDIT_PAGE
 
 
 def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:

@@ -10,15 +10,14 @@ aspects related to the processing of personal data in the context of AI models, 
 and an outline of section 3.2.2. What was not read word for word is a paraphrase, and the page says so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import text as words
 from data.files import read_json
-from tasks.reporting import AUDIT, audit_folder, environment
+from tasks.reporting import AUDIT, AuditSummary, audit_folder, environment, newest_audit
 from tasks.runs.metrics import Metrics, format_metric, held_out_metrics, is_private, private_words
 
 MUST_ANSWER = "You must answer."
@@ -43,9 +42,7 @@ class Source:
     lines: tuple[Line, ...]
 
 
-def sources(
-    card: PrivacyCard, metrics: Metrics | None, audit: Mapping[str, Any] | None
-) -> tuple[Source, ...]:
+def sources(card: PrivacyCard, metrics: Metrics | None, audit: AuditSummary | None) -> tuple[Source, ...]:
     """The questions of each document with what the run's documents say."""
     return (_nist(card, audit, metrics), _edpb(card, audit), _ai_act(card, metrics))
 
@@ -54,7 +51,7 @@ def _open(question: str, why: str) -> Line:
     return Line(question, None, why)
 
 
-def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Metrics | None) -> Source:
+def _nist(card: PrivacyCard, audit: AuditSummary | None, metrics: Metrics | None) -> Source:
     ran = card.implementation
     return Source(
         "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
@@ -119,7 +116,7 @@ def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Metrics |
     )
 
 
-def _edpb(card: PrivacyCard, audit: Mapping[str, Any] | None) -> Source:
+def _edpb(card: PrivacyCard, audit: AuditSummary | None) -> Source:
     setting = card.setting
     return Source(
         "EDPB Opinion 28/2024, section 3.2.2: what is considered where a model is claimed to be anonymous",
@@ -261,15 +258,15 @@ def _ai_act(card: PrivacyCard, metrics: Metrics | None) -> Source:
     )
 
 
-def _audit_line(question: str, audit: Mapping[str, Any] | None) -> Line:
+def _audit_line(question: str, audit: AuditSummary | None) -> Line:
     if audit is None:
         return _open(question, "no audit of the method is in this checkout: `epsilonflow audit`")
-    verdict = "refutes" if audit["is_violated"] else "does not refute"
+    verdict = "refutes" if audit.is_violated else "does not refute"
     fact = (
-        f"An audit of {audit['method']} on made-up records {verdict} its claim: at least epsilon {audit['found']:.3g}"
-        f" was found where {audit['claimed']:.3g} was claimed."
+        f"An audit of {audit.method} on made-up records {verdict} its claim: at least epsilon {audit.found:.3g}"
+        f" was found where {audit.claimed:.3g} was claimed."
     )
-    return Line(question, fact, f"{audit_folder(audit['method'])}/{AUDIT}, of {audit['at']}")
+    return Line(question, fact, f"{audit_folder(audit.method)}/{AUDIT}, of {audit.at}")
 
 
 def _utility(question: str, metrics: Metrics | None) -> Line:
@@ -285,11 +282,11 @@ def _utility(question: str, metrics: Metrics | None) -> Line:
 
 def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:
     """The page as HTML, which prints."""
-    metrics, audit = artifacts / "metrics.json", root / audit_folder(card.mechanism.algorithm) / AUDIT
+    metrics = artifacts / "metrics.json"
     asked: Sequence[Source] = sources(
         card,
         read_json(metrics) if metrics.is_file() else None,
-        read_json(audit) if audit.is_file() else None,
+        newest_audit(card.mechanism.algorithm, root),
     )
     made = environment(below=Path(__file__).parent)
     return made.get_template("authority.html.j2").render(

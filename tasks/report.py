@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +28,7 @@ from data.files import read_json
 from tasks.config import home, params
 from tasks.csv_files import read_csv, write_csv
 from tasks.reporting import (
+    AuditSummary,
     History,
     drawings,
     history,
@@ -150,7 +150,7 @@ def compose(
     folder: Path | None,
     draw: Callable[[Drawing, str], Picture],
     key: Ed25519PrivateKey | None,
-    audit: Mapping[str, Any] | None = None,
+    audit: AuditSummary | None = None,
 ) -> Report:
     """Make the card and the page of a run, without writing them.
 

@@ -237,7 +237,7 @@ class RecordingBarrier(Barrier):
         return answer
 
     def _keep(
-        self, kind: str, value: Tensor, bound: Any, asked: Mapping[str, Any], about: Any = None
+        self, kind: str, value: Tensor, bound: Any, asked: Mapping[str, object], about: Any = None
     ) -> None:
         found, sampling = value.detach().double().cpu().numpy(), asked.get("sampling") or FullBatch()
         self._seen.append(Answer(kind, sampling, bound, asked["noise"], found, about))

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -173,53 +173,68 @@ def forecast(options: _Forecast) -> None:
         smallest=smallest,
         arriving=limit if options.new_blocks else None,
     )
-    document = _document(ledger, options.population, outcome, options.every)
-    if options.as_json:
-        say(json.dumps(document, indent=2))
-    else:
-        _show(document)
+    rows = _retrainings(balance, outcome, options.every)
+    if not options.as_json:
+        _show_forecast(options.population, rows, outcome.end)
+        return
+    document = {
+        "population": options.population,
+        "composition": str(balance.composition),
+        "delta": balance.cap.delta,
+        "fit": len(rows),
+        "end": outcome.end,
+        "retrainings": [asdict(row) for row in rows],
+    }
+    say(json.dumps(document, indent=2))
 
 
-def _document(ledger: "Ledger", population: str, forecast: "Forecast", every: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Retraining:
+    """A forecast retraining; its fields are keys of the JSON."""
+
+    retraining: int
+    day: float
+    blocks: list[str]
+    epsilon: float
+    price: list[float]
+    retires: list[str]
+
+
+def _retrainings(balance: "Balance", forecast: "Forecast", every: float) -> list[_Retraining]:
+    """The retrainings of a forecast, so many days apart, with their epsilon at the delta of the cap."""
     from fractions import Fraction
-
-    balance = ledger.balance(population, "all")
 
     def epsilon(price: "Price") -> float:
         return balance.composition.as_budget(tuple(map(Fraction, price)), balance.cap.delta).epsilon
 
-    rows = [
-        {
-            "retraining": row.number,
-            "day": every * row.number,
-            "blocks": list(row.blocks),
-            "epsilon": epsilon(row.price),
-            "price": list(row.price),
-            "retires": list(row.retires),
-        }
+    return [
+        _Retraining(
+            row.number,
+            every * row.number,
+            list(row.blocks),
+            epsilon(row.price),
+            list(row.price),
+            list(row.retires),
+        )
         for row in forecast.retrainings
     ]
-    unit = {"composition": str(balance.composition), "delta": balance.cap.delta}
-    return {"population": population, **unit, "fit": len(rows), "end": forecast.end, "retrainings": rows}
 
 
-def _show(document: dict[str, Any]) -> None:
-    rows = document["retrainings"]
-    # By the hour where days would be fractions, as for hourly retrainings.
-    unit, each = ("day", 1) if all(float(row["day"]).is_integer() for row in rows) else ("hour", 24)
-    table = Table("retraining", unit, "blocks", "epsilon", "retires")
-    left_out = max(0, len(rows) - 2 * _SHOWN)
-    for place, row in enumerate(rows):
-        if left_out and _SHOWN <= place < _SHOWN + left_out:
-            if place == _SHOWN:
-                table.add_row("...", "", f"{left_out:,} more; --json has all", "", "")
-            continue
-        names = (_few(row["blocks"]), f"{row['epsilon']:.4g}", _few(row["retires"]))
-        table.add_row(str(row["retraining"]), f"{each * row['day']:.6g}", *names)
-    population, end = document["population"], document["end"]
+def _show_forecast(population: str, rows: list[_Retraining], end: str | None) -> None:
     if not rows:
         say(f"The caps allow no more retrainings of population {population}: {end}")
         return
+    # By the hour where days would be fractions, as for hourly retrainings.
+    unit, each = ("day", 1) if all(float(row.day).is_integer() for row in rows) else ("hour", 24)
+    table = Table("retraining", unit, "blocks", "epsilon", "retires")
+    left_out = max(0, len(rows) - 2 * _SHOWN)
+    for index, row in enumerate(rows):
+        if left_out and _SHOWN <= index < _SHOWN + left_out:
+            if index == _SHOWN:
+                table.add_row("...", "", f"{left_out:,} more; --json has all", "", "")
+            continue
+        names = (_few(row.blocks), f"{row.epsilon:.4g}", _few(row.retires))
+        table.add_row(str(row.retraining), f"{each * row.day:.6g}", *names)
     show(table)
     say(
         f"The caps allow {'' if end else 'at least '}{len(rows)} more retrainings of population {population}."

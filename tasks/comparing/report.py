@@ -103,7 +103,7 @@ def with_gap(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(gap=table["objective"] - lowest)
 
 
-def _row(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
+def _row(trial: Trial, result: Mapping[str, Any]) -> dict[str, object]:
     fold, results = trial.fold, result["results"]
     return {
         **{name: getattr(trial, name) for name in (*KEY, "accountant", "seed")},
@@ -480,7 +480,7 @@ def log_comparison(work: ComparisonWork, report: ComparisonReport) -> bool:
 
 def _members(work: ComparisonWork, report: ComparisonReport) -> Iterator[GroupMember]:
     comparison, folder = work.comparison, work.place.folder
-    shared: dict[str, Any] = {"comparison": comparison.name, "title": comparison.title, "private": False}
+    shared: dict[str, object] = {"comparison": comparison.name, "title": comparison.title, "private": False}
     for method, rows in report.table.groupby("method", sort=False):
         config = shared | {
             "method": str(method),

@@ -97,7 +97,7 @@ class ComparisonFolder:
         """The digests of the trials that have a result."""
         return set(self.finish_times())
 
-    def result(self, digest: str) -> dict[str, Any]:
+    def result(self, digest: str) -> dict[str, object]:
         """The result of a finished trial."""
         return read_json(self.trials / f"{digest}.json")
 
@@ -408,7 +408,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
     return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, steps[-1])
 
 
-def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, Any]:
+def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, object]:
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, label_type = HeldOut(data.public, data.test.features, data.test.labels), data.public.label_type
     evaluation = evaluate(trained.model, trained.model.published_tensors(trained.parameters), records)

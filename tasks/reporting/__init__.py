@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict
 
 from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_detection_rate
@@ -112,14 +113,37 @@ def audit_folder(method: str) -> Path:
     return Path("audits", re.sub(r"\W+", "_", method))
 
 
-def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
-    """The newest audit of a method in a checkout, if any, with the path of its page relative to `artifacts`."""
-    folder = audit_folder(method)
+class AuditSummary(BaseModel):
+    """What other documents say of an audit; audit.json has more.
+
+    Attributes:
+        method: That was audited.
+        at: The time, by ISO 8601.
+        claimed: Epsilon that the method claims.
+        found: Epsilon that the attacks found at least.
+        is_violated: Whether that, or a check of a mechanism, refutes the claim.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    method: str
+    at: str
+    claimed: float
+    found: float
+    is_violated: bool
+
+    @property
+    def page(self) -> str:
+        """The path of the audit's page, relative to `artifacts`."""
+        return str(Path("..") / audit_folder(self.method) / AUDIT_PAGE)
+
+
+def newest_audit(method: str, root: Path) -> AuditSummary | None:
+    """The newest audit of a method in a checkout, if there is one that can be read."""
     try:
-        document = read_json(root / folder / AUDIT)
+        return AuditSummary.model_validate(read_json(root / audit_folder(method) / AUDIT))
     except (OSError, ValueError):
         return None
-    return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
 
 
 def risk_of(profile: Profile) -> dict[str, object]:
@@ -159,7 +183,7 @@ def page(
     risk: Mapping[str, object] | None,
     attack: Mapping[str, float] | None = None,
     ten_more: float | None = None,
-    audit: Mapping[str, Any] | None = None,
+    audit: AuditSummary | None = None,
     other_software: str | None = None,
     explanation: Explanation | None = None,
 ) -> str:

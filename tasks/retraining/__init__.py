@@ -59,7 +59,7 @@ class RetrainingRecipe(StrictModel):
     algorithm: dict[str, JsonValue]
     model: dict[str, JsonValue]
 
-    def settings(self, dataset: str, delta: float | None) -> dict[str, Any]:
+    def settings(self, dataset: str, delta: float | None) -> dict[str, object]:
         """The groups for a data set, without its blocks. delta: of each run; None keeps that of the recipe."""
         groups = deepcopy(self.model_dump())
         groups["data"]["dataset"] = dataset

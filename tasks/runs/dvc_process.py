@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.config import SPEND_AGAIN, has_consent
 from tasks.config.params import ParamsRefusedError
@@ -127,7 +127,7 @@ def code_has_changed(stage: str, root: Path) -> bool:
         return False  # the stage says what is wrong
 
 
-def _encoder_has_changed(data: Mapping[str, Any], prepared: Path) -> bool:
+def _encoder_has_changed(data: Mapping[str, object], prepared: Path) -> bool:
     """Whether an encoder of the user's own has other code or weights than when the data were prepared."""
     from algorithms.extension import is_own
     from data import DatasetInfo

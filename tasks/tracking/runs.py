@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -252,8 +252,8 @@ class GroupMember:
     """A finished run of a group. images: PNG files. files: the files of an artifact."""
 
     job_type: str
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    config: Mapping[str, object]
+    summary: Mapping[str, object]
     tables: Mapping[str, pd.DataFrame]
     images: Mapping[str, Path] = field(default_factory=dict)
     files: Sequence[Path] = ()

@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from tasks import auditing
 from tasks.auditing import AuditRequest, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
-from tasks.reporting import environment, newest_audit
+from tasks.reporting import AuditSummary, environment, newest_audit
 from tests.support.waiting import before_long
 
 
@@ -51,19 +51,19 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(auditing, "_side_by_side", pickled)
     assert newest_audit("majority", tmp_path) is None
-    found, page = run_audit(AuditRequest("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
-    kept = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())
-    assert kept == found
-    assert not found["is_violated"]
-    assert found["mechanisms"][0]["name"] == "Gaussian"
+    summary, page = run_audit(AuditRequest("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
+    document = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())
+    assert document.items() >= summary.model_dump().items()
+    assert not summary.is_violated
+    assert document["mechanisms"][0]["name"] == "Gaussian"
     assert page == tmp_path / "audits" / "majority" / "audit.html"
     assert "nothing speaks against the claim" in page.read_text()
     newest = newest_audit("majority", tmp_path)
-    assert newest is not None
-    assert (tmp_path / "artifacts" / newest["page"]).resolve() == page.resolve()
+    assert newest == summary
+    assert (tmp_path / "artifacts" / newest.page).resolve() == page.resolve()
     template = environment().get_template("audit.html.j2")
     for caught, words in ((1.0, "noticed practically always<"), (0.9, "a chance of at least 90.0 %<")):
-        changed = found | {"power": found["power"] | {"caught": caught}, "curve": []}
+        changed = document | {"power": document["power"] | {"caught": caught}, "curve": []}
         assert words in template.render(audit=changed, picture=None)
 
 
@@ -73,7 +73,9 @@ def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
         (0.5, True, "found 0.5; the claim is VIOLATED (page)"),
         (0.05, False, "found 0.05; nothing speaks against the claim (page)"),
     ):
-        result = {"claimed": 0.1, "found": found, "is_violated": is_violated}
+        result = AuditSummary(
+            method="sgd_adv", at="2026-01-01", claimed=0.1, found=found, is_violated=is_violated
+        )
         monkeypatch.setattr(auditing, "run_audit", lambda *_, result=result, **__: (result, Path("page")))
         violated, said = auditing.audit_one(AuditRequest("sgd_adv", {}), tmp_path, workers=1)
         assert violated is is_violated and words in said
