@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from algorithms.core.plan import Plan, by_accountants
 from algorithms.gradients import L2, Unclipped
+from algorithms.model_facts import FACTS
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
@@ -59,7 +60,9 @@ def write_run(
     save_file(
         {"weight": np.zeros((3, 5), np.float32)},
         folders.artifacts / "model.safetensors",
-        metadata={"model": "softmax", "dataset": public.dataset},
+        metadata={
+            FACTS: json.dumps({"model": "softmax", "input_shape": [5], "classes": public.label_type.names})
+        },
     )
     receipt = _receipt(folders, kind, steps, costs, events, len(trace.rows))
     write_json(folders.artifacts / "receipt.json", receipt)

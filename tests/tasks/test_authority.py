@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from algorithms.privacy.card import PrivacyCard, build
 from algorithms.privacy.card.text import statement
 from flows.cli.main import app
 from tasks.authority import MUST_ANSWER, Line, page, sources
+from tasks.reporting import AuditSummary
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import Folders, record, write_run
 
-AUDIT = {"method": "dp_sgd", "found": 1.25, "claimed": 3.0, "is_violated": False, "at": "2026-01-31T00:00:00"}
+AUDIT = AuditSummary(method="dp_sgd", found=1.25, claimed=3.0, is_violated=False, at="2026-01-31T00:00:00")
 METRICS = {"test_accuracy": 0.8, "test_loss": 0.61}
 
 
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
     without, given = lines(card), lines(card, METRICS, AUDIT)
     assert sum(line.fact is None for line in without) == sum(line.fact is None for line in given) + 4
     assert any("at least epsilon 1.25 was found where 3 was claimed" in (line.fact or "") for line in given)
-    violated = lines(card, METRICS, AUDIT | {"is_violated": True})
+    violated = lines(card, METRICS, AUDIT.model_copy(update={"is_violated": True}))
     assert any("refutes its claim" in (line.fact or "") for line in violated)
     # Whether it is lawful, harmless or anonymous is nobody's to say but yours.
     for words in ("suited to this use", "likelihood insignificant", "discriminatory"):
@@ -80,7 +80,7 @@ def test_the_command_writes_a_page_that_loads_nothing(
 ) -> None:
     folders, card = run_in(tmp_path)
     (tmp_path / "audits/dp_sgd").mkdir(parents=True)
-    (tmp_path / "audits/dp_sgd/audit.json").write_text(json.dumps(AUDIT))
+    (tmp_path / "audits/dp_sgd/audit.json").write_text(AUDIT.model_dump_json())
     (tmp_path / "params.yaml").touch()
     (tmp_path / "dvc.yaml").touch()
     monkeypatch.chdir(tmp_path)
