@@ -146,7 +146,7 @@ def test_the_model_of_more_classes_is_recalibrated(workspace: Workspace, declare
     workspace.set("privacy", epsilon=8.0, evaluation={"recalibrate": True})
     finish(workspace)
     root, artifacts = workspace.root, workspace.root / "artifacts"
-    temperature = facts_of(artifacts / "model.safetensors")[TEMPERATURE]
+    temperature = facts_of(artifacts / "model.safetensors").temperature
     said = read(workspace, "metrics.json")["recalibration"]
     assert said["temperature"] == temperature < 1.0
     data = load_held_out(root / "datasets/prepared")
