@@ -185,7 +185,12 @@ class _Correlated(EventRule):
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         """For a fixed order: several records change the release by at most the sum of their changes."""
         if event.rate < 1:
-            return super().group_privacy(event, count)
+            raise RefusedError(
+                "correlated noise over samples has no bound for {count} records of one person; set"
+                " {method.participation} to fixed_order, or let the run read one block.",
+                code="no_bound_of_correlated_group",
+                count=count,
+            )
         return attrs.evolve(event, noise_multiplier=event.noise_multiplier / count)
 
     def trace_fields(self, event: Any) -> TraceFields:

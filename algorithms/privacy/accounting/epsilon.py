@@ -507,8 +507,8 @@ def search_outwards(
 
 def _unreachable(target: float) -> RefusedError:
     return RefusedError(
-        "no noise multiplier up to {largest:.0e} meets epsilon = {epsilon:g}; ask for a larger epsilon,"
-        " fewer steps, smaller batches or more noise in what is released beside them.",
+        "no noise multiplier up to {largest:.0e} meets epsilon = {epsilon:g}; set {target.epsilon} to more, or"
+        " take fewer steps, smaller batches or more noise in what is released beside them.",
         code="no_noise_meets_epsilon",
         largest=_NOISE_RANGE[1],
         epsilon=target,

@@ -350,6 +350,14 @@ class _RandomAllocation(EventRule):
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return dp.GaussianDpEvent(event.noise_multiplier)
 
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
+        raise RefusedError(
+            "random allocation has no bound for {count} records of one person; set {method.sampling} to poisson, or"
+            " let the run read one block.",
+            code="no_bound_of_allocated_group",
+            count=count,
+        )
+
     def trace_fields(self, event: Any) -> TraceFields:
         return TraceFields({"gaussian": event.noise_multiplier}, ("random allocation",), 1.0 / event.parts)
 

@@ -20,7 +20,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, rdp
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, group_privacy, rdp
 from algorithms.privacy.accounting.events import (
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,
@@ -36,8 +36,10 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import RandomAllocation, draw_sample
+from tasks.refusals import PIPELINE
 from tests.support.barriers import Free, barrier
 from tests.support.bench import made_up, small_model
+from tests.support.refusals import refused, refused_as
 
 
 def passes(noise: float, parts: int, count: int) -> Schedule:
@@ -295,3 +297,10 @@ def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
         Target(Budget(2.0, 1e-5)), PlanningFacts(records=None, parameters=3, layers=1, classes=2)
     )
     assert private.divisor is None and [count for _, count in private.schedule] == [1, 1, 3]
+
+
+def test_several_records_of_a_person_are_refused_with_what_to_choose_instead() -> None:
+    with refused_as("no_bound_of_allocated_group", count=2):
+        group_privacy(RandomAllocationDpEvent(1.0, 10, 10), 2)
+    with refused("set algorithm.sampling to poisson"), PIPELINE.spoken():
+        group_privacy(RandomAllocationStepDpEvent(1.0, 10), 3)

@@ -337,7 +337,7 @@ def test_rho_and_groups_are_those_of_the_whole_release() -> None:
     assert epsilon([(group_privacy(ordered, 2), 1)], DELTA) == epsilon(
         [(dp.GaussianDpEvent(1.0 / math.sqrt(3)), 1)], DELTA
     )
-    with refused_as("no_bound_of_group"):
+    with refused_as("no_bound_of_correlated_group", count=2):
         group_privacy(sampled, 2)
 
 
