@@ -57,6 +57,8 @@ MAX_STEPS = 50_000
 """The largest number of steps; a strategy's search grows with its square, and takes minutes for this number."""
 _MAX_BANDS = 64
 """Bands that "auto" tries: each is a vector of memory."""
+_SEARCH_ROWS = 32
+"""The number of iterates that a search for a strategy counts: more give nearly the same one."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
 _NOWHERE = 1e6
@@ -76,6 +78,7 @@ class Workload:
         return int(self.rows.shape[1])
 
 
+@lru_cache(maxsize=4)
 def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Workload:
     """The workload of an optimizer: with averaging that of the average, and for Adam as if its scale were constant.
 
@@ -174,11 +177,11 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
 
 
 @lru_cache(maxsize=64)
-def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS) -> Toeplitz:
+def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = _SEARCH_ROWS) -> Toeplitz:
     """The banded Toeplitz strategy with the smallest noise in the iterates, its first column of norm 1.
 
-    rows: as for `workload`. Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands`
-    steps or more.
+    rows: about the number of iterates that are counted. Source: McKenna 2024, arXiv:2405.15913, for records that take
+    part again after `bands` steps or more.
 
     Example:
         >>> best_banded(OptimizerConfig(1.0), 64, 1).coefficients
@@ -187,7 +190,7 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = 
     bands = min(bands, steps)
     if bands == 1:
         return Toeplitz((1.0,))
-    weights = torch.from_numpy(workload(update, steps, rows=rows).rows)
+    weights = _some_rows(workload(update, steps), rows)
     spectrum = _spectrum(weights)
 
     def noise(tail: Tensor) -> Tensor:
@@ -202,13 +205,13 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = 
 
 @lru_cache(maxsize=64)
 def best_buffered(
-    update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = ROWS
+    update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = _SEARCH_ROWS
 ) -> Buffered:
     """The buffered strategy with the smallest noise in the iterates, for records that take part every `parts` steps.
 
-    rows: as for `workload`. Source: McMahan et al. 2024, arXiv:2408.08868.
+    rows: about the number of iterates that are counted. Source: McMahan et al. 2024, arXiv:2408.08868.
     """
-    weights = torch.from_numpy(workload(update, steps, rows=rows).rows)
+    weights = _some_rows(workload(update, steps), rows)
     spectrum, powers = _spectrum(weights), torch.arange(max(steps - 1, 1), dtype=torch.float64)
 
     def terms(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,6 +231,12 @@ def best_buffered(
     found = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
     sizes, decays = terms(torch.from_numpy(found))
     return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
+
+
+def _some_rows(asked: Workload, count: int) -> Tensor:
+    """About so many evenly spaced rows with the last one, shape [rows, steps]."""
+    every = max(1, len(asked.rows) // count)
+    return torch.from_numpy(asked.rows[::-1][::every][::-1].copy())
 
 
 def _normalise(column: Array) -> Toeplitz:
