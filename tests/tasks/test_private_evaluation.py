@@ -36,7 +36,7 @@ from tasks.preflight.preview import RunPreview
 from tasks.runs import store
 from tasks.runs.charge import Charge
 from tasks.runs.summary import run_summary
-from tasks.tracking.runs import summary
+from tasks.tracking.runs import curve_tables, summary
 from tests.support.cards import csv_of, label, number
 from tests.support.own_records import declared, finish
 from tests.support.refusals import refused_as
@@ -96,6 +96,63 @@ def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(clinic: Vis
     assert set(metrics["test_accuracy"]) == {"value", "low", "high"}
     assert (metrics["held_out"], metrics["run_id"]) == ("private", run_id)
     assert receipt["releases"] == len(trace)
+
+
+METRICS = {
+    *("accuracy", "auc", "calibration_error", "calibration_gap", "f1", "log_loss", "majority_accuracy"),
+    *("positive_f1", "positive_share", "precision", "recall"),
+}
+ENDS = {"value", "low", "high"}
+KEYS: dict[str, set[str]] = {
+    "": {f"test_{name}" for name in METRICS}
+    | {"by_class", "calibration", "differences", "groups", "not_shown", "recalibration", "thresholds"}
+    | {"delta", "epsilon", "evaluation_epsilon", "held_out", "run_id"},
+    "by_class": {"class", "precision", "recall", "share"},
+    "calibration": {"low", "high", "predicted", "observed"},
+    "differences": {"insurance"},
+    "groups": {"insurance"},
+    "insurance": METRICS - {"calibration_error"} | {"group", "size", "first", "second"},
+    "not_shown": {f"test_{name}" for name in METRICS},
+    "recalibration": {"temperature", "log_loss_gain"},
+    "thresholds": {"threshold", "false_positive_rate", "lift", "precision", "recall", "selected"},
+}
+"""The keys that metrics.json may have under each key; of a metric its value and its interval."""
+SENT = {"privacy/delta", "privacy/epsilon_total", "privacy/private", "test/epsilon", "test/held_out"} | {
+    f"test/{name}{end}" for name in METRICS for end in ("", "_low", "_high")
+}
+TABLES = {
+    "calibration": {"low", "high", "predicted", "observed_value", "observed_low", "observed_high"},
+    "thresholds": KEYS["thresholds"] | {f"{name}_{end}" for name in KEYS["thresholds"] for end in ENDS},
+}
+FILES = {
+    *("diagnostics.parquet", "evaluation.json", "metrics.json", "model.safetensors", "plan.json"),
+    *("privacy_card.json", "receipt.json", "report.html", "trace.parquet", "confusion.csv", "confusion.png"),
+    *("epsilon.csv", "epsilon.png", "noise.png", "per_class.csv", "per_class.png", "risk.png"),
+}
+
+
+def test_no_other_key_file_or_table_leaves(clinic: Visits) -> None:
+    """Whoever adds one has to add it here, and say how it follows from the released histogram."""
+    clinic.place.set("privacy", epsilon=9.0, evaluation={"by": ["insurance"], "recalibrate": True})
+    clinic.train()
+    clinic.finish()
+    folder, metrics = clinic.place.root / "artifacts", read(clinic, "metrics.json")
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == FILES
+
+    def check(document: Any, where: str) -> None:
+        for one in document if isinstance(document, list) else [document]:
+            if isinstance(one, dict):
+                allowed = KEYS.get(where, ENDS)
+                assert set(one) <= allowed, where
+                for name, value in one.items():
+                    check(value, name)
+
+    check(metrics, "")
+    assert set(summary(metrics, load(folder / "privacy_card.json"))) <= SENT
+    tables = curve_tables(metrics)
+    assert set(tables) <= set(TABLES)
+    assert all(set(table.columns) <= TABLES[name] for name, table in tables.items())
+    assert list(pd.read_csv(folder / "plots/per_class.csv").columns) == ["class", "accuracy", "records"]
 
 
 def test_the_whole_run_costs_what_training_costs(clinic: Visits) -> None:

@@ -17,6 +17,7 @@ from algorithms.errors import RefusedError
 from algorithms.evaluation import ReleasedHistogram
 from algorithms.models.saved import load_model
 from algorithms.privacy import card
+from algorithms.privacy.accounting import events
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import Trials, disjoint_parts_of, schedule_from_json, trials_of
 from algorithms.privacy.card import verify_card
@@ -24,6 +25,7 @@ from algorithms.privacy.card.verify import check_charged
 from data import DatasetInfo
 from data.prepared import load_held_out
 from tasks import tuning
+from tasks.evaluate import metrics_of
 from tasks.evaluation_counts import count_held_out
 from tasks.tuning import Tuning, plan_search
 from tasks.tuning import search as searching
@@ -101,6 +103,48 @@ def test_trials_train_on_all_training_records_and_are_scored_on_the_others(
     released = ReleasedHistogram.from_json((place / "tuned/evaluation.json").read_text())
     assert len(released.values) == released.spec.cells
     assert "of the winner on private, noised held-out records" in (place / "tuned/tune.html").read_text()
+
+
+FILES = {
+    *(
+        "evaluation.json",
+        "model.safetensors",
+        "plan.json",
+        "privacy_card.json",
+        "receipt.json",
+        "trace.parquet",
+    ),
+    *("tune.html", "winner.yaml"),
+}
+
+
+def test_nothing_else_of_the_people_held_out_leaves_a_search(
+    place: Path, own_home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the winner's exact metrics, nor what any trial scored; the trials are deleted."""
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(events.Trials, "number", lambda *_: 3)
+    search, scores = held_out_search(place), list[float]()
+
+    def each(trials: Sequence[SearchTrial]) -> None:
+        one_by_one(trials)
+        scores.extend(json.loads((trial.folder / "score.json").read_text()) for trial in trials)
+
+    receipt = tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=each)
+    assert {path.name for path in (place / "tuned").iterdir()} == FILES
+    left = [path for path in (own_home / "runs" / receipt.run_id).rglob("*") if path.is_file()]
+    assert {path.name for path in left} == FILES - {"privacy_card.json", "tune.html"} | {
+        "lock",
+        "run.json",
+        "search.json",
+    }
+    exact = metrics_of(place / "tuned/model.safetensors", place / "prepared")
+    secrets = [repr(exact[name]) for name in ("test_accuracy", "test_auc", "test_loss", "majority_accuracy")]
+    texts = [path.read_bytes() for path in [*left, *(place / "tuned").iterdir()]]
+    others = sorted(scores)[:-1]  # the winner's is a cell of its release
+    for secret in [*(secret for secret in secrets if len(secret) > 9), *map(repr, others)]:
+        assert not [content for content in texts if secret.encode() in content]
+        assert secret not in caplog.text
 
 
 def verify_passes(place: Path) -> bool:
