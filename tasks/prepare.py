@@ -29,7 +29,7 @@ from data.reading import Database, Digests, block_names, read, read_blocks, snap
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
 from data.unseen import preparation_of
-from tasks.config import data_mirror, database_url, home, params
+from tasks.config import data_mirror, database_url, first_checkout, home, params
 from tasks.config.params import Params, load
 from tasks.runs.stage_main import main_of
 
@@ -292,7 +292,12 @@ def main() -> None:
     """The DVC stage: params.yaml and the environment in, datasets/prepared out."""
     params = load(Path("params.yaml"), reads=READS)
     prepare(
-        params, mirror=data_mirror(), home=home(), destination=PREPARED, cards=Path("data/cards").absolute()
+        params,
+        mirror=data_mirror(),
+        home=home(),
+        destination=PREPARED,
+        root=first_checkout(Path()),  # DVC's copies of a checkout have no files that git ignores
+        cards=Path("data/cards").absolute(),
     )
 
 

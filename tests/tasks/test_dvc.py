@@ -183,27 +183,34 @@ def test_a_result_that_was_paid_for_is_free_to_have_again(checkout: Checkout) ->
     assert checkout.ledger.head() == before
 
 
-def test_clone_pulls_results_and_no_records(checkout: Checkout, tmp_path: Path) -> None:
+def test_pull_in_a_clone_brings_results_and_no_records_and_spends_nothing(
+    checkout: Checkout, tmp_path: Path
+) -> None:
     identity = {"user.name": "a", "user.email": "a@example.org"}
     for command in (
         "dvc remote add --quiet --default storage ../remote",
         "git add --all",
         " ".join(["git", *(f"-c {key}={value}" for key, value in identity.items()), "commit -qm run"]),
-        "dvc push --quiet",
+        "dvc push --quiet --run-cache",
         "git clone --quiet . ../clone",
     ):
         subprocess.run(command.split(), **checkout.where(), check=True)
+    records = {path.read_bytes() for path in checkout.root.glob("datasets/prepared/*.npy")}
+    assert len(records) == 4
+    for copies in checkout.root / ".dvc/cache", tmp_path / "remote":
+        assert not records & {path.read_bytes() for path in copies.rglob("*") if path.is_file()}
     clone = Checkout(tmp_path / "clone", checkout.home)
-    subprocess.run(["dvc", "pull", "--quiet", "--allow-missing"], **clone.where(), check=True)
+    subprocess.run(["dvc", "pull", "--quiet"], **clone.where(), check=True)
     for name in ("model.safetensors", "privacy_card.json", "metrics.json"):
         assert (clone.root / "artifacts" / name).read_bytes() == (
             checkout.root / "artifacts" / name
         ).read_bytes()
-    assert not (clone.root / "datasets" / "prepared").exists()
-    (clone.root / "artifacts/metrics.json").unlink()
-    stages = ("calibrate", "train", "evaluate", "report")
-    subprocess.run(["dvc", "pull", "--quiet", *stages], **clone.where(), check=True)
-    assert (clone.root / "artifacts/metrics.json").exists()
+    assert not (clone.root / "datasets").exists()
+    before = clone.ledger.head()
+    assert due(clone) == set(STAGES)  # the records that they read are missing
+    clone.dvc("repro")
+    assert due(clone) == set() and clone.ledger.head() == before
+    assert {path.read_bytes() for path in clone.root.glob("datasets/prepared/*.npy")} == records
 
 
 def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +44,24 @@ ROWS = csv_of({"name": "who", "kind": "ignored"}, number("x", 0, 1), label("answ
 
 
 ENCODER = "tests.support.tiny_encoder:make"
+
+
+def test_an_experiment_in_a_copy_reads_the_raw_files_of_the_first_checkout(
+    workspace: Workspace, declared: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC copies what git has, which no private file is."""
+    rows = [f"{person},{person / 60},{'yes' if person > 30 else 'no'}" for person in range(60)]
+    (workspace.root / "rows.csv").write_text("\n".join(["who,x,answer", *rows]) + "\n")
+    declared("rows.csv", reader=ROWS)
+    copy = tmp_path / "copy"
+    shutil.copytree(workspace.root / "data/cards", copy / "data/cards")
+    shutil.copyfile(workspace.root / "params.yaml", copy / "params.yaml")
+    monkeypatch.setenv("DVC_ROOT", str(workspace.root))
+    monkeypatch.chdir(copy)
+    prepare.main()
+    for name in "contents", "salt", "train_features.npy":
+        place = Path("datasets/prepared") / name
+        assert (copy / place).read_bytes() == (workspace.root / place).read_bytes()
 
 
 @pytest.mark.parametrize("most", [1, 3])
