@@ -3,8 +3,10 @@
 #   docker run --rm -it -v "$PWD:/checkout" -v epsilonflow-home:/home/epsilonflow/data epsilonflow:0.2.0 epsilonflow run
 # Keep the volume: ledger, owner key and runs are in it, and a container without it would have a budget of its own.
 # What it may write: /checkout, /home/epsilonflow/data and /tmp. All else may be read-only, and any user id will do.
-# By digest, for the same base each time: --build-arg BASE=python@sha256:...
-ARG BASE=python:3.11-slim-bookworm
+# The base is named by its digest (of Python 3.11.16), so each build has the same. Renew it with that which
+#   docker buildx imagetools inspect python:3.11-slim-bookworm
+# prints, or try another by --build-arg BASE=...
+ARG BASE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 FROM ${BASE}
 
 # git: a checkout is a repository; Debian has one version of it. libpq comes with psycopg[binary].

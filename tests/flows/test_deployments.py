@@ -313,6 +313,9 @@ def test_the_image_is_built_from_code_alone() -> None:
     )  # a second index could give another package of the same name
     assert re.findall(r"^ARG .*INDEX.*", text, flags=re.MULTILINE) == ["ARG PIP_INDEX_URL"]
     lines = text.splitlines()
+    (base,) = [line for line in lines if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"ARG BASE=python:[\w.-]+@sha256:[0-9a-f]{64}", base)
+    assert [line for line in lines if line.startswith("FROM")] == ["FROM ${BASE}"]
     copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
     assert all((PROJECT / name).exists() for name in copied)
     ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
