@@ -221,7 +221,7 @@ struct SimAllocator final : c10::DeviceAllocator {
     for (int i = 0; i < STREAMS; ++i) {
       if ((b->recorded >> i) & 1) b->free_after[i] = CLOCKS[i][i];
     }
-    if (b->size >= (1 << 20)) {
+    if (b->size >= (1 << 25)) {
       fallocate(MEMORY, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, b->at - FORBIDDEN, static_cast<off_t>(b->size));
     }
     FREE[{b->stream, b->size}].push_front(b);     // the last is used again first, which finds the most races

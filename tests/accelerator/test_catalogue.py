@@ -1,5 +1,7 @@
 """Each model of the catalogue on the simulated accelerator, in 32 bits and in bfloat16: it is trained as on the CPU."""
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,8 @@ def made(name: str, precision: str) -> tuple[Model, MadeUp]:
     return model, MadeUp(features.astype(kind), labels.astype(np.float32 if name == "linear" else np.int64))
 
 
-def trained(name: str, device: torch.device, folder: Path, *, precision: str = "float32") -> Tensor:
+@cache
+def trained(name: str, device: torch.device, precision: str = "float32") -> Tensor:
     model, records = made(name, precision)
     method = bench.algorithm("dp_sgd", steps=2, update={"learning_rate": 0.1})
     facts = PlanningFacts(
@@ -84,28 +87,25 @@ def trained(name: str, device: torch.device, folder: Path, *, precision: str = "
         layers=len(model.layers),
         classes=OUTPUTS.get(name, 3),
     )
-    state, _, _ = bench.trained(
-        method,
-        method.plan(Target(Budget(5.0, bench.DELTA), "rdp"), facts),
-        model,
-        folder,
-        records=lambda: records,
-        compute=bench.ComputeConfig(device, physical_batch=16, number=RECORDS),
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        state, _, _ = bench.trained(
+            method,
+            method.plan(Target(Budget(5.0, bench.DELTA), "rdp"), facts),
+            model,
+            Path(folder),
+            records=lambda: records,
+            compute=bench.ComputeConfig(device, physical_batch=16, number=RECORDS),
+        )
     return method.released(state).cpu()
 
 
 @pytest.mark.parametrize("name", list(CATALOGUE))
-def test_a_model_of_the_catalogue_ends_where_the_cpu_does(
-    name: str, sim: torch.device, tmp_path: Path
-) -> None:
-    expected = trained(name, CPU, tmp_path / "cpu")
-    torch.testing.assert_close(trained(name, sim, tmp_path / "sim"), expected, rtol=0, atol=1e-5)
+def test_a_model_of_the_catalogue_ends_where_the_cpu_does(name: str, sim: torch.device) -> None:
+    torch.testing.assert_close(trained(name, sim), trained(name, CPU), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["mlp", "tanh_cnn", "huggingface"])
-def test_in_bfloat16_too(name: str, sim: torch.device, tmp_path: Path) -> None:
-    expected = trained(name, CPU, tmp_path / "cpu", precision="bfloat16")
-    released = trained(name, sim, tmp_path / "sim", precision="bfloat16")
-    torch.testing.assert_close(released, expected, rtol=0, atol=1e-3)
-    assert not torch.equal(expected, trained(name, CPU, tmp_path / "float32"))
+def test_in_bfloat16_too(name: str, sim: torch.device) -> None:
+    expected = trained(name, CPU, "bfloat16")
+    torch.testing.assert_close(trained(name, sim, "bfloat16"), expected, rtol=0, atol=1e-3)
+    assert not torch.equal(expected, trained(name, CPU))

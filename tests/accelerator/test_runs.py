@@ -22,18 +22,13 @@ from tests.support.gradients.problems import problem
 from tests.support.processes import HANGS, in_processes
 
 CPU, RECORDS = torch.device("cpu"), 70
-SHARED: dict[str, tuple[str, dict[str, bool]]] = {
-    "records": ("cnn", {}),
-    "trained parameters": ("cnn", {"shard_trained": True}),
-}
-"""A model, and what its processes share beside the records. FSDP cannot move frozen parameters to such a device."""
+SHARED: dict[str, dict[str, bool]] = {"records": {}, "trained parameters": {"shard_trained": True}}
+"""What processes share beside the records. FSDP cannot move frozen parameters to such a device."""
 
 
-def trained(
-    name: str, device: torch.device, folder: Path, group: ProcessGroup = ALONE, **shared: bool
-) -> Tensor:
-    """Three steps of DP-SGD with Adam, in passes of 16 records."""
-    made = problem(SPECS[name], torch.float32, count=RECORDS)
+def trained(device: torch.device, folder: Path, group: ProcessGroup = ALONE, **shared: bool) -> Tensor:
+    """Three steps of DP-SGD with Adam for a CNN, in passes of 16 records."""
+    made = problem(SPECS["cnn"], torch.float32, count=RECORDS)
     method = bench.algorithm("dp_sgd", steps=3, expected_batch_size=30, update={"optimizer": "adam"})
     state, _, _ = bench.trained(
         method,
@@ -55,8 +50,8 @@ def on_devices(rank: int, folder: Path) -> dict[str, Tensor]:
         try:
             group = ProcessGroup(rank, 2, 2)
             return {
-                what: trained(name, sim, folder / f"{what}-{rank}", group, **shared)
-                for what, (name, shared) in SHARED.items()
+                what: trained(sim, folder / f"{what}-{rank}", group, **shared)
+                for what, shared in SHARED.items()
             }
         finally:
             distributed.destroy_process_group()
@@ -67,8 +62,8 @@ def test_two_processes_end_where_the_cpu_does(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     first, second = in_processes(on_devices, [(0, tmp_path), (1, tmp_path)])
-    for what, (name, _) in SHARED.items():
-        expected = trained(name, CPU, tmp_path / f"cpu-{what}")
+    expected = trained(CPU, tmp_path / "cpu")
+    for what in SHARED:
         torch.testing.assert_close(first[what], expected, rtol=0, atol=1e-5)
     assert torch.equal(first["records"], second["records"])
 
