@@ -1,12 +1,15 @@
 """Sums over a layer of each kind on the simulated accelerator: those of a loop over single records on the CPU."""
 
+import re
+
 import pytest
 import torch
+from torch import nn
 
 from algorithms.gradients import L2, UnsupportedModelError
 from tests.support.gradients import naive
 from tests.support.gradients.networks import NETWORKS, SPECS
-from tests.support.gradients.problems import problem
+from tests.support.gradients.problems import Spec, problem
 
 COMPLEX = "filter by the Fourier transform", "complex weight"
 """Of which the simulated device has no views."""
@@ -27,11 +30,26 @@ def test_all_kinds_of_layers_are_tried() -> None:
     assert len(KINDS) > 60
 
 
-def test_a_layer_that_cannot_be_repeated_there_is_refused_by_name(sim: torch.device) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"the layer bag \(EmbeddingBag\).* use the mode mean or sum"
-    ):
-        problem(SPECS["weighted bags"], torch.float32).engine(device=sim)
+def behind_a_convolution(layer: nn.Module) -> Spec:
+    """A small network of images with the layer in it."""
+    pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
+    return Spec(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), layer, *pooled), (1, 8, 8))
+
+
+UNREPEATABLE = {
+    "bag (EmbeddingBag)": (SPECS["weighted bags"], "the mode mean or sum"),
+    "1 (AdaptiveAvgPool2d)": (nn.AdaptiveAvgPool2d(2), "average pooling with a fixed kernel"),
+    "1 (ReflectionPad2d)": (nn.ReflectionPad2d(1), "padding by zeros"),
+    "1 (Upsample)": (nn.Upsample(scale_factor=2, mode="bicubic"), "the mode nearest"),
+}
+
+
+@pytest.mark.parametrize("name", list(UNREPEATABLE))
+def test_a_layer_that_cannot_be_repeated_there_is_refused_by_name(name: str, sim: torch.device) -> None:
+    layer, instead = UNREPEATABLE[name]
+    spec = layer if isinstance(layer, Spec) else behind_a_convolution(layer)
+    with pytest.raises(UnsupportedModelError, match=rf"the layer {re.escape(name)} .* use {instead}"):
+        problem(spec, torch.float32).engine(device=sim)
 
 
 @pytest.mark.parametrize("name", sorted(KINDS.values()))
