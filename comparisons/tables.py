@@ -15,7 +15,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,7 @@ from algorithms.evaluation.histogram import BINARY
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.card import DataCard, data_card
+from data.cells import tree_share
 from data.description import DatasetInfo
 from data.formats import Table
 from data.prepared import Prepared, load
@@ -44,7 +45,7 @@ from tasks.config.step_sizes import noise_for_share
 from tasks.evaluate import EvaluationResult, compute_metrics, evaluate
 from tasks.prepare import prepare
 
-SHARE, SHARE_OF_HISTOGRAMS = 0.2, 0.05
+SHARE = 0.2
 METRICS = {"class": ("test_auc", "test_accuracy", "test_loss", "calibration_error"), "number": ("test_r2",)}
 
 
@@ -180,7 +181,8 @@ def prepared_as(way: str, card: dict[str, Any], root: Path) -> tuple[DataCard, D
     (root / "cards").mkdir(exist_ok=True)
     name, own = card["name"], json.loads(json.dumps(card))
     if way != "numbers":
-        own["reader"] |= {"cells": {"trees": 64}}
+        share = tree_share("classes" if "classes" in card else "number")
+        own["reader"] |= {"cells": {"trees": 64, "tree_share": share}}
         own.pop("shape", None)
     YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
     asked = params.parse({"data": {"dataset": name}}, reads=("data",))
@@ -194,7 +196,7 @@ def runs_on(
     card: dict[str, Any], root: Path, epsilons: list[float], seed: int, *, libraries: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each way and epsilon; of other libraries alone, if they are asked for."""
-    for way in ("numbers",) if libraries else ("numbers", "cells", "histograms"):
+    for way in ("numbers",) if libraries else ("numbers", "cells"):
         known, public, held = prepared_as(way, card, root)
         if libraries:
             for epsilon in epsilons:
@@ -213,9 +215,6 @@ def runs_on(
                 chosen.settings["update"]["learning_rate"] = min(
                     8.0, 0.1 / noise
                 )  # as it was, without a bound
-            if way == "histograms":
-                noise = float(f"{noise_for_share(SHARE_OF_HISTOGRAMS, epsilon):.3g}")
-                chosen = replace(chosen, features={"name": "histograms", "noise": noise})
             settings = settings_for(chosen, epsilon, {"name": chosen.model})
             yield {"way": way, "epsilon": epsilon, **trained(settings, public, held, seed)}
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,22 @@ class CellSettings(CardPart):
 
     grids: cells of each pair of grids, a linear and a logarithmic one, of a number's bounds. trees: how many random
     trees look at several columns at a time. depth: splits of a tree, which has 2^depth leaves. seed: of the
-    trees; public.
+    trees; public. tree_share: of a row's squared norm, what belongs to the trees, if there are any.
     """
 
     grids: tuple[Annotated[int, Field(ge=2, le=4096)], ...] = Field(default=(4, 16, 64), min_length=1)
     trees: Annotated[int, Field(ge=0, le=_MOST_TREES)] = 64
     depth: Annotated[int, Field(ge=1, le=8)] = 4
     seed: Annotated[int, Field(ge=0)] = 0
+    # left out of a document at the default, so that the digests of cards without it do not change
+    tree_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, exclude_if=lambda share: share == 0.5
+    )
+
+
+def tree_share(predicts: Literal["classes", "number"]) -> float:
+    """The share of a row's squared norm that suits trees, as docs/results/tables.md has it."""
+    return 0.25 if predicts == "classes" else 0.5
 
 
 @dataclass(frozen=True)
@@ -204,15 +213,15 @@ class CellEncoding:
 
     @cached_property
     def facts(self) -> CellFacts:
-        """The layout. Columns share one half of the squared norm equally, trees the other."""
+        """The layout. Trees share their part of the squared norm equally, columns the rest."""
         sizes, weights = list[int](), list[float]()
-        half = 1.0 if not self.settings.trees else 0.5
+        of_trees = self.settings.tree_share if self.settings.trees else 0.0
         for column in self.columns:
             own = [size for part in column for size in self._sizes(part)]
             sizes += own
-            weights += [math.sqrt(half / (len(self.columns) * len(own)))] * len(own)
+            weights += [math.sqrt((1.0 - of_trees) / (len(self.columns) * len(own)))] * len(own)
         sizes += [2**self.settings.depth] * self.settings.trees
-        weights += [math.sqrt(0.5 / max(1, self.settings.trees))] * self.settings.trees
+        weights += [math.sqrt(of_trees / max(1, self.settings.trees))] * self.settings.trees
         return CellFacts(tuple(sizes), tuple(_rounded_down(weight) for weight in weights))
 
     @cached_property

@@ -39,6 +39,7 @@ from data.targets import Number
 from data.unseen import target_in
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from epsilonflow.table_encoding import (
+    Kind,
     PreparedRecords,
     TableEncoding,
     as_table,
@@ -118,7 +119,7 @@ class _Released:
 class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
-    _kind: ClassVar[str]
+    _kind: ClassVar[Kind]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -134,7 +135,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             X = as_table(X)
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
-            return (encoding_of_schema(self.schema) if reset else self.encoding_), X
+            return (encoding_of_schema(self.schema, self._kind) if reset else self.encoding_), X
         if self.bounds is None:
             raise RefusedError(
                 "neither bounds nor schema were given, and reading the range of a column off the records would tell of"
@@ -142,7 +143,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 " without looking."
             )
         numbers = validate_data(self, X, reset=reset, dtype=np.float64)
-        encoding = encoding_of_bounds(self.bounds, numbers.shape[1]) if reset else self.encoding_
+        encoding = encoding_of_bounds(self.bounds, numbers.shape[1], self._kind) if reset else self.encoding_
         return encoding, pd.DataFrame(numbers, columns=[str(k) for k in range(numbers.shape[1])])
 
     def _fit(self, X: Any, target: NDArray[Any], outputs: int, loss: Any) -> Self:
@@ -154,7 +155,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise RefusedError(
                 f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
             )
-        method = self.method or usual_method(len(records), self._kind, self.steps)
+        method = self.method or usual_method(len(records), self._kind, outputs, self.steps)
         try:
             with ESTIMATORS.spoken():
                 result: Fitted = train(

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -21,12 +21,16 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
 from algorithms.models.saved import TrainedModel
 from data.card import CARDS, DataCard, DataRefusedError, data_card
-from data.cells import CellSettings
+from data.cells import CellSettings, tree_share
 from data.formats import Csv, Date, Ignored, Label, Table
 from data.readers import encoding
 from data.unseen import reader_in
 
+Kind: TypeAlias = Literal["classes", "number"]
+"""What an estimator predicts."""
 _MAX_BATCH = 4096
+_CLIP_OF_TWO_CLASSES = 0.8
+"""Where a gradient is as long as the error of one probability; docs/results/tables.md."""
 _RATES = {"classes": 3.8, "number": 0.95}
 """Half of the rates at which descent with momentum 0.9 on vectors of norm 1 could diverge."""
 _TARGET = {"name": "(target)", "kind": "label"}
@@ -102,16 +106,17 @@ def as_table(X: Any) -> pd.DataFrame:
     return X
 
 
-def usual_method(records: int, kind: str, steps: int) -> DPSGD:
+def usual_method(records: int, kind: Kind, outputs: int, steps: int) -> DPSGD:
     """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate."""
     update = OptimizerConfig(
         learning_rate=_RATES[kind], momentum=0.9, schedule="linear", noise_limit=0.7, optimizer="sgd"
     )
     batch = min(_MAX_BATCH, max(1, round(records / 10)))
-    return DPSGD(steps=steps, expected_batch_size=batch, update=update)
+    clip_norm = _CLIP_OF_TWO_CLASSES if kind == "classes" and outputs == 1 else 1.0
+    return DPSGD(steps=steps, expected_batch_size=batch, clip_norm=clip_norm, update=update)
 
 
-def encoding_of_bounds(bounds: Any, width: int) -> TableEncoding:
+def encoding_of_bounds(bounds: Any, width: int, kind: Kind) -> TableEncoding:
     """The encoding of arrays: one pair of bounds for all columns, or a bound or one for each column on each side."""
     try:
         low, high = bounds
@@ -122,10 +127,10 @@ def encoding_of_bounds(bounds: Any, width: int) -> TableEncoding:
             f"bounds do not fit {width} columns; give (low, high) for all of them, or arrays of {width} each."
         ) from None
     columns = [{"name": str(place), "kind": "numeric", "bounds": pair} for place, pair in enumerate(pairs)]
-    return _encoding_of(columns, ("",), "bounds")
+    return _encoding_of(columns, ("",), "bounds", _usual_cells(kind))
 
 
-def encoding_of_schema(schema: Any) -> TableEncoding:
+def encoding_of_schema(schema: Any, kind: Kind) -> TableEncoding:
     """The encoding of DataFrames.
 
     schema: a data card, its name or its file; or a mapping of columns, each to (low, high), a list of its categories,
@@ -146,12 +151,17 @@ def encoding_of_schema(schema: Any) -> TableEncoding:
         ]
         dates = {part for one in reader.columns if isinstance(one, Date) for part in (one.month, one.day)}
         columns += [{"name": name, "kind": "ignored"} for name in sorted(dates)]
-        return _encoding_of(columns, reader.missing, "schema", reader.cells)
+        return _encoding_of(columns, reader.missing, "schema", reader.cells or _usual_cells(kind))
     if not isinstance(schema, Mapping) or not schema:
         raise RefusedError(
             "schema is no mapping of columns; give {'age': (17, 90), 'job': ['clerk', 'nurse']}, or a data card."
         )
-    return _encoding_of([_column(str(name), given) for name, given in schema.items()], ("",), "schema")
+    return _encoding_of(
+        [_column(str(name), given) for name, given in schema.items()],
+        ("",),
+        "schema",
+        _usual_cells(kind),
+    )
 
 
 def encoding_of_model(model: TrainedModel) -> TableEncoding | PreparedRecords:
@@ -178,6 +188,10 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
         raise RefusedError(str(error)) from None
 
 
+def _usual_cells(kind: Kind) -> CellSettings:
+    return CellSettings(tree_share=tree_share(kind))
+
+
 def _column(name: str, given: Any) -> dict[str, object]:
     if isinstance(given, Mapping):
         return {"name": name, **given}
@@ -196,7 +210,7 @@ def _encoding_of(
     columns: Sequence[Mapping[str, object]],
     missing: tuple[str, ...],
     what: str,
-    cells: CellSettings | None = None,
+    cells: CellSettings,
 ) -> TableEncoding:
     try:
         table = Csv.model_validate(
@@ -204,7 +218,7 @@ def _encoding_of(
                 "kind": "csv",
                 "columns": (*columns, _TARGET),
                 "missing": missing,
-                "cells": cells or CellSettings(),
+                "cells": cells,
             }
         )
     except ValidationError as error:

@@ -49,6 +49,7 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
         "steps": settings["steps"],
         "clip norm": settings["clip_norm"],
         "learning rate": settings["update"]["learning_rate"],
+        "features": advised.features["name"] if advised.features["name"] != "none" else None,
     }
     table = Table("setting", "value", "why")
     for name, value in values.items():

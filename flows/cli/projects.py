@@ -312,7 +312,7 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
     max_records = options.at_most or _number_asked(talk)
     taken = [column["name"] for column in columns if column["kind"] != "ignored"]
     person = _person_of(talk, options, header, taken)
-    table = project.table_of(columns, options.file, person["person"])
+    table = project.table_of(columns, options.file, target, person["person"])
     declared = project.Declared(
         name, table, target, max_records, file=options.file, **options.for_all_kinds, **person
     )

@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
-from data.cells import CellSettings
+from data.cells import CellSettings, tree_share
 from data.documents import Document
 from data.files import checksum_for, hide, owner_key, read_json
 from data.readers.records import files_in
@@ -535,16 +535,21 @@ def of_texts(
     )
 
 
-def table_of(columns: Sequence[Document], file: Path | None, person: str | None = None) -> Document:
-    """The reader of a table of these columns, and of one with the person's id, of which nothing is made."""
+def table_of(
+    columns: Sequence[Document], file: Path | None, predicts: Document, person: str | None = None
+) -> Document:
+    """The reader of a table of these columns, and of one with the person's id, of which nothing is made.
+
+    predicts: as in `Declared`.
+    """
     if person is not None and all(one["name"] != person for one in columns):
         columns = [*columns, {"name": person, "kind": "ignored"}]
     suffixes = [] if file is None else file.suffixes
     reader: Document = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
-    cells = CellSettings().model_dump(mode="json")
-    return {**reader, "cells": cells, "columns": [dict(column) for column in columns]}
+    cells = CellSettings(tree_share=tree_share("classes" if "classes" in predicts else "number"))
+    return {**reader, "cells": cells.model_dump(mode="json"), "columns": [dict(column) for column in columns]}
 
 
 def header_of(file: Path) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from data.card import DataCard, DataRefusedError, RecordCounts, data_card
 from data.description import cells_of, feature_norms
 from data.documents import Document, DocumentError, load_yaml
 from data.files import write_text
+from data.formats import Table
 from data.targets import Number, level_of
 from tasks.config import params
 from tasks.config.params import ModelParams, Params, ParamsRefusedError
@@ -45,8 +46,13 @@ _NOISE_OF_ALL_STEPS = 0.7
 """How far the noise of all steps may move a parameter, where records are unit vectors; docs/results/tables.md."""
 _NOISE_OF_A_NUMBER = 0.35
 """The same where a number is predicted, in units of its scale."""
-_SHARE_OF_SCALE = 0.05
-"""The share of the squared mu of the budget that the release of the number's scale takes."""
+_CLIP_OF_TWO_CLASSES = 0.8
+"""The clip norm of unit vectors with two classes, whose gradients are as long as an error, at most 1."""
+_SHARE_OF_FEATURES = 0.05
+"""The share of the squared mu of the budget that a release of a number's scale, or of all histograms, takes."""
+_DEVIATIONS_FOR_HISTOGRAMS = 40.0
+"""How many standard deviations of a count the records have to be, for histograms; ten times as many where only an upper
+bound on their number is public; docs/results/tables.md."""
 _MAX_RATE = 8.0
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
@@ -89,7 +95,7 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
         )
     settings = _with_learning_rate(settings, card, model, epsilon)
     if "noise_limit" in settings.get("update", {}) and isinstance(card.label_type, Number):
-        return Recipe(model, settings, features=_target_scale(epsilon))
+        return Recipe(model, settings, features=_features_of_a_number(card, epsilon))
     return Recipe(model, settings)
 
 
@@ -142,7 +148,7 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     )
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
     if kind == "cells":
-        return _reasons_of_cells(card, size, batch is not None)
+        return _reasons_of_cells(card, advised, size)
     falls = advised.settings.get("update", {}).get("schedule") != "constant"
     stays = "" if falls else f", at most {_MAX_RATE:g}, at which it stays"
     stable = ""
@@ -160,16 +166,23 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     }
 
 
-def _target_scale(epsilon: float) -> Document:
-    """The features of a recipe for a number: its centre and scale, released before training."""
+def _features_of_a_number(card: DataCard, epsilon: float) -> Document:
+    """The centre and scale of the number, released before training; with all histograms where records are enough."""
     from tasks.config.step_sizes import noise_for_share
 
-    return {"name": "target_scale", "noise": float(f"{noise_for_share(_SHARE_OF_SCALE, epsilon):.3g}")}
+    noise = float(f"{noise_for_share(_SHARE_OF_FEATURES, epsilon):.3g}")
+    encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
+    assert encoding is not None
+    of_a_count = noise * math.sqrt(1 + sum(len(column.parts) for column in encoding.histograms))
+    records = card.records.train or (card.records.at_most or 0) / 10.0
+    has_enough = card.label_type.kind == "number" and records >= _DEVIATIONS_FOR_HISTOGRAMS * of_a_count
+    return {"name": "histograms" if has_enough else "target_scale", "noise": noise}
 
 
-def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, str]:
+def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, str]:
     cells = cells_of(card)
     assert cells is not None
+    has_batch = "expected_batch_size" in advised.settings
     limit = _NOISE_OF_A_NUMBER if isinstance(card.label_type, Number) else _NOISE_OF_ALL_STEPS
     loss = {
         "number": "the squared error",
@@ -179,12 +192,23 @@ def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, s
     }.get(card.label_type.kind, "the loss")
     return {
         "model": f"a number for each of the table's {cells.total:,} cells, of which a row activates {len(cells.sizes)}",
-        "batch size" if has_batch else "sampling rate": f"{size}: larger ones gain little and cost time",
+        ("batch size" if has_batch else "sampling rate"): f"{size}: larger ones gain little and cost time",
         "steps": "300: enough for large batches, and noise grows only by the root of their number",
-        "clip norm": "1, which few gradients of unit vectors exceed",
+        "clip norm": f"{advised.settings.get('clip_norm', 1.0):g}, which few gradients of unit vectors exceed",
         "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
         f" parameter by more than {limit:g}",
+        **_reasons_of_features(advised.features["name"]),
     }
+
+
+def _reasons_of_features(name: str) -> dict[str, str]:
+    share = f"{_SHARE_OF_FEATURES:.0%} of the squared mu of the budget"
+    if name == "histograms":
+        enough = f"{_DEVIATIONS_FOR_HISTOGRAMS:g} standard deviations of a count"
+        return {
+            "features": f"{share}: the number's scale, and trees that split where records are, which are {enough}"
+        }
+    return {"features": f"{share}: the centre and the scale of the number"} if name == "target_scale" else {}
 
 
 @lru_cache(maxsize=1)
@@ -251,6 +275,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         if card.label_type.kind == "labels" and made.bounds is not None and "clip_norm" in settings:
             # Gradients are no longer than the slope of their mean loss, and noise is drawn for the clip norm.
             settings = settings | {"clip_norm": float(f"{made.bounds.slope:.4g}")}
+        if card.label_type.kind == "class" and len(card.classes) == 2 and "noise_limit" in update:
+            settings = settings | {"clip_norm": _CLIP_OF_TWO_CLASSES}
         rate = stable_rate(made.bounds, cells.norms[1], momentum)
         if "noise_limit" not in update:  # of a method that cannot keep to it by the noise that it plans
             of_a_step = _NOISE_OF_A_STEP * settings.get("clip_norm", 1.0) / (records * epsilon)

@@ -61,12 +61,15 @@ def records_of(document: Document, rows: list[str], path: Path, card_of: CardOf)
     return found
 
 
-def test_each_row_is_a_vector_of_norm_one(tmp_path: Path, card_of: CardOf) -> None:
-    facts = dataset_info(card_of(table(BINS))).cells
+@pytest.mark.parametrize("share", [{}, {"tree_share": 0.25}], ids=["half", "quarter"])
+def test_each_row_is_a_vector_of_norm_one(share: Document, tmp_path: Path, card_of: CardOf) -> None:
+    facts = dataset_info(card_of(table(BINS | share))).cells
     assert facts is not None and len(facts.sizes) == len(facts.weights)
     norm = np.sqrt(np.square(np.array(facts.weights, np.float32).astype(np.float64)).sum())
     assert 1.0 - 1e-6 < norm <= 1.0  # whatever cells are active, and never above
-    found = records_of(table(BINS), lines(200), tmp_path / "t.csv", card_of)
+    of_trees = np.square(facts.weights[-BINS["trees"] :]).sum()
+    assert of_trees == pytest.approx(share.get("tree_share", 0.5), rel=1e-6)
+    found = records_of(table(BINS | share), lines(200), tmp_path / "t.csv", card_of)
     codes = np.stack([np.frombuffer(row, np.float32) for part in found.values() for row in part])
     assert (codes >= 0).all() and (codes < np.array(facts.sizes)).all() and (codes == np.floor(codes)).all()
 
@@ -134,6 +137,7 @@ def test_a_card_without_an_encoding_is_written_as_before(card_of: CardOf) -> Non
     text = card_of(document).model_dump_json()
     assert "cells" not in text and "ordered" not in text
     assert "cells" not in dataset_info(card_of(document)).to_json()
+    assert "tree_share" not in card_of(table(BINS)).model_dump_json()
 
 
 def test_trees_are_the_same_for_ever() -> None:

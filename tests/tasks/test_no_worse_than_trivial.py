@@ -29,6 +29,7 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data.card import DataCard
+from data.cells import tree_share
 from tasks.config.overrides import recipe
 from tasks.preflight.sanity import sanity_warnings
 from tests.support.bench import MadeUp
@@ -80,7 +81,8 @@ def gain(seed: int, *, is_number: bool) -> float:
     document = card(
         "made-up",
         records={"at_most": at_most},
-        reader=csv_of(*columns, label("y")) | {"cells": {"trees": 16}},
+        reader=csv_of(*columns, label("y"))
+        | {"cells": {"trees": 16, "tree_share": tree_share("number" if is_number else "classes")}},
         files={"train": {"path": "made-up.csv", "keyed_sha256": "0" * 64}},
         split={"salt": "x", "test_fraction": 0.2},
         **target,

@@ -446,13 +446,14 @@ def test_tables_are_encoded_as_cells_for_the_additive_model(
     made = call("init", "clinic", "--from", "schema.json", "--at-most", "400000")
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
-    assert isinstance(card.reader, Csv) and card.reader.cells == CellSettings()
+    assert isinstance(card.reader, Csv) and card.reader.cells == CellSettings(tree_share=0.25)
     assert [column.kind for column in card.reader.columns][:3] == ["timestamp", "categorical", "numeric"]
     assert isinstance(card.reader.columns[1], Categorical) and card.reader.columns[1].ordered
     params = YAML(typ="safe", pure=True).load(tmp_path / "clinic/params.yaml")
     assert params["model"]["name"] == "additive"
     assert params["algorithm"]["sampling_rate"] == pytest.approx(8192 / 400_000, rel=0.05)
     assert params["algorithm"]["update"]["noise_limit"] == 0.7
+    assert params["algorithm"]["clip_norm"] == 0.8  # two classes
     assert params["algorithm"]["update"]["learning_rate"] == 1.9 / 0.25
 
 

@@ -1,5 +1,6 @@
 """Changes to params.yaml: recipes, single values, comments kept, and nothing written that is not valid."""
 
+import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
 from data.card import DataCard, RecordCounts, card_names, data_card
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, apply_overrides, recipe, settings_of
+from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe, settings_of
 from tasks.config.params import ParamsRefusedError
+from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
 
@@ -348,3 +350,34 @@ def test_an_analysis_that_knows_no_clipping_does_not_get_the_recipes(root: Path)
 def test_a_paper_switch_decides_settings_that_exist(name: str) -> None:
     switch = CATALOGUE[name].paper_switch
     assert {switch.name, *switch.settings} <= {field.name for field in fields(CATALOGUE[name])}
+
+
+@pytest.mark.parametrize(
+    ("records", "target", "features"),
+    [
+        ({"train": 2000, "test": 100}, {}, "histograms"),
+        ({"train": 1000, "test": 100}, {}, "target_scale"),  # 40 times the noise of a count is 1,340
+        ({"at_most": 10_000}, {}, "target_scale"),  # there may be a tenth of them
+        ({"at_most": 20_000}, {}, "histograms"),
+        ({"train": 2000, "test": 100}, {"counts": True}, "target_scale"),
+        ({"train": 2000, "test": 100}, None, "none"),
+    ],
+)
+def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
+    records: dict[str, int], target: dict[str, bool] | None, features: str
+) -> None:
+    """At epsilon 1, 5 % of the squared mu is noise of 16.7 for each unit of sensitivity, here 2: four histograms."""
+    columns = (number("x", 0.0, 1.0), number("z", 0.0, 1.0), category("kind", "old", "new"))
+    document = card(
+        "prices",
+        records=records,
+        reader=csv_of(*columns, label("price")) | {"cells": {"trees": 4}},
+        files={part: {"path": f"{part}.csv", "keyed_sha256": "0" * 64} for part in ("train", "test")},
+        **({"classes": ["low", "high"]} if target is None else {"target": {"bounds": [0.0, 9.0]} | target}),
+    )
+    known = DataCard.model_validate_json(json.dumps(document))
+    advised = recipe(known, "dp_sgd", 1.0)
+    assert advised.features["name"] == features
+    if features != "none":
+        assert advised.features["noise"] == pytest.approx(16.7, abs=0.05)
+        assert "5%" in explain_recipe(known, advised)["features"]
