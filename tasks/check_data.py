@@ -24,6 +24,7 @@ from data.formats import (
     Csv,
     Date,
     Format,
+    Hashed,
     Ignored,
     Images,
     Label,
@@ -36,6 +37,7 @@ from data.formats import (
     Source,
     Table,
     Texts,
+    Timestamp,
 )
 from data.readers import encoding, images
 from data.readers.encoding import check_columns
@@ -294,6 +296,11 @@ def _changes(
     if isinstance(column, Label):
         encoding.classes(values, column, card.classes, _REFUSED)
         return {}
+    if isinstance(column, Timestamp):
+        *_, elapsed = encoding.moments(values, column, reader.missing, _REFUSED)
+        return {"missing or not written as 2020-01-31, taken as missing": np.isnan(elapsed)}
+    if isinstance(column, Hashed):
+        return {"missing": np.isnan(encoding.hash_cells(values, column, reader.missing, _REFUSED))}
     assert isinstance(column, Numeric | Binned)
     refuses = column.missing == "refuse"
     numbers, absent = encoding.numbers(values, reader.missing, _REFUSED, refuses_missing=refuses)

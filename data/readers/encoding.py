@@ -92,10 +92,10 @@ def _fill(
     elif isinstance(column, Categorical):
         _mark(place, positions(table[column.name], column.categories, where))
     elif isinstance(column, Hashed):
-        hashes = _hash_column(table[column.name], column, missing, where)
+        hashes = hash_cells(table[column.name], column, missing, where)
         _mark(place, np.where(np.isnan(hashes), column.cells, hashes).astype(np.int64))
     elif isinstance(column, Timestamp):
-        *_, elapsed = _moments(table[column.name], column, missing, where)
+        *_, elapsed = moments(table[column.name], column, missing, where)
         place[:, 0] = np.where(np.isnan(elapsed), 0.5, elapsed)
     elif isinstance(column, Date):
         place[:, 0] = _days(table, column, missing, path)
@@ -117,9 +117,9 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
         places = positions(table[column.name], column.categories, where)
         return [np.where(places == len(column.categories), np.nan, places)]
     if isinstance(column, Hashed):
-        return [_hash_column(table[column.name], column, missing, where)]
+        return [hash_cells(table[column.name], column, missing, where)]
     if isinstance(column, Timestamp):
-        return _moments(table[column.name], column, missing, where)
+        return moments(table[column.name], column, missing, where)
     if isinstance(column, Date):
         days = _days(table, column, missing, path)  # refuses a month that there is not
         months = positions(table[column.month], column.months, f"{path}, column {column.month!r}")
@@ -127,7 +127,7 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
     return []
 
 
-def _hash_column(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
+def hash_cells(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
     """The cell of each value, NaN if it is missing; float64 [n]."""
     text = _trim(values, where)
     absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))
@@ -153,9 +153,7 @@ def _cell(value: str, key: bytes, cells: int) -> int:
     return int.from_bytes(hashlib.blake2b(value.encode(), key=key, digest_size=8).digest(), "big") % cells
 
 
-def _moments(
-    values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...], where: str
-) -> list[Values]:
+def moments(values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...], where: str) -> list[Values]:
     """Year, month, weekday and the share of the time that has passed, float64 [n] each; NaN if there is no date."""
     text = (
         pc.cast(values, pa.string(), safe=False)

@@ -305,14 +305,16 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
     header = project.header_of(options.paths[0]) if options.paths else ()
     if options.schema is not None:
         columns, target = project.of_schema(options.schema, _split_list(options.label), options.person)
+        spellings = project.spellings_of_schema(options.schema)
     else:
+        spellings = {}
         columns, classes = _columns_asked(talk, header, options.person)
         target = project.target_keys(classes=classes)
     target = project.of_number(target, counts=options.counts, quantile=options.quantile)
     max_records = options.at_most or _number_asked(talk)
     taken = [column["name"] for column in columns if column["kind"] != "ignored"]
     person = _person_of(talk, options, header, taken)
-    table = project.table_of(columns, options.file, target, person["person"])
+    table = project.table_of(columns, options.file, target, spellings, person["person"])
     declared = project.Declared(
         name, table, target, max_records, file=options.file, **options.for_all_kinds, **person
     )

@@ -192,6 +192,24 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
     return columns, target_keys(bounds=bounds)
 
 
+def spellings_of_schema(path: Path) -> Document:
+    """How the schema of `of_schema` says that a table is written: keys of its reader for missing values and decimals.
+
+    An empty field is missing, too. Raises ParamsRefusedError for what cannot be declared so.
+    """
+    schema = read_json(path)
+    missing = schema.get("missingValues", [])
+    marks = {field.get("decimalChar", ".") for field in schema["fields"] if field.get("type") == "number"}
+    if not isinstance(missing, list) or not all(isinstance(one, str) for one in missing):
+        raise ParamsRefusedError(f'{path}: missingValues must be a list of texts; write it as in ["", "NA"].')
+    if len(marks) > 1 or not marks <= {".", ","}:
+        raise ParamsRefusedError(
+            f"{path}: decimalChar must be a point or a comma, the same for all numbers; change it."
+        )
+    decimal = {"decimal": ","} if marks == {","} else {}
+    return decimal | ({"missing": list(dict.fromkeys(["", *missing]))} if missing else {})
+
+
 def _with_enum(field: Document) -> Document:
     """The field; one of type boolean has the enum true, false, unless it has its own."""
     constraints = field.get("constraints", {})
@@ -536,11 +554,15 @@ def of_texts(
 
 
 def table_of(
-    columns: Sequence[Document], file: Path | None, predicts: Document, person: str | None = None
+    columns: Sequence[Document],
+    file: Path | None,
+    predicts: Document,
+    spellings: Document,
+    person: str | None = None,
 ) -> Document:
     """The reader of a table of these columns, and of one with the person's id, of which nothing is made.
 
-    predicts: as in `Declared`.
+    predicts: as in `Declared`. spellings: of `spellings_of_schema`.
     """
     if person is not None and all(one["name"] != person for one in columns):
         columns = [*columns, {"name": person, "kind": "ignored"}]
@@ -548,6 +570,7 @@ def table_of(
     reader: Document = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
+    reader |= {key: value for key, value in spellings.items() if key == "missing" or reader["kind"] == "csv"}
     cells = CellSettings(tree_share=tree_share("classes" if "classes" in predicts else "number"))
     return {**reader, "cells": cells.model_dump(mode="json"), "columns": [dict(column) for column in columns]}
 

@@ -25,6 +25,8 @@ LABELS = {"target": {"labels": ["x", "z"]}}
 NUMBER = number("x", 0, 100)
 BINNED = {"name": "x", "kind": "binned", "edges": [0.5]}
 CATEGORY = category("x", "Rome", "Oslo")
+DATE = {"name": "x", "kind": "timestamp", "bounds": ["2019-01-01", "2021-12-31"]}
+HASHED = {"name": "x", "kind": "hashed", "cells": 8}
 REFUSED = "train, column x: refused: "
 NO_NUMBER = REFUSED + "holds something that is not a number"
 NO_TEXT = REFUSED + "holds something that is not text"
@@ -94,6 +96,20 @@ COUNTED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]]
     "maps": (CATEGORY, pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), {NO_TEXT: 1}, "not text"),
     "lists of one size": (BINNED, pa.array([[1]], pa.list_(pa.int64(), 1)), {NO_NUMBER: 1}, "not a number"),
     "bytes that are no UTF-8": (CATEGORY, [b"\xff", b"Rome"], {NO_TEXT: 1}, "not text"),
+    "dates": (
+        DATE,
+        ["2020-02-29", "29.02.2020", None, "1999-01-01", "2020-02-30"],
+        {"train, column x: missing or not written as 2020-01-31, taken as missing": 3},
+        None,
+    ),
+    "dates that have to be there": (
+        DATE | {"missing": "refuse"},
+        ["2020-02-29", ""],
+        {REFUSED + "a date is missing or not written as 2020-01-31": 1},
+        "a date is missing",
+    ),
+    "hashed texts": (HASHED, ["a", "", None, "b"], {"train, column x: missing": 2}, None),
+    "hashed structs": (HASHED, [{"a": 1}], {NO_TEXT: 1}, "not text"),
     "categories": (
         CATEGORY,
         ["Rome", "Paris", None, " Oslo"],

@@ -406,6 +406,31 @@ def test_a_file_of_tabs_is_read_by_them(schema: str, tmp_path: Path) -> None:
     assert isinstance(reader, Csv) and reader.separator == "\t"
 
 
+def test_a_schema_says_how_missing_values_and_decimals_are_written(schema: str, tmp_path: Path) -> None:
+    document = json.loads(Path(schema).read_text())
+    document["fields"][0] |= {"type": "number", "decimalChar": ","}
+    Path(schema).write_text(json.dumps(document | {"missingValues": ["NA", "-"]}))
+    made = call("init", "clinic", "--from", schema, "--at-most", "900")
+    assert made.exit_code == 0, made.output
+    reader = data_card("clinic", tmp_path / "clinic/data/cards").reader
+    assert isinstance(reader, Csv) and (reader.missing, reader.decimal) == (("", "NA", "-"), ",")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"missingValues": "NA"}, "must be a list of texts"),
+        ({"decimalChar": "'"}, "must be a point or a comma"),
+    ],
+)
+def test_spellings_that_no_card_declares_are_refused(schema: str, keys: dict[str, str], words: str) -> None:
+    document = json.loads(Path(schema).read_text()) | keys
+    document["fields"][0] |= {"type": "number", **keys}
+    Path(schema).write_text(json.dumps(document))
+    made = call("init", "clinic", "--from", schema, "--at-most", "900")
+    assert made.exit_code == 2 and words in " ".join(made.output.split())
+
+
 def test_a_field_of_type_boolean_is_true_or_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fields = [{"name": name, "type": "boolean"} for name in ("smokes", "returned")]
