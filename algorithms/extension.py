@@ -52,7 +52,7 @@ def import_factory(name: str, what: str) -> Any:
     module, _, factory = name.partition(":")
     form = "write package.module:factory, of a package that can be imported here"
     try:
-        found = getattr(import_module(module), factory)
+        made = getattr(import_module(module), factory)
     except AttributeError:
         raise NotUsableError(
             f"{what} {name!r} was asked for, but {module} has no {factory!r}; {form}."
@@ -62,9 +62,9 @@ def import_factory(name: str, what: str) -> Any:
         raise NotUsableError(
             f"{what} {name!r} was asked for, but {module!r} cannot be imported ({why}); {form}."
         ) from None
-    if not callable(found):
+    if not callable(made):
         raise NotUsableError(f"{what} {name!r} was asked for, but {factory} cannot be called; {form}.")
-    return found
+    return made
 
 
 def source_digest(name: str) -> str:

@@ -241,8 +241,8 @@ def _pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, Mapping):
         record, target = item
         return record, target
-    own = dict(item)
-    return own, own.pop("labels" if "labels" in own else "label")
+    fields_of_item = dict(item)
+    return fields_of_item, fields_of_item.pop("labels" if "labels" in fields_of_item else "label")
 
 
 _FOR_CATEGORIES = (
@@ -260,15 +260,15 @@ def _array(values: Any, name: str) -> NDArray[Any]:
         raise RefusedError(f"{name} has masked values; leave these records out or fill them in.")
     try:
         if isinstance(values, Tensor):  # NumPy has no bfloat16
-            found = (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
+            array = (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
         else:
-            found = np.asarray(values)
+            array = np.asarray(values)
         if isinstance(values, pd.DataFrame) and {of.kind for of in values.dtypes} <= {*_NUMBERS}:
             # Of several types, or with a mark for missing ones, they are objects until here.
-            found = values.to_numpy(np.float64, na_value=np.nan) if found.dtype == object else found
+            array = values.to_numpy(np.float64, na_value=np.nan) if array.dtype == object else array
     except (TypeError, ValueError, RuntimeError):
-        found = np.empty(0, object)
-    if found.dtype.kind not in _NUMBERS:
+        array = np.empty(0, object)
+    if array.dtype.kind not in _NUMBERS:
         if isinstance(values, Dataset):
             raise RefusedError(
                 f"{name} is a {type(values).__name__}, which has the targets as well; leave y out."
@@ -277,20 +277,20 @@ def _array(values: Any, name: str) -> NDArray[Any]:
             raise RefusedError(
                 f"{name} has columns that hold no numbers: {', '.join(others)}; {_FOR_CATEGORIES}."
             )
-        if found.dtype.kind in "US" or (
-            found.dtype.kind == "O" and any(isinstance(one, str | bytes) for one in found.flat)
+        if array.dtype.kind in "US" or (
+            array.dtype.kind == "O" and any(isinstance(one, str | bytes) for one in array.flat)
         ):
             raise RefusedError(f"{name} holds texts; {_FOR_CLASSES if name == 'y' else _FOR_CATEGORIES}.")
-        if found.dtype.kind in "Mm":
+        if array.dtype.kind in "Mm":
             raise RefusedError(
                 f"{name} holds dates or times; give numbers, such as days since a date that is known without the data."
             )
         raise RefusedError(
-            f"{name} ({type(values).__name__}, {found.dtype}) is no dense array of numbers; give numbers, as by"
+            f"{name} ({type(values).__name__}, {array.dtype}) is no dense array of numbers; give numbers, as by"
             ' .toarray(), .to_dense() or .astype("float32"), and classes as whole numbers from 0.'
         )
     with np.errstate(over="ignore"):
-        return found.astype(np.float32, copy=False) if found.dtype.kind == "f" else found
+        return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
 
 
 def _no_numbers(table: pd.DataFrame) -> list[str]:
@@ -308,30 +308,30 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     """
     check_module(module)
     tell_if_library_needs_torchvision(module)
-    own = _own_copy(module)
-    records = _with_padding(own, records)
+    trained = _own_copy(module)
+    records = _with_padding(trained, records)
     is_flat = False
-    if records.packing is not None or not isinstance(found := _probe(own, records), Tensor):
-        own = RowModule(own, records.packing)
-    elif found.dim() == 1:
-        own, is_flat = RowModule(own, None), True
-    found = _probe(own, records)
-    if not isinstance(found, Tensor):
+    if records.packing is not None or not isinstance(result := _probe(trained, records), Tensor):
+        trained = RowModule(trained, records.packing)
+    elif result.dim() == 1:
+        trained, is_flat = RowModule(trained, None), True
+    result = _probe(trained, records)
+    if not isinstance(result, Tensor):
         raise RefusedError(
-            f"the model returns a {type(found).__name__}{_named_outputs(found)}; let it return one tensor, such as"
+            f"the model returns a {type(result).__name__}{_named_outputs(result)}; let it return one tensor, such as"
             " torch.cat(heads, dim=1) of all heads, [batch, outputs], which a loss of your own takes apart again."
         )
-    if found.dim() < 2 or len(found) != 2:
+    if result.dim() < 2 or len(result) != 2:
         raise RefusedError(
             "the model does not give one row of outputs for each record; let it return [batch, outputs], or"
             " [batch, ..., outputs], itself or as `logits`."
         )
-    outputs, shape = tuple(found.shape[1:]), records.labels.shape[1:]
-    _check_entries(own, records)
+    outputs, shape = tuple(result.shape[1:]), records.labels.shape[1:]
+    _check_entries(trained, records)
     records = _with_numbers(records, loss, outputs, is_flat=is_flat)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
-    _warn_of_probabilities(loss, found)
+    _warn_of_probabilities(loss, result)
     classes = max(_classes(outputs, shape), 2 if ignored is None else 1)
     counted = np.zeros(0) if is_real else records.labels
     if shape and ignored is not None:
@@ -348,7 +348,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         )
     model = Model(
         type(module).__name__,
-        own,
+        trained,
         losses,
         as_they_are,
         bounds=bounds if not shape and len(outputs) == 1 else None,
@@ -383,26 +383,26 @@ def _classes(outputs: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return outputs[0] if outputs[1:] == shape else outputs[-1]
 
 
-def _named_outputs(found: object) -> str:
+def _named_outputs(outputs: object) -> str:
     """What a model returns in place of a tensor, in words."""
-    if isinstance(found, Mapping):
-        return f" of {', '.join(map(str, found))}, and no `logits`"
-    return f" of {len(found)}" if isinstance(found, list | tuple) else ""
+    if isinstance(outputs, Mapping):
+        return f" of {', '.join(map(str, outputs))}, and no `logits`"
+    return f" of {len(outputs)}" if isinstance(outputs, list | tuple) else ""
 
 
 def _own_copy(module: nn.Module) -> nn.Module:
     try:
-        own = copy_module(module).cpu()
+        duplicate = copy_module(module).cpu()
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
         raise ModelRefusedError(
             f"the model cannot be copied ({why}); let it keep no tensors of its passes."
         ) from None
-    for layer in own.modules():
+    for layer in duplicate.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = False  # noise makes every entry's gradient dense
-    batch_experts(own)
-    return own
+    batch_experts(duplicate)
+    return duplicate
 
 
 def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
@@ -746,23 +746,23 @@ def _without_reduction(loss: object) -> tuple[str, Any, str | None]:
     if isinstance(loss, nn.Module):
         if not hasattr(loss, "reduction"):
             return "", loss, None
-        own = copy.deepcopy(loss)
-        own.reduction = "none"  # type: ignore[assignment]
+        unreduced = copy.deepcopy(loss)
+        unreduced.reduction = "none"  # type: ignore[assignment]
         bases = [of.__name__ for of in type(loss).__mro__ if of.__module__ == "torch.nn.modules.loss"]
         kind = next((base for base in bases if not base.startswith("_")), "")
-        known = _REDUCTIONS if kind in ("", "KLDivLoss") else _REDUCTIONS[:3]
-        if loss.reduction not in known:
+        reductions = _REDUCTIONS if kind in ("", "KLDivLoss") else _REDUCTIONS[:3]
+        if loss.reduction not in reductions:
             raise RefusedError(
-                f"the loss has the reduction {loss.reduction!r}; give it one of {', '.join(known)}."
+                f"the loss has the reduction {loss.reduction!r}; give it one of {', '.join(reductions)}."
             )
         name = next((_FUNCTIONAL[base] for base in bases if base in _FUNCTIONAL), kind)
-        return name, own, str(loss.reduction)
+        return name, unreduced, str(loss.reduction)
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
-    found = getattr(functional, name, None) if name else None
-    if found is None or not (isinstance(loss, str) or found is loss):
+    function = getattr(functional, name, None) if name else None
+    if function is None or not (isinstance(loss, str) or function is loss):
         return "", loss, None
     try:
-        has_reduction = "reduction" in inspect.signature(found).parameters
+        has_reduction = "reduction" in inspect.signature(function).parameters
     except (TypeError, ValueError):
         has_reduction = False
-    return (name, partial(found, reduction="none"), "") if has_reduction else ("", loss, None)
+    return (name, partial(function, reduction="none"), "") if has_reduction else ("", loss, None)

@@ -553,24 +553,24 @@ def _tensors_to_publish(model: Model, parameters: Tensor) -> dict[str, Tensor]:
     return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
 
 
-def _fill_module(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module) -> nn.Module:
+def _fill_module(module: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module) -> nn.Module:
     """The copy of the user's module, of before the charge, with the released parameters and the user's settings.
 
     Not a new copy, since a module that keeps tensors of its passes cannot be copied after them, and not by
     load_state_dict, whose names a module may change.
     """
-    own = own.module if isinstance(own, RowModule) else own
-    for name, parameter in own.named_parameters():
+    module = module.module if isinstance(module, RowModule) else module
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             parameter.data = published[name]
     for part, given in zip(
-        (*own.parameters(), *own.buffers()), (*like.parameters(), *like.buffers()), strict=True
+        (*module.parameters(), *module.buffers()), (*like.parameters(), *like.buffers()), strict=True
     ):
         part.data = part.data.to(given.device)
-    for layer, same in zip(own.modules(), like.modules(), strict=True):
+    for layer, same in zip(module.modules(), like.modules(), strict=True):
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = same.sparse  # type: ignore[assignment]
-    return own.eval()
+    return module.eval()
 
 
 def _model_of_plan(module: nn.Module, model: Model, *, seed: int) -> PlannedModel:
@@ -619,8 +619,8 @@ class _Account:
                 raise RefusedError(
                     "a ledger or a cap was given without a population; name the population to charge."
                 )
-            own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-            return cls(own, "none", public, bound, limit)
+            ledger_in_folder = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
+            return cls(ledger_in_folder, "none", public, bound, limit)
         url = ledger_url(None) if url is None else checked_url(url)
         ledger = open_newest(url, home=home())
         check_location(ledger, population, public=public, home=home())

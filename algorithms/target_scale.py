@@ -87,8 +87,8 @@ def histogram_edges() -> Tensor:
 
 def target_cell(label: Tensor, edges: Tensor) -> Tensor:
     """A one in the cell of a number to predict, float32 [16]; edges: of `histogram_edges`."""
-    place = (label >= edges[1:-1].to(label)).sum()
-    return (torch.arange(_CELLS, device=label.device) == place).to(torch.float32)
+    cell = (label >= edges[1:-1].to(label)).sum()
+    return (torch.arange(_CELLS, device=label.device) == cell).to(torch.float32)
 
 
 def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:
@@ -104,10 +104,10 @@ def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:
         (-0.999, 0.02)
     """
     edges = histogram_edges()
-    kept = torch.where(counts < _ABOVE_NOISE * noise, 0.0, counts.double())
-    if float(kept.sum()) <= 0.0:
-        kept[0] = 1.0
-    shares, middles, widths = kept / kept.sum(), (edges[1:] + edges[:-1]) / 2, edges.diff()
+    large_counts = torch.where(counts < _ABOVE_NOISE * noise, 0.0, counts.double())
+    if float(large_counts.sum()) <= 0.0:
+        large_counts[0] = 1.0
+    shares, middles, widths = large_counts / large_counts.sum(), (edges[1:] + edges[:-1]) / 2, edges.diff()
     centre = float(shares @ middles)
     variance = float(shares @ ((middles - centre).square() + widths.square() / 12.0))
     return centre, max(_MIN_SCALE, _DEVIATIONS * math.sqrt(variance))

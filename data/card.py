@@ -110,7 +110,7 @@ class File(CardPart):
         return self
 
     def _check_checksums(self) -> None:
-        if sum(given is not None for given in (self.sha256, self.keyed_sha256, self.md5)) != 1:
+        if sum(checksum is not None for checksum in (self.sha256, self.keyed_sha256, self.md5)) != 1:
             raise ValueError(
                 "a file needs sha256, or keyed_sha256 if it is private, or md5 if it is published"
             )

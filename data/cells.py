@@ -92,9 +92,9 @@ class Categories:
     def codes(self, places: Values) -> list[NDArray[np.int64]]:
         """The category, with an own cell for a missing one, and for each step whether it is below, above or missing."""
         absent = np.isnan(places)
-        own = np.where(absent, self.count, places).astype(np.int64)
+        column = np.where(absent, self.count, places).astype(np.int64)
         steps = range(1, self.count if self.is_ordered else 1)
-        return [own, *(np.where(absent, 2, places >= step).astype(np.int64) for step in steps)]
+        return [column, *(np.where(absent, 2, places >= step).astype(np.int64) for step in steps)]
 
     def sizes(self) -> list[int]:
         """The number of cells of each of these."""
@@ -252,8 +252,10 @@ class CellEncoding:
     def codes(self, values: Sequence[Values]) -> NDArray[np.float32]:
         """The active cell of each position, [n, positions], as whole numbers from 0. values: of each part."""
         part_codes: list[NDArray[np.int64]] = []
-        for part, own in zip(self.parts, values, strict=True):
-            part_codes += part.codes(own, self.settings.grids) if isinstance(part, Grids) else part.codes(own)
+        for part, column in zip(self.parts, values, strict=True):
+            part_codes += (
+                part.codes(column, self.settings.grids) if isinstance(part, Grids) else part.codes(column)
+            )
         for splits in self.trees:
             leaf = np.zeros(len(values[0]), np.int64)
             for split in splits:

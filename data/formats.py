@@ -103,7 +103,7 @@ class Categorical(_Column):
     categories: tuple[Word, ...] = Field(min_length=1)
     unknown: Literal["other", "zeros"] = "other"
     # left out of a document if it is not given, so that the digests of cards without it do not change
-    ordered: bool = Field(default=False, exclude_if=lambda given: not given)
+    ordered: bool = Field(default=False, exclude_if=lambda value: not value)
 
     @property
     def width(self) -> int:
@@ -222,7 +222,7 @@ class Ignored(_Column):
     """
 
     kind: Literal["ignored"]
-    categories: tuple[Word, ...] = Field(default=(), exclude_if=lambda given: not given)
+    categories: tuple[Word, ...] = Field(default=(), exclude_if=lambda value: not value)
 
     @property
     def width(self) -> int:
@@ -311,7 +311,7 @@ class Table(CardPart):
     columns: tuple[Column, ...]
     missing: tuple[str, ...] = ("",)
     # left out of a document if it is not given, so that the digests of cards without it do not change
-    cells: CellSettings | None = Field(default=None, exclude_if=lambda given: given is None)
+    cells: CellSettings | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def width(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from pydantic import JsonValue
 
-from algorithms.auditing.audit import Array, Audit, audit, tested
+from algorithms.auditing.audit import Array, Audit, audit, audit_mechanisms
 from algorithms.auditing.game import Game
 from algorithms.auditing.private_evaluation import audit_evaluation_release
 from algorithms.core.software import software_facts, software_here
@@ -120,7 +120,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[A
             "is_violated": row.attack.is_violated,
         }
         for row in (
-            *tested(draws=4 * request.runs, seed=request.seed),
+            *audit_mechanisms(draws=4 * request.runs, seed=request.seed),
             *audit_evaluation_release(draws=request.runs, seed=request.seed),
         )
     ]

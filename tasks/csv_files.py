@@ -11,10 +11,10 @@ from algorithms.plain_text import for_csv, from_csv
 def write_csv(frame: pd.DataFrame, to: Path | IO[str], **settings: Any) -> None:
     """Write a table without its index; numbers stay as they are. settings: further ones of `DataFrame.to_csv`."""
     safe = frame.rename(columns=lambda name: for_csv(str(name)))
-    for place, kind in enumerate(frame.dtypes):
+    for index, kind in enumerate(frame.dtypes):
         if not pd.api.types.is_numeric_dtype(kind):
-            cells = [for_csv(cell) if isinstance(cell, str) else cell for cell in frame.iloc[:, place]]
-            safe.isetitem(place, pd.array(cells, dtype="object"))
+            cells = [for_csv(cell) if isinstance(cell, str) else cell for cell in frame.iloc[:, index]]
+            safe.isetitem(index, pd.array(cells, dtype="object"))
     safe.to_csv(to, index=False, **settings)
 
 

@@ -87,10 +87,12 @@ def count_held_out(
     """
     label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
     before = (
-        None if other is None else np.concatenate([_bounded(data, *rest) for rest in _scored(other, data)])
+        None
+        if other is None
+        else np.concatenate([_bounded_scores(data, *rest) for rest in _held_out_scores(other, data)])
     )
-    for scores, labels in _scored(trained, data):
-        is_bounded, score = spec.kind == "score", _bounded(data, scores, labels)
+    for scores, labels in _held_out_scores(trained, data):
+        is_bounded, score = spec.kind == "score", _bounded_scores(data, scores, labels)
         values = score[:, None] if is_bounded else predictions(label_type, scores).double().numpy()
         rows = slice(start, start := start + len(labels))
         cells += count(
@@ -105,7 +107,7 @@ def count_held_out(
     return cells
 
 
-def _scored(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
+def _held_out_scores(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores and labels of the held-out records, pass by pass, each from its record alone."""
     size, compute, engine = passes_alone(trained[0], data.public)
     with fixed_arithmetic(compute, engine):
@@ -113,7 +115,7 @@ def _scored(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
             yield scores, labels
 
 
-def _bounded(data: HeldOut, scores: Tensor, labels: Tensor) -> Floats:
+def _bounded_scores(data: HeldOut, scores: Tensor, labels: Tensor) -> Floats:
     """A score from 0 to 1 of each record, [n]."""
     score: Floats = record_scores(data.public.label_type, scores, labels).double().numpy()
     return score

@@ -174,7 +174,7 @@ def _huggingface(
     names = model.classes or (("number",) if "bounds" in (model.target or {}) else ())
     if names:
         config.id2label = dict(enumerate(names))
-        config.label2id = {name: place for place, name in enumerate(names)}
+        config.label2id = {name: index for index, name in enumerate(names)}
     config.auto_map = {
         "AutoConfig": "modeling_epsilonflow.EpsilonflowConfig",
         "AutoModelForSequenceClassification": "modeling_epsilonflow.EpsilonflowModel",

@@ -118,9 +118,9 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str,
             scales.append([bins])
         elif isinstance(column, Categorical):
             places = graph.places(column.name, column.categories)
-            scales.append([graph.column(_known(graph, places, len(column.categories)))])
+            scales.append([graph.column(_nan_outside(graph, places, len(column.categories)))])
         elif isinstance(column, Hashed):
-            scales.append([graph.column(_known(graph, column.name, column.cells))])
+            scales.append([graph.column(_nan_outside(graph, column.name, column.cells))])
         elif isinstance(column, Timestamp):
             scales += [[graph.column(part)] for part in dates[column.name].parts]
         elif isinstance(column, Date):
@@ -146,7 +146,7 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str,
     return graph.concatenate(codes)
 
 
-def _known(graph: Graph, places: str, count: int) -> str:
+def _nan_outside(graph: Graph, places: str, count: int) -> str:
     """Indices as doubles [n], NaN from `count` on."""
     number = graph.add("Cast", places, to=TensorProto.DOUBLE)
     is_known = graph.add("Less", places, graph.constant(count, np.int64))
@@ -192,7 +192,7 @@ def prepend(model: Any, reader: Table) -> Any:
         if isinstance(column, Timestamp)
     }
     features = _features(graph, reader, dates) if cells is None else _cells(graph, reader, cells, dates)
-    refused = [graph.add("IsNaN", name) for name in _needed(reader, dates)]
+    refused = [graph.add("IsNaN", name) for name in _refused_where_missing(reader, dates)]
     refused += [date.unread for date in dates.values()]
     records = graph.add("Cast", features, to=TensorProto.FLOAT)
     inputs = [
@@ -225,7 +225,7 @@ def prepend(model: Any, reader: Table) -> Any:
     return model
 
 
-def _needed(reader: Table, dates: Mapping[str, Moments]) -> Iterator[str]:
+def _refused_where_missing(reader: Table, dates: Mapping[str, Moments]) -> Iterator[str]:
     """What the card refuses where it is missing: doubles [n], NaN there."""
     for column in reader.columns:
         if isinstance(column, Numeric | Binned) and column.missing == "refuse":

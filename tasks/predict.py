@@ -107,7 +107,7 @@ def _check_threshold(model: TrainedModel, threshold: float) -> None:
 
 
 def _with_threshold(some: Predictions, classes: tuple[str, ...], threshold: float) -> Predictions:
-    predicted = tuple(classes[place] for place in (some.scores[:, 1] > threshold).astype(int).tolist())
+    predicted = tuple(classes[index] for index in (some.scores[:, 1] > threshold).astype(int).tolist())
     return replace(some, predicted=predicted)
 
 
@@ -123,7 +123,7 @@ def _predict_batch(
         scores = model(features)
     if isinstance(target, Tags):
         rows = zip(scores.argmax(-1).numpy(), is_first, strict=True)
-        tags = tuple(" ".join(target.tags[place] for place in row[first]) for row, first in rows)
+        tags = tuple(" ".join(target.tags[index] for index in row[first]) for row, first in rows)
         return Predictions(names, tags, none, False)
     if isinstance(target, NextToken):
         return Predictions(names, _perplexities(model, features, scores, target), none, False)
@@ -135,7 +135,7 @@ def _predict_batch(
         return Predictions(names, labels, scores.double().sigmoid().numpy(), True)
     is_probability = model.facts.model not in MARGINS
     shown = scores.double().softmax(-1) if is_probability else scores.double()
-    predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
+    predicted = tuple(model.classes[index] for index in scores.argmax(-1).tolist())
     return Predictions(names, predicted, shown.numpy(), is_probability)
 
 

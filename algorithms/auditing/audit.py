@@ -148,8 +148,8 @@ def scores(game: Game, plan: Plan, seeds: Iterable[int]) -> Array:
         coins, key = np.full(game.canaries, is_in), key_of(game.algorithm, "pairs", seed, is_in)
         return log_likelihood(game, plan, play(game, plan, coins, key).answers, 0, alone=True)
 
-    found = [[score(seed, False), score(seed, True)] for seed in seeds]
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
+    pairs = [[score(seed, False), score(seed, True)] for seed in seeds]
+    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
 
 
 def one_run(game: Game, plan: Plan, seed: int) -> GameTranscript:
@@ -180,7 +180,7 @@ _LAWS: dict[type, tuple[tuple[type[dp.DpEvent], ...], Callable[[int], Any], int]
 
 def noise_checks(game: Game, played: GameTranscript) -> list[AuditCheck]:
     """Check the amount of noise, in answers without contributions."""
-    found = []
+    checks = []
     for kind, (_event, law, power) in _LAWS.items():
         values = noise_of(game, played, kind)
         if not len(values):
@@ -188,8 +188,8 @@ def noise_checks(game: Game, played: GameTranscript) -> list[AuditCheck]:
         total = float((np.abs(values) ** power).sum())
         detail = f"{len(values)} draws of {kind.__name__} noise, over what the charged event says"
         seen = (total / len(values)) ** (1 / power)
-        found.append(AuditCheck("noise", 1.0, seen, float(law(len(values)).cdf(total)), detail))
-    return found
+        checks.append(AuditCheck("noise", 1.0, seen, float(law(len(values)).cdf(total)), detail))
+    return checks
 
 
 def noise_of(game: Game, played: GameTranscript, kind: type) -> Array:
@@ -205,13 +205,13 @@ def noise_of(game: Game, played: GameTranscript, kind: type) -> Array:
 def _seen_alone(played: GameTranscript) -> list[tuple[Answer, dp.DpEvent]]:
     """The answers in coordinates that no record moves, with their events; correlated noise is whitened."""
     pairs = zip(played.answers, played.events, strict=True)
-    found = [(answer, event) for answer, event in pairs if answer.kind in ("gradient", "minimum")]
-    if not found or not isinstance(found[0][1], CorrelatedDpEvent):
-        return found
-    through = whitening(found[0][1], len(found))
-    values = through @ np.stack([answer.value for answer, _ in found])
+    observed = [(answer, event) for answer, event in pairs if answer.kind in ("gradient", "minimum")]
+    if not observed or not isinstance(observed[0][1], CorrelatedDpEvent):
+        return observed
+    through = whitening(observed[0][1], len(observed))
+    values = through @ np.stack([answer.value for answer, _ in observed])
     return [
-        (replace(answer, value=value), event) for (answer, event), value in zip(found, values, strict=True)
+        (replace(answer, value=value), event) for (answer, event), value in zip(observed, values, strict=True)
     ]
 
 
@@ -221,8 +221,8 @@ def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
         return None
     if isinstance(event, _LAWS[kind][0]):
         return float(event.noise_multiplier)
-    found = (charged_multiplier(inner, kind) for inner in parts(event))
-    return next((number for number in found if number is not None), None)
+    multipliers = (charged_multiplier(inner, kind) for inner in parts(event))
+    return next((number for number in multipliers if number is not None), None)
 
 
 def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditCheck]:
@@ -257,15 +257,15 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
         nearest = min(nearest, *np.diff(moving).tolist(), math.inf)
     allowed = 2.0 if plan.adjacency == REPLACE_ONE.name else 1.0
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"
-    found = [
+    checks = [
         AuditCheck(
             "reach of a record", allowed, max_reach, 0.0 if max_reach > allowed * (1 + ROOM) else 1.0, detail
         )
     ]
     if parts and math.isfinite(nearest):
         detail = "steps from one in which the record moved the sum to the next, at least"
-        found.append(AuditCheck("steps between", parts, nearest, 0.0 if nearest < parts else 1.0, detail))
-    return found
+        checks.append(AuditCheck("steps between", parts, nearest, 0.0 if nearest < parts else 1.0, detail))
+    return checks
 
 
 def _same_question(one: Answer, other: Answer) -> bool:
@@ -292,24 +292,24 @@ def coin_checks(game: Game, plan: Plan, run: GameTranscript) -> list[AuditCheck]
         rows.append(np.array(projected))
         rates.append(answer.sampling.rate)
     noise = [answer.value[game.silent] / answer.scale for answer, _ in _seen_alone(run)]
-    found: list[AuditCheck] = []
+    checks: list[AuditCheck] = []
     if rows:
         seen, claimed = np.concatenate(rows), np.repeat(rates, len(inside))
         score = float((seen - claimed).mean() / (seen - claimed).std() * math.sqrt(len(seen)))
         detail = "how often a canary is in a sum; the noise averages out"
-        found.append(
+        checks.append(
             AuditCheck(
                 "sampling rate", float(np.mean(rates)), float(seen.mean()), float(norm.sf(score)), detail
             )
         )
         if are_independent:
             centred = [row - rate for row, rate in zip(rows, rates, strict=True)]
-            found.append(
+            checks.append(
                 dependence("coins of two releases", centred, "canaries that are in both or in neither")
             )
     if len(noise) > 1:
-        found.append(dependence("noise of two releases", noise, "noise where nothing else is"))
-    return found
+        checks.append(dependence("noise of two releases", noise, "noise where nothing else is"))
+    return checks
 
 
 def _part(game: Game, answer: Answer, canary: int) -> float:
@@ -410,7 +410,7 @@ class _Neighbours:
     scores: Callable[[Release, Stream, bool, int], Array]
 
 
-def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> list[MechanismAudit]:
+def audit_mechanisms(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> list[MechanismAudit]:
     """The audit of every mechanism at a noise multiplier of 1, of correlated noise at 1.5.
 
     Args:
@@ -419,10 +419,10 @@ def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> lis
         only: Names of mechanisms; empty for all.
 
     Example:
-        >>> any(found.attack.is_violated for found in tested(draws=200))
+        >>> any(found.attack.is_violated for found in audit_mechanisms(draws=200))
         False
     """
-    found = []
+    rows = []
     for name, pair in ((name, _NEIGHBOURS[name]) for name in only or _NEIGHBOURS):
         sides = [
             pair.scores(pair.release, key_of("mechanism", name, seed).stream(side), bool(side), draws)
@@ -432,8 +432,8 @@ def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> lis
         accountant: Accountant = "rdp" if isinstance(schedule[0][0], dp.dp_event.ZCDpEvent) else "pld"
         claimed, cost = family_of(schedule, DELTA, accountant=accountant)
         attack = many_runs(np.stack(sides, axis=1), claimed, cost, DELTA)
-        found.append(MechanismAudit(name, epsilon(schedule, DELTA, accountant=accountant), attack))
-    return found
+        rows.append(MechanismAudit(name, epsilon(schedule, DELTA, accountant=accountant), attack))
+    return rows
 
 
 def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
@@ -456,12 +456,12 @@ def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Arr
 def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
     far = np.zeros(_DIMENSION)
     far[0] = release.clipping.sensitivity
-    found = []
+    columns = []
     for _ in range(draws):
         seen = add_noise(torch.from_numpy(is_in * far), release, stream).numpy()
         nearer = length_of(seen, release.clipping) - length_of(seen - far, release.clipping)
-        found.append(nearer / release.noise_scale)
-    return np.array(found)
+        columns.append(nearer / release.noise_scale)
+    return np.array(columns)
 
 
 def _play_selection(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
@@ -474,8 +474,8 @@ def _play_selection(release: Release, stream: Stream, is_in: bool, draws: int) -
         ]
     )
     loses = 1 / (1 + np.exp(bound / release.noise_scale))
-    found: Array = np.where(picks == 0, np.log(2 * loses), np.log(2 * (1 - loses)))
-    return found
+    log_ratios: Array = np.where(picks == 0, np.log(2 * loses), np.log(2 * (1 - loses)))
+    return log_ratios
 
 
 def _over_steps(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
@@ -486,9 +486,9 @@ def _over_steps(release: Release, stream: Stream, is_in: bool, draws: int) -> Ar
     column = noise.strategy.column(noise.steps)
     correlator, released, means = noise.strategy.correlator(draws), [], []
     for step in range(noise.steps):
-        asked = replace(release, noise=replace(noise, step=step))
+        step_release = replace(release, noise=replace(noise, step=step))
         takes_part = float(step % _PARTS == 0)
-        ahead = NoiseAhead.of(asked, stream.later(step * _WORDS * draws), draws, correlator=correlator)
+        ahead = NoiseAhead.of(step_release, stream.later(step * _WORDS * draws), draws, correlator=correlator)
         sums = torch.full((draws,), is_in * takes_part * release.clipping.sensitivity, dtype=torch.float64)
         released.append(ahead.add_noise(sums).numpy() / release.noise_scale)
         means.append(takes_part * release.clipping.sensitivity / release.noise_scale)

@@ -82,22 +82,22 @@ def rates(without: Array, with_record: Array, threshold: float, *, confidence: f
     )
 
 
-def epsilon_of(found: Rates, delta: float) -> float:
+def epsilon_of(rates: Rates, delta: float) -> float:
     """The smallest epsilon at `delta` of any mechanism that is consistent with these errors (Kairouz et al. 2015).
 
     Example:
         >>> round(epsilon_of(Rates(0.1, 0.2), 0.0), 4)  # ln(0.8 / 0.1)
         2.0794
     """
-    pairs = ((found.alarms, found.misses), (found.misses, found.alarms))
+    pairs = ((rates.alarms, rates.misses), (rates.misses, rates.alarms))
     return max([0.0, *(math.log((1 - delta - b) / a) for a, b in pairs if a > 0 and 1 - delta - b > a)])
 
 
-def mu_of(found: Rates) -> float:
+def mu_of(rates: Rates) -> float:
     """The smallest mu of a Gaussian mechanism that is consistent with these errors (Nasr et al. 2023, section 4)."""
-    if found.alarms + found.misses >= 1:
+    if rates.alarms + rates.misses >= 1:
         return 0.0
-    return float(ndtri(1 - found.alarms) - ndtri(found.misses))
+    return float(ndtri(1 - rates.alarms) - ndtri(rates.misses))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -240,12 +240,12 @@ class Power:
 
 
 def many_runs(
-    found: Array, claimed: Callable[[float], Profile], cost: Callable[[float], float], delta: float
+    scores: Array, claimed: Callable[[float], Profile], cost: Callable[[float], float], delta: float
 ) -> Attack:
     """Evaluate pairs of scores, shape [pairs, 2], at two thresholds that were fixed in advance (0, half of epsilon).
 
     Args:
-        found: Scores without and with the record.
+        scores: Scores without and with the record.
         claimed: The profile as a function of a divisor of the noise; at 1 the claim.
         cost: Epsilon at `delta`, as a function of the same divisor.
         delta: Of the claim.
@@ -255,7 +255,7 @@ def many_runs(
     """
 
     def at(threshold: float, confidence: float) -> Rates:
-        return rates(found[:, 0], found[:, 1], threshold, confidence=confidence)
+        return rates(scores[:, 0], scores[:, 1], threshold, confidence=confidence)
 
     thresholds = (0.0, cost(1.0) / 2)
     seen, sure = (
@@ -265,7 +265,7 @@ def many_runs(
     leak = _min_leak(seen, claimed)
     min_epsilon = max(epsilon_of(seen, delta), cost(leak) if leak > 0 else 0.0)
     is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
-    detail = f"{len(found)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
+    detail = f"{len(scores)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
     return Attack("worst record, many runs", min_epsilon, is_violated, detail)
 
 
@@ -334,21 +334,21 @@ def family_of(
     claimed: Profile | None = None,
 ) -> Family:
     """The family of a schedule. claimed: its profile, if it is known."""
-    known = {1.0: claimed or profile(schedule, adjacency=relation)}
+    profiles = {1.0: claimed or profile(schedule, adjacency=relation)}
 
     def at(leak: float) -> Profile:
-        if leak not in known:
+        if leak not in profiles:
             # On a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound.
             divided = leaking(schedule, leak)
             try:
-                found = compose_loss(merge_events(divided), relation, delta=1e-9, grid=_GRID)
+                loss = compose_loss(merge_events(divided), relation, delta=1e-9, grid=_GRID)
             except RefusedError:
-                known[leak] = profile(divided, adjacency=relation)
+                profiles[leak] = profile(divided, adjacency=relation)
             else:
-                high_end = min(max(found.epsilon(1e-9), 1e-6), 100.0)
+                high_end = min(max(loss.epsilon(1e-9), 1e-6), 100.0)
                 epsilons = np.linspace(0.0, high_end, 300)
-                known[leak] = Profile(epsilons, found.deltas(epsilons))
-        return known[leak]
+                profiles[leak] = Profile(epsilons, loss.deltas(epsilons))
+        return profiles[leak]
 
     def cost(leak: float) -> float:
         coarse = _GRID if accountant == "pld" else None
@@ -393,9 +393,9 @@ def _min_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
     return low
 
 
-def curve_of(found: Array, claimed: Profile) -> TradeOffCurve:
+def curve_of(scores: Array, claimed: Profile) -> TradeOffCurve:
     """The claimed trade-off curve, and the observed rates at all thresholds."""
     alarms = np.linspace(0.0, 1.0, 101)
-    thresholds = np.quantile(found, _THRESHOLDS)
-    seen = tuple((float((found[:, 0] >= t).mean()), float((found[:, 1] < t).mean())) for t in thresholds)
+    thresholds = np.quantile(scores, _THRESHOLDS)
+    seen = tuple((float((scores[:, 0] >= t).mean()), float((scores[:, 1] < t).mean())) for t in thresholds)
     return TradeOffCurve(tuple(alarms.tolist()), tuple(misses(claimed, alarms).tolist()), seen)

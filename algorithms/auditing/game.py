@@ -137,11 +137,11 @@ class Game:
     def all_settings(self) -> dict[str, JsonValue]:
         """The given settings, and small defaults for the others."""
         kind: Any = CATALOGUE.get(self.algorithm)  # None for a method that is not shipped
-        known = set() if kind is None else {field.name for field in fields(kind)}
-        usual = {name: value for name, value in _USUAL.items() if name in known}
-        is_sampled = "expected_batch_size" in known and "relative_step" not in known
+        names = set() if kind is None else {field.name for field in fields(kind)}
+        usual = {name: value for name, value in _USUAL.items() if name in names}
+        is_sampled = "expected_batch_size" in names and "relative_step" not in names
         usual |= {"expected_batch_size": self.records // 2} if is_sampled else {}
-        usual |= {"update": {"learning_rate": 0.01}} if "update" in known else {}
+        usual |= {"update": {"learning_rate": 0.01}} if "update" in names else {}
         return usual | dict(_SPECIAL.get(self.algorithm, {})) | dict(self.settings)
 
 
@@ -154,8 +154,8 @@ class _Layers(nn.Module):
         self.first, self.second = _one_layer(self.left), _one_layer(width - self.left)
 
     def forward(self, features: Tensor) -> Tensor:
-        found: Tensor = self.first(features[:, : self.left]) + self.second(features[:, self.left :])
-        return found
+        outputs: Tensor = self.first(features[:, : self.left]) + self.second(features[:, self.left :])
+        return outputs
 
 
 def _one_layer(width: int) -> nn.Linear:
@@ -204,43 +204,43 @@ class RecordingBarrier(Barrier):
         super().__init__(*args, **kwargs)
         self._seen = seen
 
-    def gradient(self, parameters: Tensor, **asked: Any) -> Tensor:
-        answer = super().gradient(parameters, **asked)
-        self._keep("gradient", answer * asked["divisor"], asked["clipping"], asked)
+    def gradient(self, parameters: Tensor, **options: Any) -> Tensor:
+        answer = super().gradient(parameters, **options)
+        self._keep("gradient", answer * options["divisor"], options["clipping"], options)
         return answer
 
-    def total(self, statistic: Any, **asked: Any) -> Tensor:
-        answer = super().total(statistic, **asked)
-        self._keep("total", answer, asked["bound"], asked, statistic)
+    def total(self, statistic: Any, **options: Any) -> Tensor:
+        answer = super().total(statistic, **options)
+        self._keep("total", answer, options["bound"], options, statistic)
         return answer
 
-    def norm_total(self, parameters: Tensor, **asked: Any) -> float:
-        answer = super().norm_total(parameters, **asked)
-        self._keep("norms", torch.tensor([answer]), asked["bound"], asked)
+    def norm_total(self, parameters: Tensor, **options: Any) -> float:
+        answer = super().norm_total(parameters, **options)
+        self._keep("norms", torch.tensor([answer]), options["bound"], options)
         return answer
 
-    def norm_count(self, parameters: Tensor, **asked: Any) -> float:
-        answer = super().norm_count(parameters, **asked)
-        self._keep("norm count", torch.tensor([answer]), L2(0.5), asked)
+    def norm_count(self, parameters: Tensor, **options: Any) -> float:
+        answer = super().norm_count(parameters, **options)
+        self._keep("norm count", torch.tensor([answer]), L2(0.5), options)
         return answer
 
-    def argmin(self, candidates: Any, **asked: Any) -> int:
-        answer = super().argmin(candidates, **asked)
+    def argmin(self, candidates: Any, **options: Any) -> int:
+        answer = super().argmin(candidates, **options)
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
-        self._keep("argmin", torch.tensor([answer]), L1(asked["bound"]), asked, points.double())
+        self._keep("argmin", torch.tensor([answer]), L1(options["bound"]), options, points.double())
         return answer
 
-    def minimum(self, problem: Minimum, **asked: Any) -> Tensor:
+    def minimum(self, problem: Minimum, **options: Any) -> Tensor:
         """For linear losses the minimum is -(sum of gradients + noise) / regularisation."""
-        answer = super().minimum(problem, **asked)
-        self._keep("minimum", -problem.regularisation * answer, problem, asked)
+        answer = super().minimum(problem, **options)
+        self._keep("minimum", -problem.regularisation * answer, problem, options)
         return answer
 
     def _keep(
-        self, kind: str, value: Tensor, bound: Any, asked: Mapping[str, object], about: Any = None
+        self, kind: str, value: Tensor, bound: Any, options: Mapping[str, object], about: Any = None
     ) -> None:
-        found, sampling = value.detach().double().cpu().numpy(), asked.get("sampling") or FullBatch()
-        self._seen.append(Answer(kind, sampling, bound, asked["noise"], found, about))
+        answer, sampling = value.detach().double().cpu().numpy(), options.get("sampling") or FullBatch()
+        self._seen.append(Answer(kind, sampling, bound, options["noise"], answer, about))
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,8 @@ def contribution(game: Game, answer: Answer, features: Array) -> Array:
         return np.array([-0.5])
     if answer.kind == "total":
         label = torch.tensor(int(features.any()))
-        found = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
-        vector = found.double().numpy().reshape(-1)
+        gradient = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
+        vector = gradient.double().numpy().reshape(-1)
         norm = float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))
         shrunk: Array = vector * min(1.0, bound.norm / max(norm, 1e-300))
         return shrunk
@@ -371,8 +371,8 @@ def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
     """
     if event.leaves:
         mixed = _tree_noise(event.leaves, steps)
-        found: Array = np.linalg.inv(np.linalg.cholesky(mixed @ mixed.T))
-        return found
+        whitener: Array = np.linalg.inv(np.linalg.cholesky(mixed @ mixed.T))
+        return whitener
     column = np.zeros(steps)
     column[: len(event.coefficients)] = event.coefficients[:steps]
     if event.weights:

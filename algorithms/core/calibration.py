@@ -195,10 +195,10 @@ def find_min_noise(
     def parts(noise: float) -> NDArray[np.float64]:
         return np.asarray(rdp(events(noise), orders=orders) / allowed)
 
-    found = find_smallest(
+    multiplier = find_smallest(
         lambda noise: float(parts(noise).min()), 1.0, low=1e-2, high=MAX_NOISE, tolerance=1e-10
     )
-    return None if found is None else (found, orders[int(parts(found).argmin())])
+    return None if multiplier is None else (multiplier, orders[int(parts(multiplier).argmin())])
 
 
 def plan_zcdp(

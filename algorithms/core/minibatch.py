@@ -109,13 +109,13 @@ def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases
 
 def _passes(run: RandomAllocation) -> list[tuple[Sampling, int]]:
     """For each pass its first step, which pays for it, and how many steps follow."""
-    found: list[tuple[Sampling, int]] = []
+    passes: list[tuple[Sampling, int]] = []
     for first in range(0, run.steps, run.parts):
         start = replace(run, step=first)
-        found.append((start, 1))
+        passes.append((start, 1))
         if start.steps_of_pass > 1:
-            found.append((replace(run, step=first + 1), start.steps_of_pass - 1))
-    return found
+            passes.append((replace(run, step=first + 1), start.steps_of_pass - 1))
+    return passes
 
 
 def allocate_batches(sampled: Batches, facts: PlanningFacts, steps: int) -> Batches:

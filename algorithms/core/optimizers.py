@@ -115,8 +115,8 @@ class OptimizerConfig:
             _sgd([parameters], [gradient], [first], lr=rate, momentum=self.momentum)
             count += 1
         else:
-            own = [parameters], [gradient], [first], [second]
-            _adam(*own, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
+            tensors = [parameters], [gradient], [first], [second]
+            _adam(*tensors, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
         average = self._average(state.average, parameters, int(count), steps)
         return OptimizerState(parameters, first, second, average, count)
 

@@ -255,9 +255,9 @@ class Plan:
                     stated=stated,
                     least=least,
                 )
-        found = {name: costs.get(name, math.inf) for name in self.epsilon}
+        computed = {name: costs.get(name, math.inf) for name in self.epsilon}
         if any(
-            found[name] > stated * (1 + 1e-6) or (name != "pld" and found[name] < stated * (1 - 1e-2))
+            computed[name] > stated * (1 + 1e-6) or (name != "pld" and computed[name] < stated * (1 - 1e-2))
             for name, stated in self.epsilon.items()
         ):
             raise RefusedError(

@@ -74,8 +74,8 @@ def from_registry(
             why=why,
         ) from None
     # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
-    own = {key: value for key, value in settings.items() if key != "name"}
-    made: P = reader.validate_json(json.dumps(own))
+    options = {key: value for key, value in settings.items() if key != "name"}
+    made: P = reader.validate_json(json.dumps(options))
     missing = [part for part in needs if not callable(getattr(made, part, None))]
     if missing:
         raise RefusedError(

@@ -135,11 +135,11 @@ def software_facts(root: Path, software: Software) -> SoftwareFacts:
 
 def _versions(names: Sequence[str]) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    return {name: installed for name in names if (installed := _installed(name)) is not None}
+    return {name: number for name in names if (number := _version_of(name)) is not None}
 
 
 @cache
-def _installed(name: str) -> str | None:
+def _version_of(name: str) -> str | None:
     """The version of a package, read once in a process, which goes on with what it has imported."""
     try:
         return version(name)

@@ -32,8 +32,8 @@ class RowWise(nn.Module):
     def forward(self, people: Tensor) -> Tensor:
         if self.packed is not None:
             people = people.reshape(len(people), self.packed, -1)
-        found: Tensor = self.module(people.flatten(0, 1))
-        return found.view(*people.shape[:2], *found.shape[1:])
+        outputs: Tensor = self.module(people.flatten(0, 1))
+        return outputs.view(*people.shape[:2], *outputs.shape[1:])
 
 
 def user_level_model(model: Model, rows: int | None) -> Model:
@@ -88,16 +88,16 @@ class UserLevelBarrier:
         """The shape of a row."""
         return self.barrier.input_shape[1:]
 
-    def total(self, statistic: Statistic, **given: Any) -> Tensor:
+    def total(self, statistic: Statistic, **options: Any) -> Tensor:
         """Like `Barrier.total`, for a statistic of one row and its label."""
 
         def mean(rows: Tensor, labels: Tensor) -> Tensor:
             each, present = _row_statistics(statistic, rows, labels)
             return (each * present.view(-1, *[1] * (each.dim() - 1))).sum(0) / present.sum().clamp(min=1)
 
-        return self.barrier.total(mean, **given)
+        return self.barrier.total(mean, **options)
 
-    def moment(self, statistic: Statistic, **given: Any) -> Tensor:
+    def moment(self, statistic: Statistic, **options: Any) -> Tensor:
         """Like `Barrier.moment`; a person's matrix is built so that its A^T A is the mean of the rows'."""
 
         def together(rows: Tensor, labels: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class UserLevelBarrier:
             share = (present / present.sum().clamp(min=1)).sqrt()
             return (each * share[:, None, None]).flatten(0, 1)
 
-        return self.barrier.moment(together, **given)
+        return self.barrier.moment(together, **options)
 
 
 def _row_statistics(statistic: Statistic, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

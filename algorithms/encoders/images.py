@@ -68,10 +68,10 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     side = settings.size or int(config["input_size"][-1])
     file, hub = checkpoint, network.pretrained_cfg.get("hf_hub_id")
     if file is None:
-        found = (
+        width = (
             imported_library("huggingface_hub").try_to_load_from_cache(hub, "model.safetensors") if hub else 0
         )
-        if not isinstance(found, str):
+        if not isinstance(width, str):
             get = (
                 f"hf download {hub} model.safetensors"
                 if hub
@@ -84,7 +84,7 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
                 name=name,
                 command=get,
             )
-        file = Path(found)
+        file = Path(width)
 
     def load() -> Encode:
         pretrained = timm.get_pretrained_cfg(name)
@@ -147,14 +147,14 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> En
 def _without_classifier(network: nn.Module, weights: Any) -> tuple[nn.Module, int]:
     """The network without its last layer, which has one output per class, and the number of that layer's inputs."""
     classes = len(weights.meta.get("categories", ()))
-    found = [
+    classifiers = [
         (name, layer)
         for name, layer in network.named_modules()
         if isinstance(layer, nn.Linear) and layer.out_features == classes
     ]
-    if not found:
+    if not classifiers:
         raise ValueError("none whose last layer is linear")
-    name, last = found[-1]
+    name, last = classifiers[-1]
     network.set_submodule(name, nn.Identity())
     return network, last.in_features
 
@@ -162,8 +162,8 @@ def _without_classifier(network: nn.Module, weights: Any) -> tuple[nn.Module, in
 def processor_of(folder: Path) -> dict[str, Any] | None:
     """The settings of the image processor in a Hugging Face folder; None if it has none."""
     path = folder / "preprocessor_config.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if {"image_mean", "image_processor_type"} & found.keys() else None
+    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return settings if {"image_mean", "image_processor_type"} & settings.keys() else None
 
 
 def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
@@ -211,10 +211,10 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
 
 def _side(processor: Mapping[str, Any]) -> int:
     """The size to which an image processor resizes images, in pixels."""
-    given = processor.get("crop_size") or processor.get("size") or 224
-    if isinstance(given, Mapping):
-        given = given.get("height") or given.get("shortest_edge") or 224
-    return int(given)
+    side = processor.get("crop_size") or processor.get("size") or 224
+    if isinstance(side, Mapping):
+        side = side.get("height") or side.get("shortest_edge") or 224
+    return int(side)
 
 
 class _Seeing(nn.Module):
@@ -225,10 +225,10 @@ class _Seeing(nn.Module):
         self.model = getattr(model, "vision_model", model)
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.model(pixel_values=images)
-        pooled = getattr(found, "pooler_output", None)
+        outputs = self.model(pixel_values=images)
+        pooled = getattr(outputs, "pooler_output", None)
         if pooled is None:
-            states: Tensor = found.last_hidden_state  # [batch, places, features], or a map
+            states: Tensor = outputs.last_hidden_state  # [batch, places, features], or a map
             pooled = states.mean(dim=1) if states.dim() == 3 else states.mean(dim=(2, 3))
         return pooled.flatten(1)
 
@@ -258,8 +258,8 @@ class _Turned(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[batch, 3, side, side] -> [batch, features]; the side is even down to the last stride."""
         turned = images.flip(2, 3)
-        found: Tensor = self.network.extract_features(turned).mean(dim=(2, 3))  # type: ignore[operator]
-        return found
+        outputs: Tensor = self.network.extract_features(turned).mean(dim=(2, 3))  # type: ignore[operator]
+        return outputs
 
 
 def _encode(
@@ -283,8 +283,10 @@ def _encode(
         seen = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
         shrinks = max(seen.shape[2:]) > side  # each pixel is then a mean of those that it replaces
         sized = functional.interpolate(seen, size=(side, side), mode="bilinear", antialias=shrinks)
-        found: Tensor = network(((sized - centre) / scale).contiguous(memory_format=torch.channels_last))
-        return found
+        features_of_batch: Tensor = network(
+            ((sized - centre) / scale).contiguous(memory_format=torch.channels_last)
+        )
+        return features_of_batch
 
     def encode(images: Any) -> NDArray[np.float32]:
         parts = []
@@ -292,10 +294,10 @@ def _encode(
             for start in range(0, len(images), batch):
                 some = torch.from_numpy(np.ascontiguousarray(images[start : start + batch])).to(device)
                 full = functional.pad(some, (0, 0, 0, 0, 0, 0, 0, batch - len(some)))
-                found = features(full)
+                features_of_batch = features(full)
                 if settings.mirror:
-                    found = (found + features(full.flip(-1))) / 2
-                parts.append(found[: len(some)].float().cpu().numpy())
+                    features_of_batch = (features_of_batch + features(full.flip(-1))) / 2
+                parts.append(features_of_batch[: len(some)].float().cpu().numpy())
         return np.concatenate(parts)
 
     return encode

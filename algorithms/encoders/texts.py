@@ -58,10 +58,10 @@ def wordllama(settings: Frozen) -> Encoder:
         tokenizer.no_truncation()
         vectors = table.astype(np.float32)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-        vectors *= _weights([tokenizer.id_to_token(place) for place in range(len(table))])[:, None]
+        vectors *= _weights([tokenizer.id_to_token(index) for index in range(len(table))])[:, None]
 
         def encode(texts: Any) -> NDArray[np.float32]:
-            found = np.zeros((len(texts), 3, vectors.shape[1]), np.float32)
+            features = np.zeros((len(texts), 3, vectors.shape[1]), np.float32)
             for row, text in enumerate(texts):
                 tokens = tokenizer.encode(text, add_special_tokens=False).ids[: settings.length]
                 if tokens:
@@ -69,9 +69,9 @@ def wordllama(settings: Frozen) -> Encoder:
                     roots = np.sqrt(counts, dtype=np.float32)
                     seen = vectors[there]
                     sizes = np.abs(seen)
-                    for place, values in enumerate((seen, sizes, np.copysign(np.sqrt(sizes), seen))):
-                        found[row, place] = roots @ values / roots.sum()
-            return found.reshape(len(texts), -1)
+                    for index, values in enumerate((seen, sizes, np.copysign(np.sqrt(sizes), seen))):
+                        features[row, index] = roots @ values / roots.sum()
+            return features.reshape(len(texts), -1)
 
         return encode
 
@@ -87,10 +87,10 @@ def _weights(tokens: Sequence[str]) -> NDArray[np.float32]:
     ranks[single] = np.arange(single.sum()) + 1.0
     shares = 1.0 / (ranks * np.log(len(tokens)))
     within = np.array([not token.startswith(_WORD) for token in tokens])
-    found: NDArray[np.float32] = (_RARE / (_RARE + shares) * np.where(within, _WITHIN, 1.0)).astype(
+    weights: NDArray[np.float32] = (_RARE / (_RARE + shares) * np.where(within, _WITHIN, 1.0)).astype(
         np.float32
     )
-    return found
+    return weights
 
 
 def minilm(settings: Frozen) -> Encoder:
@@ -222,22 +222,22 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
 
     def encode(texts: Any) -> NDArray[np.float32]:
         rows = [tokenizer(text, truncation=True, max_length=settings.length)["input_ids"] for text in texts]
-        found = np.zeros((len(texts), int(model.config.hidden_size)), np.float32)
+        features = np.zeros((len(texts), int(model.config.hidden_size)), np.float32)
         with torch.inference_mode():
             for places, length in _batches(rows):
                 ids = torch.full((_BATCH, length), tokenizer.pad_token_id or 0)
                 mask = torch.zeros((_BATCH, length), dtype=torch.long)
-                for row, place in enumerate(places):
-                    ids[row, : len(rows[place])] = torch.tensor(rows[place])
-                    mask[row, : len(rows[place])] = 1
+                for row, position in enumerate(places):
+                    ids[row, : len(rows[position])] = torch.tensor(rows[position])
+                    mask[row, : len(rows[position])] = 1
                 mask[len(places) :, 0] = 1
                 states = model(
                     input_ids=ids.to(device), attention_mask=mask.to(device), output_hidden_states=True
                 ).hidden_states[layer]
                 weights = mask.to(device)[:, :, None].to(states.dtype)
                 means = (states * weights).sum(dim=1) / weights.sum(dim=1)
-                found[places] = means[: len(places)].float().cpu().numpy()
-        return found
+                features[places] = means[: len(places)].float().cpu().numpy()
+        return features
 
     return encode
 
@@ -245,8 +245,8 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
     """Yield batches of indices of texts with the same padded length, and that length."""
     by_length: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        by_length.setdefault(-(-max(1, len(row)) // _STEP) * _STEP, []).append(place)
+    for position, row in enumerate(rows):
+        by_length.setdefault(-(-max(1, len(row)) // _STEP) * _STEP, []).append(position)
     for length, places in sorted(by_length.items()):
         for start in range(0, len(places), _BATCH):
             yield places[start : start + _BATCH], length

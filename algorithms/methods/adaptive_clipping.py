@@ -274,8 +274,8 @@ class AdaCliP(SampledMethod):
         """v, shape [d], from (g~ - m)^2, the noise's deviation on the sum and the expected batch size."""
         exact = batch * (squares - (noise / batch).square())
         printed = squares - noise.square() / batch  # (b sigma)^2 with sigma = z / sqrt(B)
-        found = printed if self.paper_update else exact
-        return found.clamp(self.h1, self.highest(len(squares)))
+        variance = printed if self.paper_update else exact
+        return variance.clamp(self.h1, self.highest(len(squares)))
 
     def highest(self, parameters: int) -> float:
         """h2 for a model of so many parameters; raises RefusedError where it is missing, or both given and derived."""

@@ -91,8 +91,8 @@ class LBFGS(SingleRelease):
             input_norm=1.0,
             curvature=math.inf,
         )
-        found = barrier.minimum(problem, noise=NoNoise())
-        return replace(state, parameters=found.to(state.parameters, non_blocking=True))
+        solution = barrier.minimum(problem, noise=NoNoise())
+        return replace(state, parameters=solution.to(state.parameters, non_blocking=True))
 
 
 def _exact(target: Target, facts: PlanningFacts, *, steps: int, rate: float, divisor: float | None) -> Plan:

@@ -133,7 +133,7 @@ def plan_fixed_noise(
     """
     budget, delta = target.budget, target.budget.delta
     budget.check_spendable()
-    asked = f"epsilon {budget.epsilon:g} at delta {delta:g}"
+    target_words = f"epsilon {budget.epsilon:g} at delta {delta:g}"
 
     def remaining_budget(spent: Schedule) -> dict[float, float]:
         """What releases leave of the budget at each order, where they leave something."""
@@ -147,14 +147,14 @@ def plan_fixed_noise(
             "{asked} is not above {smallest:.4g}, what a Rényi filter costs at any noise; ask for a larger"
             " epsilon, or give {method.public_norms}.",
             code="below_filter",
-            asked=asked,
+            asked=target_words,
             smallest=min_epsilon,
         )
     if not remaining_budget(target.prior_events):
         raise RefusedError(
             "{asked} leaves nothing beside the learned features; raise their noise or epsilon.",
             code="features_take_budget",
-            asked=asked,
+            asked=target_words,
         )
     limits = remaining_budget(others)
     if not limits:
@@ -162,19 +162,19 @@ def plan_fixed_noise(
             "{asked} leaves nothing beside the releases of norms; raise {noise} or epsilon, or give"
             " {method.public_norms}.",
             code="norms_take_budget",
-            asked=asked,
+            asked=target_words,
             noise=Slot(f"method.{noise_setting}"),
         )
-    found = find_min_noise(lambda noise: [(event(noise), steps)], limits)
-    if found is None:
+    noise_multiplier = find_min_noise(lambda noise: [(event(noise), steps)], limits)
+    if noise_multiplier is None:
         raise RefusedError(
             "no noise multiplier up to {largest:.0e} fits in what {asked} leaves for the steps; ask for a"
             " larger epsilon, or more noise in what is released beside them.",
             code="no_noise_fits_rest",
             largest=MAX_NOISE,
-            asked=asked,
+            asked=target_words,
         )
-    noise, order = found
+    noise, order = noise_multiplier
     return order, noise
 
 
@@ -242,14 +242,14 @@ class DPIS(Strict):
                 steps=steps,
                 largest=MAX_STEPS,
             )
-        own = EpochParams(steps, sampled.divisor or 0.0)
+        epoch = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
-        return make(sampled, own, target, facts)
+        return make(sampled, epoch, target, facts)
 
     def init(self, parameters: Tensor, plan: Plan) -> ImportanceState:
         """The state at the model's start."""
-        own = plan.params(EpochParams)
-        numbers = (own.expected_batch, self.clip_norm, 1.0, 0.0, own.spent)
+        epoch = plan.params(EpochParams)
+        numbers = (epoch.expected_batch, self.clip_norm, 1.0, 0.0, epoch.spent)
         return ImportanceState(self.update.start(parameters), Epoch.of(*numbers))
 
     def step(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> ImportanceState | None:
@@ -309,10 +309,10 @@ class DPIS(Strict):
     def _with_affordable_noise(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
         """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
         assert isinstance(plan.filter, RenyiBudget)
-        order, limit, own = plan.filter.order, plan.filter.limit * (1 - SLACK), plan.params(EpochParams)
-        per_epoch, fraction = own.steps_per_epoch, float(epoch.fraction)
-        spent = float(epoch.spent) + own.norm_cost * self._norm_releases(index)
-        reserved = own.norm_cost * sum(map(self._norm_releases, range(index + 1, self.epochs)))
+        order, limit, settings = plan.filter.order, plan.filter.limit * (1 - SLACK), plan.params(EpochParams)
+        per_epoch, fraction = settings.steps_per_epoch, float(epoch.fraction)
+        spent = float(epoch.spent) + settings.norm_cost * self._norm_releases(index)
+        reserved = settings.norm_cost * sum(map(self._norm_releases, range(index + 1, self.epochs)))
         if limit <= spent + reserved:
             return None
         is_cautious = index < round(self.cautious_share * self.epochs)
@@ -324,16 +324,18 @@ class DPIS(Strict):
                 (self._release(plan.sampling_rate, at, noise).event(), count) for at, count in steps if count
             ]
 
-        found = find_min_noise(lambda noise: events(noise, now, later), {order: limit - spent - reserved})
-        if found is None:
+        noise_multiplier = find_min_noise(
+            lambda noise: events(noise, now, later), {order: limit - spent - reserved}
+        )
+        if noise_multiplier is None:
             return None
-        noise, _ = found
+        noise, _ = noise_multiplier
         return epoch.with_numbers(
             noise=noise, spent=spent + float(rdp(events(noise, now), orders=(order,))[0])
         )
 
     def _plan_released(
-        self, sampled: Batches, own: EpochParams, target: Target, facts: PlanningFacts
+        self, sampled: Batches, epoch: EpochParams, target: Target, facts: PlanningFacts
     ) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
         multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (facts.records or 0)
@@ -342,7 +344,7 @@ class DPIS(Strict):
             events_before(target, facts, sampled),
             sum(map(self._norm_releases, range(self.epochs))),
         )
-        rate, steps = sampled.rate, own.steps_per_epoch * self.epochs
+        rate, steps = sampled.rate, epoch.steps_per_epoch * self.epochs
         setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
         others = [*before, (norm, norms)]
         order, noise = plan_fixed_noise(
@@ -353,14 +355,16 @@ class DPIS(Strict):
             noise_setting=setting,
         )
         spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
-        own = replace(own, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
+        epoch = replace(epoch, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(
-            order, target=target, facts=facts, steps=steps, sampling_rate=rate, method_params=own
+            order, target=target, facts=facts, steps=steps, sampling_rate=rate, method_params=epoch
         )
 
-    def _plan_public(self, sampled: Batches, own: EpochParams, target: Target, facts: PlanningFacts) -> Plan:
+    def _plan_public(
+        self, sampled: Batches, settings: EpochParams, target: Target, facts: PlanningFacts
+    ) -> Plan:
         """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
-        per_epoch = own.steps_per_epoch
+        per_epoch = settings.steps_per_epoch
         fractions = [self._fraction_at(epoch) for epoch in range(self.epochs)]
 
         def releases(noise: float) -> Repeated:
@@ -372,7 +376,7 @@ class DPIS(Strict):
             facts=facts,
             sampled=replace(sampled, divisor=None),
             steps=per_epoch * self.epochs,
-            method_params=own,
+            method_params=settings,
         )
 
     def _fraction_at(self, epoch: int) -> float:

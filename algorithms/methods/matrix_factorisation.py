@@ -116,18 +116,18 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
     )
     moving = plain.start(torch.zeros(steps, dtype=torch.float64))
     positions = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
-    kept = {round(float(position)) for position in positions}
-    found = []
+    positions_counted = {round(float(position)) for position in positions}
+    weights = []
     for step in range(steps):
         gradient = torch.zeros(steps, dtype=torch.float64)
         gradient[step] = -1.0
         moving = plain.apply(moving, gradient, steps=steps)
-        if step in kept:
-            found.append(plain.published_parameters(moving).numpy())
-    return Workload(np.stack(found), tuple(step + 1 for step in sorted(kept)))
+        if step in positions_counted:
+            weights.append(plain.published_parameters(moving).numpy())
+    return Workload(np.stack(weights), tuple(step + 1 for step in sorted(positions_counted)))
 
 
-def squared_noise(strategy: Strategy, asked: Workload) -> Array:
+def squared_noise(strategy: Strategy, workload_: Workload) -> Array:
     """The noise variance of a coordinate of each iterate, shape [iterates], if the rows of W have variance 1.
 
     Example:
@@ -135,15 +135,15 @@ def squared_noise(strategy: Strategy, asked: Workload) -> Array:
         [1.0, 2.0, 3.0, 4.0]
     """
     if isinstance(strategy, Toeplitz | Buffered):
-        inverse = torch.from_numpy(strategy.inverse(asked.steps))
-        found: Array = _apply(torch.from_numpy(asked.rows), inverse).square().sum(1).numpy()
-        return found
-    total = np.zeros(len(asked.rows))
-    for start in range(0, 2 * asked.steps, _AT_ONCE):
+        inverse = torch.from_numpy(strategy.inverse(workload_.steps))
+        squares: Array = _apply(torch.from_numpy(workload_.rows), inverse).square().sum(1).numpy()
+        return squares
+    total = np.zeros(len(workload_.rows))
+    for start in range(0, 2 * workload_.steps, _AT_ONCE):
         draws = _Units(start)
         correlator = strategy.correlator(_AT_ONCE)
-        noise = np.stack([correlator.draw(draws) for _ in range(asked.steps)])
-        total += np.square(asked.rows @ noise).sum(1)
+        noise = np.stack([correlator.draw(draws) for _ in range(workload_.steps)])
+        total += np.square(workload_.rows @ noise).sum(1)
     return total
 
 
@@ -159,11 +159,11 @@ class _Units(Stream):
         self._start, self._drawn = start, 0
 
     def normal(self, count: int) -> Array:
-        found = np.zeros(count)
+        numbers = np.zeros(count)
         if 0 <= self._drawn - self._start < count:
-            found[self._drawn - self._start] = 1.0
+            numbers[self._drawn - self._start] = 1.0
         self._drawn += 1
-        return found
+        return numbers
 
 
 def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
@@ -199,8 +199,8 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = 
         return torch.log(error * column.square().sum())
 
     start = square_root(bands, momentum=update.momentum).coefficients
-    found = _minimise(noise, np.array(start[1:]) / start[0])
-    return _normalise(np.concatenate([[1.0], found]))
+    coefficients = _minimise(noise, np.array(start[1:]) / start[0])
+    return _normalise(np.concatenate([[1.0], coefficients]))
 
 
 @lru_cache(maxsize=64)
@@ -228,8 +228,8 @@ def best_buffered(
         return torch.log(error * moved.square().sum())
 
     slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
-    found = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
-    sizes, decays = terms(torch.from_numpy(found))
+    solution = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
+    sizes, decays = terms(torch.from_numpy(solution))
     return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
 
 
@@ -248,11 +248,11 @@ def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
 
     def with_gradient(point: Array) -> tuple[float, Array]:
         variables = torch.from_numpy(point.copy()).requires_grad_()
-        found = value(variables)
-        if not torch.isfinite(found):  # an inverse that grows without end; back to where it does not
+        objective = value(variables)
+        if not torch.isfinite(objective):  # an inverse that grows without end; back to where it does not
             return _NOWHERE, np.zeros_like(point)
-        (slope,) = torch.autograd.grad(found, variables)
-        return float(found.detach()), slope.numpy()
+        (slope,) = torch.autograd.grad(objective, variables)
+        return float(objective.detach()), slope.numpy()
 
     result = minimize(
         with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-9}
@@ -261,29 +261,29 @@ def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
 
 
 def _spectrum(rows: Tensor) -> Tensor:
-    found: Tensor = torch.fft.rfft(rows, n=2 * rows.shape[1])
-    return found
+    spectrum: Tensor = torch.fft.rfft(rows, n=2 * rows.shape[1])
+    return spectrum
 
 
 def _apply(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
     """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
     steps = rows.shape[1]
     spectrum = _spectrum(rows) if spectrum is None else spectrum
-    found = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
-    applied: Tensor = found[:, :steps]
+    product = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
+    applied: Tensor = product[:, :steps]
     return applied
 
 
 def _inverse(column: Tensor, steps: int) -> Tensor:
     """The first column of the inverse of a Toeplitz matrix, shape [steps], by Newton's iteration on power series."""
-    found = 1.0 / column[:1]
-    while len(found) < steps:
-        size = min(2 * len(found), steps)
-        there = torch.fft.rfft(found, n=4 * size)
+    inverse = 1.0 / column[:1]
+    while len(inverse) < steps:
+        size = min(2 * len(inverse), steps)
+        there = torch.fft.rfft(inverse, n=4 * size)
         series = torch.fft.rfft(column[:size], n=4 * size)
         following: Tensor = torch.fft.irfft(there * (2.0 - series * there), n=4 * size)
-        found = following[:size]
-    return found
+        inverse = following[:size]
+    return inverse
 
 
 Participation = Literal["cyclic_poisson", "fixed_order"]
@@ -344,9 +344,11 @@ def in_order(sampled: Batches, facts: PlanningFacts) -> Batches:
     return Batches(FixedOrder(parts), None if facts.records is None else facts.records / parts)
 
 
-def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, steps: int) -> Releases:
+def correlated_steps(
+    correlation: CorrelatedPlan, sampled: Batches, clipping: Clipping, steps: int
+) -> Releases:
     """Like `gradient_steps`; the first step is charged for all of them."""
-    sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
+    sampling, strategy = correlation.sampling(sampled.rate), correlation.correlation()
 
     def releases(noise_multiplier: float) -> Repeated:
         def step(number: int) -> Release:
@@ -386,15 +388,15 @@ class MatrixFactorisation(SampledMethod):
         sampled = self.batches(facts)
         if self.participation == "fixed_order":
             sampled = in_order(sampled, facts)
-        kept, multiplier = self._best(sampled, target, facts)
+        correlation, multiplier = self._best(sampled, target, facts)
         return plan_fixed(
-            self._releases(kept, sampled),
+            self._releases(correlation, sampled),
             target=target,
             facts=facts,
             sampled=sampled,
             steps=self.steps,
             noise_multiplier=multiplier,
-            method_params=kept,
+            method_params=correlation,
         )
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
@@ -416,21 +418,21 @@ class MatrixFactorisation(SampledMethod):
 
     def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
-        asked, found = workload(self.update, self.steps), math.inf
+        asked, lowest_noise = workload(self.update, self.steps), math.inf
 
-        def noise_needed(kept: CorrelatedPlan) -> float:
-            return calibrated_multiplier(self._releases(kept, sampled), target, facts, sampled)
+        def noise_needed(correlation: CorrelatedPlan) -> float:
+            return calibrated_multiplier(self._releases(correlation, sampled), target, facts, sampled)
 
         parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
         best = CorrelatedPlan.of(INDEPENDENT, self.participation, parts)
         own = independent = noise_needed(best)
         for strategy, own_parts in self._candidates(sampled):
-            kept = CorrelatedPlan.of(strategy, self.participation, own_parts)
-            there = independent if strategy == INDEPENDENT else noise_needed(kept)
+            correlation = CorrelatedPlan.of(strategy, self.participation, own_parts)
+            there = independent if strategy == INDEPENDENT else noise_needed(correlation)
             noise = there * math.sqrt(mean_squared_noise(strategy, asked))
-            if noise >= (1 - _WORTH) * found:
+            if noise >= (1 - _WORTH) * lowest_noise:
                 break
-            best, own, found = kept, there, noise
+            best, own, lowest_noise = correlation, there, noise
         return best.beside_independent(asked, own=own, independent=independent), own
 
     def _candidates(self, sampled: Batches) -> Iterator[tuple[Strategy, int]]:
@@ -464,12 +466,12 @@ class MatrixFactorisation(SampledMethod):
             else:
                 yield best_banded(self.update, self.steps, bands), ordered or bands
 
-    def _releases(self, kept: CorrelatedPlan, sampled: Batches) -> Releases:
-        steps = gradient_steps if self._is_dp_sgd(kept) else partial(correlated_steps, kept)
+    def _releases(self, correlation: CorrelatedPlan, sampled: Batches) -> Releases:
+        steps = gradient_steps if self._is_dp_sgd(correlation) else partial(correlated_steps, correlation)
         return steps(sampled, self._clipping(), self.steps)
 
-    def _is_dp_sgd(self, kept: CorrelatedPlan) -> bool:
-        return self.participation == "cyclic_poisson" and kept.correlation() == INDEPENDENT
+    def _is_dp_sgd(self, correlation: CorrelatedPlan) -> bool:
+        return self.participation == "cyclic_poisson" and correlation.correlation() == INDEPENDENT
 
     def _clipping(self) -> L2 | Normalised:
         return L2(self.clip_norm) if self.clipping == "l2" else Normalised(self.clip_norm, self.stability)
@@ -498,25 +500,26 @@ class DPFTRL(SampledMethod):
         sampled = in_order(self.batches(facts), facts)
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
 
-        def releases(kept: CorrelatedPlan) -> Releases:
-            return correlated_steps(kept, sampled, L2(self.clip_norm), self.steps)
+        def releases(correlation: CorrelatedPlan) -> Releases:
+            return correlated_steps(correlation, sampled, L2(self.clip_norm), self.steps)
 
         tree, independent = (
             CorrelatedPlan.of(strategy, "fixed_order", parts)
             for strategy in (Tree(self.restart * parts), INDEPENDENT)
         )
         own, other = (
-            calibrated_multiplier(releases(kept), target, facts, sampled) for kept in (tree, independent)
+            calibrated_multiplier(releases(correlation), target, facts, sampled)
+            for correlation in (tree, independent)
         )
-        kept = tree.beside_independent(asked, own=own, independent=other)
+        correlation = tree.beside_independent(asked, own=own, independent=other)
         return plan_fixed(
-            releases(kept),
+            releases(correlation),
             target=target,
             facts=facts,
             sampled=sampled,
             steps=self.steps,
             noise_multiplier=own,
-            method_params=kept,
+            method_params=correlation,
         )
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:

@@ -100,12 +100,12 @@ def growing_stages(
 
 def truncate_stages(stages: Sequence[Stage], steps: int) -> list[Stage]:
     """The same stages, ended after `steps` iterations."""
-    kept: list[Stage] = []
+    stages_left: list[Stage] = []
     for stage in stages:
-        left = steps - sum(before.steps for before in kept)
+        left = steps - sum(before.steps for before in stages_left)
         if left > 0:
-            kept.append(replace(stage, steps=min(stage.steps, left)))
-    return kept
+            stages_left.append(replace(stage, steps=min(stage.steps, left)))
+    return stages_left
 
 
 def coefficients(stages: Sequence[Stage], curve: Curvature) -> Array:
@@ -167,8 +167,8 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
     def excess(price: float) -> float:
         return float(np.log(np.sum(counts * epsilons_at(price)) / epsilon))
 
-    found = epsilons_at(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
-    return np.asarray(found * (epsilon / np.sum(counts * found)))
+    epsilons = epsilons_at(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
+    return np.asarray(epsilons * (epsilon / np.sum(counts * epsilons)))
 
 
 def laplace_scale(epsilons: Array, *, rate: float = 1.0) -> Array:
@@ -289,8 +289,8 @@ class MomentumSettings(Strict):
                 code="smoothness_unmarked",
             )
         convexity = 2.0 * self.regularisation
-        known = self.smoothness if self.smoothness is not None else facts.smoothness() + convexity
-        return Curvature(known, convexity)
+        smoothness = self.smoothness if self.smoothness is not None else facts.smoothness() + convexity
+        return Curvature(smoothness, convexity)
 
     def step_size(self, curve: Curvature) -> float:
         """c / L; raises RefusedError where it is longer than 1 / mu."""
@@ -328,13 +328,13 @@ class MomentumSettings(Strict):
 
     def gradient(self, point: Tensor, plan: Plan, count: int, barrier: Barrier) -> Tensor:
         """The noisy gradient of the objective after `count` iterations, shape [d]; the regulariser's part is exact."""
-        asked = self.release(plan.facts, multiplier_at(plan, count))
+        release = self.release(plan.facts, multiplier_at(plan, count))
         answer = barrier.gradient(
             point,
-            sampling=asked.sampling,
+            sampling=release.sampling,
             clipping=self.clipping(plan.facts),
-            noise=asked.noise,
-            divisor=asked.divisor,
+            noise=release.noise,
+            divisor=release.divisor,
         )
         return answer + 2.0 * self.regularisation * point
 
@@ -408,7 +408,7 @@ class MomentumSettings(Strict):
             multipliers, power = self.bounds_apart * laplace_scale(epsilons, rate=rate), 1
         # The equal multiplier with the same sum of epsilons, or of precisions for Gaussian noise.
         level = float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
-        runs, asked = noise_runs(multipliers / level, counts), self.release(facts, level)
+        runs, release = noise_runs(multipliers / level, counts), self.release(facts, level)
 
         def releases(noise_multiplier: float) -> Repeated:
             return [(self.release(facts, noise_multiplier * run.weight), run.steps) for run in runs]
@@ -417,7 +417,7 @@ class MomentumSettings(Strict):
             releases,
             target=target,
             facts=facts,
-            sampled=Batches(asked.sampling, asked.divisor),
+            sampled=Batches(release.sampling, release.divisor),
             steps=sum(stage.steps for stage in stages),
             noise_multiplier=level if target.accountant == "pure" else None,
             adjacency=self.adjacency,
@@ -483,8 +483,8 @@ class HeavyBall(MomentumSettings):
         """One noisy gradient at the iterate; then theta - a g + beta (theta - theta before)."""
         now, _ = run_at(plan.params(PathParams).stages, int(state.count))
         gradient = self.gradient(state.parameters, plan, int(state.count), barrier)
-        kept = now.momentum * (state.parameters - state.previous)
-        return state.advance_to(state.parameters - now.step_size * gradient + kept)
+        momentum = now.momentum * (state.parameters - state.previous)
+        return state.advance_to(state.parameters - now.step_size * gradient + momentum)
 
 
 PAPERS_GAP = 10.0
@@ -546,7 +546,7 @@ class Nesterov(MomentumSettings):
         """One noisy gradient at the point ahead of the iterate, and a step from there."""
         now, step_in_stage = run_at(plan.params(PathParams).stages, int(state.count))
         # Momentum is dropped where a stage begins.
-        kept = now.momentum * (state.parameters - state.previous) if step_in_stage else 0.0
-        ahead = state.parameters + kept
+        momentum = now.momentum * (state.parameters - state.previous) if step_in_stage else 0.0
+        ahead = state.parameters + momentum
         gradient = self.gradient(ahead, plan, int(state.count), barrier)
         return state.advance_to(ahead - now.step_size * gradient)

@@ -130,16 +130,16 @@ class Decay(Strict):
 
         Raises RefusedError where a step would have no length, none that is finite, or go backwards.
         """
-        t, found = np.arange(steps, dtype=np.float64), np.ones(steps)
+        t, factor = np.arange(steps, dtype=np.float64), np.ones(steps)
         with np.errstate(divide="ignore"):
             match self.form:
                 case "polynomial":
-                    found = (self.offset + self.rate * t) ** -self.power
+                    factor = (self.offset + self.rate * t) ** -self.power
                 case "linear_in_sqrt":
-                    found = 1.0 - (1.0 - self.end) * np.sqrt(t / steps)
+                    factor = 1.0 - (1.0 - self.end) * np.sqrt(t / steps)
                 case "adaptive":
-                    found = (self.offset + self.noise_growth * t) ** -0.5
-        is_wrong = ~(np.isfinite(found) & (found > 0))
+                    factor = (self.offset + self.noise_growth * t) ** -0.5
+        is_wrong = ~(np.isfinite(factor) & (factor > 0))
         if is_wrong.any():
             wrong = int(np.flatnonzero(is_wrong)[0])
             raise RefusedError(
@@ -147,9 +147,9 @@ class Decay(Strict):
                 " step needs a finite one above 0; change {method.decay}.",
                 code="step_size_not_finite",
                 steps=wrong,
-                factor=found[wrong],
+                factor=factor[wrong],
             )
-        return found
+        return factor
 
     def growth(self, square: float, count: int) -> float:
         """What b^2 gains after `count` steps from a gradient of the given square, its noise's share taken off."""

@@ -92,8 +92,8 @@ class ObjectivePerturbation(SingleRelease):
     def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The minimum of the perturbed objective."""
         problem = self._problem(plan.noise_multiplier, plan.target.budget, plan.facts)
-        found = barrier.minimum(problem, noise=_noise(plan.noise_multiplier, plan.target))
-        return replace(state, parameters=found.to(state.parameters, non_blocking=True))
+        solution = barrier.minimum(problem, noise=_noise(plan.noise_multiplier, plan.target))
+        return replace(state, parameters=solution.to(state.parameters, non_blocking=True))
 
     def _release(self, multiplier: float, target: Target, facts: PlanningFacts) -> Release:
         problem = self._problem(multiplier, target.budget, facts)
@@ -178,8 +178,8 @@ class OutputPerturbation(SingleRelease):
     def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The noisy minimum."""
         problem = self._problem(plan.facts, plan.noise_multiplier)
-        found = barrier.minimum(problem, noise=Gaussian(plan.noise_multiplier))
-        return replace(state, parameters=found.to(state.parameters, non_blocking=True))
+        solution = barrier.minimum(problem, noise=Gaussian(plan.noise_multiplier))
+        return replace(state, parameters=solution.to(state.parameters, non_blocking=True))
 
     def _problem(self, facts: PlanningFacts, noise_multiplier: float) -> Minimum:
         records = facts.known_records("'output_perturbation'")

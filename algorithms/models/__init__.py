@@ -114,9 +114,9 @@ def build(
     model. Raises ModelRefusedError for an unknown name or setting, and for a model that does not fit the data.
     """
     predicts = predicts or ("number" if classes == 1 else "class")
-    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts, level)
+    spec = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts, level)
     if is_own(name):
-        return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
+        return replace(_not_shipped(name, spec, settings or {}, seed), precision=_PRECISIONS[precision])
     if name not in CATALOGUE:
         raise ModelRefusedError(
             f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)},"
@@ -134,16 +134,16 @@ def build(
             " 'huggingface'."
         )
     with same_randomness(seed):
-        model = predicting(architecture.make(given, chosen), given)
+        model = predicting(architecture.make(spec, chosen), spec)
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
 
 
-def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, JsonValue], seed: int) -> Model:
+def _not_shipped(name: str, spec: ModelSpec, settings: Mapping[str, JsonValue], seed: int) -> Model:
     """Build a `package.module:factory`: (given, **settings) -> Model, or a module with one output per class."""
     factory = import_factory(name, "the model")
     try:
         with same_randomness(seed):
-            made = factory(given, **settings)
+            made = factory(spec, **settings)
     except ModelRefusedError:
         raise
     except Exception as error:
@@ -156,15 +156,15 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, JsonValue],
         )
     check_module(made.module)
     batch_experts(made.module)
-    _check_scores(name, made, given)
-    return replace(predicting(made, given), name=name, settings=dict(settings))
+    _check_scores(name, made, spec)
+    return replace(predicting(made, spec), name=name, settings=dict(settings))
 
 
-def _check_scores(name: str, made: Model, given: ModelSpec) -> None:
+def _check_scores(name: str, made: Model, spec: ModelSpec) -> None:
     """Raises ModelRefusedError unless the model has one score per class, or one for the number that it predicts."""
     if made.packing is not None:
         return
-    records = torch.zeros(2, *given.input_shape, dtype=torch.float32 if given.tokens is None else torch.int32)
+    records = torch.zeros(2, *spec.input_shape, dtype=torch.float32 if spec.tokens is None else torch.int32)
     # In training mode some layers reject few records, or remember them.
     module = copy.deepcopy(made.module).eval()
     try:
@@ -173,11 +173,11 @@ def _check_scores(name: str, made: Model, given: ModelSpec) -> None:
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ModelRefusedError(
-            f"the model {name!r} does not take records of zeros of the shape {list(given.input_shape)} ({why}); change"
+            f"the model {name!r} does not take records of zeros of the shape {list(spec.input_shape)} ({why}); change"
             " it to fit the data."
         ) from None
-    if shape[:1] != (2,) or (given.classes > 1 and shape[-1] != given.classes):
+    if shape[:1] != (2,) or (spec.classes > 1 and shape[-1] != spec.classes):
         raise ModelRefusedError(
             f"the model {name!r} gives scores of the shape {list(shape)} for 2 records, and the data have"
-            f" {given.classes} classes; give each record a score for each of them."
+            f" {spec.classes} classes; give each record a score for each of them."
         )

@@ -99,9 +99,9 @@ class HistogramCells(TargetScaling):
             raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
         self.part_sizes = tuple(sum(sizes[at] - 1 for at in part.positions) + 1 for part in self.parts)
         self._binned = [
-            place
-            for place, part in enumerate(self.parts)
-            if bins and part.is_ordered and self.part_sizes[place] > bins + 1
+            index
+            for index, part in enumerate(self.parts)
+            if bins and part.is_ordered and self.part_sizes[index] > bins + 1
         ]
         self.tests = [*_draw_tests(seed, trees * depth, self.parts, self.part_sizes)]
         looked_up = [*self._binned, *(test.part for test in self.tests)]
@@ -138,13 +138,13 @@ class HistogramCells(TargetScaling):
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
         half = 0.5 if self._trees else 1.0
-        places = [place for place, column in enumerate(self.columns) for _ in column.parts]
-        more = [sum(places[part] == place for part in self._binned) for place in range(len(self.columns))]
+        places = [index for index, column in enumerate(self.columns) for _ in column.parts]
+        more = [sum(places[part] == index for part in self._binned) for index in range(len(self.columns))]
         each = [
             math.sqrt(half / (len(self.columns) * (column.count + added)))
             for column, added in zip(self.columns, more, strict=True)
         ]
-        weights = [each[place] for place, column in enumerate(self.columns) for _ in range(column.count)]
+        weights = [each[index] for index, column in enumerate(self.columns) for _ in range(column.count)]
         weights += [each[places[part]] for part in self._binned]
         weights += [math.sqrt(0.5 / max(1, self._trees))] * self._trees
         sizes = [
@@ -181,8 +181,8 @@ def _without_noise(counts: Tensor, noise_std: float) -> Tensor:
 
     The last cell, for missing ones, takes no part in quantiles.
     """
-    kept = torch.where(counts < 2.0 * noise_std, 0.0, counts)
-    return kept if float(kept[:-1].sum()) > 0.0 else torch.ones_like(kept)
+    large_counts = torch.where(counts < 2.0 * noise_std, 0.0, counts)
+    return large_counts if float(large_counts[:-1].sum()) > 0.0 else torch.ones_like(large_counts)
 
 
 def _about_half(counts: Tensor, order: Sequence[int]) -> Tensor:

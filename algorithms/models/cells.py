@@ -66,5 +66,5 @@ def behind_cells(model: Model, sizes: Sequence[int], weights: Sequence[float]) -
 
 def cells_before(module: nn.Module) -> CellVectors | None:
     """The map of rows to vectors in front of a model's module, or None."""
-    found = dict(module.named_children()).get("cells")
-    return found if isinstance(found, CellVectors) else None
+    cells = dict(module.named_children()).get("cells")
+    return cells if isinstance(cells, CellVectors) else None

@@ -118,12 +118,12 @@ _KINDS: dict[str, type[Front]] = {
 
 def front(settings: Mapping[str, Any], shape: Shape) -> Front:
     """The map with these settings for records of this shape, before learning."""
-    own = {key: value for key, value in settings.items() if key != "kind"}
+    options = {key: value for key, value in settings.items() if key != "kind"}
     if settings.get("kind") not in _KINDS:
         raise ModelRefusedError(
             f"there is no map {settings.get('kind')!r}; choose one of {', '.join(_KINDS)}."
         )
-    return _KINDS[settings["kind"]](shape, **own)
+    return _KINDS[settings["kind"]](shape, **options)
 
 
 def shape_after(module: nn.Module, shape: Shape) -> Shape:
@@ -141,14 +141,14 @@ def in_front(module: Front, model: Model) -> Model:
 
 def front_of(model: Model) -> Front | None:
     """The map in front of a model, or None."""
-    found = dict(model.module.named_children()).get("features")
-    return found if isinstance(found, Front) else None
+    features = dict(model.module.named_children()).get("features")
+    return features if isinstance(features, Front) else None
 
 
 def buffers(model: Model) -> dict[str, Tensor]:
     """The buffers of the map in front of a model; none without a map."""
-    found = front_of(model)
-    return {} if found is None else dict(found.named_buffers())
+    features = front_of(model)
+    return {} if features is None else dict(features.named_buffers())
 
 
 def install_buffers(model: Model, learned: Mapping[str, Tensor]) -> Model:

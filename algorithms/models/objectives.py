@@ -134,14 +134,14 @@ def with_class_weights(model: Model, weights: Sequence[float]) -> Model:
     return replace(model, losses=losses)
 
 
-def predicting(model: Model, given: ModelSpec) -> Model:
+def predicting(model: Model, spec: ModelSpec) -> Model:
     """Turn a model for classes into one for the data's target; a loss of the model's own is kept."""
-    if given.predicts == "class":
+    if spec.predicts == "class":
         return model
-    found = _of_quantile(given.level) if given.predicts == "quantile" else OBJECTIVES[given.predicts]
-    shape = given.input_shape if found.of_tokens else (given.classes,) if given.predicts == "labels" else ()
-    model = replace(model, label_shape=shape, label_dtype=found.label_dtype)
+    objective = _of_quantile(spec.level) if spec.predicts == "quantile" else OBJECTIVES[spec.predicts]
+    shape = spec.input_shape if objective.of_tokens else (spec.classes,) if spec.predicts == "labels" else ()
+    model = replace(model, label_shape=shape, label_dtype=objective.label_dtype)
     if model.losses is not cross_entropy:
         return model
-    scores = found.scores or model.scores
-    return replace(model, losses=found.losses, scores=scores, bounds=found.bounds(given.classes))
+    scores = objective.scores or model.scores
+    return replace(model, losses=objective.losses, scores=scores, bounds=objective.bounds(spec.classes))

@@ -125,7 +125,7 @@ class HuggingFaceSettings(_Public):
 
     @model_validator(mode="after")
     def _has_one_config(self) -> Self:
-        if sum(given is not None for given in (self.config, self.config_file, self.checkpoint)) != 1:
+        if sum(source is not None for source in (self.config, self.config_file, self.checkpoint)) != 1:
             raise ValueError("it needs checkpoint, config or config_file, one of them; give one")
         return self
 
@@ -140,15 +140,15 @@ class HuggingFaceSettings(_Public):
         if self.config_file is None:
             return dict(self.config or {})
         try:
-            found = json.loads(Path(self.config_file).read_text(encoding="utf-8"))
+            config = json.loads(Path(self.config_file).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
+            config = None
+        if not isinstance(config, dict):
             raise ModelRefusedError(
                 f"{self.config_file} is no JSON file with a configuration; get one with:"
                 " hf download NAME config.json model.safetensors --local-dir FOLDER."
             )
-        return found
+        return config
 
 
 class _Logits(nn.Module):
@@ -167,8 +167,8 @@ class _Logits(nn.Module):
             of_images: Tensor = self.model(pixel_values=records).logits
             return of_images
         ids = records.long()
-        found: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
-        return found
+        logits: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
+        return logits
 
 
 @dataclass(frozen=True)
@@ -185,11 +185,11 @@ class _Made:
     has_own_head: bool = True
 
 
-def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
+def timm_model(spec: ModelSpec, settings: TimmSettings) -> Model:
     """A model of timm for images; raises ModelRefusedError for other records and if timm cannot build it."""
-    if len(given.input_shape) != 3:
+    if len(spec.input_shape) != 3:
         raise ModelRefusedError(
-            f"the model 'timm' takes images [channels, height, width], not records of shape {given.input_shape};"
+            f"the model 'timm' takes images [channels, height, width], not records of shape {spec.input_shape};"
             " use 'softmax' or 'mlp'."
         )
     timm = imported_library("timm")
@@ -197,8 +197,8 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
         module = timm.create_model(
             settings.architecture,
             pretrained=False,
-            num_classes=given.classes,
-            in_chans=given.input_shape[0],
+            num_classes=spec.classes,
+            in_chans=spec.input_shape[0],
             **settings.options,
         )
     except Exception as error:
@@ -208,19 +208,19 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
     return _finish("timm", _Made(module, "", heads), module, settings)
 
 
-def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
+def huggingface_model(spec: ModelSpec, settings: HuggingFaceSettings) -> Model:
     """A model of transformers from its configuration; raises ModelRefusedError if it does not fit the records."""
-    task, content = _task(given.predicts, is_text=given.tokens is not None), settings.content()
+    task, content = _task(spec.predicts, is_text=spec.tokens is not None), settings.content()
     is_text = task != "image-classification"
-    if is_text and content.get("vocab_size", 0) < (given.tokens or 0):
+    if is_text and content.get("vocab_size", 0) < (spec.tokens or 0):
         raise ModelRefusedError(
-            f"the configuration has vocab_size {content.get('vocab_size')}, and the data have {given.tokens} tokens;"
+            f"the configuration has vocab_size {content.get('vocab_size')}, and the data have {spec.tokens} tokens;"
             " set vocab_size to at least that."
         )
-    if is_text and content.get("max_position_embeddings", math.inf) < given.input_shape[0]:
+    if is_text and content.get("max_position_embeddings", math.inf) < spec.input_shape[0]:
         raise ModelRefusedError(
             f"the model has {content['max_position_embeddings']} positions, and the texts have"
-            f" {given.input_shape[0]} tokens; declare shorter texts."
+            f" {spec.input_shape[0]} tokens; declare shorter texts."
         )
     if any(map(_is_of_timm, _parts(content))):
         raise ModelRefusedError(
@@ -228,12 +228,12 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
             " configuration whose weights are in its own file."
         )
     transformers = imported_library("transformers")
-    own = content | {"pad_token_id": given.padding}
-    own |= {} if task == "language-modelling" else {"num_labels": given.classes}
+    configuration = content | {"pad_token_id": spec.padding}
+    configuration |= {} if task == "language-modelling" else {"num_labels": spec.classes}
     # Named labels would override their number. Gradients have 32 bits, whatever type the weights are stored in.
-    own = {key: value for key, value in own.items() if key not in _NOT_OURS}
+    configuration = {key: value for key, value in configuration.items() if key not in _NOT_OURS}
     try:
-        config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
+        config = transformers.AutoConfig.for_model(configuration.pop("model_type"), **configuration)
         module = getattr(transformers, _CLASSES[task]).from_config(
             config, attn_implementation="eager", trust_remote_code=False
         )
@@ -241,11 +241,11 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
         raise cannot_be_made("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
-    around = _Logits(module, given.padding if is_text else None)
+    around = _Logits(module, spec.padding if is_text else None)
     made = _Made(module, prefix, heads, task != "language-modelling")
     model = _finish("huggingface", made, around, settings)
     if task == "language-modelling":
-        _check_causal(model, given)
+        _check_causal(model, spec)
     return model
 
 
@@ -271,13 +271,13 @@ def _is_of_timm(part: Mapping[str, Any]) -> bool:
     )
 
 
-def _check_causal(model: Model, given: ModelSpec) -> None:
+def _check_causal(model: Model, spec: ModelSpec) -> None:
     """Raises ModelRefusedError if a prediction depends on later tokens, as for a BERT.
 
     Checked by the gradient of the predictions before the last token by the last embedding, which needs no tolerance.
     """
     module: Any = library_model(model)
-    length = min(8, given.input_shape[0])
+    length = min(8, spec.input_shape[0])
     if length < 2 or any(tensor.is_meta for tensor in module.parameters()):
         return
     seen: list[Tensor] = []
@@ -288,7 +288,7 @@ def _check_causal(model: Model, given: ModelSpec) -> None:
 
     handle = module.get_input_embeddings().register_forward_hook(watch)
     try:
-        entry = 0 if given.padding != 0 else 1
+        entry = 0 if spec.padding != 0 else 1
         with torch.enable_grad():
             said = model.module(torch.full((1, length), entry))[:, :-1]
             (slopes,) = torch.autograd.grad(said.square().sum(), seen[0])
@@ -306,10 +306,10 @@ def library_model(model: Model) -> nn.Module:
     return model.module.model if isinstance(model.module, _Logits) else model.module
 
 
-def _wrapped_as(model: Model, found: nn.Module) -> nn.Module:
+def _wrapped_as(model: Model, library_module: nn.Module) -> nn.Module:
     """A module that transformers has read, from records to logits like the model."""
-    own: Any = model.module
-    return _Logits(found, own.padding).eval()
+    wrapper: Any = model.module
+    return _Logits(library_module, wrapper.padding).eval()
 
 
 def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -320,8 +320,8 @@ def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def from_file(model: Model, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameters by the model's own names, from a file with the library's names or with its own."""
-    own, prefix = model.module.state_dict(), _prefix(model)
-    return {name if name in own else prefix + name: tensor for name, tensor in stored.items()}
+    names, prefix = model.module.state_dict(), _prefix(model)
+    return {name if name in names else prefix + name: tensor for name, tensor in stored.items()}
 
 
 def _prefix(model: Model) -> str:
@@ -362,10 +362,10 @@ def write_beside(
     around = [(name, head) for name, head in module.named_children() if name != module.base_model_prefix]
     heads = [name for name, head in around if list(head.parameters())]
     heads = [] if task == "language-modelling" else heads
-    own, layers = Adapter.model_validate(model.settings["adapter"]), list(module.named_modules())
+    adapter, layers = Adapter.model_validate(model.settings["adapter"]), list(module.named_modules())
     peft.LoraConfig(
-        r=own.rank,
-        lora_alpha=own.alpha,
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
         lora_dropout=0.0,
         target_modules=[
             name.removesuffix(".base_layer") for name, _ in layers if name.endswith(".base_layer")
@@ -385,14 +385,14 @@ def write_beside(
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     public = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items()}
     with same_randomness():  # heads and adapters then match the files
-        found = type(module)(module.config)
-    found.load_state_dict(
+        base_module = type(module)(module.config)
+    base_module.load_state_dict(
         {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},
         strict=False,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that will go
-        return _wrapped_as(model, peft.PeftModel.from_pretrained(found, folder))
+        return _wrapped_as(model, peft.PeftModel.from_pretrained(base_module, folder))
 
 
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:
@@ -486,14 +486,14 @@ def _load_checkpoint(made: _Made, path: Path, called: str) -> str:
         "get one with: hf download NAME config.json model.safetensors --local-dir FOLDER",
         code="checkpoint_unreadable",
     )
-    own = made.module.state_dict()
-    found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}
+    state = made.module.state_dict()
+    tensors = {name if name in state else made.prefix + name: tensor for name, tensor in stored.items()}
     # A head that is tied to the embeddings is not stored twice.
-    there = {own[name].data_ptr() for name in found if name in own}
+    there = {state[name].data_ptr() for name in tensors if name in state}
     is_new = [
         name
-        for name, value in own.items()
-        if (value.data_ptr() not in there if name not in found else found[name].shape != value.shape)
+        for name, value in state.items()
+        if (value.data_ptr() not in there if name not in tensors else tensors[name].shape != value.shape)
     ]
     misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in made.heads))]
     if misfits:
@@ -501,7 +501,7 @@ def _load_checkpoint(made: _Made, path: Path, called: str) -> str:
             f"{called} does not give {misfits[0]} in the form that the model has; give the file of the same"
             " architecture and configuration."
         )
-    fitting = {name: tensor for name, tensor in found.items() if name in own and name not in is_new}
+    fitting = {name: tensor for name, tensor in tensors.items() if name in state and name not in is_new}
     if not all(bool(torch.isfinite(tensor).all()) for tensor in fitting.values()):
         raise ModelRefusedError(f"{called} is not finite everywhere; give the file of a sound model.")
     made.module.load_state_dict(fitting, strict=False)
@@ -558,13 +558,15 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """
     for name in batch_norm_layers(module):
         parent, _, last = name.rpartition(".")
-        found: Any = module.get_submodule(name)
-        channels = int(found.num_features)
+        batch_norm: Any = module.get_submodule(name)
+        channels = int(batch_norm.num_features)
         groups = gcd(_GROUPS, channels)
         groups = groups if groups < channels else max(1, channels // 2)
-        norm: nn.Module = nn.GroupNorm(groups, channels, eps=float(found.eps), affine=bool(found.affine))
+        norm: nn.Module = nn.GroupNorm(
+            groups, channels, eps=float(batch_norm.eps), affine=bool(batch_norm.affine)
+        )
         # timm's BatchNormAct2d has its activation inside
-        parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
+        parts = [getattr(batch_norm, part) for part in ("drop", "act") if hasattr(batch_norm, part)]
         norm = nn.Sequential(norm, *parts) if parts else norm
         if not name:
             return norm

@@ -33,19 +33,19 @@ def load_start(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) ->
     layers that keep their current start. Raises ModelRefusedError for an unreadable file, for names that the model or
     the file lacks, for other shapes, and for values that are not finite.
     """
-    own, note = model.module.state_dict(), ""
+    start, note = model.module.state_dict(), ""
     keeps = matching_parameters(model, reinitialize, Slot("network.reinitialize")) if reinitialize else set()
     held = from_file(model, read_tensors(path, "set {network.start} to one", code="start_unreadable"))
     if {name.partition(".")[0] for name in held} in (
         {"features", "model"},
         {"model"},
-    ) and own.keys().isdisjoint(held):
+    ) and start.keys().isdisjoint(held):
         # Behind a map, as by `feature_transforms.in_front`, or behind cells, which have no parameters.
         if any(name.startswith("features.") for name in held):
             note = " The learned map in front of it there is not taken over."
         held = {name.removeprefix("model."): t for name, t in held.items() if name.startswith("model.")}
     stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, reinitialize))}
-    wanted = own.keys() - keeps
+    wanted = start.keys() - keeps
     for names, what in (
         (wanted - stored.keys(), "lacks"),
         (stored.keys() - wanted, "has, unlike the model,"),
@@ -62,7 +62,7 @@ def load_start(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) ->
     for name, tensor in stored.items():
         there, here = (
             f"{'numbers' if t.is_floating_point() else 'whole numbers'} of shape {list(t.shape)}"
-            for t in (tensor, own[name])
+            for t in (tensor, start[name])
         )
         if there != here:
             raise ModelRefusedError(
@@ -74,13 +74,16 @@ def load_start(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) ->
                 file=path.name,
                 here=here,
             )
-        if not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
+        if not bool(torch.isfinite(tensor.to(start[name].dtype)).all()):
             raise ModelRefusedError(
-                f"{name} in {path.name} is not finite everywhere as {own[name].dtype}; give the file of a sound model."
+                f"{name} in {path.name} is not finite everywhere as {start[name].dtype}; give the file of a sound"
+                " model."
             )
-        own[name].copy_(tensor)
-    kept = f", except for {', '.join(reinitialize)}, drawn from the model's seed." if reinitialize else "."
-    note = f"The start is the file {path.name} (SHA-256 {digest(path)}){kept}{note}"
+        start[name].copy_(tensor)
+    exceptions = (
+        f", except for {', '.join(reinitialize)}, drawn from the model's seed." if reinitialize else "."
+    )
+    note = f"The start is the file {path.name} (SHA-256 {digest(path)}){exceptions}{note}"
     return replace(model, notes=(*model.notes, note))
 
 
@@ -105,10 +108,10 @@ def matching_parameters(model: Model, chosen: Sequence[str], setting: Slot) -> s
 
     setting: that the names are from.
     """
-    own = [name for name, _ in model.module.named_parameters()]
+    names = [name for name, _ in model.module.named_parameters()]
     for prefix in chosen:
-        if not any(_is_below(name, [prefix]) for name in own):
-            layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in own))
+        if not any(_is_below(name, [prefix]) for name in names):
+            layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
             raise ModelRefusedError(
                 "{setting} lists {prefix!r}, which the model {model!r} has not; its layers are {layers}.",
                 code="layer_unknown",
@@ -117,7 +120,7 @@ def matching_parameters(model: Model, chosen: Sequence[str], setting: Slot) -> s
                 model=model.name,
                 layers=", ".join(layers),
             )
-    return {name for name in own if _is_below(name, chosen)}
+    return {name for name in names if _is_below(name, chosen)}
 
 
 def _is_below(name: str, prefixes: Sequence[str]) -> bool:

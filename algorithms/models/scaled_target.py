@@ -55,8 +55,8 @@ def scaled_squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def predicted_number(outputs: Tensor) -> Tensor:
     """What the model predicts, outputs [..., 3] -> [..., 1]."""
-    found: Tensor = outputs[..., 1:2] + outputs[..., 2:3] * outputs[..., :1]
-    return found
+    number: Tensor = outputs[..., 1:2] + outputs[..., 2:3] * outputs[..., :1]
+    return number
 
 
 def can_be_scaled(model: Model) -> bool:

@@ -81,8 +81,8 @@ class EncoderSection(Section):
     sha256: Sha256
     pretrained_on: Name
     settings: Name
-    tokens: Count | None = Field(default=None, exclude_if=lambda given: given is None)
-    padding: int = Field(default=0, ge=0, exclude_if=lambda given: given == 0)
+    tokens: Count | None = Field(default=None, exclude_if=lambda value: value is None)
+    padding: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
 
 
 class Commit(Section):
@@ -100,8 +100,8 @@ class SoftwareFacts(Section):
     """
 
     recorded: Literal["training", "report"]
-    version: Name | None = Field(default=None, exclude_if=lambda given: given is None)
-    code: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
+    version: Name | None = Field(default=None, exclude_if=lambda value: value is None)
+    code: Sha256 | None = Field(default=None, exclude_if=lambda value: value is None)
     python: Name
     packages: Annotated[dict[str, Name], Field(min_length=1)]
     git: Commit | None

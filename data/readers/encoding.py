@@ -214,8 +214,8 @@ def _tags(values: pa.ChunkedArray, label_type: Tags, where: str) -> NDArray[np.i
     """The index of each word's tag; IGNORED if there is no word."""
     if pa.types.is_struct(values.type):
         raise _is_not("text", where)
-    places = {str(place): place for place in range(len(label_type.tags))}
-    places |= {name: place for place, name in enumerate(label_type.tags)}
+    places = {str(index): index for index in range(len(label_type.tags))}
+    places |= {name: index for index, name in enumerate(label_type.tags)}
     other = IGNORED if label_type.outside is None else places[label_type.outside]
     tags = np.full((len(values), label_type.words), IGNORED, np.int64)
     for row, content in enumerate(contents(values, lists=True)):

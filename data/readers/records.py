@@ -124,12 +124,12 @@ def files_in(folder: Path) -> list[Path]:
     dot. Raises DataRefusedError for a link to a folder that contains it, whose files would be found again and again.
     """
     paths = []
-    for place, folders, names in os.walk(folder, followlinks=True):
-        for link in (Path(place, name) for name in folders):
-            if link.is_symlink() and Path(place).resolve().is_relative_to(link.resolve()):
+    for folder_name, folders, names in os.walk(folder, followlinks=True):
+        for link in (Path(folder_name, name) for name in folders):
+            if link.is_symlink() and Path(folder_name).resolve().is_relative_to(link.resolve()):
                 raise DataRefusedError(f"{link} is a link to a folder that contains it; remove the link.")
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(place, name) for name in names if not name.startswith(".")]
+        paths += [Path(folder_name, name) for name in names if not name.startswith(".")]
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 

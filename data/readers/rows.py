@@ -315,8 +315,8 @@ def _with_points(some: _Tables, path: Path, declared: Csv, *, label_is_number: b
     numbers = {column.name for column in declared.columns if isinstance(column, kinds)}
     changed = numbers | {column.name for column in declared.columns if isinstance(column, Ignored)}
     for table in some:
-        for place, name in enumerate(table.column_names if declared.decimal == "," else ()):
-            texts = table.column(place)
+        for index, name in enumerate(table.column_names if declared.decimal == "," else ()):
+            texts = table.column(index)
             if name in numbers and pc.any(pc.match_substring_regex(texts, _POINT_IN_NUMBER)).as_py():
                 raise DataRefusedError(
                     f"{path}, column {name!r}: a number has a point, and `decimal` of the card is a comma; take points"
@@ -324,7 +324,7 @@ def _with_points(some: _Tables, path: Path, declared: Csv, *, label_is_number: b
                 )
             if name in changed:
                 made = pc.replace_substring_regex(texts, _DECIMAL_COMMA, r"\1.\2")
-                table = table.set_column(place, name, made)
+                table = table.set_column(index, name, made)
         yield table
 
 

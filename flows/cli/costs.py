@@ -95,7 +95,9 @@ def search_table(
     }
     if search_settings.objective.on == "held_out":
         people = held_out_records(card)
-        rows["people held out"] = tuple(_scored(option, people) if option else "" for option in options)
+        rows["people held out"] = tuple(
+            _score_cost_text(option, people) if option else "" for option in options
+        )
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)
     chosen = options if search_settings.show_all == "cheaper" else [options[search_settings.show_all]]
@@ -111,7 +113,7 @@ def _noises(option: "tuning.SearchPlan") -> str:
     return f"{min(multipliers):.4g} to {max(multipliers):.4g}"
 
 
-def _scored(option: "tuning.SearchPlan", people: int) -> str:
+def _score_cost_text(option: "tuning.SearchPlan", people: int) -> str:
     """What a search's scores cost the people held out, and how exact they are."""
     stated = option.plans[0].evaluation
     assert stated is not None

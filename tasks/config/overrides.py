@@ -123,7 +123,9 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         }
         places = sorted(rates)
         rate = np.interp(
-            math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
+            math.log(epsilon),
+            [math.log(step) for step in places],
+            [rates[step] for step in places],
         )
         if entry["model"] == "unit_linear" and isinstance(card.label_type, Number):
             norm = math.hypot(1.0, UnitSettings().bias)

@@ -236,8 +236,8 @@ def shape_drawings(explanation: Explanation | None) -> dict[str, tuple[Drawing, 
         return lambda theme: shape_figure(shape, explanation.outputs, unit=explanation.unit, theme=theme)
 
     return {
-        f"shape {place}": (draw(shape), f"What {shape.name} adds to the {explanation.unit}, by its value.")
-        for place, shape in enumerate(explanation.drawn)
+        f"shape {index}": (draw(shape), f"What {shape.name} adds to the {explanation.unit}, by its value.")
+        for index, shape in enumerate(explanation.drawn)
     }
 
 

@@ -414,7 +414,7 @@ def _name(axes: "Axes", names: Sequence[str]) -> None:
     """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
     step = -(-len(names) // _MAX_NAMES)
     shown = range((len(names) - 1) % step, len(names), step)
-    short = [for_figure(names[place], _LONGEST_NAME) for place in shown]
+    short = [for_figure(names[index], _LONGEST_NAME) for index in shown]
     axes.set_xticks(list(shown), labels=short)
     if len(shown) > _FEWEST_PLACES // 2 or max(map(len, names)) > _FEWEST_PLACES:
         axes.tick_params(axis="x", labelrotation=45)
@@ -471,5 +471,5 @@ def apply_theme(axes: "Axes", theme: Theme, *, size: int = 9) -> "Axes":
 
 def legend(axes: "Axes", theme: Theme, *, outside: bool = False, columns: int = 1) -> None:
     """Place the legend where it hides least. outside: place it above the panel, at the right."""
-    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)} if outside else {"loc": "best"}
-    axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, ncols=columns, **place)
+    location = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)} if outside else {"loc": "best"}
+    axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, ncols=columns, **location)

@@ -267,8 +267,8 @@ def _groups_text(of_column: tuple[str, Sequence[Mapping[str, Any]]]) -> str:
     shown = []
     for one in groups:
         name = next((key for key in ("accuracy", "r2", "score") if key in one), None)
-        known = None if name is None else one[name]
-        text = "unknown" if known is None or name is None else _estimate_text(known, name)
+        metric = None if name is None else one[name]
+        text = "unknown" if metric is None or name is None else _estimate_text(metric, name)
         shown.append(f"{escape(one['group'])} {text}")
     return f"</p><p>By {escape(column)}: {'; '.join(shown)}."
 

@@ -116,11 +116,11 @@ def _grid(largest: float) -> Array:
     return np.linspace(0.0, min(max(largest, 1e-6), 500.0), _POINTS)
 
 
-def misses(found: Profile, false_alarms: ArrayLike) -> Array:
+def misses(curve: Profile, false_alarms: ArrayLike) -> Array:
     """The least rate of misses of any test at a rate of false alarms: the trade-off curve.
 
     Args:
-        found: The run's profile.
+        curve: The run's profile.
         false_alarms: Rates in [0, 1], of any shape.
 
     Returns:
@@ -132,24 +132,24 @@ def misses(found: Profile, false_alarms: ArrayLike) -> Array:
         [0.9, 0.5]
     """
     alarms = np.asarray(false_alarms, dtype=np.float64)[..., None]
-    by_alarms = 1 - found.delta - np.exp(found.epsilon) * alarms
-    by_misses = np.exp(-found.epsilon) * (1 - found.delta - alarms)
+    by_alarms = 1 - curve.delta - np.exp(curve.epsilon) * alarms
+    by_misses = np.exp(-curve.epsilon) * (1 - curve.delta - alarms)
     best: Array = np.maximum(0.0, np.maximum(by_alarms, by_misses).max(axis=-1))
     return best
 
 
-def max_detection_rate(found: Profile, false_alarms: ArrayLike) -> Array:
+def max_detection_rate(curve: Profile, false_alarms: ArrayLike) -> Array:
     """The largest share of used records that any test recognises, at a rate of false alarms.
 
     Example:
         >>> round(float(max_detection_rate(Profile(np.zeros(1), np.zeros(1)), 0.05)), 6)
         0.05
     """
-    recognised: Array = 1 - misses(found, false_alarms)
+    recognised: Array = 1 - misses(curve, false_alarms)
     return recognised
 
 
-def advantage(found: Profile) -> float:
+def advantage(curve: Profile) -> float:
     """The most by which a share of recognised records exceeds its false alarms.
 
     It is delta at epsilon 0; where that is a loose bound, as Rényi's, a larger epsilon can give a smaller one.
@@ -159,10 +159,10 @@ def advantage(found: Profile) -> float:
         >>> advantage(Profile(np.zeros(1), np.array([0.25])))
         0.25
     """
-    return float(np.min(1 - 2 * (1 - found.delta) / (1 + np.exp(found.epsilon))))
+    return float(np.min(1 - 2 * (1 - curve.delta) / (1 + np.exp(curve.epsilon))))
 
 
-def gaussian_mu(found: Profile) -> float:
+def gaussian_mu(curve: Profile) -> float:
     """The smallest mu of a Gaussian mechanism (sensitivity over standard deviation) that is at least as leaky.
 
     Its delta is no smaller at any epsilon of the profile at which the profile's is above 1e-10; beyond, nothing is
@@ -175,9 +175,9 @@ def gaussian_mu(found: Profile) -> float:
         >>> round(gaussian_mu(profile([(GaussianDpEvent(2.0), 1)])), 2)
         0.5
     """
-    if found.delta[0] >= 1:
+    if curve.delta[0] >= 1:
         return math.inf
-    pairs = zip(found.epsilon, found.delta, strict=True)
+    pairs = zip(curve.epsilon, curve.delta, strict=True)
     return max((_mu_at(float(e), float(d)) for e, d in pairs if d > _MIN_DELTA), default=0.0)
 
 

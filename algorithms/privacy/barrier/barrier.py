@@ -438,8 +438,8 @@ class Barrier:
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
         losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
-        found = noisy_argmin(losses, release, stream)
-        return int(self.__group.broadcast(torch.tensor([found])))
+        index = noisy_argmin(losses, release, stream)
+        return int(self.__group.broadcast(torch.tensor([index])))
 
     def minimum(self, problem: Minimum, *, noise: Mechanism) -> Tensor:
         """Release the minimum of a regularised sum of all losses, with noise in the objective or on the result.

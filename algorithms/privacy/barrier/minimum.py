@@ -130,9 +130,9 @@ def minimum(problem: PerturbedObjective, *, tolerance: float) -> Tensor:
             return point
         step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
         moved = point - step
-        found = problem.gradient(moved)
-        is_shorter = found.norm() <= max(float(gradient.norm()) / 2, tolerance)
-        point, gradient = (moved, found) if is_shorter else _lowest(problem, point, step)
+        new_gradient = problem.gradient(moved)
+        is_shorter = new_gradient.norm() <= max(float(gradient.norm()) / 2, tolerance)
+        point, gradient = (moved, new_gradient) if is_shorter else _lowest(problem, point, step)
     raise OutOfReachError(_OUT_OF_REACH)
 
 
@@ -162,11 +162,11 @@ def exact_minimum(problem: PerturbedObjective) -> Tensor:
         return value, gradient.numpy()
 
     start = np.zeros(len(problem.tilt))
-    found = minimize(
+    solution = minimize(
         value_and_gradient,
         start,
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-6},
     )
-    return torch.from_numpy(found.x)
+    return torch.from_numpy(solution.x)

@@ -58,8 +58,8 @@ class ProcessGroup:
 
     def agrees(self, digest: str) -> bool:
         """Whether all processes have the same digest, in hexadecimal digits."""
-        own = torch.tensor(list(bytes.fromhex(digest)))
-        differing = (self.broadcast(own.clone()) != own).sum()
+        digest_bytes = torch.tensor(list(bytes.fromhex(digest)))
+        differing = (self.broadcast(digest_bytes.clone()) != digest_bytes).sum()
         return not self.sum(differing)
 
     def _together(self, act: Callable[[], object]) -> None:

@@ -203,8 +203,8 @@ def solve_minimum(
     )
     if isinstance(release.noise, NoNoise):
         return exact_minimum(replace(whole, clip_norm=_NO_BOUND, input_norm=_NO_BOUND))
-    found = minimum(whole, tolerance=problem.tolerance)
-    return add_noise(found, _on_the_result(problem, release), stream)
+    solution = minimum(whole, tolerance=problem.tolerance)
+    return add_noise(solution, _on_the_result(problem, release), stream)
 
 
 def _on_the_result(problem: Minimum, release: Release) -> Release:
@@ -376,9 +376,9 @@ class LastNorms:
         """The norms for a checkpoint, [n], which only the owner may read; None if there are none."""
         return None if self._norms is None else torch.from_numpy(self._norms)
 
-    def restore(self, kept: Tensor) -> None:
+    def restore(self, norms: Tensor) -> None:
         """Restore the norms from `to_tensor`."""
-        self._norms, self._point = kept.numpy().copy(), None
+        self._norms, self._point = norms.numpy().copy(), None
 
 
 def importance_sum(
@@ -508,9 +508,9 @@ def _failure_on_made_up_records(
     try:
         if compute.device.type != "cpu":
             torch.accelerator.synchronize()  # fails after an error of a kernel, which may depend on a record
-        asked = queries.of_made_up_records(_count_for(sampling, queries.engine.physical_batch))
+        queries_on_made_up = queries.of_made_up_records(_count_for(sampling, queries.engine.physical_batch))
         with fixed_arithmetic(compute, queries.engine):
-            answer(asked, *public, **kwargs)
+            answer(queries_on_made_up, *public, **kwargs)
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         return None
     except Exception as reason:
@@ -545,12 +545,12 @@ class UnnoisedQueries:
         """The same queries of made-up records, which are all alike, and streamed to a device where the records are."""
         inputs, labels = (part.cpu().numpy() for part in self.engine.made_up_record())
         alike = (np.broadcast_to(part, (count, *part.shape[1:])) for part in (inputs, labels))
-        asked = copy.copy(self)
-        asked._given, asked.last_norms = MappedRecords(*alike), LastNorms()
-        vars(asked).pop("_whole", None)
-        if vars(asked).pop("records", None) is self._given:
-            asked.records = asked._given
-        return asked
+        queries = copy.copy(self)
+        queries._given, queries.last_norms = MappedRecords(*alike), LastNorms()
+        vars(queries).pop("_whole", None)
+        if vars(queries).pop("records", None) is self._given:
+            queries.records = queries._given
+        return queries
 
     @functools.cached_property
     def records(self) -> RecordArrays:
@@ -604,9 +604,9 @@ class UnnoisedQueries:
         group = self.compute.group
         rows = group.shard(self._sample(release, stream), self._count)
         total = torch.zeros_like(point, dtype=torch.float64)
-        for found in self._pool.map(sum_pass, self._shared_passes(rows)):
-            total += found
-            spare.append(found)
+        for part in self._pool.map(sum_pass, self._shared_passes(rows)):
+            total += part
+            spare.append(part)
         return group.sum(total) if self.compute.slices is None else total
 
     def _sum_on_device(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
@@ -615,8 +615,8 @@ class UnnoisedQueries:
         passes = list(split_passes(rows, self.engine.physical_batch))
         total, are_right = torch.zeros_like(point, dtype=torch.float64), list[Tensor]()
         for records in self.compute.loader.prefetch(self.records, passes):
-            found, is_right = self.engine.clipped_sum_if_finite(point, *records(), clipping)
-            total += torch.where(is_right, found, 0.0)
+            part, is_right = self.engine.clipped_sum_if_finite(point, *records(), clipping)
+            total += torch.where(is_right, part, 0.0)
             are_right.append(is_right)
         known = torch.stack(are_right).tolist() if are_right else []
         again = [rows for rows, is_right in zip(passes, known, strict=True) if not is_right]
@@ -651,8 +651,8 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of a statistic of the sample, clipped to the bound; shape [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64, device=self.compute.device)
-        for found in self._statistics(statistic, release, stream):
-            total += clip_and_sum(found.reshape(len(found), dimension), bound)
+        for part in self._statistics(statistic, release, stream):
+            total += clip_and_sum(part.reshape(len(part), dimension), bound)
         return total.cpu()
 
     @_with_fixed_arithmetic
@@ -661,8 +661,8 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of A^T A over the sample's clipped matrices A, as a vector [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64, device=self.compute.device)
-        for found in self._statistics(statistic, release, stream):
-            total += moment_sum(found, bound.norm)
+        for part in self._statistics(statistic, release, stream):
+            total += moment_sum(part, bound.norm)
         return total.cpu()
 
     @_with_fixed_arithmetic

@@ -82,12 +82,12 @@ class Setting(Section):
     public_records: bool
     records: Count | None
     holdout: Literal["public", "private", "none"]
-    per_person: Count | None = Field(default=None, exclude_if=lambda given: given is None)
-    rows_per_user: Count | None = Field(default=None, alias="pooled", exclude_if=lambda given: given is None)
-    unit_is_stated: bool = Field(default=False, exclude_if=lambda given: not given)
-    each_record_alone: Literal[True] | None = Field(default=None, exclude_if=lambda given: given is None)
-    holdout_why: Name | None = Field(default=None, exclude_if=lambda given: given is None)
-    evaluation_epsilon: NotNegative | None = Field(default=None, exclude_if=lambda given: given is None)
+    per_person: Count | None = Field(default=None, exclude_if=lambda value: value is None)
+    rows_per_user: Count | None = Field(default=None, alias="pooled", exclude_if=lambda value: value is None)
+    unit_is_stated: bool = Field(default=False, exclude_if=lambda value: not value)
+    each_record_alone: Literal[True] | None = Field(default=None, exclude_if=lambda value: value is None)
+    holdout_why: Name | None = Field(default=None, exclude_if=lambda value: value is None)
+    evaluation_epsilon: NotNegative | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def private(self) -> bool:
@@ -188,8 +188,8 @@ class MechanismSection(Section):
     sampling_rate: Probability
     divisor: Positive | None
     queries: Annotated[tuple[QuerySection, ...], Field(min_length=1)]
-    paper_protocol: PaperProtocolSection | None = Field(default=None, exclude_if=lambda given: given is None)
-    selection_law: SelectionSection | None = Field(default=None, exclude_if=lambda given: given is None)
+    paper_protocol: PaperProtocolSection | None = Field(default=None, exclude_if=lambda value: value is None)
+    selection_law: SelectionSection | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Costs(Section):
@@ -226,8 +226,8 @@ class CompositionSection(Section):
 
     @model_validator(mode="after")
     def _has_what_its_filter_needs(self) -> Self:
-        found = {name for name in ("rho", "order", "limit") if getattr(self, name) is not None}
-        if found != {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[self.kind]:
+        stated = {name for name in ("rho", "order", "limit") if getattr(self, name) is not None}
+        if stated != {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[self.kind]:
             raise ValueError("rho belongs to a zcdp filter, order and limit to a renyi filter")
         return self
 

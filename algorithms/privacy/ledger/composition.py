@@ -249,13 +249,13 @@ class Terms:
         """The terms as notes."""
         return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
 
-    def unbound(self, asked: "Terms", *, is_charged: bool) -> dict[str, str]:
+    def unbound(self, requested: "Terms", *, is_charged: bool) -> dict[str, str]:
         """What other terms would bind in addition; nothing if they contradict these and must be refused.
 
         is_charged: whether a run was reserved in the population, after which bound values are final.
         """
-        others = {name: value for name, value in asked.bound.items() if self.bound.get(name) != value}
-        contradicts = replace(self, bound={}) != replace(asked, bound={})
+        others = {name: value for name, value in requested.bound.items() if self.bound.get(name) != value}
+        contradicts = replace(self, bound={}) != replace(requested, bound={})
         return {} if contradicts or (is_charged and others.keys() & self.bound.keys()) else others
 
     def binding(self, bound: Mapping[str, str], *, is_charged: bool) -> "Terms":

@@ -206,12 +206,12 @@ def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
     Otherwise a branch that names another ledger would have a second budget for the same people. A ledger that was
     restored elsewhere from a copy is the same ledger.
     """
-    kept, own = _usual(population, home), home / LEDGER
-    way_out = f"remove {kept}" if kept.exists() else f"keep {own} elsewhere"
-    if kept.exists():
-        is_another = kept.read_text(encoding="utf-8").strip() != ledgers.identity(ledger)
+    usual_file, default = _usual(population, home), home / LEDGER
+    way_out = f"remove {usual_file}" if usual_file.exists() else f"keep {default} elsewhere"
+    if usual_file.exists():
+        is_another = usual_file.read_text(encoding="utf-8").strip() != ledgers.identity(ledger)
     else:
-        usual = ledgers.Ledger.open(sqlite_url(own)) if own.is_file() else ledger
+        usual = ledgers.Ledger.open(sqlite_url(default)) if default.is_file() else ledger
         is_another = ledgers.identity(usual) != ledgers.identity(ledger) and usual.is_charged(population)
     if is_another:
         raise RefusedError(
@@ -231,9 +231,9 @@ def keep_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
 
     Call this for a run that is reserved there. Raises RefusedError if a run was charged in another ledger meanwhile.
     """
-    kept = _usual(population, home)
-    if not kept.exists():
-        write_line(kept, ledgers.identity(ledger) or "", put=_link)
+    usual = _usual(population, home)
+    if not usual.exists():
+        write_line(usual, ledgers.identity(ledger) or "", put=_link)
     check_usual(ledger, population, home=home)
 
 

@@ -72,13 +72,13 @@ def choose_composition(
         >>> str(chosen.composition), round(chosen.all, 1)
         ('Rényi at order 8.0', 3.5)
     """
-    own = cost.epsilon * blocks_per_person
-    sums = own * runs
+    epsilon_of_person = cost.epsilon * blocks_per_person
+    sums = epsilon_of_person * runs
 
     def basic(reason: Reason) -> ChosenComposition:
-        return ChosenComposition(BASIC, own, sums, sums, reason)
+        return ChosenComposition(BASIC, epsilon_of_person, sums, sums, reason)
 
-    if not 0 < cap.delta < 1 or not 0 < own < float("inf"):
+    if not 0 < cap.delta < 1 or not 0 < epsilon_of_person < float("inf"):
         return basic("no-bound")
     chosen: list[ChosenComposition] = []
     is_affordable = False
@@ -94,8 +94,8 @@ def choose_composition(
             composition.as_budget((Fraction(price) * blocks_per_person * count,), cap.delta).epsilon
             for count in (1, runs)
         )
-        is_affordable |= one <= MAX_SINGLE_RATIO * own
-        if one <= MAX_SINGLE_RATIO * own and one <= MAX_SHARE_OF_CAP * cap.epsilon:
+        is_affordable |= one <= MAX_SINGLE_RATIO * epsilon_of_person
+        if one <= MAX_SINGLE_RATIO * epsilon_of_person and one <= MAX_SHARE_OF_CAP * cap.epsilon:
             chosen.append(ChosenComposition(composition, one, all_runs, sums, "costs-less"))
     if not chosen:
         return basic("half-of-the-cap" if is_affordable else "one-run-too-dear")

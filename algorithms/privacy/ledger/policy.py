@@ -76,8 +76,8 @@ class Spread:
 
     def __post_init__(self) -> None:
         for_ever = self.policy == "geometric"
-        given = (self.planned is None, self.fraction is None)
-        if given != (for_ever, not for_ever):
+        is_missing = (self.planned is None, self.fraction is None)
+        if is_missing != (for_ever, not for_ever):
             raise RefusedError(
                 f"the spread {self.policy!r} needs {'a fraction' if for_ever else 'planned'} alone."
             )

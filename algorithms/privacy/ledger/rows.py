@@ -256,9 +256,9 @@ class LedgerState:
     def term(self, population: str) -> Terms:
         """The terms of a population; raises RefusedError for an unknown one."""
         if population not in self.terms:
-            known = ", ".join(map(repr, islice(self.terms, NAMES_IN_A_MESSAGE))) or "none yet"
+            names = ", ".join(map(repr, islice(self.terms, NAMES_IN_A_MESSAGE))) or "none yet"
             raise RefusedError(
-                f"the ledger has no population {population!r} (it has {known}); the first run on one declares it."
+                f"the ledger has no population {population!r} (it has {names}); the first run on one declares it."
             )
         return self.terms[population]
 
@@ -271,14 +271,14 @@ class LedgerState:
         """The cap in force; raises RefusedError for an unknown population or block."""
         self.term(population)
         if (population, block) not in self.caps:
-            known = ", ".join(map(repr, self.blocks(population))) or "none yet"
+            names = ", ".join(map(repr, self.blocks(population))) or "none yet"
             raise RefusedError(
                 "population {population!r} has no block {block!r} (it has {known}); declare it, or let the first"
                 " run on it do so.",
                 code="block_unknown",
                 population=population,
                 block=block,
-                known=known,
+                known=names,
             )
         return self.caps[population, block]
 
@@ -313,9 +313,9 @@ class LedgerState:
 
     def run_of(self, population: str, retraining: str) -> str | None:
         """The run of a scheduled retraining of a population; None if there is none."""
-        asked = population, retraining
-        found = (name for name, run in self.runs.items() if (run.population, run.retraining) == asked)
-        return next(found, None)
+        key = population, retraining
+        names = (name for name, run in self.runs.items() if (run.population, run.retraining) == key)
+        return next(names, None)
 
     def repeats(self, population: str, held: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
         """For each block in `held`, the other blocks that hold exactly the same records, according to all reservations.

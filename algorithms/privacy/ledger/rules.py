@@ -220,11 +220,11 @@ def _fold_name(name: str) -> str:
 
 
 def _check_adjacency(state: LedgerState, draft: Draft) -> None:
-    asked = adjacency_of(draft.notes)
-    found = state.adjacencies.get(draft.population, asked)
-    if found != asked:
+    planned = adjacency_of(draft.notes)
+    recorded = state.adjacencies.get(draft.population, planned)
+    if recorded != planned:
         raise RefusedError(
-            f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
+            f"population {draft.population!r} was charged under {recorded}, this run is accounted under {planned}, and"
             " the two do not add up; take a method of the same adjacency."
         )
 
@@ -364,9 +364,9 @@ def _by_events(
     terms, limit = state.term(account[0]), state.limit(*account)
     say, balance = terms.composition.in_words, balance_of(state, *account)
     rest = left_of(limit, state.charged_amount(*account, *STATES))
-    asked = times(charge, Fraction(1, terms.blocks_per_person))
+    price = times(charge, Fraction(1, terms.blocks_per_person))
     return (
-        f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_times_counted_text(terms.blocks_per_person)}, but"
+        f"{run} of {in_words(draft.budget)} asks for {say(price)}{_times_counted_text(terms.blocks_per_person)}, but"
         f" {where} has"
         f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
         f" spent and {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; ask for less"

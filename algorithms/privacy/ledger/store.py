@@ -147,9 +147,9 @@ def _make_private(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
-            path.chmod(found.st_mode & 0o700)
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            path.chmod(status.st_mode & 0o700)
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -170,7 +170,7 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 def _postgresql(url: URL) -> Database:
     # A pooler may give each transaction another session; and a database without an encoding returns bytes.
-    own: dict[str, str | None] = {"prepare_threshold": None, "client_encoding": "utf8"}
+    options: dict[str, str | None] = {"prepare_threshold": None, "client_encoding": "utf8"}
     try:
         engine = sa.create_engine(
             url,
@@ -180,9 +180,9 @@ def _postgresql(url: URL) -> Database:
             max_overflow=32,
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args=own
+            connect_args=options
             if "connect_timeout" in url.query
-            else own | {"connect_timeout": _CONNECT_SECONDS},
+            else options | {"connect_timeout": _CONNECT_SECONDS},
         )
     except ImportError:
         raise RefusedError(
@@ -280,12 +280,12 @@ class Store:
                 ) from error
 
         try:
-            self.verified, found = self._transaction(work)
+            self.verified, answer = self._transaction(work)
         except _BehindError:
             # A read holds no lock and may not write: a write of no rows brings the balances up to date first.
             self.append(None, lambda _: ())
-            self.verified, found = self._transaction(work)
-        return found
+            self.verified, answer = self._transaction(work)
+        return answer
 
     def append(self, part: state_tables.StatePart | None, decide: Decision) -> None:
         """Append the drafts that `decide` returns for a part of the state, all of them or none.
@@ -384,39 +384,39 @@ class Store:
         """
         begin = _TURN if writes else _SNAPSHOT
         turn = begin if connection.dialect.name == "postgresql" else ()
-        known = self.verified
-        rows: Statement = (_FROM, {"seq": max(known.seq, 1), "page": _FIRST_PAGE})
+        verified = self.verified
+        rows: Statement = (_FROM, {"seq": max(verified.seq, 1), "page": _FIRST_PAGE})
         # One round trip: the turn, the new rows, the head that balances are of, and the questions to them.
-        found = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
-        page, ((seq, hashed),), *answers = found
-        kept = Head(seq, hashed)
-        head = self._head(connection, known, page)
-        if kept == head:
+        results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
+        page, ((seq, hashed),), *answers = results
+        saved = Head(seq, hashed)
+        head = self._head(connection, verified, page)
+        if saved == head:
             return head, answers
         try:
-            fresh = list(islice(self.rows(connection, after=kept), 1)) if kept.seq < head.seq else []
+            fresh = list(islice(self.rows(connection, after=saved), 1)) if saved.seq < head.seq else []
         except LedgerBrokenError:
             fresh = []
         if not fresh:
             raise LedgerBrokenError(
-                f"the ledger {self.database.name} has no row {kept.seq} with the hash {kept.hash[:16]}..., of which it"
-                " keeps balances: rows were cut off or an older copy was put back; restore the newest copy."
+                f"the ledger {self.database.name} has no row {saved.seq} with the hash {saved.hash[:16]}..., of which"
+                " it keeps balances: rows were cut off or an older copy was put back; restore the newest copy."
             )
         if not writes:
             raise _BehindError
-        state_tables.catch_up(connection, pages(self.rows(connection, after=kept)))
+        state_tables.catch_up(connection, pages(self.rows(connection, after=saved)))
         return head, exchange(connection, questions)
 
-    def _head(self, connection: Connection, known: Head, page: Sequence[Any]) -> Head:
+    def _head(self, connection: Connection, verified: Head, page: Sequence[Any]) -> Head:
         """The head of the chain, verified from the previously last row on, including that row.
 
         page: the rows from there on, as far as they are already read.
         """
-        if known.seq:
-            rows = _rows(connection, _FROM, known.seq, page)
+        if verified.seq:
+            rows = _rows(connection, _FROM, verified.seq, page)
             last = next(rows, None)
-            if last is not None and last.head == known and is_intact(last):
-                return _last(follow(rows, name=self.database.name, after=known), known)
+            if last is not None and last.head == verified and is_intact(last):
+                return _last(follow(rows, name=self.database.name, after=verified), verified)
             page = ()
         # The first time; or another ledger has this name, or one that was cut.
         rows = _rows(connection, _FROM, 1, page)
@@ -426,7 +426,7 @@ class Store:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("BEGIN")
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('epsilonflow_ledger'))")
-        found = _version(connection)
+        version = _version(connection)
         from alembic import command
         from alembic.config import Config
         from alembic.script import ScriptDirectory
@@ -435,13 +435,13 @@ class Store:
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         config.set_main_option("path_separator", "os")
         with _MIGRATING:
-            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-            if found is not None and found not in known:
+            versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+            if version is not None and version not in versions:
                 raise RefusedError(
-                    f"the ledger {self.database.name} is of version {found}, which a newer epsilonflow made; use"
+                    f"the ledger {self.database.name} is of version {version}, which a newer epsilonflow made; use"
                     " that one."
                 )
-            if found is None and sa.inspect(connection).has_table("epsilonflow_ledger"):
+            if version is None and sa.inspect(connection).has_table("epsilonflow_ledger"):
                 command.stamp(config, "0001")  # the first form has no number
             command.upgrade(config, "head")
 
@@ -491,9 +491,9 @@ def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
     connection.exec_driver_sql(_PATIENT)
 
 
-def found_by(connection: Connection, query: sa.TextClause, **asked: str) -> Any:
+def found_by(connection: Connection, query: sa.TextClause, **parameters: str) -> Any:
     """The one value that a query finds; None if there is none."""
-    return connection.execute(query, asked).scalar_one_or_none()
+    return connection.execute(query, parameters).scalar_one_or_none()
 
 
 def pages(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -516,18 +516,18 @@ INSERT = sa.text(
 
 
 def _rows(
-    connection: Connection, statement: sa.TextClause, seq: int, first: Sequence[Any] = (), **asked: str
+    connection: Connection, statement: sa.TextClause, seq: int, first: Sequence[Any] = (), **parameters: str
 ) -> Iterator[Entry]:
     """Read rows page by page, so that a million need no more memory than a thousand. The first page is short, and may
     be given.
     """
-    page, found = _FIRST_PAGE, first
+    page, rows = _FIRST_PAGE, first
     while True:
-        found = found or exchange(connection, [(statement, {"seq": seq, "page": page, **asked})])[0]
-        yield from map(Entry._make, found)
-        if len(found) < page:
+        rows = rows or exchange(connection, [(statement, {"seq": seq, "page": page, **parameters})])[0]
+        yield from map(Entry._make, rows)
+        if len(rows) < page:
             return
-        seq, page, found = found[-1][0] + 1, PAGE, ()
+        seq, page, rows = rows[-1][0] + 1, PAGE, ()
 
 
 def _last(entries: Iterator[Entry], head: Head) -> Head:
@@ -546,8 +546,8 @@ def _end(connection: Connection) -> Sequence[Statement]:
 def _version(connection: Connection) -> str | None:
     if not sa.inspect(connection).has_table(_VERSIONS):
         return None
-    found = connection.exec_driver_sql(f"SELECT version_num FROM {_VERSIONS}").scalar_one_or_none()
-    return None if found is None else str(found)
+    version = connection.exec_driver_sql(f"SELECT version_num FROM {_VERSIONS}").scalar_one_or_none()
+    return None if version is None else str(version)
 
 
 def _lost_a_race(error: DBAPIError) -> bool:

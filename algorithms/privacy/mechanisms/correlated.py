@@ -51,8 +51,8 @@ class _ToeplitzStrategy(Strategy):
         """The first column of C^-1, shape [steps]."""
         impulse = np.zeros(steps)
         impulse[0] = 1.0
-        found: Array = lfilter([1.0], self.column(steps), impulse)
-        return found
+        response: Array = lfilter([1.0], self.column(steps), impulse)
+        return response
 
     def variances(self, steps: int) -> Array:
         return np.cumsum(np.square(self.inverse(steps)))

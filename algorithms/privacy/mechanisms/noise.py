@@ -108,13 +108,13 @@ class Stream:
         end: numbers below 2^-53 are drawn again with more bits.
         """
         fraction, exponent = self.words(count), self.words(count)
-        found = _join_words(fraction, exponent)
+        numbers = _join_words(fraction, exponent)
         # No bit of the exponent is set (once in 2^53): the number is below 2^-53, and its bits are drawn anew at that
         # scale.
         below = np.flatnonzero(exponent >> np.uint64(11) == 0)
         if len(below):
-            found[below] = 2.0**-53 * self.uniform(len(below))
-        return found
+            numbers[below] = 2.0**-53 * self.uniform(len(below))
+        return numbers
 
     def coins(self, count: int, rate: float) -> NDArray[np.bool_]:
         """Independent coins, shape [count], each True with probability `rate` rounded down to a multiple of 2^-64."""
@@ -130,8 +130,8 @@ class Stream:
     def parts(self, count: int, parts: int) -> NDArray[np.int64]:
         """The part, of `parts`, of each of `count` records, shape [count]; the same in all releases of a run."""
         words = Stream(self._key, _OF_RUN).words(count)
-        found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
-        return found
+        assigned: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
+        return assigned
 
     def allocation(self, count: int, parts: int, first_step: int) -> NDArray[np.int64]:
         """The step, of `parts`, of each of `count` records in the pass that begins with a step, shape [count].
@@ -139,8 +139,8 @@ class Stream:
         It is the same in all releases of the pass, and independent of other passes, also of another number of parts.
         """
         words = Stream(self._key, _OF_PASSES - first_step).words(count)
-        found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
-        return found
+        assigned: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
+        return assigned
 
     def below(self, count: int, bound: int) -> NDArray[np.int64]:
         """Whole numbers from 0 to below `bound`, at most 2^63, all equally likely, shape [count]."""
@@ -171,17 +171,17 @@ class Stream:
     def normal(self, count: int) -> NDArray[np.float64]:
         """Standard normal draws, shape [count], by Box and Muller 1958; large numbers use all cores."""
         half = (count + 1) // 2
-        found = self._normal_in_parts(half) if half > _PART else None
-        if found is None:
-            found = np.concatenate(_box_muller(self.uniform(half), self.uniform(half)))
-        return found[:count]
+        numbers = self._normal_in_parts(half) if half > _PART else None
+        if numbers is None:
+            numbers = np.concatenate(_box_muller(self.uniform(half), self.uniform(half)))
+        return numbers[:count]
 
     def _normal_in_parts(self, half: int) -> NDArray[np.float64] | None:
         """The same draws, bit for bit, computed in parts from their positions in this stream.
 
         None, with nothing drawn, if a uniform draw needs more words (once in 2^53), since later positions then change.
         """
-        found = np.empty((2, half))
+        numbers = np.empty((2, half))
 
         def draw(start: int) -> bool:
             size = min(_PART, half - start)
@@ -190,14 +190,14 @@ class Stream:
             words = [self.later(number * half + start).words(size) for number in range(4)]
             if min(int(words[1].min()), int(words[3].min())) >> 11 == 0:
                 return False
-            found[:, start : start + size] = _box_muller(_join_words(*words[:2]), _join_words(*words[2:]))
+            numbers[:, start : start + size] = _box_muller(_join_words(*words[:2]), _join_words(*words[2:]))
             return True
 
         if not all(_drawers().map(draw, range(0, half, _PART))):
             return None
         after = self.later(4 * half)
         self._cipher, self.position = after._cipher, after.position
-        return found.reshape(-1)
+        return numbers.reshape(-1)
 
     def laplace(self, count: int) -> NDArray[np.float64]:
         """Laplace draws of scale 1, shape [count]: a random sign times a standard exponential."""
@@ -232,10 +232,10 @@ def _join_words(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> N
     # The bit length of 53 random bits is geometric: each length is half as likely as the next, as the exponent of a
     # uniform number is. The fraction lies in [1/2, 1).
     bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]
-    found: NDArray[np.float64] = np.ldexp(
+    numbers: NDArray[np.float64] = np.ldexp(
         0.5 + (fraction >> np.uint64(12)).astype(np.float64) * 2.0**-53, bits.astype(np.int64) - 53
     )
-    return found
+    return numbers
 
 
 def _box_muller(
@@ -260,8 +260,8 @@ def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[n
     """A coin for each word, True with its own rate, rounded down to a multiple of 2^-64."""
     certain = rates >= 1
     limits = np.floor(np.where(certain, 0.0, rates) * 2.0**64).astype(np.uint64)
-    found: NDArray[np.bool_] = certain | (words < limits)
-    return found
+    below: NDArray[np.bool_] = certain | (words < limits)
+    return below
 
 
 def steps_of(noise: NDArray[np.float64], *, std: float) -> "Tensor":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.auditing.audit import Audit, audit, tested
+from algorithms.auditing.audit import Audit, audit, audit_mechanisms
 from algorithms.auditing.game import Game, _tree_noise
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
@@ -157,9 +157,9 @@ def test_the_noise_of_a_tree_is_the_one_that_is_stated() -> None:
 
 
 def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(found.attack.is_violated for found in tested(draws=200))
+    assert not any(found.attack.is_violated for found in audit_mechanisms(draws=200))
     exact = ("Gaussian", "Gaussian, correlated over four steps", "Laplace")
-    honest = tested(draws=2000, only=exact)
+    honest = audit_mechanisms(draws=2000, only=exact)
     assert all(0.75 * found.claimed < found.attack.found <= found.claimed for found in honest)
     half_the_noise(monkeypatch)
-    assert all(found.attack.is_violated for found in tested(draws=2000, only=exact))
+    assert all(found.attack.is_violated for found in audit_mechanisms(draws=2000, only=exact))
