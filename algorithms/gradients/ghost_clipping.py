@@ -75,7 +75,7 @@ def materialize(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 def add_weighted_products(
     inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Add sum_i weights_i errors_i inputs_i^T to a total, and sum_i weights_i errors_i to a bias's.
+    """Add sum_i weights_i grad_outputs_i inputs_i^T to a total, and sum_i weights_i errors_i to a bias's.
 
     [n, p], [n, o], [n], and [o, p] and [o], float64.
 
@@ -185,7 +185,7 @@ def add_materialized(
 
 
 def product_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
-    """Squared L2 norms of sum_t errors_t inputs_t^T by Gram matrices, a few records at a time.
+    """Squared L2 norms of sum_t grad_outputs_t inputs_t^T by Gram matrices, a few records at a time.
 
     inputs: [batch, length, p]. grad_outputs: [batch, length, o]. Returns [batch], float64.
     """
@@ -195,7 +195,9 @@ def product_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 
 
 def gram_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
-    """Squared L2 norms of sum_t errors_t inputs_t^T as sum_{s,t} (inputs_s . inputs_t) (errors_s . errors_t)."""
+    """Squared L2 norms of sum_t e_t x_t^T, inputs x [batch, length, p], output gradients e [batch, length, o]."""
+    # <e_s x_s^T, e_t x_t^T> = (e_s . e_t) (x_s . x_t), so the squared norm of the sum over t is the sum over s and t of
+    # the product of two Gram matrices, entry by entry: length^2 (p + o) operations, and no [o, p] gradient.
     inputs, grad_outputs = inputs.double(), grad_outputs.double()
     products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(
         grad_outputs, grad_outputs.transpose(1, 2)
@@ -265,7 +267,8 @@ def _expand_squares(
 
 
 def product_sizes(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
-    """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64.
+    """A bound on sum_t |inputs_t| |grad_outputs_t|, to which rounding is relative; [batch, ...] each -> [batch],
+    float64.
 
     Infinite if the sum might overflow in their type, which a norm by 64-bit Gram matrices would not show.
     """
@@ -518,6 +521,7 @@ class SlicedGrad:
         return _sum_of([part.absolute_norms() for part in self.parts.values()])
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        # Entries of no part have the gradient 0, so the square of (0 - shift) / scale is all that they add.
         moved = (shift.double() / scale.double()).square()
         squares = []
         for (start, stop), part in self.parts.items():
@@ -561,33 +565,35 @@ class EmbeddingGrad:
     @cached_property
     def rows(self) -> Tensor:
         table = self._materialized_sums.new_zeros(len(self.indices), self.entries, self.grad_outputs.shape[2])
-        places = self._slot_entries[:, :, None].expand(self._materialized_sums.shape)
+        entries = self._slot_entries[:, :, None].expand(self._materialized_sums.shape)
         return (
-            table.scatter_add_(1, places, self._materialized_sums)
+            table.scatter_add_(1, entries, self._materialized_sums)
             .flatten(start_dim=1)
             .to(wide(self.grad_outputs).dtype)
         )
 
     @cached_property
-    def _places(self) -> Tensor:
+    def _slots(self) -> Tensor:
         """A slot below `length` for every lookup, [batch, length]; lookups of the same entry share a slot."""
+        # Sorted, equal entries are neighbours, and how often the entry has changed so far numbers the different ones.
+        # The scatter undoes the sort. Shapes do not depend on how many differ.
         entries, order = self.indices.sort(dim=1, stable=True)
         is_new = entries[:, 1:] != entries[:, :-1]
-        places = torch.nn.functional.pad(is_new.cumsum(dim=1), (1, 0))
-        return torch.empty_like(places).scatter_(1, order, places)
+        slots = torch.nn.functional.pad(is_new.cumsum(dim=1), (1, 0))
+        return torch.empty_like(slots).scatter_(1, order, slots)
 
     @cached_property
     def _slot_entries(self) -> Tensor:
         """The entry of each slot, [batch, length]; 0 for unused slots."""
         if self.indices.shape[1] == 1:
             return self.indices
-        return torch.zeros_like(self.indices).scatter_(1, self._places, self.indices)
+        return torch.zeros_like(self.indices).scatter_(1, self._slots, self.indices)
 
     @cached_property
     def _materialized_sums(self) -> Tensor:
         """The sum of the output gradients in each slot, [batch, length, width], float64; zero for unused slots."""
         grad_outputs = self.grad_outputs.double()
-        return grad_outputs if self.indices.shape[1] == 1 else _added_up(self._places, grad_outputs)
+        return grad_outputs if self.indices.shape[1] == 1 else _sum_by_slot(self._slots, grad_outputs)
 
     def square_norms(self) -> Tensor:
         return square_norms(self._materialized_sums)
@@ -625,12 +631,13 @@ class EmbeddingGrad:
         return changed
 
 
-def _added_up(places: Tensor, values: Tensor) -> Tensor:
+def _sum_by_slot(slots: Tensor, values: Tensor) -> Tensor:
     """Sums of values [batch, length, k] by slot, slots [batch, length] -> [batch, length, k].
 
     The addition is deterministic on a GPU too, if PyTorch is configured to be.
     """
     batch, length, _ = values.shape
+    # One flat index_add for the batch: the slots of record i are rows i * length and on.
     first = length * torch.arange(batch, device=values.device)[:, None]
     sums = torch.zeros_like(values.flatten(0, 1))
-    return sums.index_add_(0, (first + places).flatten(), values.flatten(0, 1)).view(values.shape)
+    return sums.index_add_(0, (first + slots).flatten(), values.flatten(0, 1)).view(values.shape)

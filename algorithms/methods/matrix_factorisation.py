@@ -127,7 +127,7 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
     return Workload(np.stack(weights), tuple(step + 1 for step in sorted(positions_counted)))
 
 
-def squared_noise(strategy: Strategy, workload_: Workload) -> Array:
+def squared_noise(strategy: Strategy, workload: Workload) -> Array:
     """The noise variance of a coordinate of each iterate, shape [iterates], if the rows of W have variance 1.
 
     Example:
@@ -135,15 +135,15 @@ def squared_noise(strategy: Strategy, workload_: Workload) -> Array:
         [1.0, 2.0, 3.0, 4.0]
     """
     if isinstance(strategy, Toeplitz | Buffered):
-        inverse = torch.from_numpy(strategy.inverse(workload_.steps))
-        squares: Array = _apply(torch.from_numpy(workload_.rows), inverse).square().sum(1).numpy()
+        inverse = torch.from_numpy(strategy.inverse(workload.steps))
+        squares: Array = _apply(torch.from_numpy(workload.rows), inverse).square().sum(1).numpy()
         return squares
-    total = np.zeros(len(workload_.rows))
-    for start in range(0, 2 * workload_.steps, _AT_ONCE):
+    total = np.zeros(len(workload.rows))
+    for start in range(0, 2 * workload.steps, _AT_ONCE):
         draws = _Units(start)
         correlator = strategy.correlator(_AT_ONCE)
-        noise = np.stack([correlator.draw(draws) for _ in range(workload_.steps)])
-        total += np.square(workload_.rows @ noise).sum(1)
+        noise = np.stack([correlator.draw(draws) for _ in range(workload.steps)])
+        total += np.square(workload.rows @ noise).sum(1)
     return total
 
 

@@ -161,12 +161,12 @@ class _Term(NamedTuple):
 class _Plan:
     """How a weight's gradients follow from the other factors and the output's gradient.
 
-    own: the weight's letters. entering, leaving, blocks: those that only the other factors have, that only the output
+    word: the weight's letters. entering, leaving, blocks: those that only the other factors have, that only the output
     has, and that both have. along: one outer product for each index of these; letters that only the other factors have
     are summed before.
     """
 
-    own: str
+    word: str
     terms: tuple[_Term, ...]
     back: _Term
     entering: str
@@ -176,12 +176,16 @@ class _Plan:
 
     def gradient(self, values: Sequence[Tensor], grad_outputs: Tensor, batch: int) -> PerExample:
         """From the other factors' values and the output's gradient."""
+        # For out = einsum(W, x, ...), the gradient of W is the einsum of the other factors and grad_outputs to W's
+        # letters. Without its sum over records it is a gradient for each record; without that over `along`, the outer
+        # products that it consists of, whose two sides are the letters `entering` and `leaving` of W.
         parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
         grad_outputs, letters_of_output = self.back.by_record(grad_outputs, batch)
         letters = _RECORD + self.along + self.blocks + self.entering
         inputs = _contract([part for part, _ in parts], [word for _, word in parts], letters)
+        # A letter of W in both, as of a product per head, leaves no outer product: W's gradient is formed at once.
         if self.blocks:
-            rows = _contract((inputs, grad_outputs), (letters, letters_of_output), _RECORD + self.own)
+            rows = _contract((inputs, grad_outputs), (letters, letters_of_output), _RECORD + self.word)
             return DenseGrad(rows.flatten(start_dim=1))
         length = math.prod(inputs.shape[1 : 1 + len(self.along)])
         shapes = inputs.shape[1 + len(self.along) :]
@@ -189,11 +193,12 @@ class _Plan:
         grad_outputs = _contract((grad_outputs,), (letters_of_output,), _RECORD + self.along + self.leaving)
         shapes = grad_outputs.shape[1 + len(self.along) :] + shapes
         grad_outputs = grad_outputs.reshape(batch, length, -1)
-        if self.own == self.entering + self.leaving:
+        if self.word == self.entering + self.leaving:
             return LinearGrad(grad_outputs, inputs)
-        if self.own == self.leaving + self.entering:
+        if self.word == self.leaving + self.entering:
             return LinearGrad(inputs, grad_outputs)
-        order = map((self.leaving + self.entering).index, self.own)
+        # W has the two sides' letters in another order, so rows of outer products are permuted to it.
+        order = map((self.leaving + self.entering).index, self.word)
         return Reordered(LinearGrad(inputs, grad_outputs), tuple(shapes), tuple(order))
 
 
