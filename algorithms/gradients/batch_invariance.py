@@ -85,9 +85,12 @@ def compare_batches(
         others = form.draw(size, seed + seeds)
         kinds = [others.times(_LARGE), others.times(0.0)]
         kinds += [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
+        # Another order of kinds for each seed, so that large, zero and missing neighbours come to every position.
         turn = seed % len(kinds)
         mixed, origins = _among_others(records, index, kinds[turn:] + kinds[:turn], seed)
         copies = torch.nonzero(origins == index)[:, 0].tolist()
+        # The same record in two passes: at its own position among its own kind, and as the first and last copy among
+        # others. Bits that differ depend on the others.
         before, after = compute(records, [index]), compute(mixed, [copies[0], copies[-1]])
         is_same &= set(before.gradients) == set(after.gradients)
         is_copy = origins >= 0

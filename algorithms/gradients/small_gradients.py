@@ -80,13 +80,15 @@ class SmallGradients:
         return [*squares, self._norms_of_layers()] if self.layers else squares
 
     def _norms_of_layers(self) -> Tensor:
-        """|error|^2 |input|^2 for each weight, plus |error|^2 for a bias."""
+        """Squared norms over all these layers, [batch], float64."""
         columns, ones = _columns(
             self._widths, tuple(name in self.biases for name in self.layers), self._device
         )
+        # A layer's gradients are e x^T and, for a bias, e: together |e|^2 (|x|^2 + 1), and without a bias |e|^2 |x|^2.
         parts = []
         for values in self._slices():
-            # One product sums the squares of every side by itself: its columns are ones where a side lies.
+            # One product sums the squares of every side by itself: its columns are ones where a side lies. The first
+            # half of its columns are the layers' inputs, the second half their output gradients, in the same order.
             seen, back = (values.square() @ columns).tensor_split(2, dim=1)
             parts.append(((seen + ones) * back).sum(dim=1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]

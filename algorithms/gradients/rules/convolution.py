@@ -119,7 +119,7 @@ class ConvGrad:
     """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
     inputs: [batch, channels, *image]. grad_outputs: [batch, outputs, *places], the gradient of the output. Every output
-    position adds the outer product of its error and the input patch that it sees.
+    position adds the outer product of its gradient and the input patch that it sees.
     """
 
     inputs: Tensor
@@ -320,6 +320,8 @@ def _convolution(
     layout = _layout(recorder, input)
     if layout is None:
         return general(recorder, func, (input, weight, bias, stride, padding, dilation, groups), {})
+    # An output position is the product of the weight with the patch of the input that it sees, so the weight's gradient
+    # is a sum of outer products over positions, as a linear layer's over the positions of a sequence.
     kernel = weight.shape[2:]
     if isinstance(padding, str):
         # The padded input is kept, since patches are cut from it.

@@ -68,6 +68,8 @@ def rdp_of_sampled_gaussian(multiplier: float, rate: float, orders: tuple[float,
 
 def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
     """log A at integer orders, shape [orders], by the finite sum."""
+    # Mironov, Talwar and Zhang 2019, section 3.3: A = sum_k C(alpha, k) (1 - q)^(alpha - k) q^k exp((k^2 - k) / 2 z^2),
+    # summed as logarithms, since its terms overflow; terms with k above an order's alpha are left out of its sum.
     count = int(max(orders)) + 1
     alpha, k = np.array(orders), np.arange(count)[:, None]
     terms = _log_binomials(orders, 0, count) + k * math.log(q) + (alpha - k) * math.log1p(-q)
