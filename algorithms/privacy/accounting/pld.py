@@ -670,11 +670,16 @@ def coarse_grid(
     """A grid whose cells add about twice this share to the variance of the losses, and an estimate of epsilon.
 
     A cell adds about a sixth of its squared width to the variance of each release, if losses spread over many cells.
+    Where rare large losses make nearly all of the variance, delta still falls by a factor e over a length of about
+    epsilon / log(1 / delta), which cells have to resolve.
     """
     rough = rough or sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     epsilon, tilt = rough.saddle_point(delta)
     longest = max(float(points.losses[-1] - points.losses[0]) for points, _ in rough.parts)
-    width = math.sqrt(12 * error * rough.cumulant(tilt)[2] / rough.count)
+    square = rough.cumulant(tilt)[2] / rough.count
+    if epsilon > 0:
+        square = min(square, epsilon**2 / -math.log(delta))
+    width = math.sqrt(12 * error * square)
     return max(width, longest / _FIRST_CELLS, epsilon / _FIRST_POINTS) or 1.0, epsilon
 
 
@@ -711,9 +716,10 @@ def epsilon_of(
     decisive = rough.decisive_losses(cost, delta) if floor < cost < math.inf else None
     while cost > floor:
         sums = GridComposition(plds, grid, delta, rough, decisive)
-        previous, cost = cost, min(cost, sums.epsilon(delta))
+        finer = sums.epsilon(delta)
+        previous, cost = cost, min(cost, finer)
         # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
-        remaining = (previous - cost) / (refinement**2 - 1) if previous < math.inf else math.inf
+        remaining = abs(previous - finer) / (refinement**2 - 1) if previous < math.inf else math.inf
         tolerance = max(error * cost, _MIN_GRID_ERROR) if cost < math.inf else _MIN_GRID_ERROR
         if near is not None and cost < math.inf:
             tolerance = max(tolerance, _FAR_ERROR * abs(cost - remaining - near))

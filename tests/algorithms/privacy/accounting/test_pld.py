@@ -384,3 +384,18 @@ def test_a_sample_that_hardly_has_a_record_costs_nothing() -> None:
     assert epsilon(schedule, 4.9e-7) > 1.0
     assert calibrate(lambda z: [(group_privacy(sampled(1e-7, z), 4), 5)], Budget(0.03, 2.1e-6)) == 1e-6
     assert calibrate(lambda z: [(group_privacy(sampled(1e-7, z), 4), 5)], Budget(0.03, 1.9e-6)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "count", "delta", "exact"),
+    [
+        (0.011, 1.3, 5, 1e-7, 1.428166333),
+        (0.3, 4.0, 16, 1e-10, 13.34210332),
+        (1e-3, 0.9, 64, 1e-6, 4.022498216),
+        (2e-7, 0.25, 2, 1e-11, 8.80534891),
+        (0.004, 0.5, 33, 1e-5, 21.99167002),  # losses reach to 870, beside an epsilon of 22
+    ],
+)
+def test_one_step_of_a_group(rate: float, multiplier: float, count: int, delta: float, exact: float) -> None:
+    """The loss rises with the output, so that delta is a sum of normal tails, of either side."""
+    assert is_close(epsilon([(group_privacy(sampled(rate, multiplier), count), 1)], delta), exact)
