@@ -14,6 +14,7 @@ from algorithms.evaluation import (
     metrics_of,
     reasons_of,
     recalibration_of,
+    sum_of_scores,
     thresholds_of,
 )
 from comparisons import private_evaluation as populations
@@ -123,6 +124,22 @@ def test_a_model_worse_than_the_mean_is_seen_to_be():
     population = populations.numbers(0.6)
     metrics = metrics_of(population.released(5000, 3.0, np.random.default_rng(5)))
     assert metrics["r2"].high < 0 and metrics["rmse"].low > metrics["mean_rmse"].high
+
+
+def test_the_sum_of_scores_ranks_models_by_what_is_right():
+    """By hand, without noise; a record that cannot be evaluated adds nothing."""
+
+    def total(kind, outputs, scores, labels):
+        spec = histogram_for(kind, outputs)
+        return sum_of_scores(ReleasedHistogram(spec, count(spec, np.array(scores), np.array(labels)), 0.0))
+
+    two = [[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [np.nan, 0.6]]
+    assert total("two classes", 2, two, [0, 1, 0, 1]) == pytest.approx(2)
+    three = [[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.1, 0.8, 0.1], [np.inf, 0.0, 0.0]]
+    assert total("classes", 3, three, [0, 2, 0, 0]) == pytest.approx(2)
+    # Errors of .5, 0 and 1.6, which counts as 1: squares of .25, 0 and 1.
+    assert total("number", 1, [[0.5], [-0.3], [0.8], [np.nan]], [0.0, -0.3, -0.8, 0.0]) == pytest.approx(1.75)
+    assert total("score", 1, [[0.3], [1.0], [7.0], [np.nan]], [0, 0, 0, 0]) == pytest.approx(2.3)
 
 
 @pytest.mark.parametrize(("centre", "gap", "spread"), [(7.0, 0.2, 0.05), (-8.0, 2.0, 2.0), (9.0, 2.0, 2.0)])
