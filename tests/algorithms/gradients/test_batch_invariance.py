@@ -35,7 +35,7 @@ from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients import forms, naive
-from tests.support.gradients.networks import NETWORKS, SPECS, TYPICAL
+from tests.support.gradients.networks import NETWORKS, REPEATS, SPECS, TYPICAL
 from tests.support.gradients.problems import (
     SMALL,
     Problem,
@@ -46,6 +46,7 @@ from tests.support.gradients.problems import (
     rows,
     unlike_alone,
 )
+from tests.support.soak import soak_but
 from tests.support.threads import cpu_threads
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -196,7 +197,9 @@ def alone(engine: Engine, made: Problem, records: list[int], place: int) -> Tens
     return torch.cat([found.take(torch.tensor([place])).weighted_sum(weights), norms[[place]]])
 
 
-@pytest.mark.parametrize("name", [*TYPICAL, *NETWORKS])
+@pytest.mark.parametrize(
+    "name", soak_but([name for name in TYPICAL if name not in REPEATS], [*TYPICAL, *NETWORKS])
+)
 def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
     assert engine.physical_batch == 64
@@ -207,8 +210,8 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
             assert torch.equal(alone(engine, made, others, place), expected), (others, place)
 
 
-@pytest.mark.parametrize("place", [0, 1, 40, 63])
-@pytest.mark.parametrize("name", ["linear, sequence", "cnn"])
+@pytest.mark.parametrize("place", [0, 40])
+@pytest.mark.parametrize("name", soak_but(["linear, sequence"], ["linear, sequence", "cnn"]))
 def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
     """A row that is computed in another order, as by another kernel, so that its last bits alone differ."""
     turned: list[int] = []
@@ -322,6 +325,7 @@ def from_a_number_on(count: int, mixing: Callable[[Tensor], Tensor]) -> Callable
     return linear(lambda x: mixing(x) if len(x) >= count else x)
 
 
+SLOWEST = "the number of equal rows"
 BY_SIZE: dict[str, Callable[[], nn.Module]] = {
     "experts of a capacity": Experts,
     "centred from 128 on": from_a_number_on(128, lambda x: x - x.mean(dim=0)),
@@ -332,14 +336,17 @@ BY_SIZE: dict[str, Callable[[], nn.Module]] = {
     "whether the last row repeats the one before it": from_a_number_on(
         65, lambda x: torch.where((x[-1:] == x[-2:-1]).all(), x, 0.5 * x)
     ),
-    "the number of equal rows": from_a_number_on(
-        65, lambda x: x / (x[:, None] == x).all(-1).sum(1, keepdim=True)
-    ),
+    SLOWEST: from_a_number_on(65, lambda x: x / (x[:, None] == x).all(-1).sum(1, keepdim=True)),
 }
 
 
-@pytest.mark.parametrize("expected_batch", [16.0, 200.0, 1000.0])
-@pytest.mark.parametrize("name", BY_SIZE)
+@pytest.mark.parametrize(
+    ("name", "expected_batch"),
+    soak_but(
+        [(name, batch) for name in BY_SIZE for batch in (16.0, 1000.0) if (name, batch) != (SLOWEST, 1000.0)],
+        [(name, batch) for name in BY_SIZE for batch in (16.0, 200.0, 1000.0)],
+    ),
+)
 def test_what_begins_with_many_records_is_refused_whatever_size_the_passes_have(
     name: str, expected_batch: float
 ) -> None:

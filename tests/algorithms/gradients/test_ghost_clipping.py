@@ -28,8 +28,9 @@ from tests.support.gradients.forms import (
     written,
 )
 from tests.support.gradients.layers import LAYERS
-from tests.support.gradients.networks import ON_TOKENS, SPECS, TYPICAL
+from tests.support.gradients.networks import ON_TOKENS, REPEATS, SPECS, TYPICAL
 from tests.support.gradients.problems import cached_problem, problem
+from tests.support.soak import soak_but
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -231,9 +232,15 @@ def test_many_of_the_same_record_stay_within_as_many_bounds(name: str) -> None:
         assert float(many.clipped_sum(clipping).norm()) <= 97 * bound
 
 
+OF_ANY_MODEL = [
+    *((name, torch.float32) for name in SPECS),
+    *((name, torch.bfloat16) for name in dict.fromkeys(TYPICAL + ON_TOKENS)),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in TYPICAL + ON_TOKENS)],
+    soak_but([(name, dtype) for name, dtype in OF_ANY_MODEL if name not in REPEATS], OF_ANY_MODEL),
 )
 def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.dtype) -> None:
     """At, just above and just under its norm, as its whole gradient in the sum has it."""
@@ -246,7 +253,7 @@ def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.
             assert all(size <= bound for size, bound in naive.measured(made.model, added, clipping))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", soak_but([name for name in SPECS if name not in REPEATS], SPECS))
 def test_measured_norms_are_upper_bounds(name: str) -> None:
     """Of what the sum has for a record, in 32 bits: never below, and above by rounding alone."""
     made, engine = cached_problem(SPECS[name], torch.float32)

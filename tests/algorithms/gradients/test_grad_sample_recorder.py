@@ -13,6 +13,7 @@ from algorithms.gradients import RecordsNotIndependentError
 from algorithms.gradients.grad_sample_recorder import Layout, layout_of
 from algorithms.gradients.model_inspection import InspectionLimits
 from tests.support.gradients.problems import LIMITS, SMALL, Spec, Wired, check, problem
+from tests.support.soak import soak_but
 
 
 def _time_first(self: Wired, inputs: Tensor) -> Tensor:
@@ -122,8 +123,13 @@ def _spec(wiring: Callable[..., Tensor], length: int) -> Spec:
     )
 
 
-@pytest.mark.parametrize("length", [1, 3, 5])
-@pytest.mark.parametrize("name", WIRINGS)
+@pytest.mark.parametrize(
+    ("name", "length"),
+    soak_but(
+        [*((name, 3) for name in WIRINGS), ("by record", 1), *((name, 1) for name in list(WIRINGS)[:3])],
+        [(name, length) for name in WIRINGS for length in (1, 3, 5)],
+    ),
+)
 def test_records_are_found_wherever_they_are(name: str, length: int) -> None:
     """Also where there are as many places as records, which no shape tells apart."""
     made = problem(_spec(WIRINGS[name], length))
@@ -301,8 +307,11 @@ SPECS = {
 }
 
 
+PACKED = ["projected", "last state", "mean", "sorted by the model", "with data that the model changes"]
+
+
 @pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", soak_but(PACKED, SPECS))
 def test_packed_sequences_are_taken_in_full_passes(name: str, limits: InspectionLimits) -> None:
     """Also by the brief inspection of large models."""
     made = problem(SPECS[name], count=12)

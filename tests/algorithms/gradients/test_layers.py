@@ -11,7 +11,15 @@ from torch import nn
 from algorithms.gradients import L2, Clipping, Engine, PerLayer
 from tests.support.gradients import naive
 from tests.support.gradients.layers import EMBEDDING, LAYERS
-from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, ON_TOKENS, SHARING, TYPICAL
+from tests.support.gradients.networks import (
+    AS_A_WHOLE,
+    NETWORKS,
+    OF_PARAMETERS,
+    ON_TOKENS,
+    REPEATS,
+    SHARING,
+    TYPICAL,
+)
 from tests.support.gradients.networks import SPECS as ALONE
 from tests.support.gradients.problems import (
     BRIEF,
@@ -22,16 +30,19 @@ from tests.support.gradients.problems import (
     cached_with_log,
     problem,
 )
+from tests.support.soak import soak_but
 
 BY_RULES = LAYERS | SHARING | OF_PARAMETERS
 INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
 """Layers whose input has a gradient too, which takes all that they do alone."""
 SPECS = INNER | {name: spec for name, spec in ALONE.items() if f"{name}, inside" not in INNER}
+IN_SUITE = [name for name in SPECS if name.removesuffix(", inside") not in REPEATS]
 IN_64_BITS = [(name, torch.float64, 1e-10) for name in SPECS]
 IN_32_BITS = [(name, torch.float32, 1e-5) for name in dict.fromkeys((*TYPICAL, *ON_TOKENS, *NETWORKS))]
+CHOSEN = [case for case in IN_64_BITS + IN_32_BITS if case[0].removesuffix(", inside") not in REPEATS]
 
 
-@pytest.mark.parametrize(("name", "dtype", "tolerance"), IN_64_BITS + IN_32_BITS)
+@pytest.mark.parametrize(("name", "dtype", "tolerance"), soak_but(CHOSEN, IN_64_BITS + IN_32_BITS))
 def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """By every clipping, and of batches of one, whose shapes are easily mistaken; relative to the sum."""
     made, engine = cached_problem((ALONE | SPECS)[name], dtype)
@@ -48,7 +59,7 @@ def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tol
                 assert naive.relative(one, each[i]) < tolerance
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", soak_but(IN_SUITE, SPECS))
 def test_gradients_are_told_apart_by_record(name: str) -> None:
     """A sum with one weight for each record is another sum for each way in which records could be mistaken."""
     made, engine = cached_problem(SPECS[name], torch.float64)
@@ -57,7 +68,7 @@ def test_gradients_are_told_apart_by_record(name: str) -> None:
     assert naive.relative(found, weights @ made.gradients) < 1e-10
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", soak_but(IN_SUITE, SPECS))
 def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """When the engine is made, and never again."""
     made, engine, said = cached_with_log(SPECS[name], torch.float64)
@@ -99,7 +110,7 @@ def _check_norms(made: Problem, engine: Engine, clipping: Clipping) -> None:
 
 
 @given(data=st.data(), count=COUNTS, seed=SEEDS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     """Any kernel, stride, padding, dilation and groups that fit, in one and two dimensions."""
     dimensions = data.draw(st.sampled_from([1, 2]))
@@ -138,7 +149,7 @@ def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     count=COUNTS,
     seed=SEEDS,
 )
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 def test_attention(
     lengths: tuple[int, int],
     heads: int,

@@ -13,6 +13,7 @@ from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients.problems import Spec, Wired, check, frozen, problem
 from tests.support.refusals import refused
+from tests.support.soak import soak_but
 
 ENTRIES = 5
 
@@ -103,7 +104,10 @@ def test_codes_that_are_kept_inside_of_their_table_are_taken() -> None:
     check(problem(coded(lambda code: code.long().clamp(0, ENTRIES - 1))))
 
 
-@pytest.mark.parametrize(("width", "is_brief"), [(1_500_000, True), (60_000, False)])
+LOOKS = [(1_500_000, True), (20_000, False), (60_000, False)]
+
+
+@pytest.mark.parametrize(("width", "is_brief"), soak_but(LOOKS[:2], LOOKS))
 def test_a_look_at_a_model_of_much_memory_is_brief(width: int, is_brief: bool) -> None:
     spec = Spec(
         lambda: Wired(

@@ -8,6 +8,7 @@ from algorithms.models import Model
 from algorithms.models.libraries import LibraryMissingError, imported_library
 from benchmarks.architectures import LARGE, ZOO, losses
 from tests.support.gradients import naive
+from tests.support.soak import soak_but
 
 try:
     for library in ("timm", "transformers", "peft"):
@@ -15,29 +16,17 @@ try:
 except LibraryMissingError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-RELATED = {
-    "BERT": ("DistilBERT", "RoBERTa", "ELECTRA", "MPNet"),
-    "Llama": ("Mistral", "Gemma", "Qwen2"),
-    "GPT-2": ("OPT", "GPT-NeoX", "GPT-2, gradient checkpointing", "LoRA on GPT-2"),
-    "ViT (timm)": (
-        "ViT (transformers)",
-        "DeiT, distilled (timm)",
-        "BEiT (transformers)",
-        "DINOv2",
-        "CaiT (timm)",
-    ),
-    "ResNet-26 (timm)": ("Wide ResNet (timm)",),
-    "ConvNeXt (timm)": ("ConvNeXtV2 (timm)",),
-    "EfficientNet (torchvision)": ("MobileNetV2 (torchvision)",),
-    "LSTM tagger": ("GRU tagger", "RNN tagger"),
-    "embedding bag, mean": ("embedding bag, sum",),
-}
-"""Architectures of the same parts as another one, which `make soak` takes too."""
-SOAK = [name for family in RELATED.values() for name in family]
-NAMES = [name for name in ZOO if name not in (*LARGE, *SOAK)]
+CHOSEN = [
+    *("GPT-2", "Llama", "Swin (timm)", "selective state space", "LoRA on BERT", "nn.TransformerEncoder"),
+    *("ConvMixer (timm)", "MLP-Mixer (timm)", "FT-Transformer", "frames of a film", "1-D CNN, weight norm"),
+    *("LSTM, by its cell", "attention by hand", "Perceiver", "graph network, padded", "Kolmogorov-Arnold"),
+    *("mixer by hand", "bilinear", "soft mixture of experts", "embedding bag, mean"),
+]
+"""One of each kind; the parts of the others have tests of their own with layers, networks and recorded tensors."""
+NAMES = [name for name in ZOO if name not in LARGE]
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in SOAK)])
+@pytest.mark.parametrize("name", soak_but(CHOSEN, NAMES))
 def test_a_public_architecture_is_taken_in_passes_of_many_records(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

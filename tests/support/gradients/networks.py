@@ -361,6 +361,33 @@ NETWORKS = {
 SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 """All of them, and every layer."""
 
+REPEATS = {
+    *(
+        f"{kind}, {layers} layers, {directions} directions{rest}"
+        for kind, kept in (("lstm", (0, 4)), ("gru", (2, 5)), ("rnn", (3,)), ("relu", (0,)))
+        for place, (layers, directions, rest) in enumerate(
+            [
+                *((1, 1, ", biases, batch first"), (1, 1, ""), (1, 2, ", biases"), (2, 1, ", biases")),
+                *((3, 2, ", biases, batch first"), (2, 2, ", batch first")),
+            ]
+        )
+        if place not in kept
+    ),
+    *("conv1d, valid", "conv1d, circular", "conv2d, same", "conv2d, dilation", "conv2d, many places, groups"),
+    *("conv3d, depthwise", "conv3d, same", "transposed 1d", "transposed 2d, stride"),
+    *("depthwise conv2d of images in a record", "transposed conv2d of images in a record"),
+    *("attention to itself, batch first", "attention without weights", "attention across"),
+    *("attention with another value", "attention to what came before", "attention with added scores"),
+    *(
+        "lstm with projections, no biases",
+        "lstm cell, no bias",
+        "rnn cell, relu",
+        "gru of sequences in a record",
+    ),
+    *("transformer, time first", "transformer, fixed", "scattering", "resnet"),
+}
+"""Of settings that others have two at a time: `make soak` takes them, too."""
+
 TYPICAL = [
     "linear",
     "linear, sequence",
