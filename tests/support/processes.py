@@ -4,6 +4,8 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,11 +39,23 @@ def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Itera
 
 
 def in_processes(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """The results of calls in a new process each; the first that fails ends the others, which may wait for it."""
-    with multiprocessing.get_context("spawn").Pool(len(arguments)) as processes:
-        calls = [(work, number, each) for number, each in enumerate(arguments)]
-        results = dict(processes.imap_unordered(_call, calls, chunksize=1))
+    """The results of calls in a process each; the first that fails ends the others, which may wait for it.
+
+    The processes stay for the next calls, since each takes seconds to start.
+    """
+    calls = [(work, number, each) for number, each in enumerate(arguments)]
+    try:
+        results = dict(_pool(len(arguments)).imap_unordered(_call, calls, chunksize=1))
+    except BaseException:
+        _pool(len(arguments)).terminate()
+        _pool.cache_clear()
+        raise
     return [results[number] for number in range(len(arguments))]
+
+
+@cache
+def _pool(count: int) -> Pool:
+    return multiprocessing.get_context("spawn").Pool(count)
 
 
 def _call(call: tuple[Callable[..., T], int, tuple[Any, ...]]) -> tuple[int, T]:

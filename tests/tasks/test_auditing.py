@@ -1,6 +1,7 @@
 """What an audit leaves: the file, the page, and the link from the report of a run."""
 
 import json
+import multiprocessing
 import pickle
 import signal
 import sys
@@ -19,6 +20,13 @@ from tasks.reporting import AuditSummary, environment, newest_audit
 from tests.support.waiting import before_long
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are copies of this process, where an audit's own take seconds to import what they need."""
+    monkeypatch.setattr(auditing, "get_context", lambda _: multiprocessing.get_context("fork"))
+
+
+@pytest.mark.usefixtures("forked")
 def test_runs_side_by_side_are_in_the_order_of_their_seeds() -> None:
     seeds = list(range(20))
     np.testing.assert_array_equal(auditing._side_by_side(np.sqrt, seeds, workers=2), np.sqrt(seeds))
@@ -38,6 +46,7 @@ def _killed(_seeds: list[int]) -> Any:
     signal.raise_signal(signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_worker_that_is_killed_ends_the_audit_in_a_sentence() -> None:
     with pytest.raises(RefusedError, match="a process of the audit was killed"):
         auditing._side_by_side(_killed, [0], workers=1)

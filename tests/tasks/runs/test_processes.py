@@ -33,6 +33,7 @@ from tasks.config import params
 from tasks.runs import processes
 from tests.support.checkout import PROJECT
 from tests.support.processes import joined
+from tests.support.soak import soak_but
 from tests.support.waiting import before_long
 from tests.support.workspace import Workspace
 
@@ -79,7 +80,7 @@ def killed(place: Workspace, number: int) -> None:
     assert not other.is_running()
 
 
-@pytest.mark.parametrize("in_slices", [False, True])
+@pytest.mark.parametrize("in_slices", soak_but([True], [True, False]))
 def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(
     in_slices: bool,
     workspace: Workspace,

@@ -113,6 +113,7 @@ def test_two_checkouts_that_ask_for_one_run_pay_for_it_once(workspace: Workspace
     assert [row.kind for row in workspace.ledger.history("people")] == ["population", "reserve", "settle"]
 
 
+@pytest.mark.soak  # the lock and the race for one charge are tested each by itself
 def test_two_processes_that_ask_for_one_run_at_once_pay_for_it_once(workspace: Workspace) -> None:
     assert [process.wait() for process in [workspace.start(), workspace.start()]] == [0, 0]
     assert [row.kind for row in workspace.ledger.history("digits")] == ["population", "reserve", "settle"]

@@ -41,6 +41,7 @@ from algorithms.privacy.mechanisms.release import (
 from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson, Sampling
 from tests.support.barriers import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.bench import SHAPE, MadeUp, add_on_grid, made_up, small_model
+from tests.support.soak import soak_but
 from tests.support.threads import cpu_threads
 
 PARAMETERS = small_model().initial_parameters()
@@ -223,8 +224,14 @@ class Noted(nn.Module):
 PASSES: set[int] = set()
 
 
-@pytest.mark.parametrize(("expected_batch", "size"), [(None, 64), (6.0, 16), (400.0, 448)])
-@pytest.mark.parametrize("kind", [kind for kind in QUESTIONS if "minimum" not in kind])
+QUERIES = [kind for kind in QUESTIONS if "minimum" not in kind]
+OF_SIZES = [(kind, batch, size) for kind in QUERIES for batch, size in ((None, 64), (6.0, 16), (400.0, 448))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected_batch", "size"),
+    soak_but([each for each in OF_SIZES if each[2] == 16 or each[0] == QUERIES[0]], OF_SIZES),
+)
 def test_no_pass_has_a_size_that_follows_from_the_records(
     kind: str, expected_batch: float | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

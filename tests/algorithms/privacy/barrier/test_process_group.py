@@ -36,6 +36,7 @@ from tests.support.bench import (
     trained,
 )
 from tests.support.processes import PLACE, in_processes, joined
+from tests.support.soak import soak_but
 
 WIDTH, RECORDS = 16, 129
 """The second process has one record more than a pass takes, so that it takes two passes while the first takes one."""
@@ -136,7 +137,7 @@ def in_a_process(rank: int, count: int, folder: Path) -> None:
     torch.save(local, folder / f"shapes-{rank}.pt")
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", soak_but([2], [2, 3]))
 def test_processes_that_share_parameters_answer_as_one_process_does(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,9 +236,9 @@ def released(name: str, group: ProcessGroup, folder: Path, *, stop_after: int | 
     return parameters.cpu()
 
 
-def methods_in_a_process(rank: int, folder: Path) -> dict[str, Tensor]:
+def methods_in_a_process(rank: int, folder: Path, names: list[str]) -> dict[str, Tensor]:
     with joined(rank, 2, folder) as group:
-        found = {name: released(name, group, folder / f"{name}-{rank}") for name in BY_COORDINATE}
+        found = {name: released(name, group, folder / f"{name}-{rank}") for name in names}
         for name in CRASHED:
             released(name, group, folder / f"crashed-{name}-{rank}", stop_after=2)
             found[f"resumed {name}"] = released(name, group, folder / f"alone-{name}")
@@ -245,18 +246,21 @@ def methods_in_a_process(rank: int, folder: Path) -> dict[str, Tensor]:
 
 
 BY_COORDINATE = [name for name in SETTINGS if getattr(algorithm(name), "by_coordinate", False)]
+SOME = ["dp_sgd", "adp_sgd", "heavy_ball", "matrix_factorisation", "nesterov"]
+"""With an optimizer, a norm of the whole gradient, momentum, noise of earlier steps, and a step by two points."""
 
 
+@pytest.mark.parametrize("names", soak_but([SOME], [SOME, BY_COORDINATE]), ids=len)
 def test_methods_release_of_slices_what_they_do_of_whole_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs that were stopped, too, which go on with whole vectors, or did so before."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for name in CRASHED:
         released(name, ALONE, tmp_path / f"alone-{name}", stop_after=2)
-    found = in_processes(methods_in_a_process, [(0, tmp_path), (1, tmp_path)])[0]
-    assert {"dp_sgd", "adp_sgd", "matrix_factorisation", "nesterov"} <= set(BY_COORDINATE)
-    for name in BY_COORDINATE:
+    found = in_processes(methods_in_a_process, [(0, tmp_path, names), (1, tmp_path, names)])[0]
+    assert set(SOME) <= set(BY_COORDINATE)
+    for name in names:
         whole = released(name, ALONE, tmp_path / name)
         assert torch.allclose(found[name], whole, rtol=0.0, atol=1e-6) and float(whole.norm()) > 0, name
         if name in CRASHED:

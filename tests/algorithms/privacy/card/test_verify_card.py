@@ -40,7 +40,7 @@ GOLDEN = Path(__file__).parents[4] / "tests/golden"
 OWNER = public_key_of(KEY)
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 ADD, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
-EDITS, SOAK_EDITS = 200, 10_000
+EDITS, SOAK_EDITS = 80, 10_000
 GAP = 0.01
 """By so much the stated lower bound may lie below the price, for these schedules."""
 
