@@ -100,6 +100,18 @@ def prefect(*arguments: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_a_flow_runs_with_parameters_and_shows_its_steps(
+    server: str, served: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process; what a worker takes of a deployment is tested with a worker that is killed."""
+    before = served.balance.spent.epsilon
+    stay_in_this_process(monkeypatch)
+    pipeline(epsilon=1.5, seed=4, settings={"algorithm.steps": 4})
+    _check_what_was_asked(served, before)
+    _check_what_prefect_shows(server)
+
+
+@pytest.mark.soak
 def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, served: Checkout) -> None:
     """All are deployed; a worker takes what was asked of one, and runs it in processes of its own."""
     before = served.balance.spent.epsilon
@@ -109,10 +121,14 @@ def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, serv
     asked = ["--param", "epsilon=1.5", "--param", "seed=4", "--param", 'settings={"algorithm.steps": 4}']
     prefect("deployment", "run", "pipeline/train", *asked)
     prefect("worker", "start", "--pool", "local-pool", "--type", "process", "--run-once")
+    _check_what_was_asked(served, before)
+    _check_what_prefect_shows(server)
+
+
+def _check_what_was_asked(served: Checkout, before: float) -> None:
     plan = served.artifact("plan.json")
     assert (plan["target"]["epsilon"], plan["model"]["seed"], plan["steps"]) == (1.5, 4, 4)
     assert served.balance.spent.epsilon == pytest.approx(before + served.artifact("metrics.json")["epsilon"])
-    _check_what_prefect_shows(server)
 
 
 def _check_what_prefect_shows(server: str) -> None:

@@ -24,16 +24,32 @@ def _once(*asked: Any) -> Profile:
     return _PROFILES[key]
 
 
+def _undrawn(_draw: figures.Drawing, words: str) -> figures.Picture:
+    """In the place of a rehearsal: the report makes the same figures."""
+    return figures.Picture(b"undrawn", b"", b"", b"", words)
+
+
+REHEARSE_PICTURE = figures.rehearse_picture
+
+
+@pytest.fixture
+def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rehearsal makes its figures, as in a run."""
+    monkeypatch.setattr(figures, "rehearse_picture", REHEARSE_PICTURE)
+
+
 @pytest.fixture(autouse=True)
-def quick_work() -> Iterator[None]:
-    """A figure is made, but drawn to a few bytes; cost and risk of equal releases are computed once.
+def quick_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A figure is made once, in one theme, and drawn to a few bytes; cost and risk of equal releases are computed once.
 
     The page's template is compiled once. SQLite does not wait for the disk, which matters where the power fails alone.
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
-    with computed_once(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "png", lambda _figure: b"undrawn")
-        patch.setattr(report, "risk_profile", _once)
-        patch.setattr(reporting, "environment", _TEMPLATES)
-        patch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
+    with computed_once():
+        monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
+        monkeypatch.setattr(report, "risk_profile", _once)
+        monkeypatch.setattr(report, "picture", figures.rehearse_picture)
+        monkeypatch.setattr(figures, "rehearse_picture", _undrawn)
+        monkeypatch.setattr(reporting, "environment", _TEMPLATES)
+        monkeypatch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
         yield

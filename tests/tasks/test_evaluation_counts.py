@@ -15,6 +15,7 @@ from data.prepared import HeldOut
 from tasks.evaluation_counts import count_held_out, histogram_of, passes_alone
 from tasks.tuning import score_statistic
 from tests.support.even_odds import WIDTH, Asking, EvenOdds
+from tests.support.soak import soak_but
 from tests.support.synthetic_run import description
 
 
@@ -30,8 +31,13 @@ def counted(module: nn.Module, features: Any, info: DatasetInfo) -> Any:
     return count_held_out(histogram_of(info.label_type), (model, dict(module.named_parameters())), held_out)
 
 
-@pytest.mark.parametrize("make", [EvenOdds, Asking])
-@pytest.mark.parametrize("count", [63, 64, 100])
+@pytest.mark.parametrize(
+    ("make", "count"),
+    soak_but(
+        [(EvenOdds, 63), (Asking, 100)],
+        [(make, count) for make in (EvenOdds, Asking) for count in (63, 64, 100)],
+    ),
+)
 def test_one_more_record_moves_its_own_cells_alone(make: Any, count: int, two_classes: DatasetInfo) -> None:
     torch.manual_seed(0)
     module, draw = make(), np.random.default_rng(count)

@@ -38,6 +38,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import Picture
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.soak import soak_but
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {
@@ -297,10 +298,20 @@ def together(runs: Runs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+WITH_EVERY_CHOICE = ("dp_sgd", "dp_agd", "matrix_factorisation", "objective_perturbation", "priv_gene")
+"""Of each kind of plan: by steps, chosen while training, of correlated noise, of a minimum, of a selection."""
+OWN_CHOICES = [(name, name in WITH_EVERY_CHOICE) for name in CATALOGUE]
+
+
+@pytest.mark.usefixtures("rehearsed_figures")
+@pytest.mark.parametrize(
+    ("name", "has_every_choice"),
+    soak_but(OWN_CHOICES, [*OWN_CHOICES, *((name, True) for name, is_whole in OWN_CHOICES if not is_whole)]),
+)
 def test_whatever_is_charged_ends_with_a_card_that_holds(
-    name: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, has_every_choice: bool, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the choices that every method has, such as the data, by one method of each kind; its own by each."""
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
     monkeypatch.setattr(
@@ -308,6 +319,9 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     )  # kept for no other test
     monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"light", b"dark", b"", b"", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
+    if not has_every_choice:
+        shared = {("data", "public"), ("data", "private"), ("accountant", "pure"), ("model", "softmax")}
+        others = [each for each in others if each[0].startswith("algorithm.") or each in shared]
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}
     if name in PURE:

@@ -36,7 +36,7 @@ from tasks.export import release
 from tasks.ledger_page import page as ledger_page
 from tasks.predict import Predictions, write
 from tasks.reporting import figures, nothing
-from tasks.reporting.figures import Drawing, picture, png
+from tasks.reporting.figures import Drawing, picture, png, rehearse_picture
 from tasks.runs.stage_main import main_of
 from tasks.tracking.runs import FinishedRun, sections
 from tests.algorithms.privacy.conftest import KEY
@@ -55,6 +55,8 @@ def drawn(quick_work: None) -> Iterator[None]:
     """Figures are really drawn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png", png)
+        patch.setattr(report, "picture", picture)
+        patch.setattr(figures, "rehearse_picture", rehearse_picture)
         yield
 
 
@@ -90,6 +92,7 @@ def test_a_run_whose_classes_look_like_markup_ends_with_its_card_and_page(
     assert seen.markup.isdisjoint({"script", "onerror"}) and "one <b>row</b> of $x_$" in seen.text
 
 
+@pytest.mark.usefixtures("rehearsed_figures")
 def test_a_figure_that_cannot_be_drawn_is_a_refusal_before_the_charge(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

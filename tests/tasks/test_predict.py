@@ -37,6 +37,7 @@ from tests.algorithms.models.test_public_models import LORA
 from tests.data.conftest import tar
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.modes import open_to_others, open_umask
+from tests.support.soak import soak_but
 
 
 def call(*arguments: str) -> Result:
@@ -224,8 +225,15 @@ def test_an_export_is_loaded_by_its_library_and_agrees(
         assert text.startswith("---\nlibrary_name:")
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name != "timm"])
-@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+EXPORTED = [(form, name) for form in ("onnx", "torchscript") for name in FORMS if name != "timm"]
+BY_KIND = [
+    ("onnx", name) for name in ("bilstm", "huggingface", "cifar_cnn", "scatter_linear", "additive", "softmax")
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), soak_but([*BY_KIND, *(each for each in EXPORTED if each[0] != "onnx")], EXPORTED)
+)
 def test_every_model_is_exported_for_any_number_of_records(tmp_path: Path, form: Any, name: str) -> None:
     for needed in ("onnxruntime", "onnxscript") if form == "onnx" else ():
         pytest.importorskip(needed, exc_type=ImportError)

@@ -31,6 +31,7 @@ from tests.support.metrics import metrics_of
 from tests.support.own_records import CARD, finish
 from tests.support.own_records import declared as declared
 from tests.support.public_texts import WORDS, publish
+from tests.support.soak import soak_but
 from tests.support.workspace import Workspace
 
 __all__ = ["declared"]
@@ -304,14 +305,17 @@ def test_tags_of_another_form_have_no_entities(tags: tuple[str, ...]) -> None:
     assert "test_entity_f1" not in found and headline_metric(found) == found["test_token_f1"] == 1.0
 
 
+RELEASES: list[tuple[dict[str, Any], str, bool]] = [
+    (TAGS, "TokenClassification", True),
+    ({"next": "token"}, "CausalLM", False),
+    ({}, "SequenceClassification", False),
+    ({"next": "token"}, "CausalLM", True),
+]
+
+
 @pytest.mark.parametrize(
     ("target", "head", "adapter"),
-    [
-        ({}, "SequenceClassification", False),
-        (TAGS, "TokenClassification", True),
-        ({"next": "token"}, "CausalLM", False),
-        ({"next": "token"}, "CausalLM", True),
-    ],
+    soak_but(RELEASES[:2], RELEASES),
 )
 def test_a_release_is_read_by_its_library_in_one_line(
     workspace: Workspace,

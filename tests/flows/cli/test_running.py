@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import Checkout
+from tests.support.soak import soak_but
 from tests.support.waiting import before_long, processes_in
 
 
@@ -44,23 +45,27 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
                 command.wait()
 
 
+STOPS = {"group": (signal.SIGINT, _to_group), "process": (signal.SIGTERM, _to_process)}
+
+
+@pytest.mark.parametrize("order", soak_but([["process"]], [["process"], ["group", "process"]]))
 def test_a_run_that_is_stopped_says_what_stays_and_goes_on(
-    checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    order: list[str], checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As by a scheduler, which tells the command alone; and, before that, as by Ctrl-C, which tells all processes."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)  # so without Prefect
     checkout.set("steps: 5", "steps: 100000")
-    status, text = _run_until(_to_group(signal.SIGINT), checkout, tmp_path / "interrupted")
-    assert before_long(lambda: not processes_in(checkout.root))
-    (run_id,) = _open(checkout)
-    sentence = f"stopped: run {run_id} stays reserved; the same command resumes it at no extra cost."
-    assert (status, text.splitlines()[-1]) == (128 + signal.SIGINT, sentence)
-    assert "Traceback" not in text
-
-    status, text = _run_until(_to_process(signal.SIGTERM), checkout, tmp_path / "terminated")
-    assert before_long(lambda: not processes_in(checkout.root))
-    assert (status, text.splitlines()[-1]) == (128 + signal.SIGTERM, sentence)
-    assert "Traceback" not in text
-    assert _open(checkout) == [run_id]
+    ids = set[str]()
+    for told in order:
+        number, stop = STOPS[told]
+        status, text = _run_until(stop(number), checkout, tmp_path / told)
+        assert before_long(lambda: not processes_in(checkout.root))
+        (run_id,) = _open(checkout)
+        sentence = f"stopped: run {run_id} stays reserved; the same command resumes it at no extra cost."
+        assert (status, text.splitlines()[-1]) == (128 + number, sentence)
+        assert "Traceback" not in text
+        ids.add(run_id)
+    assert len(ids) == 1
 
 
 def _open(checkout: Checkout) -> list[str]:

@@ -24,6 +24,7 @@ from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import SCORE, Search, SearchTrial, tune
 from tests.support.own_records import declared as declared
 from tests.support.public_texts import publish
+from tests.support.soak import soak_but
 from tests.support.workspace import Workspace
 
 __all__ = ["declared"]
@@ -98,7 +99,7 @@ def _rows(root: Path, public: Path, kind: str) -> tuple[str, dict[str, Any]]:
     return "t.jsonl", {"target": {"next": "token"}, "reader": reader}
 
 
-@pytest.mark.parametrize("kind", ["number", "labels", "next token", "tags"])
+@pytest.mark.parametrize("kind", soak_but(["number", "labels"], ["number", "labels", "next token", "tags"]))
 def test_a_private_score_is_charged_for_every_target(
     workspace: Workspace, declared: Callable[..., None], tmp_path: Path, kind: str
 ) -> None:
