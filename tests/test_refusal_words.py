@@ -118,10 +118,6 @@ def coded() -> Mapping[str, Coded]:
                 match ast.unparse(node.func):
                     case "UnsupportedModelError":
                         template, names = "{message}", names | {"message"}
-                    case (
-                        "RecordsNotIndependentError"
-                    ):  # whose layer is named by a sentence of whoever catches it
-                        continue
                     case "read_tensors":  # which is given what to do
                         template, names = "7; " + template + ".", names
                 one = Coded(code.value, template, names)

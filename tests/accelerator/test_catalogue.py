@@ -17,6 +17,7 @@ from algorithms.models.cells import behind_cells
 from algorithms.privacy.accounting import Budget
 from tests.support import bench
 from tests.support.bench import MadeUp
+from tests.support.soak import soak_but
 
 CPU = torch.device("cpu")
 RECORDS, WORDS = 24, 11
@@ -99,7 +100,11 @@ def trained(name: str, device: torch.device, precision: str = "float32") -> Tens
     return method.released(state).cpu()
 
 
-@pytest.mark.parametrize("name", list(CATALOGUE))
+CHOSEN = ["additive", "linear", "huber_svm", "tanh_cnn", "unit_linear", "scatter_linear", "huggingface"]
+"""One of each kind of layer and loss."""
+
+
+@pytest.mark.parametrize("name", soak_but(CHOSEN, CATALOGUE))
 def test_a_model_of_the_catalogue_ends_where_the_cpu_does(name: str, sim: torch.device) -> None:
     torch.testing.assert_close(trained(name, sim), trained(name, CPU), rtol=0, atol=1e-5)
 

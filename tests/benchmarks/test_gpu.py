@@ -9,6 +9,7 @@ from benchmarks.workloads import OF_LIBRARIES, SMALL
 from tests.support.checkout import PROJECT
 
 
+@pytest.mark.soak
 def test_small_networks_of_libraries_are_measured_on_a_cpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,10 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pandas as pd
@@ -13,7 +15,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import epsilonflow.sklearn
 from algorithms.errors import BudgetRefusedError, RefusedError
@@ -65,12 +67,15 @@ def test_the_checks_that_users_may_leave_out_are_those_that_fail_here() -> None:
 
 
 def _check(estimator: Any) -> None:
+    passed = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(estimator, on_fail=None, on_skip=None)
-    failed = {one["check_name"]: str(one["exception"]) for one in results if one["status"] == "failed"}
-    assert {name: why for name, why in failed.items() if name not in FORBIDDEN} == {}
-    assert sum(one["status"] == "passed" for one in results) >= 40
+        for copy, check in estimator_checks_generator(estimator):
+            if check.func.__name__ not in FORBIDDEN:
+                with suppress(SkipTest):
+                    check(copy)
+                    passed += 1
+    assert passed >= 40
 
 
 def test_a_classifier_passes_scikit_learns_checks_but_for_the_forbidden() -> None:
