@@ -49,7 +49,12 @@ class L2(_Norm):
 
 
 class L1(_Norm):
-    """Scale a contribution down to L1 norm at most `norm`."""
+    """Scale a contribution down to L1 norm at most `norm`; for Laplace noise.
+
+    Example:
+        >>> L1(2.0).sensitivity
+        2.0
+    """
 
 
 class Box(_Norm):
@@ -57,6 +62,10 @@ class Box(_Norm):
 
     The unit ball of this norm is the convex hull of [0, 1]^d and [-1, 0]^d, which contains the gradients of linear
     models with features in [0, 1]. For K-norm noise (Hardt and Talwar 2010).
+
+    Example:
+        >>> Box(1.0).sensitivity  # in the box's own norm
+        1.0
     """
 
 
@@ -64,7 +73,15 @@ class Box(_Norm):
 class PerLayer:
     """Scale each layer's part of a contribution down to its own L2 norm (McMahan et al. 2018, "per-layer clipping").
 
-    norms: one bound for each layer, in the model's order.
+    Args:
+        norms: One bound for each layer, in the model's order.
+
+    Raises:
+        ValueError: Without a bound, and for one that is no clip norm.
+
+    Example:
+        >>> PerLayer((3.0, 4.0)).sensitivity
+        5.0
     """
 
     norms: tuple[float, ...]
@@ -85,8 +102,18 @@ class PerLayer:
 class Affine(_Norm):
     """Sum (gradient - shift) / scale, each scaled down to L2 norm at most `norm` (AdaCliP, Pichapati et al. 2019).
 
-    shift, scale: shape [d], finite, functions of public values and releases only. The scale lies between 1e-15 and
-    1e15, and |shift / scale| is at most 1000 times the norm.
+    Args:
+        norm: The L2 norm of what one record adds to the sum at most.
+        shift: [d], finite, a function of public values and releases only; |shift / scale| is at most 1000 times the
+            norm.
+        scale: [d], from 1e-15 to 1e15, a function of the same.
+
+    Raises:
+        ValueError: For a shift or a scale outside of these.
+
+    Example:
+        >>> Affine(1.0, torch.tensor([3.0, 0.0]), torch.tensor([1.0, 2.0])).offset  # of a gradient that is zero
+        3.0
     """
 
     shift: Tensor
@@ -149,6 +176,17 @@ class Normalised(_Norm):
     """Scale every contribution to L2 norm `norm` |g| / (|g| + stability) (automatic clipping, Bu et al. 2023).
 
     With stability 0 this is what importance sampling adds for an accepted record (Wei et al. 2022, DPIS, equation 7).
+
+    Args:
+        norm: The L2 norm that a long contribution comes close to.
+        stability: From 0, in units of a gradient's norm: gradients much shorter than it stay short.
+
+    Raises:
+        ValueError: For a stability below 0.
+
+    Example:
+        >>> factors(torch.tensor([0.99], dtype=torch.float64), Normalised(1.0, 0.01), 1.0, torch.float64).tolist()
+        [0.9999...]
     """
 
     stability: float = 0.0

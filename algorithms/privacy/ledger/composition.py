@@ -34,7 +34,22 @@ Amount: TypeAlias = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class Composition:
-    """How charges add up; order: only for "renyi", above 1. Raises RefusedError for anything else."""
+    """How charges on the same people add up.
+
+    Attributes:
+        kind: "basic", where epsilons and deltas are added; "zcdp", where rhos are; or "renyi", where divergences at one
+            order are.
+        order: Above 1, for "renyi" alone.
+
+    Raises:
+        RefusedError: For another kind, and for an order that is missing or too much.
+
+    Example:
+        >>> str(Composition("renyi", 8.0))
+        'Rényi at order 8.0'
+        >>> Composition().amount_of(Budget(1.5, 1e-5))
+        (Fraction(3, 2), Fraction(1, 100000))
+    """
 
     kind: CompositionKind = "basic"
     order: float | None = None
@@ -148,7 +163,12 @@ def exact(number: float) -> Fraction:
 
 
 def times(amount: Amount, count: int | Fraction) -> Amount:
-    """A multiple of an amount."""
+    """A multiple of an amount.
+
+    Example:
+        >>> times((Fraction(1, 10),), 3)
+        (Fraction(3, 10),)
+    """
     return amount if count == 1 else tuple(part * count for part in amount)
 
 
@@ -163,7 +183,12 @@ def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
 
 
 def group_of(budget: Budget, count: int) -> Budget:
-    """The cost of `count` records together, if each costs the budget."""
+    """The cost of `count` records together, if each costs the budget.
+
+    Example:
+        >>> group_of(Budget(0.5, 0.0), 3)
+        Budget(epsilon=1.5, delta=0.0)
+    """
     return Budget(count * budget.epsilon, min(1.0, _group_delta(budget, count)))
 
 
@@ -230,8 +255,12 @@ UNIT = "unit"
 class Terms:
     """The terms of a population, which never change.
 
-    bound: other terms that its runs must keep, by name. A value can be replaced until the first run is reserved, so
-    that a refused run binds nobody; a name that is added later is bound from then on.
+    Attributes:
+        public: Whether its records are.
+        composition: How its runs add up.
+        blocks_per_person: In how many blocks a person may have records.
+        bound: Other terms that its runs must keep, by name. A value can be replaced until the first run is reserved, so
+            that a refused run binds nobody; a name that is added later is bound from then on.
     """
 
     public: bool

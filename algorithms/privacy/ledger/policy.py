@@ -41,8 +41,20 @@ class Choice:
     """Which blocks, in the order of declaration, a retraining uses.
 
     "last": of the newest `window` blocks those that can pay. "all": all that can pay. "newest": only the newest that
-    can pay, so that a block is used up before an older one. at_least: the smallest number of blocks. Raises
-    RefusedError for a window with another policy, and for numbers below 1.
+    can pay, so that a block is used up before an older one.
+
+    Args:
+        policy: One of these.
+        window: How many of the newest blocks, for "last" alone.
+        at_least: The smallest number of blocks; with fewer a retraining is skipped.
+
+    Raises:
+        RefusedError: For a window with another policy, and for numbers below 1.
+
+    Example:
+        >>> week = [BlockBalance(name, (1.0,), (left,)) for name, left in (("mon", 1.0), ("tue", 0.2), ("wed", 1.0))]
+        >>> choose_blocks(Choice("last", window=2), week, (0.5,))
+        ('wed',)
     """
 
     policy: Choosing
@@ -66,8 +78,21 @@ class Spread:
     """How a block's budget is spread over the retrainings that use it.
 
     "equal": the same price `planned` times. "front-loaded": prices that fall in equal steps over `planned` retrainings,
-    of which the last pays one step. "geometric": a `fraction` of the rest each time, without end. Raises RefusedError
-    if the policy's number is missing or out of range, or the other one is given.
+    of which the last pays one step. "geometric": a `fraction` of the rest each time, without end.
+
+    Args:
+        policy: One of these.
+        planned: The number of retrainings, from 1; not for "geometric".
+        fraction: Of what is left, above 0 and below 1; for "geometric" alone.
+
+    Raises:
+        RefusedError: If the policy's number is missing or out of range, or the other one is given.
+
+    Example:
+        >>> Spread("equal", planned=4).price((2.0,), done=0)
+        (0.5,)
+        >>> Spread("geometric", fraction=0.25).price((2.0,), done=7)
+        (0.5,)
     """
 
     policy: Spreading
@@ -189,9 +214,21 @@ def forecast(
 ) -> Forecast:
     """Forecast the retrainings to come, each charged in full.
 
-    pricing: how budgets are spread, or the price of every retraining. smallest: the smallest useful price; a block that
-    cannot pay it retires. arriving: the limit of a new block before each further retraining, or None. horizon: the
-    largest number of retrainings.
+    Args:
+        blocks: In the order of declaration; they are not changed.
+        choice: Which of them a retraining uses.
+        pricing: How budgets are spread, or the price of every retraining, in the units of the composition.
+        smallest: The smallest useful price; a block that cannot pay it retires.
+        arriving: The limit of a new block before each further retraining; None if no blocks arrive.
+        horizon: The largest number of retrainings.
+
+    Returns:
+        The retrainings in order, and why there are no more.
+
+    Example:
+        >>> year = forecast([BlockBalance("2025", (1.0,), (1.0,))], Choice("all"), (0.4,), smallest=(0.1,))
+        >>> [row.number for row in year.retrainings]
+        [1, 2]
     """
     current = list(blocks)
     done: list[PlannedRetraining] = []
