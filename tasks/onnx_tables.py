@@ -35,7 +35,8 @@ onnx: Any = import_module("onnx")
 onnxruntime: Any = import_module("onnxruntime")
 helper: Any = import_module("onnx.helper")
 TensorProto = onnx.TensorProto
-_CLOSE = 1e-4
+_CLOSE, _MADE_UP = 1e-4, 64
+"""How far outputs may be from the model's, and on how many made-up rows they are compared."""
 Outputs = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 
@@ -280,7 +281,7 @@ def append_answers(
     return model
 
 
-def made_up_rows(reader: Table, count: int = 64) -> dict[str, NDArray[Any]]:
+def made_up_rows(reader: Table) -> dict[str, NDArray[Any]]:
     """Rows that the card allows, as they are in the table: inside and outside of bounds, missing, unknown."""
     draw = np.random.default_rng(0)
     rows: dict[str, NDArray[Any]] = {}
@@ -289,28 +290,28 @@ def made_up_rows(reader: Table, count: int = 64) -> dict[str, NDArray[Any]]:
             low, high = (
                 column.bounds if isinstance(column, Numeric) else (column.edges[0] - 1, column.edges[-1] + 1)
             )
-            values = draw.uniform(low - 0.1 * (high - low), high + 0.1 * (high - low), count)
+            values = draw.uniform(low - 0.1 * (high - low), high + 0.1 * (high - low), _MADE_UP)
             values[:2] = low, high
             if column.missing != "refuse":
-                values[draw.random(count) < 0.1] = np.nan
+                values[draw.random(_MADE_UP) < 0.1] = np.nan
             rows[column.name] = values
         elif isinstance(column, Categorical):
             rows[column.name] = draw.choice(
-                np.array([*column.categories, "", "unknown to the card"], object), count
+                np.array([*column.categories, "", "unknown to the card"], object), _MADE_UP
             )
         elif isinstance(column, Hashed):
-            rows[column.name] = np.array([*["", "a"], *map(str, range(count - 2))], object)
+            rows[column.name] = np.array([*["", "a"], *map(str, range(_MADE_UP - 2))], object)
         elif isinstance(column, Timestamp):
             first, last = (day.toordinal() for day in column.days)
-            days = draw.integers(max(1, first - 400), last + 400, count)
-            times = draw.choice(["", "T09:30", " 23:59:59.5", "T00:00:01+01:00"], count)
+            days = draw.integers(max(1, first - 400), last + 400, _MADE_UP)
+            times = draw.choice(["", "T09:30", " 23:59:59.5", "T00:00:01+01:00"], _MADE_UP)
             dates = [f"{date.fromordinal(day)}{time}" for day, time in zip(days, times, strict=True)]
             rows[column.name] = np.array(dates, object)
             if column.missing != "refuse":
                 rows[column.name][:3] = "", "none", f"{column.years[0]:04d}-02-30"
         elif isinstance(column, Date):
-            rows[column.month] = draw.choice(np.array(column.months, object), count)
-            rows[column.day] = draw.integers(1, 29, count).astype(np.float64)
+            rows[column.month] = draw.choice(np.array(column.months, object), _MADE_UP)
+            rows[column.day] = draw.integers(1, 29, _MADE_UP).astype(np.float64)
     return rows
 
 

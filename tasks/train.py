@@ -118,10 +118,10 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     RefusedError or ModelRefusedError if the plan, the model or a checkpoint does not fit, or if nobody agrees to spend
     again or to train with settings that look wrong. Nothing is spent then.
     """
-    device_of(job.settings.performance.device)
+    device_of(job.settings.performance.device)  # refuses one that this machine has not
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
-    _model_compared(job, root)
+    _model_compared(job, root)  # refuses one that has changed since it was planned
     with claim_run(
         job.digest(home),
         ledger,
@@ -186,21 +186,21 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
         device_of(job.settings.performance.device),
         diagnostics=job.settings.privacy.diagnostics,
     )
-    written = run.make_empty("written")
+    folder = run.make_result_folder()
     group = group_of(run.run_id, job.public.population, is_on_blocks=bool(job.public.blocks))
     with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
-        trace = _train_into(written, job, charge, model, live, lambda: _reserve(job, charge, identity))
-        (written / PLAN).write_bytes(job.plan_file)
+        trace = _train_into(folder, job, charge, model, live, lambda: _reserve(job, charge, identity))
+        (folder / PLAN).write_bytes(job.plan_file)
         plan, schedule = job.plan, run_lengths(trace.events())
         settled = charge.settled_events
         was_evaluated = (
             None if settled is None else settled == schedule_to_json(plan.with_evaluation(schedule))
         )
-        is_evaluated = _evaluate_into(written, job, trace, charge, was_evaluated=was_evaluated)
-        trace.write(written / "trace.parquet")
+        is_evaluated = _evaluate_into(folder, job, trace, charge, was_evaluated=was_evaluated)
+        trace.write(folder / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         released = plan if is_evaluated else plan.without_evaluation()
-        return charge.settle(released, identity, written, released.with_evaluation(schedule))
+        return charge.settle(released, identity, folder, released.with_evaluation(schedule))
 
 
 def _evaluate_into(

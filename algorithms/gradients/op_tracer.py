@@ -346,12 +346,11 @@ def trace_model(
     parameters: Tensor,
     sample: SyntheticBatch,
     *,
-    pinned: bool | None = None,
     is_back: bool = False,
 ) -> OpTracer:
-    """Trace a model on some records; pinned: as in `OpTracer`. is_back: also through the backward pass."""
+    """Trace a model on some records; is_back: also through the backward pass."""
     records = (sample.inputs, sample.labels)
-    with tracing(records, (parameters, *held_by(passes.model.module)), pinned) as tracer:
+    with tracing(records, (parameters, *held_by(passes.model.module))) as tracer:
         if is_back:
             passes.gradients(parameters, *records, turn=tracer.turn)
         else:

@@ -142,9 +142,9 @@ class RunAttempt:
         """The ledger's entry about its noise: another home may begin the same run at the same time with another key."""
         return {NOISE_KEY: hashlib.sha256(b"key of a run's noise" + self.generator().key).hexdigest()}
 
-    def make_empty(self, name: str) -> Path:
-        """Make an empty folder of this name in the run's folder."""
-        path = self.folder / name
+    def make_result_folder(self) -> Path:
+        """Make an empty folder for the result, which `finish` gives its name."""
+        path = self.folder / "written"
         if path.exists():
             shutil.rmtree(path)
         path.mkdir(mode=0o700)

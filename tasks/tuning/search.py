@@ -556,7 +556,7 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
     pick, winner = trials[best]
     plan, document = search.plan(pick)
-    written = run.make_empty("written")
+    written = run.make_result_folder()
     names = ["model.safetensors", "trace.parquet"]
     if (winner.folder / EVALUATION).exists():
         names.append(EVALUATION)

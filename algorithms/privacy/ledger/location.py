@@ -44,7 +44,7 @@ def home() -> Path:
     if not folder.is_absolute():
         raise RefusedError(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
     _check_outside("EPSILONFLOW_HOME", folder)
-    _check_usable("EPSILONFLOW_HOME", folder)
+    _check_usable(folder)
     return folder
 
 
@@ -103,7 +103,7 @@ def system_user() -> str:
         return str(os.getuid())
 
 
-def _check_usable(variable: str, folder: Path) -> None:
+def _check_usable(folder: Path) -> None:
     """Raises RefusedError unless a folder exists, or can be created in its first existing parent."""
     try:
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -112,7 +112,8 @@ def _check_usable(variable: str, folder: Path) -> None:
         is_usable = False
     if not is_usable:
         raise RefusedError(
-            f"{variable} is {folder}, which is no folder that you may write to and cannot be made one; name another."
+            f"EPSILONFLOW_HOME is {folder}, which is no folder that you may write to and cannot be made one; name"
+            " another."
         )
 
 

@@ -71,7 +71,7 @@ def finished(home: Path, *, retraining: str | None = None, keeps: bool = True) -
     run_id = reserved(home, retraining=retraining)
     with claim(home, retraining=retraining) as run:
         assert run.run_id == run_id
-        written = run.make_empty("written")
+        written = run.make_result_folder()
         contents = {name: f"{name} of {run_id}".encode() for name in NAMES[:2]} | {"plan.json": b"{}"}
         for name in NAMES[:2]:
             (written / name).write_bytes(contents[name])
