@@ -153,8 +153,8 @@ class Whitened(Strict):
         mean = (total / records).float().view(shape)
 
         def centred(record: Tensor, _label: Tensor) -> Tensor:
-            found = normalize(record[None])[0] - mean.to(record.device)
-            return found.flatten(1).T / math.sqrt(positions)
+            difference = normalize(record[None])[0] - mean.to(record.device)
+            return difference.flatten(1).T / math.sqrt(positions)
 
         noise = Gaussian(self.moment_noise)
         moment = barrier.moment(centred, bound=self._moment_bound(shape), noise=noise) / records
@@ -251,8 +251,8 @@ class Centred(Strict):
             unit = seen / torch.linalg.vector_norm(seen).clamp(min=1e-6)
             every = torch.arange(rows, device=record.device)
             signs = (label == every) if rows > 1 else 2 * label[None] - 1
-            found: Tensor = signs.to(unit.dtype)[:, None] * unit
-            return found.reshape(-1)
+            directions: Tensor = signs.to(unit.dtype)[:, None] * unit
+            return directions.reshape(-1)
 
         sums = barrier.total(of_its_class, bound=L2(1.0), noise=Gaussian(self.head_noise)).float()
         length = torch.linalg.vector_norm(sums) / rows**0.5

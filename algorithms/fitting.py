@@ -156,11 +156,11 @@ def _naming_unknown(call: F) -> F:
     """Refuse arguments that do not exist with the names of those that do."""
 
     @functools.wraps(call)
-    def named(*args: Any, **given: Any) -> Any:
-        kind = type(given.get("method"))
+    def named(*args: Any, **arguments: Any) -> Any:
+        kind = type(arguments.get("method"))
         written = written_settings(kind, f"method={kind.__name__}({{}})") if is_dataclass(kind) else {}
-        check_names(given, signature(call).parameters, what="fit", kind="argument", written=written)
-        return call(*args, **given)
+        check_names(arguments, signature(call).parameters, what="fit", kind="argument", written=written)
+        return call(*args, **arguments)
 
     return named  # type: ignore[return-value]
 
@@ -286,13 +286,15 @@ def fit(
     records = _group_by_person(records, X, people, per_person, key=key, tells_n=n_is_public)
     rows = per_person if per_person != 1 else None
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
-    known = len(records.labels) if n_is_public else None
-    check_delta(delta, known)
+    public_count = len(records.labels) if n_is_public else None
+    check_delta(delta, public_count)
     compute = ComputeConfig(
-        device_of(str(device)), memory_mb, None, number=known, accept_rounding=accept_rounding
+        device_of(str(device)), memory_mb, None, number=public_count, accept_rounding=accept_rounding
     )
     target = Target(Budget(epsilon, delta), accountant, count_noise)
-    plan = _plan(method, target, trained, classes=classes, records=known, rows_per_user=rows, noise=noise)
+    plan = _plan(
+        method, target, trained, classes=classes, records=public_count, rows_per_user=rows, noise=noise
+    )
     document = PlanDocument(
         **dict(plan.to_document()),
         algorithm=name,
@@ -304,7 +306,7 @@ def fit(
         diagnostics=False,
     )
     is_stated = rows_by == BY_STATEMENT
-    data = _data_facts(dataset, unit, known, per_person, public=public, unit_is_stated=is_stated)
+    data = _data_facts(dataset, unit, public_count, per_person, public=public, unit_is_stated=is_stated)
     run = _Run(plan, document, data, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
@@ -708,13 +710,13 @@ class _Account:
 
     def _bind_statement(self) -> None:
         """Bind a population that does not say how rows are grouped to the caller's statement."""
-        known, cap = self.ledger.terms(self.population), self.ledger.balance(self.population).cap
+        terms, cap = self.ledger.terms(self.population), self.ledger.balance(self.population).cap
         self.ledger.declare(
             self.population,
             cap,
-            public=known.public,
-            composition=known.composition,
-            blocks_per_person=known.blocks_per_person,
+            public=terms.public,
+            composition=terms.composition,
+            blocks_per_person=terms.blocks_per_person,
             bound=self.bound,
         )
         self._check()

@@ -24,7 +24,7 @@ def visible(text: str, *, but: str = "") -> str:
         >>> print(visible("a\x1b[2Jb\n"))
         a\x1b[2Jb\n
     """
-    return _UNSEEN.sub(lambda found: found[0] if found[0] in but else _escape(found[0]), text)
+    return _UNSEEN.sub(lambda match: match[0] if match[0] in but else _escape(match[0]), text)
 
 
 def _escape(character: str) -> str:

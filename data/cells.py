@@ -201,15 +201,15 @@ class CellEncoding:
         return [[self._split(draws) for _ in range(self.settings.depth)] for _ in range(self.settings.trees)]
 
     def _split(self, draws: _Draws) -> CellTest:
-        place = int(draws.draw() * len(self.parts))
-        part = self.parts[place]
+        index = int(draws.draw() * len(self.parts))
+        part = self.parts[index]
         if isinstance(part, Grids):
-            return CellTest(place, scale=int(draws.draw() * (1 + part.logarithmic)), threshold=draws.draw())
+            return CellTest(index, scale=int(draws.draw() * (1 + part.logarithmic)), threshold=draws.draw())
         if part.is_ordered:
             step = 1 + int(draws.draw() * max(1, part.count - 1))
-            return CellTest(place, passing=frozenset(range(step, part.count)))
+            return CellTest(index, passing=frozenset(range(step, part.count)))
         order = sorted(range(part.count), key=[draws.draw() for _ in range(part.count)].__getitem__)
-        return CellTest(place, passing=frozenset(order[: (part.count + 1) // 2]))
+        return CellTest(index, passing=frozenset(order[: (part.count + 1) // 2]))
 
     @cached_property
     def facts(self) -> CellFacts:

@@ -84,8 +84,8 @@ def _reader_of(card: DataCard) -> dict[str, Any]:
     if card.person is not None and isinstance(card.reader, Table):
         has_places = isinstance(card.reader, Csv) and not card.reader.header
         place_columns = [{"name": "(person)", "kind": "ignored"}] if has_places else []
-        place = [one["name"] for one in reader["columns"]].index(card.person.column)
-        reader["columns"][place : place + 1] = place_columns
+        index = [one["name"] for one in reader["columns"]].index(card.person.column)
+        reader["columns"][index : index + 1] = place_columns
     return reader
 
 
@@ -182,7 +182,7 @@ def _number(portions: Iterable[Features]) -> Iterator[Unseen]:
     """Records by their numbers from 1."""
     count = 0
     for some in portions:
-        yield Unseen(tuple(str(count + place) for place in range(1, len(some) + 1)), some)
+        yield Unseen(tuple(str(count + index) for index in range(1, len(some) + 1)), some)
         count += len(some)
 
 
@@ -255,7 +255,7 @@ def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Feat
 
 def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[Unseen]:
     """Texts as tokens of the listed words, or unchanged without a list."""
-    words = {word: place + 2 for place, word in enumerate(listed or ())}
+    words = {word: index + 2 for index, word in enumerate(listed or ())}
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, some in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):

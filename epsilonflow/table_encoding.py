@@ -126,7 +126,7 @@ def encoding_of_bounds(bounds: Any, width: int, kind: Kind) -> TableEncoding:
         raise RefusedError(
             f"bounds do not fit {width} columns; give (low, high) for all of them, or arrays of {width} each."
         ) from None
-    columns = [{"name": str(place), "kind": "numeric", "bounds": pair} for place, pair in enumerate(pairs)]
+    columns = [{"name": str(index), "kind": "numeric", "bounds": pair} for index, pair in enumerate(pairs)]
     return _encoding_of(columns, ("",), "bounds", _usual_cells(kind))
 
 
@@ -182,8 +182,8 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
     try:
         if path.suffix in (".yaml", ".yml"):
             return data_card(path.stem, path.parent)
-        own = Path("data/cards")
-        return data_card(str(card), own if (own / f"{card}.yaml").is_file() else CARDS)
+        cards = Path("data/cards")
+        return data_card(str(card), cards if (cards / f"{card}.yaml").is_file() else CARDS)
     except DataRefusedError as error:
         raise RefusedError(str(error)) from None
 
@@ -192,14 +192,14 @@ def _usual_cells(kind: Kind) -> CellSettings:
     return CellSettings(tree_share=tree_share(kind))
 
 
-def _column(name: str, given: Any) -> dict[str, object]:
-    if isinstance(given, Mapping):
-        return {"name": name, **given}
-    if isinstance(given, tuple) and len(given) == 2:
-        low, high = given
+def _column(name: str, declared: Any) -> dict[str, object]:
+    if isinstance(declared, Mapping):
+        return {"name": name, **declared}
+    if isinstance(declared, tuple) and len(declared) == 2:
+        low, high = declared
         return {"name": name, "kind": "numeric", "bounds": (low, high), "missing": low}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        words = tuple(str(one).lower() if isinstance(one, bool) else str(one) for one in given)
+    if isinstance(declared, Sequence) and not isinstance(declared, str):
+        words = tuple(str(one).lower() if isinstance(one, bool) else str(one) for one in declared)
         return {"name": name, "kind": "categorical", "categories": words}
     raise RefusedError(
         f"the schema of {name!r} is none; give (low, high) for a number, or a list of all categories."

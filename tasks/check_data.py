@@ -80,8 +80,8 @@ def look(name: str, root: Path, *, counted: bool) -> DataFindings:
     path = Path(name)
     is_path = path.suffix == ".yaml"
     folder = path.parent if is_path else root / "data" / "cards"
-    found = _look(data_card(path.stem if is_path else name, folder), root, counted=counted)
-    return replace(found, remarks=(*_about_held_out(found.card), *found.remarks))
+    report = _look(data_card(path.stem if is_path else name, folder), root, counted=counted)
+    return replace(report, remarks=(*_about_held_out(report.card), *report.remarks))
 
 
 def _about_held_out(card: DataCard) -> list[str]:

@@ -228,10 +228,10 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
     """Write the run's privacy card and a model card, if the run has a privacy card."""
-    place = _beside(artifacts)
-    if (place / "privacy_card.json").is_file():
-        shutil.copyfile(place / "privacy_card.json", folder / "privacy_card.json")
-        text = model_card(load_card(place / "privacy_card.json"), model, _metrics(place))
+    beside = _beside(artifacts)
+    if (beside / "privacy_card.json").is_file():
+        shutil.copyfile(beside / "privacy_card.json", folder / "privacy_card.json")
+        text = model_card(load_card(beside / "privacy_card.json"), model, _metrics(beside))
         (folder / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -30,9 +30,9 @@ def spool_to_file(source: BinaryIO) -> Iterator[Path]:
 
     What processes that were killed left of theirs is deleted.
     """
-    place = Path(tempfile.gettempdir()) / "epsilonflow-input"
-    sweep(place)
-    folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-"))  # of mode 0700
+    spool = Path(tempfile.gettempdir()) / "epsilonflow-input"
+    sweep(spool)
+    folder = Path(tempfile.mkdtemp(prefix=f".{spool.name}-"))  # of mode 0700
     held = try_lock(folder / LOCK)
     try:
         first = source.read(len(_PARQUET))

@@ -142,9 +142,9 @@ def _days(of: _Formulas, year: str, month: str, day: str) -> str:
 
 def _length(graph: Graph, of: _Formulas, year: str, month: str) -> str:
     """The number of days of the month; of any month for one that there is not."""
-    place = graph.add("Cast", of.rest(month, 13.0), to=TensorProto.INT64)
+    index = graph.add("Cast", of.rest(month, 13.0), to=TensorProto.INT64)
     lengths = graph.constant([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
     divides = [of.less(of.rest(year, number), 0.5) for number in (4.0, 100.0, 400.0)]
     is_leap = of.every(divides[0], graph.add("Or", graph.add("Not", divides[1]), divides[2]))
     is_long = of.every(is_leap, of.within(month, 2, 2))
-    return of.plus(graph.add("Gather", lengths, place), of.one_if(is_long))
+    return of.plus(graph.add("Gather", lengths, index), of.one_if(is_long))

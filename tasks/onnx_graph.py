@@ -42,7 +42,7 @@ class Graph:
         padded = self.add("Concat", padding, texts, axis=0)
         name = self.add("StringSplit", padded, delimiter=delimiter, maxsplit=count - 1)
         self.nodes[-1].output.append(f"{name}/count")
-        pieces = [self.add("Gather", name, self.constant(place, np.int64), axis=1) for place in range(count)]
+        pieces = [self.add("Gather", name, self.constant(index, np.int64), axis=1) for index in range(count)]
         ends = self.constant([1], np.int64), self.constant([2**62], np.int64)
         return [self.add("Slice", piece, *ends) for piece in pieces]
 
@@ -57,7 +57,7 @@ class Graph:
     def places(self, text: str, names: Sequence[str]) -> str:
         """The index of each text in the names, their number for any other; int64 [n]."""
         spellings = {
-            spelling: place for place, name in enumerate(names) for spelling in _spellings(name, names)
+            spelling: index for index, name in enumerate(names) for spelling in _spellings(name, names)
         }
         return self.add(
             "LabelEncoder",

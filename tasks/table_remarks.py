@@ -158,7 +158,7 @@ def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
     """The values of a column that the reader does not take for one of those declared."""
     declared = tuple(spellings)
     places = encoding.positions(pa.chunked_array([list(values)], pa.string()), declared, "").tolist()
-    return [value for value, place in zip(values, places, strict=True) if value and place == len(declared)]
+    return [value for value, index in zip(values, places, strict=True) if value and index == len(declared)]
 
 
 def _respelled_name(value: str, written: Mapping[str, tuple[str, ...]]) -> str | None:

@@ -30,8 +30,8 @@ _OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
 
 def check_name(name: str) -> None:
     """Raises ModelRefusedError for a name that no encoder can have; does not check that the encoder exists."""
-    library, _, own = name.partition("/")
-    of_library = bool(own) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
+    library, _, library_name = name.partition("/")
+    of_library = bool(library_name) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
     if not of_library and not is_own(name) and name not in SHIPPED:
         raise ModelRefusedError(
             f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, torchvision/NAME,"
@@ -57,18 +57,18 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         1280
     """
     check_name(name)
-    library, _, own = name.partition("/")
+    library, _, library_name = name.partition("/")
     if checkpoint is not None and library not in _OF_A_FILE:
         raise ModelRefusedError(
             "{records.encoder.checkpoint} is for encoders of timm and torchvision; leave it out.",
             code="checkpoint_unused",
         )
     if library in _OF_A_FILE:
-        return _OF_A_FILE[library](own, Path(checkpoint) if checkpoint else None, settings)
+        return _OF_A_FILE[library](library_name, Path(checkpoint) if checkpoint else None, settings)
     if library == "huggingface":
-        return from_hugging_face(own, settings)
+        return from_hugging_face(library_name, settings)
     if library == "tokenizer":
-        return tokenizer(own, settings)
+        return tokenizer(library_name, settings)
     if is_own(name):
         made = import_factory(name, "the encoder")(settings)
         if not isinstance(made, Encoder):

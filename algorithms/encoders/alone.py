@@ -72,13 +72,16 @@ def check_alone(encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_ow
     _check_form(encoder, usual, size)
     is_exact = is_own and not torch.accelerator.is_available()
     near = 0.0 if is_exact else _NEAR
-    for found, expected, allowed in (
+    for features, expected, allowed in (
         (again, usual, near),
         (in_others[places], usual[places], near),
         (alone[places], usual[places], near),
         (np.roll(at_next, -1, axis=0), usual, _POSITION),
     ):
-        if np.shape(found) != expected.shape or _distance(found, expected) > allowed * np.abs(usual).max():
+        if (
+            np.shape(features) != expected.shape
+            or _distance(features, expected) > allowed * np.abs(usual).max()
+        ):
             raise ModelRefusedError(
                 f"the encoder {encoder.name!r} makes other features of a record beside other records, or the second"
                 " time, so that adding one record would change others; use public constants in place of what is taken"
@@ -106,5 +109,5 @@ def _check_form(encoder: Encoder, features: NDArray[Any], size: int) -> None:
         )
 
 
-def _distance(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    return float(np.abs(np.asarray(found, np.float64) - expected).max())
+def _distance(features: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(np.asarray(features, np.float64) - expected).max())

@@ -354,9 +354,9 @@ def _majority(view: NoisyTables) -> Outcome:
     total, noise = counts.sum(), cells.noise(of_class[0], of_class[0])
     if math.sqrt(noise) > 0.05 * total:
         return DROWNED
-    own = noise + np.clip(counts * (1 - counts / total), 0.0, None)
-    largest = float(shrunk(counts, own).max())
-    deviations = np.sqrt(own)
+    variances = noise + np.clip(counts * (1 - counts / total), 0.0, None)
+    largest = float(shrunk(counts, variances).max())
+    deviations = np.sqrt(variances)
     every = norm.isf(0.025 / classes) * deviations
     contenders = int(np.sum(counts + every >= (counts - every).max()))
     reach = norm.isf(0.025 / contenders) * deviations

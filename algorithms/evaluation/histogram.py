@@ -403,14 +403,14 @@ def count(
 def _group_of(spec: HistogramSpec, members: Integers) -> dict[str, Integers]:
     """The record's group in each grouping, -1 where it is in none."""
     sizes = [len(values) for _, values in spec.groups]
-    known = [
+    indices = [
         np.where((members[:, at] >= 0) & (members[:, at] < size), members[:, at], -1)
         for at, size in enumerate(sizes)
     ]
     if not spec.cross or not spec.groups:
-        return dict(zip(spec.parts, known, strict=True))
+        return dict(zip(spec.parts, indices, strict=True))
     crossed = np.zeros(len(members), np.int64)
-    for index, size in zip(known, sizes, strict=True):
+    for index, size in zip(indices, sizes, strict=True):
         crossed = np.where((crossed < 0) | (index < 0), -1, crossed * size + index)
     return dict.fromkeys(spec.parts, crossed)
 

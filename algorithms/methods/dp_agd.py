@@ -253,9 +253,9 @@ class DPAGD(Strict):
     @cached_property
     def choices(self) -> Choices:
         """What the run does, given by hand or by the budget."""
-        given = {field.name: getattr(self, field.name) for field in fields(Choices)}
+        settings = {field.name: getattr(self, field.name) for field in fields(Choices)}
         default = PAPERS if self.paper_budget else OURS
-        return replace(default, **{name: value for name, value in given.items() if value is not None})
+        return replace(default, **{name: value for name, value in settings.items() if value is not None})
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The budget that the run is held to: rho in equal parts, or the paper's cuts of epsilon; for as many

@@ -147,9 +147,9 @@ def squared_noise(strategy: Strategy, workload: Workload) -> Array:
     return total
 
 
-def mean_squared_noise(strategy: Strategy, asked: Workload) -> float:
+def mean_squared_noise(strategy: Strategy, workload: Workload) -> float:
     """The mean of `squared_noise` over the iterates."""
-    return float(squared_noise(strategy, asked).mean())
+    return float(squared_noise(strategy, workload).mean())
 
 
 class _Units(Stream):
@@ -233,10 +233,10 @@ def best_buffered(
     return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
 
 
-def _some_rows(asked: Workload, count: int) -> Tensor:
+def _some_rows(workload: Workload, count: int) -> Tensor:
     """About so many evenly spaced rows with the last one, shape [rows, steps]."""
-    every = max(1, len(asked.rows) // count)
-    return torch.from_numpy(asked.rows[::-1][::every][::-1].copy())
+    every = max(1, len(workload.rows) // count)
+    return torch.from_numpy(workload.rows[::-1][::every][::-1].copy())
 
 
 def _normalise(column: Array) -> Toeplitz:

@@ -58,9 +58,9 @@ class Architecture:
     takes_tokens: bool = False
 
 
-def _plain(make: Callable[..., Model], *given: Any, **keywords: Any) -> Architecture:
+def _plain(make: Callable[..., Model], *positional: Any, **keywords: Any) -> Architecture:
     """A model without settings, from its spec and what else its function needs before that."""
-    return Architecture(lambda spec, _: make(*given, spec, **keywords))
+    return Architecture(lambda spec, _: make(*positional, spec, **keywords))
 
 
 CATALOGUE: dict[str, Architecture] = {

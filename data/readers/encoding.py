@@ -62,7 +62,7 @@ def records(
     """
     check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
-    found = labels(table, declared.label_columns, label_type, declared.missing, path)
+    targets = labels(table, declared.label_columns, label_type, declared.missing, path)
     groups = [
         positions(table[column.name], column.categories, f"{path}, column {column.name!r}")
         for column in declared.columns
@@ -70,9 +70,9 @@ def records(
     ]
     by_group = np.stack(groups, axis=1) if groups else None
     if declared.cells is None or not has_split:
-        return RecordBatch(made, found, groups=by_group)
+        return RecordBatch(made, targets, groups=by_group)
     return RecordBatch(
-        made, found, [*RecordBatch(_shares(table, declared, path), found).canonical()], by_group
+        made, targets, [*RecordBatch(_shares(table, declared, path), targets).canonical()], by_group
     )
 
 

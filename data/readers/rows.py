@@ -547,7 +547,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, label_type: LabelTyp
         fields = None if line is None else _fields(line, declared.separator)
         if fields is None or len(fields) != len(names):
             return _stand_in(declared, label_type)
-        return {name: _in_utf_8(fields[place], declared.encoding) for name, place in places.items()}
+        return {name: _in_utf_8(fields[index], declared.encoding) for name, index in places.items()}
 
     yield from _in_tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
 

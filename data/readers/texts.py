@@ -158,8 +158,8 @@ def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
 def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, int, str]]:
     """Part, class, number and content of each text of the archive, in its order."""
     alternatives = "|".join(re.escape(name) for name in classes)
-    place = re.compile(rf"(.*/)?(train|test)/({alternatives})/[0-9]+_[0-9]+\.txt")
-    for name, content in _members(path, place):
+    pattern = re.compile(rf"(.*/)?(train|test)/({alternatives})/[0-9]+_[0-9]+\.txt")
+    for name, content in _members(path, pattern):
         *_, part, folder, file = name.split("/")
         number = int(file.split("_")[0])
         yield "train" if part == "train" else "test", classes.index(folder), number, decode_text(content)

@@ -111,10 +111,10 @@ def export(
 
     if form not in FORMS:
         raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
-    place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
+    target = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
     allowed = _allowed_code(allow_code)
-    far = write(in_checkout(model), form, place, allow_code=allowed)
-    say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
+    far = write(in_checkout(model), form, target, allow_code=allowed)
+    say(f"Wrote {target}. Its scores differ from the model's by at most {far:.1g}.")
 
 
 def release(
@@ -209,9 +209,9 @@ def export_card(
         raise RefusedError(f"there is no form {form!r}; choose registry.")
     if output.exists():
         raise RefusedError(f"{output} is there already; name another place, or move it away.")
-    card, own = load(in_checkout(file)), (find_checkout() or Path()) / "data/cards"
+    card, cards = load(in_checkout(file)), (find_checkout() or Path()) / "data/cards"
     name = card.setting.dataset
-    data = data_card(name, own if (own / f"{name}.yaml").is_file() else CARDS)
+    data = data_card(name, cards if (cards / f"{name}.yaml").is_file() else CARDS)
     output.write_text(as_yaml(registry_entry(card, data)), encoding="utf-8")
     say(f"Wrote {output}.")
 

@@ -546,8 +546,8 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
 
         from tasks.config import ledger_url
 
-        place = make_url(ledger_url(None)).render_as_string(hide_password=True)
-        return None, f"{place}; run this in a checkout to verify it"
+        url = make_url(ledger_url(None)).render_as_string(hide_password=True)
+        return None, f"{url}; run this in a checkout to verify it"
     from tasks.runs.ledger import open_ledger
 
     ledger = open_ledger(root)

@@ -186,8 +186,8 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
     return figure
 
 
-def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, look: tuple[str, str, str]) -> None:
-    colour, marker, line = look
+def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, style: tuple[str, str, str]) -> None:
+    colour, marker, line = style
     if rows["epsilon"].isna().all():
         value = float(rows[f"{metric}_mean"].iloc[0])
         axes.axhline(value, color=colour, linestyle="--", label=_entry(label))
@@ -220,11 +220,11 @@ def _entry(label: object) -> str:
 
 def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
     """Colour, marker and line of a method, the same in every panel."""
-    place = labels.index(label)
+    index = labels.index(label)
     return (
-        _COLOURS[place % len(_COLOURS)],
-        _MARKERS[place % len(_MARKERS)],
-        _LINES[place // len(_COLOURS) % len(_LINES)],
+        _COLOURS[index % len(_COLOURS)],
+        _MARKERS[index % len(_MARKERS)],
+        _LINES[index // len(_COLOURS) % len(_LINES)],
     )
 
 
@@ -266,7 +266,7 @@ def page_metrics(totals: pd.DataFrame) -> list[str]:
     """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
     columns = totals.columns[totals.notna().any()]
     there = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in columns]
-    return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
+    return [name for index, name in enumerate(there) if index == 0 or name in ("perplexity", "objective")]
 
 
 def _heading(metric: str) -> str:

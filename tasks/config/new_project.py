@@ -385,8 +385,8 @@ def _fill(folder: Path, declared: Declared) -> None:
     needed = f"# On no package index: pip installs it from a clone.\nepsilonflow=={version('epsilonflow')}\n"
     (folder / "requirements.txt").write_text(needed, encoding="utf-8")
     (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
-    for place in (folder / _RAW).parent, folder / _RAW:
-        place.mkdir(mode=0o700)
+    for ignored in (folder / _RAW).parent, folder / _RAW:
+        ignored.mkdir(mode=0o700)
     path = f"{_RAW}/{declared.name}{declared.file.suffix if declared.file else '.csv'}"
     checksum = _ZEROS
     if declared.file is not None:

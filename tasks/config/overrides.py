@@ -477,10 +477,10 @@ def with_values(document: Document, values: Document) -> Document:
     changed: Document = json.loads(json.dumps(document))
     for key, value in values.items():
         *outer, last = key.split(".")
-        place = changed
+        group = changed
         for part in outer:
-            place = place.setdefault(part, {})
-        place[last] = value
+            group = group.setdefault(part, {})
+        group[last] = value
     return changed
 
 
@@ -495,17 +495,17 @@ def value_at(document: Document, key: str) -> Any:
 def _set(document: Document, key: str, value: Any) -> None:
     """Set a dotted key; unknown keys are created, so that the final check refuses them."""
     *parents, last = key.split(".")
-    place = document
+    group = document
     for parent in parents:
-        inner = place.setdefault(parent, {})
+        inner = group.setdefault(parent, {})
         if not isinstance(inner, dict):
             raise ParamsRefusedError(
                 f"params.yaml: unknown key {key}; {parent} is a value, not a group of keys."
             )
-        place = inner
-    is_kept = last in place and place[last] == value
-    if not is_kept or isinstance(place[last], bool) != isinstance(value, bool):  # 1 is not true
-        place[last] = _in_line(value)
+        group = inner
+    is_kept = last in group and group[last] == value
+    if not is_kept or isinstance(group[last], bool) != isinstance(value, bool):  # 1 is not true
+        group[last] = _in_line(value)
 
 
 def _in_line(value: Any) -> Any:

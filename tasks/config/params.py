@@ -409,10 +409,10 @@ def _parse_group(document: Mapping[Any, Any], group: str, name: str) -> object:
         problems = [
             in_words(problem, group) + _suggest_key(group, problem, values) for problem in error.errors()
         ]
-        for place, text in enumerate(problems):
+        for index, text in enumerate(problems):
             what, _, keys = text.partition("; the keys of ")
-            if keys and any(other.endswith(keys) for other in problems[place + 1 :]):
-                problems[place] = what  # the keys are listed once
+            if keys and any(other.endswith(keys) for other in problems[index + 1 :]):
+                problems[index] = what  # the keys are listed once
         raise ParamsRefusedError(f"{name}: {'; '.join(problems)}.") from None
 
 

@@ -330,13 +330,13 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
 def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
     """Draw the cap of each block, or name it in the legend if it is far above; returns the end of the axis."""
     highest = float(cap.max())
-    look: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
+    style: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
     if 0 < spent * _OUT_OF_SIGHT < highest:
         number = f"{highest:,.0f}" if highest >= 1000 else f"{highest:g}"
-        axes.plot([], [], label=f"cap {number}, far above", **look)
+        axes.plot([], [], label=f"cap {number}, far above", **style)
         return 1.1 * spent
     edges = np.append(places - 0.5, places[-1] + 0.5)
-    axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", **look)
+    axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", **style)
     return 1.08 * max(spent, highest)
 
 

@@ -150,8 +150,8 @@ def _shapes(
     facts, shapes, position = encoding.facts, list[Shape](), 0
     first = [0, *accumulate(facts.sizes)]
     for column in table.columns:
-        for place, part in enumerate(column.parts):
-            values, shares = _values_of(column, part, place)
+        for index, part in enumerate(column.parts):
+            values, shares = _values_of(column, part, index)
             grids = encoding.settings.grids
             own = np.append(shares, np.nan)
             codes = part.codes(own, grids) if isinstance(part, Grids) else part.codes(own)
@@ -164,7 +164,7 @@ def _shapes(
             names = _PARTS.get(type(column))
             shapes.append(
                 Shape(
-                    column.name if names is None else f"{column.name}, {names[place]}",
+                    column.name if names is None else f"{column.name}, {names[index]}",
                     tuple(values if isinstance(values[0], str) else (f"{one:.4g}" for one in values)),
                     None if isinstance(values[0], str) else np.array(values, np.float64),
                     effects[:-1],

@@ -94,9 +94,12 @@ def _store(file: Path, count: int) -> FileStore:
 
 
 def _start_process(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
-    place = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
+    variables = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tasks.train"], env=os.environ | place, stdin=subprocess.PIPE, bufsize=0
+        [sys.executable, "-P", "-m", "tasks.train"],
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        bufsize=0,
     )
     assert process.stdin is not None
     process.stdin.write(secret)  # fits the pipe, so that this waits for nobody
@@ -125,8 +128,8 @@ def _connect(group: ProcessGroup, store: Store | None) -> Iterator[ProcessGroup]
     kind = "gloo"
     if (device := torch.accelerator.current_accelerator(check_available=True)) is not None:
         kind = f"cpu:gloo,{device.type}:{distributed.get_default_backend_for_device(device)}"
-        place = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
-        torch.accelerator.set_device_index(place)
+        device_index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+        torch.accelerator.set_device_index(device_index)
     if store is None:
         distributed.init_process_group(kind)
     else:

@@ -491,9 +491,9 @@ def _save(run: FinishedRun, history: History, settings: Tracking) -> str:
     # There is no public API for the document that `save` sends.
     model = built._to_model()  # type: ignore[no-untyped-call]
     path.write_text(model.model_dump_json(by_alias=True, exclude_none=True, indent=1), encoding="utf-8")
-    place = built.url if settings.mode == "online" else str(path)
-    _log.info("W&B report: %s", place)
-    return place
+    address = built.url if settings.mode == "online" else str(path)
+    _log.info("W&B report: %s", address)
+    return address
 
 
 def report(run: FinishedRun, history: History, settings: Tracking) -> "wr.Report":

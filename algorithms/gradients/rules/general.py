@@ -302,8 +302,8 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
             rows[names[i]] = rows[names[i]] + part if names[i] in rows else part
         return {name: DenseGrad(gradient) for name, gradient in rows.items()}
 
-    found = recorder.keep(output, gradients, *inputs)
-    return found if view is None else view.copy_(found)
+    result = recorder.keep(output, gradients, *inputs)
+    return result if view is None else view.copy_(result)
 
 
 def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Tensor:
@@ -396,10 +396,10 @@ def _sliced_form(parameter: Tensor, output: Tensor) -> Closed | None:
     ):
         return None
     start, size = output.storage_offset() - parameter.storage_offset(), parameter.numel()
-    place = int(start), int(start) + output.numel()
-    if not 0 <= place[0] < place[1] <= size:
+    span = int(start), int(start) + output.numel()
+    if not 0 <= span[0] < span[1] <= size:
         return None
-    return lambda found: SlicedGrad({place: found}, size)
+    return lambda part: SlicedGrad({span: part}, size)
 
 
 def _closed_form(name: str, args: Args, output: Tensor) -> Closed | None:
@@ -425,10 +425,10 @@ def _transpose_gradient(gradient: PerExample) -> PerExample | None:
 
 
 def _gradients_of_lookup(
-    found: PerExample, indices: Tensor, table: Tensor, padding: int | None
+    gradient: PerExample, indices: Tensor, table: Tensor, padding: int | None
 ) -> PerExample:
     """Gradients of a table if every record looks up the same entries."""
-    grad_outputs = found.rows.view(len(found.rows), indices.numel(), -1)
+    grad_outputs = gradient.rows.view(len(gradient.rows), indices.numel(), -1)
     places = indices.reshape(-1).long()
     if padding is not None:
         grad_outputs = grad_outputs * (places != padding % len(table)).to(grad_outputs.dtype)[:, None]

@@ -345,9 +345,11 @@ def _run(
     sequence = input.transpose(0, 1) if settings.batch_first else input
     ends = []
     for index in range(settings.layers):
-        place = slice(index * settings.directions, (index + 1) * settings.directions)
+        directions = slice(index * settings.directions, (index + 1) * settings.directions)
         both = torch.stack([sequence, sequence.flip(0)][: settings.directions])
-        unrolled = layer(recorder, layout, both, by_direction[place], tuple(part[place] for part in start))
+        unrolled = layer(
+            recorder, layout, both, by_direction[directions], tuple(part[directions] for part in start)
+        )
         ends.append(unrolled.last)
         forward, *backward = unrolled.outputs.unbind()
         sequence = torch.cat([forward, *(part.flip(0) for part in backward)], dim=-1)

@@ -28,8 +28,8 @@ from algorithms.privacy.accounting.event_rules import EventRule, TraceFields, re
 Array = NDArray[np.float64]
 
 
-def _numbers(given: Iterable[float]) -> tuple[float, ...]:
-    return tuple(given)  # of a list, as documents have them: caches key by the event
+def _numbers(numbers: Iterable[float]) -> tuple[float, ...]:
+    return tuple(numbers)  # of a list, as documents have them: caches key by the event
 
 
 @attrs.frozen

@@ -92,8 +92,8 @@ def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
             corners.pop()  # b lies on the chord from a to c, or above
         corners.append(c)
     at, height = np.array(corners).T
-    found: np.ndarray = np.interp(x, at, height)
-    return found
+    hull: np.ndarray = np.interp(x, at, height)
+    return hull
 
 
 def shift_of_selection(event: Any, deltas: Deltas) -> float:

@@ -74,13 +74,13 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
     alpha, k = np.array(orders), np.arange(count)[:, None]
     terms = _log_binomials(orders, 0, count) + k * math.log(q) + (alpha - k) * math.log1p(-q)
     terms += (k * k - k) / (2 * z * z)
-    found: np.ndarray = logsumexp(np.where(k <= alpha, terms, -math.inf), axis=0)
-    return found
+    moments: np.ndarray = logsumexp(np.where(k <= alpha, terms, -math.inf), axis=0)
+    return moments
 
 
 def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
     """log A at other orders, shape [orders], by the two series, until both fall and add nothing."""
-    alpha, found = np.array(orders), np.full(len(orders), math.inf)
+    alpha, moments = np.array(orders), np.full(len(orders), math.inf)
     is_found = np.zeros(len(orders), dtype=bool)
     middle, log_q, log_rest = z * z * math.log(1 / q - 1) + 0.5, math.log(q), math.log1p(-q)
     terms = sums = np.full((2, 1, len(orders)), -math.inf)
@@ -98,11 +98,11 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
         falls = (terms < np.concatenate([before, terms[:, :-1]], axis=1)).all(axis=0)
         is_last = falls & (terms.max(axis=0) < total - _NEGLIGIBLE)
         is_new = is_last.any(axis=0) & ~is_found
-        found[is_new] = total[is_last.argmax(axis=0)[is_new], np.flatnonzero(is_new)]
+        moments[is_new] = total[is_last.argmax(axis=0)[is_new], np.flatnonzero(is_new)]
         is_found |= is_new
         if is_found.all():
             break
-    return found
+    return moments
 
 
 def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float, ...]) -> np.ndarray:
@@ -145,9 +145,9 @@ def _group_moment(multiplier: float, rate: float, count: int, order: int) -> flo
 def _log_binomials(orders: tuple[float, ...], first: int, count: int) -> np.ndarray:
     """log |binomial(order, k)| for k = first, ..., first + count - 1, shape [count, orders]."""
     alpha, k = np.array(orders), np.arange(first, first + count)[:, None]
-    found: np.ndarray = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)
-    found.setflags(write=False)
-    return found
+    logarithms: np.ndarray = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)
+    logarithms.setflags(write=False)
+    return logarithms
 
 
 def round_up_rdp(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:

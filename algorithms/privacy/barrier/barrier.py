@@ -113,8 +113,12 @@ class Correlation:
         skip = words_of_sample(first.sampling, len(self._records.labels))
         for step, row in enumerate(rows):
             same = replace(first, noise=replace(noise, step=step))
-            kept = (type(first.clipping).__name__, first.clipping.sensitivity, noise_std(same, dimension))
-            if (row.clipping, row.clip_norm, row.noise_std) != kept:
+            continued = (
+                type(first.clipping).__name__,
+                first.clipping.sensitivity,
+                noise_std(same, dimension),
+            )
+            if (row.clipping, row.clip_norm, row.noise_std) != continued:
                 return
             correlator.draw(self._generator.stream(row.release).later(skip))
         self._terms, self._correlator, self._next = (first, dimension), correlator, len(rows)

@@ -139,8 +139,8 @@ class Diagnostics:
         release_and_step: tuple[int, int],
     ) -> None:
         """Add the row of a gradient, by a second pass over its sample. batches: the sample."""
-        found, records, clipped = _exact_sum(answered, engine, batches)
-        exact, (shift, scale) = found / answered.divisor, _affine(answered.clipping)
+        total, records, clipped = _exact_sum(answered, engine, batches)
+        exact, (shift, scale) = total / answered.divisor, _affine(answered.clipping)
         error = shift + scale * answered.noisy / answered.divisor - exact
         noise = scale * (answered.noisy - answered.total) / answered.divisor
         release, step = release_and_step
@@ -168,12 +168,12 @@ def _exact_sum(
     """
     total, records, clipped = torch.zeros(len(answered.point), dtype=torch.float64), 0, 0
     parts = (part for batch in batches for part in engine.in_parts(answered.point, *batch))
-    for found, _, labels in parts:
-        norms = found.norms(answered.clipping)
-        finite = found.finite(answered.clipping)
+    for gradients, _, labels in parts:
+        norms = gradients.norms(answered.clipping)
+        finite = gradients.finite(answered.clipping)
         indices = torch.nonzero(finite)[:, 0]
         weights = torch.ones(len(indices), dtype=torch.float64, device=norms.device)
-        total += found.take(indices).weighted_sum(weights).cpu()
+        total += gradients.take(indices).weighted_sum(weights).cpu()
         records += len(labels)
         clipped += int((_beyond(norms, answered.clipping) | ~finite).sum())
     return total.numpy(), records, clipped

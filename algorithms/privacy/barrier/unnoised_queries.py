@@ -293,9 +293,9 @@ def _answers(statistic: Statistic, batches: Iterable[Batch], size: int) -> Itera
     those that they would have without them.
     """
     for inputs, labels in batches:
-        found = _try_statistic(statistic, inputs, labels, size)
-        if found is not None:
-            yield found
+        values = _try_statistic(statistic, inputs, labels, size)
+        if values is not None:
+            yield values
             continue
         sound = [
             i
@@ -306,9 +306,9 @@ def _answers(statistic: Statistic, batches: Iterable[Batch], size: int) -> Itera
             continue
         indices = torch.full((len(labels),), sound[0])
         indices[sound] = torch.tensor(sound)
-        found = _try_statistic(statistic, inputs[indices], labels[indices], size)
-        if found is not None:
-            yield found[sound]
+        values = _try_statistic(statistic, inputs[indices], labels[indices], size)
+        if values is not None:
+            yield values[sound]
 
 
 def _try_statistic(statistic: Statistic, inputs: Tensor, labels: Tensor, size: int) -> Tensor | None:
@@ -618,8 +618,8 @@ class UnnoisedQueries:
             part, is_right = self.engine.clipped_sum_if_finite(point, *records(), clipping)
             total += torch.where(is_right, part, 0.0)
             are_right.append(is_right)
-        known = torch.stack(are_right).tolist() if are_right else []
-        again = [rows for rows, is_right in zip(passes, known, strict=True) if not is_right]
+        finite_parts = torch.stack(are_right).tolist() if are_right else []
+        again = [rows for rows, is_right in zip(passes, finite_parts, strict=True) if not is_right]
         for records in self.compute.loader.prefetch(self.records, again):
             total += self.engine.clipped_sum(point, *records(), clipping)
         return self.compute.group.sum(total)

@@ -283,9 +283,9 @@ def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     terms, noise = rule_of(event).trace_fields(event), row["noise"]
     if noise not in terms.multipliers or row["sampling"] not in terms.sampling:
         return False
-    known, multiplier = terms.multipliers[noise], row["noise_multiplier"]
-    same = multiplier >= known if noise == "pureobjectivenoise" else False
-    same = same or math.isclose(multiplier, known, rel_tol=_ROUNDING)
+    planned, multiplier = terms.multipliers[noise], row["noise_multiplier"]
+    same = multiplier >= planned if noise == "pureobjectivenoise" else False
+    same = same or math.isclose(multiplier, planned, rel_tol=_ROUNDING)
     return same and (noise == "nonoise" or math.isclose(row["sampling_rate"], terms.rate, rel_tol=_ROUNDING))
 
 
@@ -322,14 +322,14 @@ def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
                 f"{event} is the event of no release that a card can state; use another method."
             )
         noise, multiplier = next(iter(terms.multipliers.items()))
-        own = {"noise": noise, "noise_multiplier": multiplier, "noise_std": multiplier}
-        own |= {
+        columns_of_noise = {"noise": noise, "noise_multiplier": multiplier, "noise_std": multiplier}
+        columns_of_noise |= {
             "sampling": terms.sampling[0],
             "sampling_rate": terms.rate,
             "event": json.dumps(event_to_json(event)),
         }
         same = {"kind": "release", "clipping": "bound", "clip_norm": 1.0, "divisor": 1.0}
-        rows += [same | own | {"step": 0, "epsilon": 0.0}] * count
+        rows += [same | columns_of_noise | {"step": 0, "epsilon": 0.0}] * count
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -356,7 +356,7 @@ def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) 
     )
 
 
-def _ends_at(kept: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) -> bool:
+def _ends_at(spent: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) -> bool:
     """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed.
 
     Earlier versions kept it by Rényi divergences, which may end below what PLD gives for the whole.
@@ -364,10 +364,10 @@ def _ends_at(kept: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) ->
     cost, rdp = card.cost, card.accounting.epsilon.rdp
     if cost is None:
         return True
-    within = bool((kept[1:] >= kept[:-1]).all()) and kept[-1] <= cost * (1 + _CLOSE)
+    within = bool((spent[1:] >= spent[:-1]).all()) and spent[-1] <= cost * (1 + _CLOSE)
     is_fixed = is_whole and card.accounting.composition.kind == "schedule"
     lower = cost if rdp is None else min(cost, rdp)
-    return bool(within and (not is_fixed or kept[-1] >= lower * (1 - _CLOSE)))
+    return bool(within and (not is_fixed or spent[-1] >= lower * (1 - _CLOSE)))
 
 
 @lru_cache(maxsize=4096)

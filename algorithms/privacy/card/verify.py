@@ -149,19 +149,19 @@ def recompute(
         except RefusedError:
             return None
 
-    found: dict[str, float | None] = {"pld": None, "rdp": None, "pure": None}
+    epsilons: dict[str, float | None] = {"pld": None, "rdp": None, "pure": None}
     if composition.kind == "schedule" and delta == 0:
-        return found | {"pure": by("pure")}
+        return epsilons | {"pure": by("pure")}
     if composition.kind == "schedule":
         return {name: by_or_none(name) for name in accounting.ACCOUNTANTS}
     if adjacency is not ADD_OR_REMOVE_ONE or delta == 0:
-        return found
+        return epsilons
     if composition.order is not None and composition.limit is not None:
         total = float(rdp(schedule, orders=(composition.order,), adjacency=adjacency)[0])
         held = max(total, composition.limit)
-        return found | {"rdp": _finite(max(0.0, held + conversion(composition.order, delta)))}
+        return epsilons | {"rdp": _finite(max(0.0, held + conversion(composition.order, delta)))}
     rho = math.fsum(count * rho_of(event) for event, count in schedule)
-    return found | {"rdp": _finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta))}
+    return epsilons | {"rdp": _finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta))}
 
 
 def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
@@ -267,11 +267,11 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
     yield CardCheck(
         "rounding", same, "as this version rounds" if same else "otherwise than this version rounds"
     )
-    asked = sum(query.count for query in mechanism.queries)
+    query_count = sum(query.count for query in mechanism.queries)
     schedule = card.schedule
     counts = {sum(count for _, count in one) for one in trials_of(schedule) or [releases_in_order(schedule)]}
-    same = mechanism.releases == asked and asked in counts
-    yield CardCheck("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
+    same = mechanism.releases == query_count and query_count in counts
+    yield CardCheck("releases", same, f"{query_count} in the trace, {mechanism.releases} stated")
 
 
 def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
@@ -331,10 +331,10 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardChe
     try:
         plan = PlanDocument.read(path)
         is_evaluated = EVALUATION in card.evidence.files
-        found = [_difference_to_plan(plan, schedule, is_evaluated=is_evaluated), _differing(plan, card)]
+        differences = [_difference_to_plan(plan, schedule, is_evaluated=is_evaluated), _differing(plan, card)]
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
-        found = ["the plan cannot be read"] * len(_PLAN)
-    for name, problem in zip(_PLAN, found, strict=True):
+        differences = ["the plan cannot be read"] * len(_PLAN)
+    for name, problem in zip(_PLAN, differences, strict=True):
         yield CardCheck(name, problem is None, problem or "as the plan has it")
 
 
@@ -348,8 +348,8 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[CardCheck]:
         released = json.loads((folder / EVALUATION).read_bytes())
         planned = PlanDocument.read(folder / "plan.json").evaluation
         (noised,) = [query for query in card.mechanism.queries if query.kind == "evaluation"]
-        found = released["spec"], released["noise_std"]
-        same = planned is not None and found == (planned.spec, noised.noise_std.least)
+        stated = released["spec"], released["noise_std"]
+        same = planned is not None and stated == (planned.spec, noised.noise_std.least)
     except (OSError, KeyError, TypeError, ValueError, RecursionError):
         same = False
     yield CardCheck(
@@ -417,9 +417,9 @@ def _stands(stated: Account, balance: Balance) -> bool:
     return all(_same(getattr(stated, name), getattr(balance, name)) for name in ("cap", "spent", "remaining"))
 
 
-def _same(stated: Amount, found: Budget) -> bool:
+def _same(stated: Amount, budget: Budget) -> bool:
     epsilon = math.inf if stated.epsilon is None else stated.epsilon
-    pairs = ((epsilon, found.epsilon), (stated.delta, found.delta))
+    pairs = ((epsilon, budget.epsilon), (stated.delta, budget.delta))
     return all(math.isclose(one, other, rel_tol=BELOW, abs_tol=1e-300) for one, other in pairs)
 
 

@@ -294,8 +294,10 @@ class Ledger:
             return drafts
 
         # A run on a whole population has to know whether that has blocks.
-        asked = None if WHOLE_POPULATION in blocks else blocks
-        self._append(StatePart(population, run_id, notes.get("retraining"), held or None, asked), decide)
+        blocks_to_load = None if WHOLE_POPULATION in blocks else blocks
+        self._append(
+            StatePart(population, run_id, notes.get("retraining"), held or None, blocks_to_load), decide
+        )
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -404,7 +406,7 @@ class Ledger:
     def reserved_digests(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
         state = self._state(population, held={})
-        return {block: found for (_, block), found in state.held.items()}
+        return {block: digests for (_, block), digests in state.held.items()}
 
     def check_contents(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
         """Raises BudgetRefusedError for blocks that hold exactly what others hold, or not what they were charged for.

@@ -177,9 +177,9 @@ def load(connection: Connection, part: StatePart) -> LedgerState:
 
 def differing_run(connection: Connection, runs: Mapping[str, ReservedRun]) -> str | None:
     """The name of a run that is stored differently; None if all are equal."""
-    kept = _texts(connection, runs)
+    saved = _texts(connection, runs)
     for run_id, run in runs.items():
-        text = kept.get(run_id)
+        text = saved.get(run_id)
         if text is None or (text != _run_text(run) and _run_of(text) != run):
             return run_id
     return None
@@ -207,7 +207,7 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
 
     Returns the statements that write the changes. Raises RefusedError for a row that another version wrote.
     """
-    known, open_already = set(state.adjacencies), set(state.caps)
+    populations, open_already = set(state.adjacencies), set(state.caps)
     before = {name: _population_row(state, name) for name in state.terms}
     replay(entries, state=state)
     declared = [entry for entry in entries if entry.run_id is None]
@@ -227,7 +227,7 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
     rows = {account: _account_row(state, account) | {"place": seq} for account, seq in first_rows.items()}
     accounts = dict.fromkeys((entry.population, entry.block) for entry in charged)
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
-    used = {entry.population for entry in reserved} - known
+    used = {entry.population for entry in reserved} - populations
     changes = (
         (_ENTER_POPULATION, [row | {"place": first[str(row["population"])]} for row in terms]),
         (_OPEN_ACCOUNT, [row for account, row in rows.items() if account not in open_already]),
@@ -272,17 +272,17 @@ def differing(connection: Connection, state: LedgerState) -> str | None:
         accounts.setdefault(account[0], set()).add(account)
     populations = connection.execute(_POPULATIONS).all()
     for population, seq in populations:
-        kept = load(connection, StatePart(population))
-        if population not in state.terms or kept.terms[population] != state.terms[population]:
+        saved = load(connection, StatePart(population))
+        if population not in state.terms or saved.terms[population] != state.terms[population]:
             return f"the terms of population {population!r} (row {seq})"
-        if kept.caps.keys() != accounts[population] or kept.adjacencies.get(
+        if saved.caps.keys() != accounts[population] or saved.adjacencies.get(
             population
         ) != state.adjacencies.get(population):
             return f"the blocks of population {population!r}"
-        if {pair for pair in state.allowed if pair[0] == population} != kept.allowed:
+        if {pair for pair in state.allowed if pair[0] == population} != saved.allowed:
             return f"what was overruled in population {population!r}"
         for account in sorted(accounts[population]):
-            if _account_row(state, account) != _account_row(kept, account):
+            if _account_row(state, account) != _account_row(saved, account):
                 return f"the balance of population {population!r}, block {account[1]!r}"
     if len(populations) != len(state.terms):
         return "the populations"
