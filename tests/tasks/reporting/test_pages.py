@@ -9,6 +9,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import text as sentences
 from algorithms.privacy.ledger import Composition, Ledger
 from tasks.ledger_page import page
+from tasks.reporting import environment
 from tests.support.browser import seen
 from tests.support.checkout import PROJECT, Checkout
 
@@ -125,6 +126,14 @@ def test_the_report_of_a_run_is_readable_on_a_phone(finished_once: Checkout, tmp
     found = seen(made, tmp_path, width=360)
     assert found.texts > 20
     assert (found.wide, found.faint, found.complaints) == (0, [], [])
+
+
+def test_a_page_breaks_no_line_before_a_percent_sign() -> None:
+    words = "right in 13.0 % of 100 cases, 5 percent"
+    assert environment().from_string("{{ words }}").render(words=words) == words.replace(
+        "13.0 %", "13.0\u00a0%"
+    )
+    assert environment(markdown=True).from_string("{{ words }}").render(words=words) == words
 
 
 def test_the_look_itself_finds_what_is_wide_and_faint(tmp_path: Path) -> None:
