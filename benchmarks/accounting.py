@@ -28,6 +28,9 @@ CASES = [
     (0.01, 1.0, 1000, 2, 1e-5, 3.979085763),
     (0.01, 1.0, 1000, 3, 1e-5, 6.342932974),
     (0.05, 2.0, 200, 4, 1e-5, 7.671392337),
+    (0.02, 2.2, 500, 7, 1e-6, 8.24264629),
+    (0.004, 0.5, 1, 33, 1e-5, 21.99167002),
+    (0.001, 0.9, 1, 64, 1e-6, 4.022498216),
 ]
 """The rate of samples, the noise multiplier, steps, the number of records of a person, delta, and the exact epsilon."""
 

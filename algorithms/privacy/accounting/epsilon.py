@@ -433,7 +433,7 @@ def calibrate(
         ):
             return _NOISE_RANGE[0]
         # Near what is released beside the noise, an estimate may never get down to the target.
-        noise = search_outwards(estimate, target.epsilon, tolerance=0.02)
+        noise = search_outwards(estimate, target.epsilon, factor=2.0, tolerance=0.05)
         steep = (_log(estimate(noise)) - _log(estimate(1.01 * noise))) / math.log(1.01)
         noise, steep, is_near = _by_secant(
             coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET

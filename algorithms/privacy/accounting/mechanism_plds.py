@@ -355,8 +355,15 @@ class AtomsPLD:
     infinity_mass: float = 0.0
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
-        some = np.linspace(0, len(self.losses) - 1, min(len(self.losses), _MAX_POINTS)).round().astype(int)
-        edges: Array = self.losses[np.unique(some)]
+        with np.errstate(over="ignore"):
+            tails = ((self.masses, p_tail), (self.masses * np.exp(-self.losses), q_tail))
+        # A far value of next to no mass would decide how wide cells are, and how far the sum reaches.
+        is_above = np.all([np.cumsum(masses[::-1])[::-1] <= tail for masses, tail in tails], axis=0)
+        is_below = np.all([np.cumsum(masses) <= tail for masses, tail in tails], axis=0)
+        inside = np.flatnonzero(~is_above & ~is_below)
+        losses = self.losses[inside] if len(inside) > 1 else self.losses
+        some = np.linspace(0, len(losses) - 1, min(len(losses), _MAX_POINTS)).round().astype(int)
+        edges: Array = losses[np.unique(some)]
         return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
 
     def cells(self, edges: Array) -> CellMasses:

@@ -20,7 +20,14 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, group_privacy, rdp
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    discretisation_of,
+    epsilon,
+    group_privacy,
+    rdp,
+)
 from algorithms.privacy.accounting.events import (
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,
@@ -304,3 +311,13 @@ def test_several_records_of_a_person_are_refused_with_what_to_choose_instead() -
         group_privacy(RandomAllocationDpEvent(1.0, 10, 10), 2)
     with refused("set algorithm.sampling to poisson"), PIPELINE.spoken():
         group_privacy(RandomAllocationStepDpEvent(1.0, 10), 3)
+
+
+def test_a_last_pass_of_fewer_steps_costs_no_coarser_grid() -> None:
+    """The loss log(100 / 36) of a record that no step of 64 has is rarer than 1e-18, and must not set the grid."""
+    whole, short = RandomAllocationDpEvent(1000.0, 100, 100), RandomAllocationDpEvent(1000.0, 100, 64)
+    with_short = discretisation_of([(whole, 22), (short, 1)], 1e-5, ADD_OR_REMOVE_ONE)
+    alike = discretisation_of([(whole, 23)], 1e-5, ADD_OR_REMOVE_ONE)
+    assert with_short is not None
+    assert alike is not None
+    assert 0.2 * alike < with_short < 5 * alike
