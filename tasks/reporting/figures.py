@@ -1,6 +1,7 @@
 """The report's figures in a light and a dark theme, drawn only from released values and held-out metrics."""
 
 import io
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -431,7 +432,9 @@ def png(figure: "Figure") -> bytes:
 
     content = io.BytesIO()
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.print_png(content, metadata={"Software": None})  # `savefig` draws each figure twice
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # of a name, drawn as a box
+        canvas.print_png(content, metadata={"Software": None})  # `savefig` draws each figure twice
     return content.getvalue()
 
 

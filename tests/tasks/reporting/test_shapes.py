@@ -1,6 +1,7 @@
 """Shape functions of an additive model: what the model itself computes, and by how much noise moves them."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from data.card import DataCard
 from data.readers import encoding as rows
 from data.unseen import reader_in
 from tasks.config.overrides import recipe
+from tasks.reporting.figures import LIGHT, png, shape_figure
 from tasks.reporting.shapes import Shape, explanation_of
 from tests.support.cards import category, csv_of, label, number
 from tests.support.own_records import CARD, finish
@@ -122,6 +124,14 @@ def test_what_noise_alone_often_makes_is_called_so(signal: float) -> None:
         effects = draw.normal(size=(20, 1)) + signal * np.linspace(-1, 1, 20)[:, None]
         calls.append(Shape("x", ("v",) * 20, None, effects, effects[0], 1.0).is_noise)
     assert np.mean(calls) > 0.8 if signal == 0.0 else np.mean(calls) == 0.0
+
+
+def test_names_that_the_font_lacks_are_drawn_without_a_word_on_the_terminal() -> None:
+    shape = Shape("\u90fd\u5e02", ("\u6771\u4eac", "K\u00f6ln"), None, np.eye(2)[:, :1], np.zeros(1), None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert png(shape_figure(shape, ("yes",), unit="log-odds", theme=LIGHT)).startswith(b"\x89PNG")
+    assert not said
 
 
 def test_models_that_are_not_additive_have_no_shapes(workspace: Workspace) -> None:
