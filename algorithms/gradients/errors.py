@@ -18,12 +18,12 @@ class RecordsNotIndependentError(ValueError):
     """A model that mixes records, so that no record's gradient can be bounded; the message names the layer.
 
     Attributes:
-        code: "batch_norm" where PyTorch's batch normalisation mixes them; empty for other reasons.
+        kind: "batch_norm" where PyTorch's batch normalisation mixes them; empty for other reasons.
     """
 
-    def __init__(self, message: str, /, *, code: str = "") -> None:
+    def __init__(self, message: str, /, *, kind: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.kind = kind
 
 
 class ProcessLostError(RuntimeError):

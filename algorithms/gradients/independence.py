@@ -44,7 +44,7 @@ def check_layer_types(module: nn.Module) -> None:
         if mixes or (remembers and layer.training):
             raise RecordsNotIndependentError(
                 f"the layer {name} ({type(layer).__name__}) mixes records",
-                code="batch_norm" if batch_norm else "",
+                kind="batch_norm" if batch_norm else "",
             )
 
 

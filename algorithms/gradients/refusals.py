@@ -50,7 +50,7 @@ def refuse_failures(model: PerExampleModel, form: InputSpec) -> Iterator[None]:
     except ProcessLostError:
         raise
     except RecordsNotIndependentError as mixed:
-        raise RecordsNotIndependentError(without_wrappers(str(mixed)), code=mixed.code) from None
+        raise RecordsNotIndependentError(without_wrappers(str(mixed)), kind=mixed.kind) from None
     except Exception as error:
         if (kernel := unrepeatable_kernel(error)) is not None:
             where = _where_backward_fails(model, form) or where_raised(error, model)

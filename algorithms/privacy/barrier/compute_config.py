@@ -114,7 +114,7 @@ class ComputeConfig:
             ) from reason
         except RecordsNotIndependentError as reason:
             advice = "use layers and losses that take each record by itself, like GroupNorm"
-            if reason.code == "batch_norm":
+            if reason.kind == "batch_norm":
                 advice = "use GroupNorm, which algorithms.replace_batch_norm(model) puts in its place"
             raise RefusedError(
                 "{why}, so no record's gradient can be clipped; {advice}.",
