@@ -23,11 +23,11 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
-    discretisation_of,
     epsilon,
     group_privacy,
     rdp,
 )
+from algorithms.privacy.accounting.event_rules import pairs_of
 from algorithms.privacy.accounting.events import (
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,
@@ -37,7 +37,7 @@ from algorithms.privacy.accounting.events import (
     unroll,
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.accounting.pld import ComposedPLD
+from algorithms.privacy.accounting.pld import ComposedPLD, coarse_grid, sides_of
 from algorithms.privacy.accounting.random_allocation import pair_of_pass
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -313,11 +313,10 @@ def test_several_records_of_a_person_are_refused_with_what_to_choose_instead() -
         group_privacy(RandomAllocationStepDpEvent(1.0, 10), 3)
 
 
-def test_a_last_pass_of_fewer_steps_costs_no_coarser_grid() -> None:
-    """The loss log(100 / 36) of a record that no step of 64 has is rarer than 1e-18, and must not set the grid."""
-    whole, short = RandomAllocationDpEvent(1000.0, 100, 100), RandomAllocationDpEvent(1000.0, 100, 64)
-    with_short = discretisation_of([(whole, 22), (short, 1)], 1e-5, ADD_OR_REMOVE_ONE)
-    alike = discretisation_of([(whole, 23)], 1e-5, ADD_OR_REMOVE_ONE)
-    assert with_short is not None
-    assert alike is not None
-    assert 0.2 * alike < with_short < 5 * alike
+def test_a_value_of_next_to_no_mass_does_not_decide_where_a_search_begins() -> None:
+    """A record that no step of a short pass has loses log(100 / 36), with a chance below 1e-18; epsilon is 0.001."""
+    runs = [(RandomAllocationDpEvent(1000.0, 100, steps), count) for steps, count in ((100, 22), (64, 1))]
+    sides = sides_of(pairs_of(runs, ADD_OR_REMOVE_ONE, 1e-3))
+    remove, add = (coarse_grid(plds, 1e-5, 3e-4)[1] for plds in sides)
+    assert add == pytest.approx(remove, rel=0.01)
+    assert remove < 0.002
