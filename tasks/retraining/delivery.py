@@ -403,7 +403,11 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
             last=before[-1].blocks if before else None,
         )
     except TooFewBlocksError as few:
-        return Outcome("skipped", f"no retraining in {period}: {few}")
+        return Outcome(
+            "skipped",
+            f"no retraining in {period}: {few} Nothing was spent. The next scheduled retraining reads new blocks by"
+            " itself; for one at once, start the same again when they are there.",
+        )
     changes = recipe_changes(work, before, chosen.edit.after)
     if changes and not work.accepts_recipe:
         return Outcome(

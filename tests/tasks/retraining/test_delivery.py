@@ -135,6 +135,7 @@ def test_too_few_blocks_train_nothing(place: Place) -> None:
     found = place.deliver()
     assert (found.kind, place.stages) == ("skipped", [])
     assert "1 of 1 blocks can pay for this retraining and 2 are needed" in found.message
+    assert "Nothing was spent. The next scheduled retraining reads new blocks by itself" in found.message
     place.arrive("w2")
     assert place.deliver().kind == "promoted"
 
