@@ -18,7 +18,14 @@ from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import text as words
 from data.files import read_json
 from tasks.reporting import AUDIT, AuditSummary, audit_folder, environment, newest_audit
-from tasks.runs.metrics import Metrics, format_metric, held_out_metrics, is_private, private_words
+from tasks.runs.metrics import (
+    Metrics,
+    format_metric,
+    group_metrics,
+    held_out_metrics,
+    is_private,
+    private_words,
+)
 
 MUST_ANSWER = "You must answer."
 
@@ -82,7 +89,7 @@ def _nist(card: PrivacyCard, audit: AuditSummary | None, metrics: Metrics | None
             _utility("3.2 How useful is what is released?", metrics),
             _open(
                 "3.3 Does it create or magnify systemic, human or statistical bias?",
-                "no metric of a group is computed, since each would tell of its records",
+                "metrics of groups, which privacy.evaluation.by names, help to answer it",
             ),
             Line("3.5 Are choices of settings part of the cost?", words.tuning(card), "card: events"),
             Line(
@@ -236,7 +243,7 @@ def _ai_act(card: PrivacyCard, metrics: Metrics | None) -> Source:
             ),
             _open(
                 "2(g) What are potentially discriminatory impacts?",
-                "metrics are of all held-out records together",
+                "metrics of groups, which privacy.evaluation.by names, help to answer it",
             ),
             Line(
                 "2(g) Where are logs and reports, dated and signed by the responsible persons?",
@@ -244,9 +251,8 @@ def _ai_act(card: PrivacyCard, metrics: Metrics | None) -> Source:
                 " yours to give.",
                 "card: signature; the ledger",
             ),
-            _open(
-                "3 What is the accuracy for specific persons or groups on which it is to be used?",
-                "no metric of a group is computed, since each would tell of its records",
+            _groups(
+                "3 What is the accuracy for specific persons or groups on which it is to be used?", metrics
             ),
             _open(
                 "3 What unintended outcomes, and risks to health, safety, fundamental rights and of discrimination,"
@@ -278,6 +284,17 @@ def _utility(question: str, metrics: Metrics | None) -> Line:
     )
     of = private_words(metrics) if is_private(metrics) else "declared public"
     return Line(question, f"On held-out records, which are {of}: {shown or 'nothing'}.", "metrics.json")
+
+
+def _groups(question: str, metrics: Metrics | None) -> Line:
+    """The metric of each group that was released with the others; else what would release it."""
+    shown = "; ".join(
+        f"by {column}: {group_metrics(groups)}"
+        for column, groups in (metrics or {}).get("groups", {}).items()
+    )
+    if not shown:
+        return _open(question, "no metric of a group was released; privacy.evaluation.by names groups")
+    return Line(question, f"Released {shown}. What that means for them is yours to say.", "metrics.json")
 
 
 def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:

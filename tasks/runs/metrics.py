@@ -264,13 +264,18 @@ def _thresholds_text(thresholds: Sequence[Mapping[str, Any]]) -> str:
 def _groups_text(of_column: tuple[str, Sequence[Mapping[str, Any]]]) -> str:
     """The headline of each group of a column, as HTML; small groups are merged, by their released sizes."""
     column, groups = of_column
+    return f"</p><p>By {escape(column)}: {escape(group_metrics(groups))}."
+
+
+def group_metrics(groups: Sequence[Mapping[str, Any]]) -> str:
+    """The headline of each group of a column, such as `f accuracy 81.0% (78.2% to 83.9%); ...`, not escaped."""
     shown = []
     for one in groups:
         name = next((key for key in ("accuracy", "r2", "score") if key in one), None)
         metric = None if name is None else one[name]
         text = "unknown" if metric is None or name is None else _estimate_text(metric, name)
-        shown.append(f"{escape(one['group'])} {text}")
-    return f"</p><p>By {escape(column)}: {'; '.join(shown)}."
+        shown.append(f"{one['group']} {text}")
+    return "; ".join(shown)
 
 
 def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, Mapping[str, float] | None]]:

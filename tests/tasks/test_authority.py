@@ -58,6 +58,21 @@ def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
         assert line.fact is None
 
 
+def test_released_metrics_of_groups_are_stated_and_their_meaning_is_not(tmp_path: Path) -> None:
+    _, card = run_in(tmp_path)
+    groups = {
+        "sex": [{"group": "f", "accuracy": {"value": 0.81, "low": 0.78, "high": 0.84}}, {"group": "<m>"}]
+    }
+    asked = "3 What is the accuracy for specific persons or groups"
+    (without,) = [line for line in lines(card, METRICS) if line.question.startswith(asked)]
+    (stated,) = [
+        line for line in lines(card, METRICS | {"groups": groups}) if line.question.startswith(asked)
+    ]
+    assert without.fact is None and "privacy.evaluation.by" in without.place
+    assert stated.fact is not None
+    assert stated.fact.startswith("Released by sex: f 81.00%, 78.00% to 84.00%; <m> unknown.")
+
+
 def test_each_source_has_a_date_and_says_how_near_its_questions_are(tmp_path: Path) -> None:
     folders, card = run_in(tmp_path)
     text = html.unescape(page(card, folders.artifacts, tmp_path))
