@@ -373,7 +373,7 @@ REPEATS = {
         )
         if place not in kept
     ),
-    *("conv1d, valid", "conv1d, circular", "conv2d, same", "conv2d, dilation", "conv2d, many places, groups"),
+    *("conv1d, valid", "conv1d, circular", "conv2d, same", "conv2d, dilation"),
     *("conv3d, depthwise", "conv3d, same", "transposed 1d", "transposed 2d, stride"),
     *("depthwise conv2d of images in a record", "transposed conv2d of images in a record"),
     *("attention to itself, batch first", "attention without weights", "attention across"),
