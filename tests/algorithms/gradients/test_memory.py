@@ -333,6 +333,21 @@ def test_a_parameter_tells_where_it_is_brought() -> None:
     assert parameter.is_meta and parameter.device.type == "meta" and not parameter.is_cpu
 
 
+def test_a_part_that_one_call_saves_is_brought_again_as_this_part() -> None:
+    """Such as a function in C++ that cuts a parameter itself, and needs the part for its backward pass."""
+    weight, inputs = torch.arange(12.0).view(4, 3), torch.ones(2, requires_grad=True)
+    bringer = placement.Bringer(torch.device("cpu"), lambda _: weight.clone())
+    parameter = RecordedTensor.of(weight, parameter="weight", bringing=bringer)
+
+    def product(func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        return func(inputs, args[1].as_subclass(Tensor)[1:3, 2], **kwargs)
+
+    with bringer.saving():
+        outputs = bringer.call(product, torch.mul, (inputs, parameter), {})
+    (found,) = torch.autograd.grad(outputs.sum(), [inputs])
+    assert found.tolist() == [5.0, 8.0]
+
+
 def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
     made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
     with pytest.raises(
