@@ -275,15 +275,18 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
 
 
 def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
-    """Whether what the people held out may lose, as stated, covers the one release of them, which is the last."""
+    """Whether what the people held out may lose, as stated, covers the releases of their part.
+
+    Where a record is replaced there are no parts, and it is the last release.
+    """
     if EVALUATION not in card.evidence.files:
         return
-    event, _ = releases_in_order(schedule)[-1]
+    evaluated = (disjoint_parts_of(schedule) or [[(schedule[-1][0], 1)]])[-1]
     delta, adjacency = card.accounting.delta, adjacency_named(card.setting.adjacency)
     by: accounting.Accountant = "pld" if delta else "pure"
     stated, least = card.setting.evaluation_epsilon, math.inf
     with suppress(RefusedError):
-        least = accounting.epsilon([(event, 1)], delta, accountant=by, adjacency=adjacency)
+        least = accounting.epsilon(evaluated, delta, accountant=by, adjacency=adjacency)
     covers = stated is not None and stated >= least * (1 - BELOW) - ABSOLUTE
     detail = f"stated {_format_number(stated)}, at least {_format_number(_finite(least))}"
     yield CardCheck("epsilon of the people held out", covers, detail)

@@ -68,7 +68,9 @@ FILES, EVALUATION = ("model.safetensors", "plan.json", "trace.parquet"), "evalua
 ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_error_bits": 18}
 BELOW, ABOVE, ABSOLUTE, SLACKS = 1e-6, 1e-2, 1e-9, (0.004, 0.02)
 """How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it, smallest first."""
-MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS = 2**26, 20, 2_000, 2**21
+MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS = 2**25, 20, 2_000, 2**21
+MAX_WORK = 2**31
+"""Of what bounds are computed from, in about as many tails of a normal distribution: two or three minutes."""
 LARGEST = sys.float_info.max
 
 
@@ -82,6 +84,19 @@ class NoBoundError(Exception):
 
 class FinerGridError(NoBoundError):
     """A grid would have more points than this program computes."""
+
+
+class Work:
+    """What may still be computed for a card, so that nobody can write one that takes for ever."""
+
+    left = MAX_WORK
+
+    @classmethod
+    def spend(cls, number: float) -> None:
+        """Take off so many; raises NoBoundError where as many are not left."""
+        cls.left -= math.ceil(number)
+        if cls.left < 0:
+            raise NoBoundError("its events take longer than this program computes")
 
 
 # ---------------------------------------------------------------- 1. Claims.
@@ -495,6 +510,7 @@ def check_promise(card: Card) -> Iterator[Check]:
 
 def lower_bounds(card: Card) -> tuple[dict[str, float | None], str]:
     """By accountant a lower bound on epsilon, None where there is none; and why, of the last one without."""
+    Work.left = MAX_WORK
     accounting, adjacency, rows = card["accounting"], card["setting"]["adjacency"], rows_of(card)
     delta, how = accounting["delta"], accounting["composition"]
     needed: set[str] = {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[how["kind"]]
@@ -533,12 +549,16 @@ def has_profile_alone(card: Card) -> bool:
 
 
 def least_held_out(card: Card) -> float | None:
-    """A lower bound on the epsilon of the last release, which is of the people held out; None without one."""
-    event, _ = (disjoint_parts(rows_of(card)) or [rows_of(card)])[-1][-1]
+    """A lower bound on the epsilon of the people held out; None without one.
+
+    Of all releases of their part, or of the last one where a record is replaced.
+    """
+    evaluated = (disjoint_parts(rows_of(card)) or [[(rows_of(card)[-1][0], 1)]])[-1]
     fixed = {"kind": "schedule", "rho": None, "order": None, "limit": None}
     stated = dict.fromkeys(("pld", "rdp", "pure"), card["setting"].get("evaluation_epsilon"))
     accounting = card["accounting"] | {"composition": fixed, "epsilon": stated}
-    alone = {**card, "events": [{"event": event, "count": 1}], "accounting": accounting}
+    events = [{"event": event, "count": count} for event, count in evaluated]
+    alone = {**card, "events": events, "accounting": accounting}
     return lower_bounds(alone)[0]["pld" if accounting["delta"] else "pure"]
 
 
@@ -659,9 +679,9 @@ def of_correlated(event: Event) -> tuple[Event, int]:
             column[0] = 1.0
         for weight, decay in zip(event["weights"], event["decays"], strict=True):
             column[1:] += weight * np.float64(decay) ** np.arange(steps - 1)
-        for lag in range(
-            0, steps, parts
-        ):  # <column at step p - lag, column at step p> for p = lag, ..., steps - 1
+        # <column at step p - lag, column at step p> for p = lag, ..., steps - 1, until a column has ended
+        for lag in range(0, int(np.flatnonzero(column)[-1]) + 1, parts):
+            Work.spend((steps - lag) / 8)
             products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))[::-1] * (2.0 if lag else 1.0)
             totals += np.bincount(np.arange(lag, steps) % parts, products, len(totals))[: len(totals)]
     noise_multiplier = event["noise_multiplier"] / math.sqrt(totals.max())
@@ -788,6 +808,7 @@ def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
         accountant = renyi.RdpAccountant(orders, relation)
         if not accountant.supports(library_event(event)):
             raise NoBoundError(f"a {kind} has no Renyi bound in dp-accounting")
+        Work.spend(2**18)
         accountant.compose(library_event(event))
         return np.maximum(np.asarray(accountant._rdp, dtype=np.float64), 0.0)
 
@@ -831,22 +852,26 @@ def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DenseP
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
     single = merge(releases(rows))
     number = sum(count for _, count in single) or 1
-    walk = math.sqrt(number * math.log(2000 / delta) / 2)
+    walk = math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)
     grid = 0.999 * eta / walk
     totals = [DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)] * 2
     for event, count in single:
         profiles = mechanism(event, adjacency, delta, eta / count)
-        for side in (0, 1):
-            loss = on_grid([profiles[side], profiles[1 - side]], grid, 1e-7 * delta / number)
-            first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
-            if last - first > 4 * MAX_POINTS:
-                raise FinerGridError
-            totals[side] = totals[side].compose(loss.self_compose(count), 1e-15)
+        for side, loss in enumerate(on_grid(profiles, grid, 1e-7 * delta / number)):
+            if count > 1:
+                Work.spend(6 * loss.size)
+                first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
+                if last - first > 4 * MAX_POINTS:
+                    raise FinerGridError
+                Work.spend(4 * (last - first))
+                loss = loss.self_compose(count)
+            Work.spend(4 * (loss.size + totals[side].size))
+            totals[side] = totals[side].compose(loss, 1e-15)
     return totals
 
 
-def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> DensePLDPmf:
-    """Connect the dots: the masses of the loss at -k grid, ..., k grid, but for a tail.
+def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> Iterator[DensePLDPmf]:
+    """Connect the dots: the masses of each loss of a pair at -k grid, ..., k grid, but for a tail.
 
     Above 0 from its own profile. Below 0 there are exp(-loss) times as many as of the reversed pair at the opposite
     loss; they come from the other profile, since differences of numbers near 1 would be lost to rounding.
@@ -857,14 +882,16 @@ def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> DensePLDPm
         if top > grid * MAX_POINTS:
             raise FinerGridError
     e = grid * np.arange(math.ceil(top / grid) + 1, dtype=np.float64)
+    Work.spend(2**14 + 4 * len(e))
     masses = []
     for profile in profiles:
         steps = np.append(np.diff(np.minimum.accumulate(np.clip(profile(e), 0.0, 1.0))), 0.0)
         masses.append(np.maximum(steps[1:] - math.exp(grid) * steps[:-1], 0.0) / math.expm1(grid))
-    up, down = masses[0], masses[1] * np.exp(-e[1:])
-    down *= min(1.0, (left := max(0.0, 1.0 - float(up.sum()))) / max(float(down.sum()), 1e-300))
-    probabilities = np.concatenate([down[::-1], [max(0.0, left - float(down.sum()))], up])
-    return DensePLDPmf(grid, -len(up), probabilities, 0.0, pessimistic_estimate=True)
+    for up, reversed_up in (masses, masses[::-1]):
+        down = reversed_up * np.exp(-e[1:])
+        down *= min(1.0, (left := max(0.0, 1.0 - float(up.sum()))) / max(float(down.sum()), 1e-300))
+        probabilities = np.concatenate([down[::-1], [max(0.0, left - float(down.sum()))], up])
+        yield DensePLDPmf(grid, -len(up), probabilities, 0.0, pessimistic_estimate=True)
 
 
 def mechanism(event: Event, adjacency: str, delta: float, eta: float) -> tuple[Profile, Profile]:
@@ -905,7 +932,8 @@ def mechanism(event: Event, adjacency: str, delta: float, eta: float) -> tuple[P
     if kind == "ObjectivePerturbationDpEvent":
         return (partial(objective_perturbation, 1 / z, math.log1p(event["curvature_ratio"])),) * 2
     if kind in WORST_PART:
-        each = [lower_profiles(inner, adjacency, delta, eta / 2) for inner in event["events"]]
+        different = {json.dumps(inner, sort_keys=True): inner for inner in event["events"]}.values()
+        each = [lower_profiles(inner, adjacency, delta, eta / 2) for inner in different]
         remove, add = (partial(largest, side) for side in zip(*each, strict=True))
         return remove, add
     if kind == "RepeatAndSelectDpEvent":
@@ -937,12 +965,14 @@ def mixture(z: float, p: dict[int, float], q: dict[int, float]) -> Profile:
 
 def log_density(x: Array, z: float, chances: dict[int, float]) -> Array:
     """Of a mixture of N(j, z^2), relative to N(0, z^2)."""
+    Work.spend(len(x) / 8 * len(chances))
     logs = (math.log(chance) + j * (x - j / 2) / z**2 for j, chance in chances.items())
     return reduce(np.logaddexp, logs) + np.zeros(len(x))
 
 
 def tail_of_normal(x: Array) -> Array:
     """1 - Phi(x)."""
+    Work.spend(100 + len(x))
     return np.asarray(_ERFC(x / math.sqrt(2)), dtype=np.float64) / 2
 
 
@@ -975,6 +1005,7 @@ def random_allocation(
     under_q = z * np.log(points) + 0.5 / z
     q, mean = -np.diff(tail_of_normal(under_q)), -np.diff(tail_of_normal(under_q - 1 / z))
     up = np.clip((mean - points[:-1] * q) / cell, 0.0, q)
+    Work.spend(2**22)
     first, sums = self_convolve(np.append(q - up, 0.0) + np.append(0.0, up), steps, 1e-15)
     sums = np.where(np.asarray(sums) < 1e-17, 0.0, sums)
     s = (steps * start + cell * (first + np.arange(len(sums))) + parts - steps) / parts

@@ -148,3 +148,16 @@ def test_a_histogram_that_cannot_be_read_fails(tmp_path: Path, content: str) -> 
     sums = dict(run.receipt.sha256) | {"evaluation.json": sha256_of(artifacts / "evaluation.json")}
     card = build(replace(run, receipt=with_entries(run.receipt, sha256=sums, evaluation_epsilon=1.0)), KEY)
     assert failures(card, artifacts) == (["evaluation"], [])
+
+
+def test_all_that_is_released_of_the_people_held_out_counts(tmp_path: Path) -> None:
+    """Noise of 1 and then of 40: the last costs epsilon 0.09 at delta 1e-5, the two together 4.38."""
+    artifacts, run = evaluated(tmp_path)
+    (artifacts / "evaluation.json").write_text("{}")
+    sums = dict(run.receipt.sha256) | {"evaluation.json": sha256_of(artifacts / "evaluation.json")}
+    released: Schedule = [(GaussianDpEvent(1.0), 1), (GaussianDpEvent(40.0), 1)]
+    events = schedule_to_json(on_disjoint_parts(_of_training_alone(run.receipt.schedule), released))
+    for stated, covers in ((0.1, False), (4.3, False), (4.39, True)):
+        receipt = with_entries(run.receipt, events=events, sha256=sums, evaluation_epsilon=stated)
+        for names in failures(build(replace(run, receipt=receipt), KEY), artifacts):
+            assert ("epsilon of the people held out" in names) is not covers

@@ -56,7 +56,8 @@ def _search(shape: float) -> list[tuple[dp.DpEvent, int]]:
 
 def _correlated(coefficients: list[float], rate: float = 1.0, **others: Any) -> CorrelatedDpEvent:
     buffers = {"weights": [], "decays": [], "leaves": 0, "parts": 10} | others
-    return CorrelatedDpEvent(noise_multiplier=5.0, coefficients=coefficients, rate=rate, steps=50, **buffers)
+    fields = {"noise_multiplier": 5.0, "coefficients": coefficients, "rate": rate, "steps": 50} | buffers
+    return CorrelatedDpEvent(**fields)
 
 
 SCHEDULES: dict[str, tuple[Schedule, str]] = {
@@ -318,6 +319,31 @@ def test_hostile_numbers_are_no_guarantee(
     (tmp_path / "privacy_card.json").write_bytes(sign(document, KEY))
     assert verify_card.main([str(tmp_path)]) in (1, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.timeout(120)
+def test_a_delta_near_the_smallest_number_ends_in_no_bound() -> None:
+    """2000 / delta is beyond a float, so that the grid had cells of width 0 and no end."""
+    assert lower_bounds([(_poisson(0.1, 1.0), 10)], ADD, 1e-310, 1.0)["pld"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["group", "two kinds", "random allocation", "one of two", "geometric search"]
+)
+def test_events_that_take_too_long_are_no_guarantee(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, adjacency = SCHEDULES[name]
+    assert lower_bounds(schedule, adjacency)["pld"] is not None
+    monkeypatch.setattr(verify_card, "MAX_WORK", 2**16)
+    assert lower_bounds(schedule, adjacency) == {"pld": None, "rdp": None, "pure": None}
+
+
+def test_steps_of_correlated_noise_that_take_too_long_are_no_guarantee(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    event = _correlated([], weights=[0.1], decays=[0.99], parts=1, steps=2000)
+    assert lower_bounds([(event, 1)], ADD)["rdp"] is not None
+    monkeypatch.setattr(verify_card, "MAX_WORK", 2**16)
+    assert lower_bounds([(event, 1)], ADD) == {"pld": None, "rdp": None, "pure": None}
 
 
 def test_a_card_of_seeded_noise_holds_and_promises_nothing(
