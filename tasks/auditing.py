@@ -14,6 +14,7 @@ from threading import Thread
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from pydantic import JsonValue
 
 from algorithms.auditing.audit import Array, Audit, audit, audit_mechanisms
@@ -166,6 +167,8 @@ def _end_with_parent() -> None:
 def _figure(audit_result: Audit, theme: Theme) -> Figure:
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="misses", xlim=(0, 1), ylim=(0, 1))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
     if audit_result.curve is not None:
         axes.plot(
             audit_result.curve.alarms,

@@ -199,7 +199,7 @@ def _calibration(metrics: Metrics) -> dict[str, tuple[Drawing, str]]:
     """The calibration curve, where private held-out records have one."""
     if "calibration" not in metrics:
         return {}
-    words = "The observed share by predicted probability, with 95 % intervals."
+    words = "The observed share by predicted probability, with 95% intervals."
     return {"calibration": (lambda theme: calibration_figure(metrics["calibration"], theme=theme), words)}
 
 

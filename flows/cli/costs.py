@@ -192,7 +192,7 @@ def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     correlated = plan.params(CorrelatedPlan)
     share, parts = correlated.noise_against_independent, correlated.parts
-    gain = f"{100 * abs(1 - share):.1f} % {'less' if share <= 1 else 'more'}"
+    gain = f"{abs(1 - share):.1%} {'less' if share <= 1 else 'more'}"
     return [("correlated noise", f"{gain} in the iterates than independent noise; records in {parts} parts")]
 
 
@@ -223,7 +223,10 @@ def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     share = float(
         max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
     )
-    text = f"recognises at most {share:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
+    text = (
+        f"recognises at most {share:.2%} at {attack.false_alarms:.2%} false alarms;"
+        f" {attack.caught:.2%} is allowed"
+    )
     return [("an attacker", text)]
 
 

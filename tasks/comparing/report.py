@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import LogFormatter, NullFormatter, PercentFormatter
 
 from algorithms.plain_text import for_figure
 from data.files import write_text, write_whole
@@ -26,7 +26,7 @@ from tasks.config import params
 from tasks.csv_files import write_csv
 from tasks.reporting import environment
 from tasks.reporting.figures import Picture, Theme, apply_theme, picture
-from tasks.runs.metrics import HELD_OUT_METRICS
+from tasks.runs.metrics import HELD_OUT_METRICS, format_difference, format_metric, is_share
 from tasks.tracking.runs import GroupMember, log_group
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
@@ -51,8 +51,8 @@ _HERE = Path(__file__).parent
 PAGE, MARKDOWN = "report.html", "page.md"
 FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
 """The files of a finished comparison, besides its figures."""
-_DIGITS = {"objective": 5, "gap": 5, "test_loss": 5}
-"""Decimal places; metrics of the test records have 4."""
+_LOSSES = ("objective", "gap", "test_loss")
+"""Shown with five decimals; metrics of the test records are shown as on other pages."""
 _WORDS = {
     "accuracy": "Accuracy",
     "r2": "Variance explained (R2)",
@@ -147,6 +147,8 @@ def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(_title(names), color=theme.ink, size=10)
         axes.set(xlabel="epsilon", ylabel=words)
+        if is_share(metric):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _legend(figure, grid[0], labels, theme)
     return figure
 
@@ -308,9 +310,9 @@ def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
         f"{row['method']}{setting}",
         "no noise" if math.isnan(row["epsilon"]) else f"{row['epsilon']:g}",
         metric,
-        f"{row['value']:g}",
+        f"{row['value']:g}" if metric in _LOSSES else format_metric(row["value"], metric),
         _mean_text(row["ours"], row["stderr"], metric),
-        "" if math.isnan(difference) else f"{difference:+.{_DIGITS.get(metric, 4)}f}",
+        "" if math.isnan(difference) else _difference_text(difference, metric),
     )
 
 
@@ -334,10 +336,19 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> TextTable:
 
 def _mean_text(mean: float, stderr: float, metric: str) -> str:
     """A mean with its standard error, if that is known."""
-    digits = _DIGITS.get(metric, 4)
     if math.isnan(mean):
         return "not run"
-    return f"{mean:.{digits}f}" + ("" if math.isnan(stderr) else f" ± {stderr:.{digits}f}")
+    text = f"{mean:.5f}" if metric in _LOSSES else format_metric(mean, metric)
+    if math.isnan(stderr):
+        return text
+    return f"{text} ± {stderr:.5f}" if metric in _LOSSES else f"{text} ± {format_difference(stderr, metric)}"
+
+
+def _difference_text(difference: float, metric: str) -> str:
+    """A difference with its sign; that of shares is in percentage points."""
+    size = abs(difference)
+    text = f"{size:.5f}" if metric in _LOSSES else format_difference(size, metric)
+    return f"{'-' if difference < 0 else '+'}{text}{' points' if is_share(metric) else ''}"
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,6 @@ from tasks.runs.metrics import (
 )
 
 _SHARED = Path(__file__).parent
-_BEFORE_PERCENT = re.compile(r"(?<=\d) (?=%)")
-"""The space within "13.0 %", at which no line of a page may end."""
 _PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
 """Kinds of noise and sampling that are named after a person."""
 FALSE_ALARMS = (0.001, 0.01, 0.05)
@@ -86,7 +84,7 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
     def finalize(value: object) -> object:
         if not isinstance(value, str) or isinstance(value, Markup):
             return value
-        return Markup(for_markdown(value)) if markdown else _BEFORE_PERCENT.sub("\u00a0", visible(value))
+        return Markup(for_markdown(value)) if markdown else visible(value)
 
     made = Environment(
         loader=FileSystemLoader([below, _SHARED]),
@@ -101,7 +99,7 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
         "up": _up,
         "down": _down,
         "percent": percent,
-        "at_most": lambda share: f"{math.ceil(1000 * share - 1e-9) / 10:.1f} %",
+        "at_most": lambda share: f"{math.ceil(1000 * share - 1e-9) / 10:.1f}%",
         "number": _number,
         "plain": lambda number: f"{Decimal(repr(number)):f}",  # without an exponent
         "text": _text,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from algorithms.plain_text import for_figure
 from algorithms.privacy.accounting.risk import Profile, max_detection_rate
 from tasks.reporting.shapes import Shape
-from tasks.runs.metrics import ACCURACY
+from tasks.runs.metrics import ACCURACY, is_share
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
     from matplotlib.axes import Axes
@@ -147,7 +147,7 @@ def risk_figure(profile: Profile | None, *, theme: Theme) -> "Figure":
     axes.plot(rates, recognised, color=theme.accent, label="best attacker")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator())
-        axis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+        axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
         axis.set_minor_formatter(NullFormatter())
     legend(axes, theme)
     return figure
@@ -263,7 +263,7 @@ def calibration_figure(points: Sequence[Mapping[str, Any]], *, theme: Theme) -> 
     )
     reach = np.maximum([value - low, high - value], 0.0)
     axes.errorbar(
-        predicted, value, reach, color=theme.accent, marker="o", markersize=3, label="with 95 % intervals"
+        predicted, value, reach, color=theme.accent, marker="o", markersize=3, label="with 95% intervals"
     )
     legend(axes, theme)
     return figure
@@ -372,10 +372,10 @@ def _qualities(axes: "Axes", retrainings: pd.DataFrame, metric: str, theme: Them
 
 
 def _label(axes: "Axes", metric: str) -> None:
-    """Label the vertical axis; accuracies are in percent."""
+    """Label the vertical axis; shares are in percent."""
     from matplotlib.ticker import PercentFormatter
 
-    if metric.endswith(ACCURACY):
+    if is_share(metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(ylabel=f"held-out {metric}")
 

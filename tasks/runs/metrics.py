@@ -17,6 +17,10 @@ Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
 ACCURACY = "accuracy"
 _MAX_RARE = 3
+_SHARES = (
+    ACCURACY, "precision", "recall", "selected", "positive_rate", "coverage", "r2", "d2", "pinball_explained",
+)  # fmt: skip
+"""How the names of metrics end that are shown in percent."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,21 @@ def metric_name(metrics: Metrics) -> str:
     return tracker_key(metrics).partition("/")[2].replace("_", " ")
 
 
+def is_share(of: str) -> bool:
+    """Whether the metric `of` is shown in percent: an accuracy, a share of records or of what is explained."""
+    return of.replace(" ", "_").endswith(_SHARES)
+
+
 def format_metric(value: float, of: str, digits: int = 2) -> str:
-    """A value of the metric `of` as text: an accuracy in percent with `digits` decimals, others with three decimals."""
+    """A value of the metric `of` as text: a share in percent with `digits` decimals, others with three decimals."""
     if math.isnan(value):
         return "unknown, as noise drowns it"
-    return f"{value:.{digits}%}" if of.endswith(ACCURACY) else f"{value:.3f}"
+    return percent(value, digits) if is_share(of) else f"{value:.3f}"
+
+
+def format_difference(value: float, of: str) -> str:
+    """A difference or an error of the metric `of` as text: of a share in percentage points, without the word."""
+    return f"{100 * value:.2f}" if is_share(of) else f"{value:.3f}"
 
 
 def describe_metric(metrics: Metrics) -> str:
@@ -154,7 +168,7 @@ def _private_rows(metrics: Metrics) -> Rows:
     if not estimates:
         return [("held-out metrics", NOT_EVALUATED)]
     return (
-        [("held-out metrics", f"{private_words(metrics)}; 95 % intervals")]
+        [("held-out metrics", f"{private_words(metrics)}; 95% intervals")]
         + [
             (f"test {name}", DROWNED if estimate is None else _estimate_text(estimate, name))
             for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
@@ -219,7 +233,7 @@ def _private_text(metrics: Metrics) -> ReportText:
     groups = "".join(map(_groups_text, metrics.get("groups", {}).items()))
     text = (
         f"The held-out records are private. One noised histogram of them was released ({private_words(metrics)}), and"
-        f" all numbers follow from it; each has its 95 % interval, which counts the noise and that these people are a"
+        f" all numbers follow from it; each has its 95% interval, which counts the noise and that these people are a"
         f" sample. {'; '.join(shown)}{'.' if shown else ''}"
     )
     if drowned:
@@ -232,7 +246,7 @@ def _private_text(metrics: Metrics) -> ReportText:
     note = f"{name} on private records it never saw ({private_words(metrics)})"
     if estimate is not None:
         note += (
-            f"; 95 % interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
+            f"; 95% interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
         )
     verdict, warning = _private_verdict(metrics), None if estimate else f"No {name} is known: {DROWNED}."
     if verdict is not None and not verdict.startswith("better"):
@@ -374,7 +388,7 @@ def _class_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     low, high = interval(accuracy, records)
     text = (
         f"On {records:,} held-out records the model was right in <b>{percent(accuracy)}</b> of the cases"
-        f" (95 % confidence interval: {percent(low)} to {percent(high)}). Always naming the most"
+        f" (95% confidence interval: {percent(low)} to {percent(high)}). Always naming the most"
         f" frequent class would be right in {percent(commonest)}."
     )
     if f1 is not None:
@@ -450,7 +464,7 @@ def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
     r2, rmse, mae, mean = (metrics[name] for name in _KINDS["number"].metrics)
     return ReportText(
         percent(r2),
-        f"of the variance explained (R2) on {records:,} records it never saw; always naming their mean: 0 %",
+        f"of the variance explained (R2) on {records:,} records it never saw; always naming their mean: 0%",
         f"On {records:,} held-out records the model explains <b>{percent(r2)}</b> of the variance (R2). It is off by"
         f" {rmse:.4g} (root mean squared) and {mae:.4g} (on average); always naming the mean of these records is off by"
         f" {mean:.4g} (root mean squared).",
@@ -476,7 +490,7 @@ def _count_text(metrics: Metrics, records: int, _: float) -> ReportText:
     return ReportText(
         percent(d2),
         f"of the Poisson deviance explained (D2) on {records:,} records it never saw; always naming their mean:"
-        " 0 %",
+        " 0%",
         f"On {records:,} held-out records the model explains <b>{percent(d2)}</b> of the Poisson deviance (D2): its"
         f" mean is {deviance:.4g}, and {alone:.4g} for always naming the mean of these records. The predicted mean of a"
         f" count is off by {metrics['test_rmse']:.4g} (root mean squared), that of all records by"
@@ -503,7 +517,7 @@ def _quantile_text(metrics: Metrics, records: int, _: float) -> ReportText:
     explained, loss = metrics["test_pinball_explained"], metrics["test_pinball_loss"]
     return ReportText(
         percent(explained),
-        f"of the pinball loss explained (R1) on {records:,} records it never saw; always naming their quantile: 0 %",
+        f"of the pinball loss explained (R1) on {records:,} records it never saw; always naming their quantile: 0%",
         f"On {records:,} held-out records the model explains <b>{percent(explained)}</b> of the pinball loss (R1): its"
         f" mean is {loss:.4g}, and {metrics['constant_pinball_loss']:.4g} for always naming the quantile of these"
         f" records. {percent(metrics['test_coverage'])} of the records are at or below their predicted quantile, where"
@@ -700,7 +714,7 @@ def _kind_in(metrics: Metrics) -> _MetricKind:
 
 def percent(share: float, digits: int = 1) -> str:
     """A share in percent, as text."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{share:.{digits}%}"
 
 
 def _decimals(value: float | None) -> str:

@@ -71,7 +71,7 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
     assert newest == summary
     assert (tmp_path / "artifacts" / newest.page).resolve() == page.resolve()
     template = environment().get_template("audit.html.j2")
-    for caught, words in ((1.0, "noticed practically always<"), (0.9, "a chance of at least 90.0 %<")):
+    for caught, words in ((1.0, "noticed practically always<"), (0.9, "a chance of at least 90.0%<")):
         changed = document | {"power": document["power"] | {"caught": caught}, "curve": []}
         assert words in " ".join(template.render(audit=changed, picture=None).split())
 

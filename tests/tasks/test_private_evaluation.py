@@ -649,10 +649,10 @@ def test_each_place_says_that_its_numbers_are_private(clinic: Visits) -> None:
     root = clinic.place.root
     rows = dict(run_summary(root))
     priced = r"private, epsilon (1|0\.999\d*)"  # as the noise that was found leaves of 1
-    assert re.fullmatch(rf"{priced}; 95 % intervals", rows["held-out metrics"])
+    assert re.fullmatch(rf"{priced}; 95% intervals", rows["held-out metrics"])
     page = " ".join((root / "artifacts/report.html").read_text().split())
     assert re.search(rf"\({priced}\)", page)
-    assert "95 % interval" in page
+    assert "95% interval" in page
     card = load(root / "artifacts/privacy_card.json")
     sent = summary(read(clinic, "metrics.json"), card)
     assert (sent["test/held_out"], sent["test/epsilon"]) == ("private", pytest.approx(1.0, rel=1e-3))

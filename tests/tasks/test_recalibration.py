@@ -99,7 +99,7 @@ def test_curves_and_thresholds_have_intervals_wherever_they_are_shown(underconfi
     shown = [one["threshold"] for one in metrics["thresholds"]]
     assert shown == pytest.approx((1 / (1 + np.exp(-odds[3::4] / temperature))).tolist())
     page = " ".join((underconfident.root / "artifacts/report.html").read_text().split())
-    assert "the observed share by predicted probability, with 95 % intervals" in page.lower()
+    assert "the observed share by predicted probability, with 95% intervals" in page.lower()
     assert page.count("<tr><td>") >= 7 and "Where the second class is predicted" in page
     tables = curve_tables(metrics)
     assert {"predicted", "observed_value", "observed_low", "observed_high"} <= set(tables["calibration"])

@@ -104,10 +104,10 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     caught = float(risk.max_detection_rate(promised, 0.01))
     assert caught < DELTA + 0.01 * math.exp(spent)  # what the single point would allow
     assert f"epsilon = {rounded_up(spent)}" in text
-    assert f"{math.ceil(1000 * caught) / 10:.1f} % of those that were" in text
-    assert f"right in at most {math.ceil(1000 * (0.5 + risk.advantage(promised) / 2)) / 10:.1f} %" in text
+    assert f"{math.ceil(1000 * caught) / 10:.1f}% of those that were" in text
+    assert f"right in at most {math.ceil(1000 * (0.5 + risk.advantage(promised) / 2)) / 10:.1f}%" in text
     assert f"{rounded_up(risk.gaussian_mu(promised), 3)}-Gaussian differential privacy" in text
-    assert "80.0 %" in text
+    assert "80.0%" in text
     assert "This run is not private" not in text
     assert finished.card.signature.public_key in text
 

@@ -15,6 +15,7 @@ from tasks.comparing.report import (
     METRIC_COLUMNS,
     ComparisonReport,
     beside,
+    by_epsilon,
     log_comparison,
     published_table,
     read_published,
@@ -26,6 +27,7 @@ from tasks.comparing.report import (
 )
 from tasks.comparing.work import ComparisonWork
 from tasks.config.params import ParamsRefusedError
+from tasks.reporting.figures import LIGHT
 from tests.support.comparisons import document, run_here, small
 from tests.support.offline_run import read_records
 
@@ -73,7 +75,7 @@ def test_a_single_trial_has_no_standard_error(done: ComparisonReport) -> None:
     alone = summary(done.table.iloc[:1])
     assert alone["accuracy_stderr"].isna().all()
     (table,) = [table for table in result_tables(alone) if table.title.startswith("Accuracy")]
-    assert table.rows == [["DP-SGD", f"{done.table['accuracy'].iloc[0]:.4f}"]]
+    assert table.rows == [["DP-SGD", f"{100 * done.table['accuracy'].iloc[0]:.2f}%"]]
 
 
 def test_methods_are_down_and_epsilons_across(done: ComparisonReport) -> None:
@@ -83,6 +85,28 @@ def test_methods_are_down_and_epsilons_across(done: ComparisonReport) -> None:
     assert [row[0] for row in accuracy.rows] == ["DP-SGD", "plain"]
     assert all(" ± " in text for text in accuracy.rows[0][1:])
     assert objective.title.startswith("Objective")
+
+
+@pytest.mark.parametrize("name", ["report.html", "page.md"])
+def test_a_page_shows_accuracies_in_percent_and_their_errors_in_points(
+    work: ComparisonWork, done: ComparisonReport, name: str
+) -> None:
+    text = (work.place.folder / name).read_text()
+    for total in done.totals[done.totals["method"] == "dp_sgd"].to_dict("records"):
+        mean, error = 100 * total["accuracy_mean"], 100 * total["accuracy_stderr"]
+        assert f"{mean:.2f}% ± {error:.2f}" in text
+        assert f"{total['accuracy_mean']:.4f}" not in text
+        assert f"{total['objective_mean']:.5f} ± {total['objective_stderr']:.5f}" in text
+    assert "in percentage points" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("metric", "tick"), [("accuracy", "40.0%"), ("perplexity", "0.4")])
+def test_the_axis_of_an_accuracy_is_in_percent(metric: str, tick: str) -> None:
+    total = {"dataset": "digits", "model": "softmax", "label": "DP-SGD", "epsilon": [1.0, 4.0]}
+    totals = pd.DataFrame(total | {f"{metric}_mean": [0.2, 0.6], f"{metric}_stderr": 0.01})
+    axes = by_epsilon(totals, metric, LIGHT, words=metric).axes[0]
+    axes.set_yticks([0.2, 0.4, 0.6])
+    assert axes.yaxis.get_major_formatter().format_ticks([0.2, 0.4, 0.6])[1] == tick
 
 
 def test_a_gap_is_to_the_least_on_the_same_records() -> None:
@@ -141,7 +165,9 @@ def test_published_numbers_stand_beside_ours(work: ComparisonWork, done: Compari
     assert rows["difference"].iloc[0] == pytest.approx(ours - 0.5)
     assert rows["ours"].notna().tolist() == [True, True, False]
     shown = published_table(rows).rows
-    assert shown[0][5] == "0.5"
+    assert shown[0][5] == "50.00%"
+    assert shown[0][7] == f"{100 * (ours - 0.5):+.2f} points"
+    assert shown[1][5] == "2"
     assert shown[2][6] == "not run"
 
 

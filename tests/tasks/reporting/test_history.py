@@ -253,13 +253,22 @@ def test_a_retraining_without_a_model_has_a_cost_and_no_accuracy() -> None:
     assert points == [[[1.0, 0.5], [3.0, 0.52]], [[9.0, 0.9]]]
 
 
-def test_what_is_no_accuracy_is_called_by_its_name_and_is_in_no_percent() -> None:
+def test_what_is_explained_of_the_variance_is_in_percent_as_on_the_page_of_a_run() -> None:
     past = History(nothing().blocks, some_retrainings(4), metric="r2")
+    draw, words = drawings(past)["retrainings"]
+    assert words.startswith("Held-out r2 of 4 models over 4 periods, from 50.0% to 90.0%")
+    assert isinstance(draw(LIGHT).axes[0].yaxis.get_major_formatter(), PercentFormatter)
+    (row, *_) = history_variables(past, read=1)["retrainings"]  # type: ignore[misc]
+    assert row["quality"] == "90.0%"
+
+
+def test_what_is_no_share_is_called_by_its_name_and_is_in_no_percent() -> None:
+    past = History(nothing().blocks, some_retrainings(4), metric="micro f1")
     (draw, words), (_, against) = drawings(past)["retrainings"], drawings(past)["quality"]
-    assert words.startswith("Held-out r2 of 4 models over 4 periods, from 0.500 to 0.900")
+    assert words.startswith("Held-out micro f1 of 4 models over 4 periods, from 0.500 to 0.900")
     axes = draw(LIGHT).axes[0]
-    assert axes.get_ylabel() == "held-out r2" and against.startswith("Held-out r2")
-    axes = quality_figure(past.retrainings, metric="r2", theme=LIGHT).axes[0]
+    assert axes.get_ylabel() == "held-out micro f1" and against.startswith("Held-out micro f1")
+    axes = quality_figure(past.retrainings, metric="micro f1", theme=LIGHT).axes[0]
     assert not isinstance(axes.yaxis.get_major_formatter(), PercentFormatter)
     (row, *_) = history_variables(past, read=1)["retrainings"]  # type: ignore[misc]
     assert row["quality"] == "0.900"

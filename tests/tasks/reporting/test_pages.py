@@ -1,5 +1,6 @@
 """Pages as a person sees them: the ledger's and a run's, at phone width too, and what the ledger's page says."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import text as sentences
 from algorithms.privacy.ledger import Composition, Ledger
 from tasks.ledger_page import page
-from tasks.reporting import environment
 from tests.support.browser import seen
 from tests.support.checkout import PROJECT, Checkout
 
@@ -128,12 +128,26 @@ def test_the_report_of_a_run_is_readable_on_a_phone(finished_once: Checkout, tmp
     assert (found.wide, found.faint, found.complaints) == (0, [], [])
 
 
-def test_a_page_breaks_no_line_before_a_percent_sign() -> None:
-    words = "right in 13.0 % of 100 cases, 5 percent"
-    assert environment().from_string("{{ words }}").render(words=words) == words.replace(
-        "13.0 %", "13.0\u00a0%"
-    )
-    assert environment(markdown=True).from_string("{{ words }}").render(words=words) == words
+def test_percentages_are_written_without_a_space() -> None:
+    """Every text of the product that a person may see: templates, and strings that are no docstrings."""
+    wrong = []
+    for path in sorted(
+        path for folder in ("tasks", "flows", "algorithms") for path in (PROJECT / folder).rglob("*")
+    ):
+        if path.suffix == ".j2":
+            texts = re.sub(r"{%.*?%}", "", path.read_text(), flags=re.DOTALL).splitlines()
+        elif path.suffix == ".py":
+            tree = ast.parse(path.read_text())
+            said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            texts = [
+                str(node.value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+            ]
+        else:
+            continue
+        wrong += [f"{path}: {text}" for text in texts if re.search(r"^ %|\d(?: |&nbsp;|\u00a0)%|}} %", text)]
+    assert not wrong
 
 
 def test_the_look_itself_finds_what_is_wide_and_faint(tmp_path: Path) -> None:
