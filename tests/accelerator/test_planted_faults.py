@@ -66,9 +66,9 @@ def test_a_pinned_buffer_that_is_overwritten_before_its_copy(
 
 
 def test_a_tensor_of_the_host_in_a_sum(sim: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "total += torch.where(is_right, found, 0.0)"
+    line = "total += torch.where(is_right, part, 0.0)"
     plant(
-        monkeypatch, UnnoisedQueries._sum_on_device, line, "total += torch.where(is_right, found, 0.0).cpu()"
+        monkeypatch, UnnoisedQueries._sum_on_device, line, "total += torch.where(is_right, part, 0.0).cpu()"
     )
     with pytest.raises(QueryFailedError, match="at least two devices, sim:0 and cpu"):
         record("dp_sgd")

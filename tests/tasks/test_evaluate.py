@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from algorithms.model_facts import ModelFacts
 from algorithms.models import Model
 from algorithms.models.objectives import as_they_are
 from data.targets import Classes
@@ -44,7 +45,10 @@ def test_a_model_of_padded_texts_gives_what_it_gave_in_training(ids: Any) -> Non
     torch.testing.assert_close(torch.from_numpy(evaluated.scores).double(), expected.softmax(1).double())
 
     trained: Any = module
-    module.facts, module.classes = {}, ("no", "yes")
+    module.facts, module.classes = (
+        ModelFacts(model="encoded", input_shape=(4,), classes=("no", "yes")),
+        ("no", "yes"),
+    )
     predicted = _predict_batch(trained, None, ("0",) * len(ids), features)
     torch.testing.assert_close(torch.from_numpy(predicted.scores).double(), expected.softmax(1).double())
 

@@ -278,7 +278,7 @@ def test_audits_and_searches_are_refused_once_and_before_prefect(
 
 def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prefect", None)
-    monkeypatch.setattr("tasks.auditing.tested", lambda **_: [])  # of the mechanisms alone
+    monkeypatch.setattr("tasks.auditing.audit_mechanisms", lambda **_: [])  # of the mechanisms alone
     few = ("--runs", "8", "--canaries", "8", "--workers", "1")
     audited = call("audit", "--method", "majority", *few)
     assert audited.exit_code == 0, audited.output
