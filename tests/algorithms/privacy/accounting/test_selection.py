@@ -21,6 +21,7 @@ from algorithms.privacy.accounting.epsilon import (
 )
 from algorithms.privacy.accounting.event_rules import EitherDpEvent
 from algorithms.privacy.accounting.events import Trials, all_shown, event_from_json, event_to_json, trials_of
+from algorithms.privacy.accounting.pairs import shift_of_selection
 from tests.support.soak import soak_but
 
 QUIET, LOUD, ONE = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)], [(GaussianDpEvent(2.0), 1)]
@@ -52,20 +53,22 @@ def released(centre: float, std: float) -> np.ndarray:
     return found
 
 
+def numbers_of(mean: float, shape: float) -> tuple[np.ndarray, np.ndarray]:
+    """The possible numbers of trials, from 1 on, and their chances."""
+    numbers = np.arange(1, 800)
+    if math.isinf(shape):
+        return numbers, stats.poisson(mean).pmf(numbers)
+    if mean == 1:
+        return numbers, 1.0 * (numbers == 1)
+    gamma = _gamma_truncated_negative_binomial(shape, mean)
+    if shape == 0:
+        return numbers, stats.logser(1 - gamma).pmf(numbers)
+    return numbers, stats.nbinom(shape, gamma).pmf(numbers) / (1 - gamma**shape)
+
+
 def best(centre: float, mean: float, shape: float, score: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """The chances of each of Y to be the best of trials that each release one number with noise of 2."""
-    order, numbers = np.argsort(score(Y), kind="stable"), np.arange(1, 800)
-    if math.isinf(shape):
-        chances = stats.poisson(mean).pmf(numbers)
-    elif mean == 1:
-        chances = 1.0 * (numbers == 1)
-    else:
-        gamma = _gamma_truncated_negative_binomial(shape, mean)
-        chances = (
-            stats.nbinom(shape, gamma).pmf(numbers) / (1 - gamma**shape)
-            if shape
-            else stats.logser(1 - gamma).pmf(numbers)
-        )
+    order, (numbers, chances) = np.argsort(score(Y), kind="stable"), numbers_of(mean, shape)
     one = released(centre, 2.0)
     reached = np.empty_like(one)
     reached[order] = np.cumsum(one[order])
@@ -91,7 +94,10 @@ SCORED = [(*law, score) for law in LAWS for score in (np.positive, _least, np.ab
 
 @pytest.mark.parametrize(
     ("mean", "shape", "score"),
-    soak_but([*SCORED[::4], (1.0, 1.0, np.positive)], SCORED),
+    soak_but(
+        [*SCORED[::4], (6.0, 0.0, np.abs), (6.0, math.inf, np.abs)],
+        SCORED,
+    ),
 )
 def test_the_best_never_tells_more_than_its_profile(
     mean: float, shape: float, score: Callable[[np.ndarray], np.ndarray]
@@ -104,6 +110,24 @@ def test_the_best_never_tells_more_than_its_profile(
             exact = hockey_stick(some, other, at)
             assert exact <= bound(at, side) * (1 + 1e-4) + 1e-9
             assert mean > 1 or exact == pytest.approx(bound(at, side), rel=1e-2, abs=1e-9)
+
+
+@pytest.mark.parametrize(("mean", "shape"), [law for law in LAWS if law[0] > 1])
+def test_the_best_exceeds_one_trial_by_as_much_as_the_worst_score_makes_it(mean: float, shape: float) -> None:
+    """Over all sets of the better results of a trial: by how much the number of trials favours one neighbour."""
+    reached = np.linspace(-9, 9, 4_001)
+    numbers, chances = numbers_of(mean, shape)
+    favours = [
+        np.log(np.polynomial.polynomial.polyval(stats.norm.cdf(reached + moved), numbers * chances))
+        for moved in (0.0, 1.0)
+    ]
+
+    def deltas(at: np.ndarray) -> np.ndarray:
+        found: np.ndarray = stats.norm.cdf(0.5 - at) - np.exp(at) * stats.norm.cdf(-0.5 - at)
+        return found
+
+    shift = shift_of_selection(Trials(mean, shape).event([ONE]), deltas)
+    assert shift == pytest.approx(float(np.max(favours[1] - favours[0])), rel=1e-3)
 
 
 @pytest.mark.parametrize(("adjacency", "moved"), [(ADD_OR_REMOVE_ONE, 1.0), (REPLACE_ONE, 2.0)])
