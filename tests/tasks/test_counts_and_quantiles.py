@@ -262,7 +262,8 @@ def test_estimators_take_the_losses() -> None:
     common = {"epsilon": 8, "bounds": (0, 1), "target_bounds": (0, 40), "steps": 40}
     mean = DPRegressor(loss="poisson", **common).fit(X, y).predict(X)
     high = DPRegressor(loss="quantile", quantile=0.9, **common).fit(X, y).predict(X)
-    assert abs(mean.mean() - y.mean()) < 0.6 and np.corrcoef(mean, X[:, 0])[0, 1] > 0.8
+    # 40 steps end 0.47 above, with a deviation of 0.07 between fits; a constant of no use is 5 off.
+    assert abs(mean.mean() - y.mean()) < 0.9 and np.corrcoef(mean, X[:, 0])[0, 1] > 0.8
     assert 0.8 < (y <= high).mean() < 0.98
     for wrong, words in (
         ({"loss": "poison"}, "squared_error, poisson, quantile"),
