@@ -199,15 +199,16 @@ def spellings_of_schema(path: Path) -> Document:
     """
     schema = read_json(path)
     missing = schema.get("missingValues", [])
-    marks = {field.get("decimalChar", ".") for field in schema["fields"] if field.get("type") == "number"}
+    marks = [field.get("decimalChar", ".") for field in schema["fields"] if field.get("type") == "number"]
     if not isinstance(missing, list) or not all(isinstance(one, str) for one in missing):
         raise ParamsRefusedError(f'{path}: missingValues must be a list of texts; write it as in ["", "NA"].')
-    if len(marks) > 1 or not marks <= {".", ","}:
+    if any(mark not in (".", ",") or mark != marks[0] for mark in marks):
         raise ParamsRefusedError(
             f"{path}: decimalChar must be a point or a comma, the same for all numbers; change it."
         )
-    decimal = {"decimal": ","} if marks == {","} else {}
-    return decimal | ({"missing": list(dict.fromkeys(["", *missing]))} if missing else {})
+    decimal = {"decimal": ","} if "," in marks else {}
+    spellings = dict.fromkeys(["", *(text.strip() for text in missing)])  # values are trimmed, too
+    return decimal | ({"missing": list(spellings)} if missing else {})
 
 
 def _with_enum(field: Document) -> Document:

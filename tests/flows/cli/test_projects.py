@@ -409,7 +409,7 @@ def test_a_file_of_tabs_is_read_by_them(schema: str, tmp_path: Path) -> None:
 def test_a_schema_says_how_missing_values_and_decimals_are_written(schema: str, tmp_path: Path) -> None:
     document = json.loads(Path(schema).read_text())
     document["fields"][0] |= {"type": "number", "decimalChar": ","}
-    Path(schema).write_text(json.dumps(document | {"missingValues": ["NA", "-"]}))
+    Path(schema).write_text(json.dumps(document | {"missingValues": ["NA", " - "]}))
     made = call("init", "clinic", "--from", schema, "--at-most", "900")
     assert made.exit_code == 0, made.output
     reader = data_card("clinic", tmp_path / "clinic/data/cards").reader
@@ -421,6 +421,7 @@ def test_a_schema_says_how_missing_values_and_decimals_are_written(schema: str, 
     [
         ({"missingValues": "NA"}, "must be a list of texts"),
         ({"decimalChar": "'"}, "must be a point or a comma"),
+        ({"decimalChar": [","]}, "must be a point or a comma"),
     ],
 )
 def test_spellings_that_no_card_declares_are_refused(schema: str, keys: dict[str, str], words: str) -> None:
