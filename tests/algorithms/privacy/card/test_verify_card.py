@@ -7,8 +7,9 @@ import random
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,22 @@ def test_hostile_numbers_are_no_guarantee(
     (tmp_path / "privacy_card.json").write_bytes(sign(document, KEY))
     assert verify_card.main([str(tmp_path)]) in (1, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_card_that_would_be_gigabytes_when_indented_is_refused_in_little_memory(
+    built: PrivacyCard, tmp_path: Path
+) -> None:
+    """Of 200,000 numbers at a depth of 200, each on a line of 400 spaces."""
+    document = built.to_json()
+    deep = reduce(lambda inner, _: [inner], range(200), [0] * 200_000)
+    document["mechanism"]["settings"] = {"deep": deep}
+    (tmp_path / "privacy_card.json").write_text(json.dumps(document))
+    tracemalloc.start()
+    try:
+        assert verify_card.main([str(tmp_path)]) == 2
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.timeout(120)
