@@ -125,8 +125,11 @@ def _score_cost_text(option: "tuning.SearchPlan", people: int) -> str:
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     costs = ", ".join(f"{_text(cost)} {BY[name]}" for name, cost in plan.epsilon.items())
+    features = (settings.features_settings or {}).get("name", "none")
+    learned = f"{features}: learned by a release before training, which the epsilon below counts"
     return [
         ("data set", settings.data.dataset),
+        *([] if features == "none" else [("features", learned)]),
         ("algorithm", settings.algorithm_name),
         ("steps", f"{plan.steps:,}"),
         ("sampling rate", f"{plan.sampling_rate:.4g}"),

@@ -173,6 +173,20 @@ def test_the_plan_says_it(spoiled: Visits) -> None:
     assert "one step moves the parameters" in out.getvalue()
 
 
+def test_the_plan_names_the_features_that_are_learned(visits: Visits) -> None:
+    place = visits.place
+    visits.prepare(CARD)
+    place.set("data", dataset="visits")
+    plain = params.load(place.root / "params.yaml", reads=GROUPS)
+    place.set("features", name="centred", mean_noise=20.0)
+    place.set("model", name="unit_linear")
+    settings = params.load(place.root / "params.yaml", reads=GROUPS)
+    for some, words in ((plain, None), (settings, "centred: learned by a release before training")):
+        table = cost_table(preview_run(place.root, some), some)
+        rows = dict(zip(*(column.cells for column in table.columns), strict=True))
+        assert "features" not in rows if words is None else rows["features"].startswith(words)
+
+
 def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits) -> None:
     place = visits.place
     visits.prepare(CARD.replace("holdout: public", "composition: {kind: renyi, runs: 10}\nholdout: public"))
