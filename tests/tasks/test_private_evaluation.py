@@ -772,7 +772,7 @@ def test_metrics_are_given_by_a_column_that_the_model_ignores(
     lines = [
         f"{price:.4f},{region},{kind}"
         for price, region, kind in rows
-        for _ in range(2 if region == "north" else 1)
+        for _ in range(5 if region == "north" else 1)
     ]
     (workspace.root / "fruit.csv").write_text("\n".join(["price,region,kind", *lines]) + "\n")
     unseen = {"name": "region", "kind": "ignored", "categories": ["north", "south"]}
@@ -781,6 +781,7 @@ def test_metrics_are_given_by_a_column_that_the_model_ignores(
         "fruit.csv", model={"name": "softmax"}, reader=reader, holdout="private", records={"at_most": 9000}
     )
     workspace.set("privacy", epsilon=8.0, evaluation={"by": ["region"]})
+    workspace.set("algorithm", steps=200, update={"learning_rate": 1.0})
     finish(workspace)
     groups = json.loads((workspace.root / "artifacts/metrics.json").read_text())["groups"]["region"]
     accuracy = {one["group"]: one["accuracy"]["value"] for one in groups}
