@@ -18,7 +18,7 @@ from scipy.stats import binom
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.mechanism_plds import GroupPLD, ReversedPLD
-from algorithms.privacy.accounting.pld import sketch
+from algorithms.privacy.accounting.pld import PLDSum, sketch
 
 _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
@@ -117,7 +117,7 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     for order in orders:
         for whole in {math.floor(order), math.ceil(order)} - log_moments.keys():
             log_moments[whole] = _group_moment(multiplier, rate, count, whole)
-    back = sketch([(ReversedPLD(GroupPLD(multiplier, rate, count)), 1)], _MIN_TAIL)
+    back = _sketch_of_added_group(multiplier, rate, count)
     max_loss = -count * math.log1p(-rate)
     divergences = []
     for order in orders:
@@ -128,6 +128,12 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     return np.array(divergences)
 
 
+@lru_cache(maxsize=64)
+def _sketch_of_added_group(multiplier: float, rate: float, count: int) -> PLDSum:
+    return sketch([(ReversedPLD(GroupPLD(multiplier, rate, count)), 1)], _MIN_TAIL)
+
+
+@lru_cache(maxsize=4096)
 def _group_moment(multiplier: float, rate: float, count: int, order: int) -> float:
     """log E_Q (P/Q)^order, by the trapezoid rule."""
     numbers = np.arange(count + 1)

@@ -16,7 +16,9 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events
 
 ORDERS = (1.25, 1.5, 1.75, *range(2, 65), 80, 96, 128, 192, 256, 384, 512)
-"""The Rényi orders to choose from."""
+"""Rényi orders over the whole range that one is chosen from."""
+_TENTHS = tuple(tenths / 10 for tenths in range(11, 320))
+"""Where a whole order more or less changes the price by a few percent, tenths are tried, too."""
 MAX_SINGLE_RATIO = 1.5
 """The most that one run may take of the cap, as a multiple of its own epsilon, for a Rényi composition to be chosen."""
 MAX_SHARE_OF_CAP = 0.5
@@ -70,7 +72,7 @@ def choose_composition(
         ...     10, cost=Budget(1.0, 1e-5), events=events, adjacency="ADD_OR_REMOVE_ONE", cap=Budget(10.0, 1e-5)
         ... )
         >>> str(chosen.composition), round(chosen.all, 1)
-        ('Rényi at order 8.0', 3.5)
+        ('Rényi at order 7.7', 3.4)
     """
     epsilon_of_person = cost.epsilon * blocks_per_person
     sums = epsilon_of_person * runs
@@ -82,8 +84,8 @@ def choose_composition(
         return basic("no-bound")
     chosen: list[ChosenComposition] = []
     is_affordable = False
-    for order in ORDERS:
-        composition = Composition("renyi", float(order))
+    for order in sorted({*map(float, ORDERS), *_TENTHS}):
+        composition = Composition("renyi", order)
         try:
             price = composition.price(cost, events, adjacency, together)
         except RefusedError:  # this order bounds an event by nothing
@@ -124,4 +126,4 @@ def explain(choice: ChosenComposition, runs: int) -> str:
         case "half-of-the-cap":
             return f"under Rényi one run would take more than {MAX_SHARE_OF_CAP:.0%} of the cap"
         case "no-bound":
-            return "Rényi needs a cap with a delta above 0, and runs with noise"
+            return "Rényi needs a cap with a delta above 0 and below 1, and runs with noise"

@@ -10,6 +10,9 @@ from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import PureDpEvent, RenyiDpEvent, schedule_to_json
 from algorithms.privacy.ledger import ChosenComposition, Composition, choose_composition, explain
 from algorithms.privacy.ledger.composition import BASIC
+from data.card import data_card
+from tasks.config.new_project import Declared
+from tasks.config.overrides import recipe
 
 DELTA = 1e-5
 
@@ -41,8 +44,8 @@ def test_no_other_order_makes_the_planned_gaussians_cheaper(runs: int) -> None:
     assert order is not None and choice.reason == "costs-less"
     assert choice.one == pytest.approx(renyi_epsilon(order, rho))
     assert choice.all == pytest.approx(renyi_epsilon(order, runs * rho))
-    others = [other for other in range(2, 65) if renyi_epsilon(other, rho) <= 0.45]
-    assert choice.all <= min(renyi_epsilon(other, runs * rho) for other in others) + 1e-9
+    others = [tenths / 10 for tenths in range(15, 640) if renyi_epsilon(tenths / 10, rho) <= 0.45]
+    assert choice.all <= 1.0005 * min(renyi_epsilon(other, runs * rho) for other in others)
     assert choice.all < choice.sums == pytest.approx(0.3 * runs)
 
 
@@ -70,12 +73,29 @@ def test_one_run_never_takes_more_than_the_limits_and_ten_never_more_than_their_
     assert choice.reason == expected
 
 
-def test_ten_runs_at_epsilon_1_take_at_most_4_of_a_cap_with_their_deltas() -> None:
-    def event(noise: float) -> dp.DpEvent:
-        return dp.PoissonSampledDpEvent(0.125, dp.GaussianDpEvent(noise))
+@pytest.mark.parametrize(
+    ("by_numbers", "at_most"),
+    [(False, 32_561), (True, 32_561), (False, 48_842), (False, 1000)],
+    ids=["recipe", "by-numbers", "of all", "a thousand"],
+)
+def test_ten_runs_of_adult_at_epsilon_1_take_at_most_4_of_a_cap(by_numbers: bool, at_most: int) -> None:
+    """At the delta of a run and the cap that `init` declares for so many records."""
+    adult, declared = data_card("adult"), Declared("adult", {"kind": "csv"}, {}, at_most)
+    settings = recipe(adult, "dp_sgd", 1.0, by_numbers=by_numbers).settings
+    rate, steps = settings["expected_batch_size"] / adult.records.train, settings["steps"]
 
-    noise = calibrate(lambda noise: [(event(noise), 400)], Budget(1.0, DELTA))
-    assert chosen(10, event(noise), 400, epsilon=1.0, cap=Budget(10.0, 10 * DELTA)).all <= 4.0
+    def event(noise: float) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
+
+    noise = calibrate(lambda noise: [(event(noise), steps)], Budget(1.0, declared.delta))
+    choice = choose_composition(
+        10,
+        cost=Budget(1.0, declared.delta),
+        events=schedule_to_json([(event(noise), steps)]),
+        adjacency="ADD_OR_REMOVE_ONE",
+        cap=Budget(declared.cap, declared.delta_cap),
+    )
+    assert choice.reason == "costs-less" and choice.one <= 1.5 and choice.all <= 4.0
 
 
 @pytest.mark.parametrize(
