@@ -77,6 +77,7 @@ PLAIN = Words(
     names={
         "method.kind": "the method",
         "learned.kind": "the kind of learned features",
+        "population.cap": "the cap of the population",
         "population.composition": "the composition of the population",
         "plan.remedy": "calibrate again",
         "run.remedy": "run again",

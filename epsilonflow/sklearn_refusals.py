@@ -8,6 +8,8 @@ ESTIMATORS = Words(
     names=FIT.names,
     sentences={
         **FIT.sentences,
+        "accountant_without_bound": "these releases have no bound by PLD, by which estimators count; give another"
+        " method.",
         "answer_short_of_memory": "memory did not suffice for an answer; free some, or train where there is more.",
         "no_bound_by_pld": "no bound is known by PLD, by which estimators count, for {mechanism}; give another method.",
         "not_purely_private": "delta is 0, and the noise of a release ({mechanism}) is not purely private; set delta"

@@ -272,7 +272,7 @@ def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> P
         if low < _MIN_EPSILON:
             raise RefusedError(
                 f"no noise keeps an attacker with {attack.false_alarms:g} false alarms below {attack.caught:g} here;"
-                " allow him more, or take fewer steps."
+                " set privacy.target.caught to more, or algorithm.steps to less."
             )
         plan = at(low)
     while low == high < _MAX_EPSILON:

@@ -14,6 +14,7 @@ PIPELINE = Words(
     names={
         "method.kind": "algorithm.name",
         "learned.kind": "features.name",
+        "population.cap": "the data card's cap",
         "population.composition": "the data card's composition",
         "plan.remedy": "run the calibrate stage again",
         "run.steps": "all stages",

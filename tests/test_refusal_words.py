@@ -231,6 +231,46 @@ def test_in_python_a_refusal_names_arguments_that_exist(
     assert unknown == []
 
 
+COUNTING = ("privacy/accounting/", "privacy/ledger/composition.py", "core/calibration.py")
+"""Where it is decided what a run costs, by the beginnings of paths."""
+OF_THE_PLAN = {"not_the_next_release", "no_further_release"}
+"""Codes of a method that does not do what it planned, which no setting changes."""
+OF_CODE = {
+    "the event 7 has a rule already",
+    "the event 7 is not one of 7",
+    "an event's field must be a number",
+    "7 is planned 7 times",
+    "a Rényi filter needs an order above 1",
+    "7 counts a run by its events",
+    "the adjacency 7 is not known",
+    "epsilon must be at least 0",
+    "delta must lie between 0 and 1",
+}
+"""How refusals of a wrong argument in Python begin."""
+
+
+def test_every_refusal_of_an_accountant_names_a_setting_or_the_document_to_check() -> None:
+    calls = [
+        node
+        for path, tree in trees().items()
+        if path.startswith(COUNTING)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("RefusedError")
+    ]
+    silent = []
+    for call in calls:
+        code, text = (
+            next((key.value for key in call.keywords if key.arg == "code"), None),
+            _text(call.args[0]),
+        )
+        names_setting = code is not None and re.search(r"\{\w+\.[\w.]+\}|\{setting\}", text)
+        if not names_setting and "document" not in text and (code is None or _text(code) not in OF_THE_PLAN):
+            silent.append(text)
+    assert len(calls) > 40
+    assert [text for text in silent if not text.startswith(tuple(OF_CODE))] == []
+    assert all(any(text.startswith(known) for text in silent) for known in OF_CODE)
+
+
 def _texts(tree: ast.Module) -> Iterator[str]:
     """The texts of a module that have several words; docstrings are for its readers."""
     passed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}

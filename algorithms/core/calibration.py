@@ -107,17 +107,22 @@ def plan_fixed(
         noise_multiplier = calibrated_multiplier(releases, target, facts, sampled, adjacency=adjacency)
     schedule = [*events_before(target, facts, sampled), *events_of(releases(noise_multiplier))]
     costs = by_accountants(schedule, target.budget.delta, adjacency_named(adjacency))
+    if not costs:
+        raise RefusedError(
+            "no accountant has a bound for these releases; set {method.kind} to another.",
+            code="releases_without_bound",
+        )
     if target.accountant not in costs:
         raise RefusedError(
-            "the accountant {accountant!r} has no bound for these releases; choose {choices}.",
+            "the accountant {accountant!r} has no bound for these releases; set {target.accountant} to {choices}.",
             code="accountant_without_bound",
             accountant=target.accountant,
-            choices=" or ".join(costs) or "other releases",
+            choices=" or ".join(costs),
         )
     if costs[target.accountant] > target.budget.epsilon * (1 + 1e-9):
         raise RefusedError(
-            "the releases cost epsilon {cost:g}, the target is {epsilon:g}; ask for more epsilon or more"
-            " noise.",
+            "the releases cost epsilon {cost:g}, the target is {epsilon:g}; set {target.epsilon} to more, or"
+            " take more noise.",
             code="releases_above_target",
             cost=costs[target.accountant],
             epsilon=target.budget.epsilon,
@@ -152,7 +157,7 @@ def calibrated_multiplier(
     """
     if target.budget.epsilon > MAX_EPSILON:
         raise RefusedError(
-            "epsilon {epsilon:g} is beyond {largest:g} and promises nothing; give a smaller one.",
+            "epsilon {epsilon:g} is beyond {largest:g} and promises nothing; set {target.epsilon} to less.",
             code="epsilon_promises_nothing",
             epsilon=target.budget.epsilon,
             largest=MAX_EPSILON,
@@ -166,7 +171,7 @@ def calibrated_multiplier(
     if alone > budget.epsilon:
         raise RefusedError(
             "what is released before the first step costs epsilon {alone:.4g}, and {epsilon:g} was asked for; raise"
-            " {setting}, or ask for more epsilon.",
+            " {setting} or {target.epsilon}.",
             code="budget_spent_before_steps",
             alone=alone,
             epsilon=budget.epsilon,
@@ -272,7 +277,7 @@ def plan_evaluation(
     if not isfinite(plan.cost.epsilon):
         raise RefusedError(
             "held-out records are private, and a run without noise says nothing of how much they may lose;"
-            " take a method with noise.",
+            " set {method.kind} to one with noise.",
             code="evaluation_without_noise",
         )
     if wanted is not None and wanted > target.epsilon * (1 + SLACK):

@@ -144,22 +144,22 @@ def plan_fixed_noise(
     if not remaining_budget([]):
         min_epsilon = min(conversion(order, delta) for order in _ORDERS)
         raise RefusedError(
-            "{asked} is not above {smallest:.4g}, what a Rényi filter costs at any noise; ask for a larger"
-            " epsilon, or give {method.public_norms}.",
+            "{asked} is not above {smallest:.4g}, what a Rényi filter costs at any noise; set"
+            " {target.epsilon} to more, or give {method.public_norms}.",
             code="below_filter",
             asked=target_words,
             smallest=min_epsilon,
         )
     if not remaining_budget(target.prior_events):
         raise RefusedError(
-            "{asked} leaves nothing beside the learned features; raise their noise or epsilon.",
+            "{asked} leaves nothing beside the learned features; raise their noise or {target.epsilon}.",
             code="features_take_budget",
             asked=target_words,
         )
     limits = remaining_budget(others)
     if not limits:
         raise RefusedError(
-            "{asked} leaves nothing beside the releases of norms; raise {noise} or epsilon, or give"
+            "{asked} leaves nothing beside the releases of norms; raise {noise} or {target.epsilon}, or give"
             " {method.public_norms}.",
             code="norms_take_budget",
             asked=target_words,
@@ -168,8 +168,8 @@ def plan_fixed_noise(
     noise_multiplier = find_min_noise(lambda noise: [(event(noise), steps)], limits)
     if noise_multiplier is None:
         raise RefusedError(
-            "no noise multiplier up to {largest:.0e} fits in what {asked} leaves for the steps; ask for a"
-            " larger epsilon, or more noise in what is released beside them.",
+            "no noise multiplier up to {largest:.0e} fits in what {asked} leaves for the steps; set"
+            " {target.epsilon} to more, or take more noise in what is released beside them.",
             code="no_noise_fits_rest",
             largest=MAX_NOISE,
             asked=target_words,

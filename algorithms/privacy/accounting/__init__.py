@@ -67,7 +67,9 @@ class Budget:
         """Raises RefusedError unless it can be spent adaptively: a finite epsilon above 0 and delta in (0, 1)."""
         if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
             raise RefusedError(
-                "{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1).",
+                "epsilon {epsilon:g} at delta {delta:g} is no budget that a run can spend on the way; set"
+                " {target.epsilon} to a finite number above 0, and {target.delta} above 0 and below 1.",
                 code="budget_not_spendable",
-                budget=self,
+                epsilon=self.epsilon,
+                delta=self.delta,
             )

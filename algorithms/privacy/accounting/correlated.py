@@ -150,8 +150,12 @@ def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
     if not 0 < len(event.coefficients) <= event.parts:  # the columns of one record overlap
         bands = "a tree" if event.leaves else f"{len(event.coefficients) or event.steps} bands"
         raise RefusedError(
-            f"a sample from each of {event.parts} parts was asked for with the noise of {bands}; its gain is proven for"
-            " Toeplitz strategies of no more bands than parts: give more parts, fewer bands, or a fixed order."
+            "a sample from each of {parts} parts was asked for with the noise of {bands}; its gain is proven for"
+            " Toeplitz strategies of no more bands than parts: set {method.bands} to at most {parts}, or"
+            " {method.participation} to fixed_order.",
+            code="more_bands_than_parts",
+            parts=event.parts,
+            bands=bands,
         )
     norm = math.sqrt(float(np.square(toeplitz(event)).sum()))
     inner = dp.GaussianDpEvent(event.noise_multiplier / norm)

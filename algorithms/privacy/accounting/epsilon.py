@@ -22,6 +22,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
+import attrs
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
@@ -78,7 +79,8 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
     """Raises RefusedError for an event that no theorem covers, at any depth of nesting."""
     if not rule_of(event).is_possible(event):
         raise RefusedError(
-            f"{in_words(event)} is no mechanism with these numbers ({event}); check the document that it comes from."
+            f"{in_words(event)} is no mechanism with these numbers ({_numbers_text(event)}); check the document that it"
+            " comes from."
         )
     if not rule_of(event).is_proven(event, adjacency):
         raise RefusedError(
@@ -88,6 +90,15 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
         )
     for inner in parts(event):
         _check(adjacency, inner)
+
+
+def _numbers_text(event: dp.DpEvent) -> str:
+    numbers = {
+        name: value
+        for name, value in attrs.asdict(event, recurse=False).items()
+        if isinstance(value, int | float)
+    }
+    return ", ".join(f"{name} {value!r}" for name, value in numbers.items()) or "none"
 
 
 def group_privacy(event: dp.DpEvent, count: int) -> dp.DpEvent:

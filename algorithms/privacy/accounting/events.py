@@ -255,7 +255,9 @@ def after_shared(schedule: Schedule, shared: Schedule) -> list[tuple[dp.DpEvent,
     while left:
         (event, count), *left = left
         if not rest or rest[0][0] != event or rest[0][1] < count:
-            raise RefusedError("the trials of a search begin with other releases than those that they share.")
+            raise RefusedError(
+                "the trials of a search begin with other releases than those that they share; check the document."
+            )
         (_, there), *rest = rest
         rest = [(event, there - count), *rest] if there > count else rest
     return rest

@@ -27,8 +27,8 @@ from algorithms.privacy.accounting.epsilon import (
     find_smallest,
     rdp,
 )
-from algorithms.privacy.accounting.event_rules import rule_of
-from algorithms.privacy.accounting.events import Schedule, event_to_json
+from algorithms.privacy.accounting.event_rules import in_words, rule_of
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.random_allocation import PaidSteps
 
 
@@ -88,7 +88,11 @@ def filter_from_json(document: Mapping[str, Any]) -> FilterSpec:
             return _KINDS[document["kind"]](**numbers)
     except (KeyError, TypeError):
         pass
-    raise RefusedError(f"the plan's filter {dict(document)!r:.200} is not known; make the plan again.")
+    raise RefusedError(
+        "the plan's filter {spec!r:.200} is not known; {plan.remedy}.",
+        code="filter_unknown",
+        spec=dict(document),
+    )
 
 
 class Filter(Protocol):
@@ -183,7 +187,9 @@ class ScheduleFilter:
     ) -> None:
         for event, count in schedule:
             if count < 1 or count != int(count):
-                raise RefusedError(f"{event} is planned {count} times; give a whole number from 1.")
+                raise RefusedError(
+                    f"{in_words(event)} is planned {count:g} times; give a whole number from 1."
+                )
         self._events = (event for event, count in schedule for _ in range(int(count)))
         self._next = next(self._events, None)
         self._total = total
@@ -258,12 +264,13 @@ class RenyiFilter:
         self.limit = budget.epsilon - conversion(order, budget.delta)
         if self.limit <= 0:
             raise RefusedError(
-                "epsilon {epsilon:g} at delta {delta:g} leaves nothing at order {order:g}; choose a larger"
-                " order or a larger epsilon.",
+                "epsilon {epsilon:g} at delta {delta:g} leaves nothing to a Rényi filter at order {order:g}, which"
+                " costs epsilon {least:.4g} at any noise; set {target.epsilon} to more, or choose a larger order.",
                 code="order_leaves_nothing",
                 epsilon=budget.epsilon,
                 delta=budget.delta,
                 order=order,
+                least=conversion(order, budget.delta),
             )
         self._total, self._paid = 0.0, PaidSteps()
 
@@ -314,7 +321,11 @@ class ZCDPFilter:
 
 def _exhausted_error(event: dp.DpEvent, left: str) -> BudgetRefusedError:
     return BudgetRefusedError(
-        f"{event_to_json(event)} costs more than the {left} that the run has left; stop here."
+        "{mechanism} costs more than the {left} that the run has left; end the run before it, or set {target.epsilon}"
+        " to more.",
+        code="filter_exhausted",
+        mechanism=in_words(event),
+        left=left,
     )
 
 
@@ -340,9 +351,11 @@ def rho_of_budget(budget: Budget) -> float:
     """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula."""
     if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
         raise RefusedError(
-            "{budget} has no finite rho; give a finite epsilon above 0 and delta in (0, 1).",
+            "epsilon {epsilon:g} at delta {delta:g} has no rho under zCDP; set {target.epsilon} to a finite number"
+            " above 0, and {target.delta} above 0 and below 1.",
             code="rho_not_finite",
-            budget=budget,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
         )
     inverse = find_smallest(
         lambda x: epsilon_of_zcdp(1 / x, budget.delta),
@@ -353,9 +366,10 @@ def rho_of_budget(budget: Budget) -> float:
     )
     if inverse is None:
         raise RefusedError(
-            "{budget} leaves no rho above {smallest:.0e}; ask for a larger epsilon.",
+            "epsilon {epsilon:g} at delta {delta:g} leaves no rho above {smallest:.0e}; set {target.epsilon} to more.",
             code="rho_too_small",
-            budget=budget,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
             smallest=math.exp(-60.0),
         )
     return (1 - 1e-9) / inverse

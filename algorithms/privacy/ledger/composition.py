@@ -56,14 +56,25 @@ class Composition:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(CompositionKind):
-            raise RefusedError(f"{self.kind!r} is no composition; choose basic, zcdp or renyi.")
+            raise RefusedError(
+                "{kind!r} is no composition; set {population.composition} to basic, zcdp or renyi.",
+                code="composition_unknown",
+                kind=self.kind,
+            )
         if (self.kind == "renyi") != (self.order is not None):
             raise RefusedError(
-                f"{self.kind} with the order {self.order}: renyi needs one, the others have none."
+                "{kind} with the order {order}: renyi needs one, the others have none; set"
+                " {population.composition} so.",
+                code="composition_order",
+                kind=self.kind,
+                order=self.order,
             )
         if self.order is not None and not 1 < self.order < math.inf:
             raise RefusedError(
-                f"a Rényi composition needs an order above 1, not {self.order}; 4 to 32 are usual."
+                "a Rényi composition needs an order above 1, not {order:g}; set it in {population.composition}, where 4"
+                " to 32 are usual.",
+                code="composition_order_low",
+                order=self.order,
             )
 
     @classmethod
@@ -88,7 +99,11 @@ class Composition:
             return exact(budget.epsilon), exact(budget.delta)
         if not 0 < budget.delta < 1:
             raise RefusedError(
-                f"{self} states epsilon at a delta above 0 and below 1, not at {budget.delta:g}; give one."
+                "{composition} states epsilon at a delta above 0 and below 1, not at {delta:g}; set the delta of"
+                " {population.cap} so, or {population.composition} to basic.",
+                code="composition_needs_delta",
+                composition=self,
+                delta=budget.delta,
             )
         return (exact(_largest(self, budget)),)
 
@@ -121,9 +136,11 @@ class Composition:
             _group_price(self.order, schedule, adjacency, count) / count for count in range(1, together + 1)
         )
         if not math.isfinite(price):
-            unit = "zCDP" if self.order is None else f"Rényi divergence of order {self.order:g}"
             raise RefusedError(
-                f"the run's events have no finite {unit}; take a method whose events have one."
+                "the run's releases have no finite {unit}, by which the runs on its population add up; set"
+                " {method.kind} to another, or give these releases more noise.",
+                code="price_not_finite",
+                unit="zCDP" if self.order is None else f"Rényi divergence of order {self.order:g}",
             )
         return price
 
@@ -204,7 +221,9 @@ def _largest(composition: Composition, budget: Budget) -> float:
     from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 
     if composition.order is None:
-        return rho_of_budget(budget) if budget.epsilon > 0 else 0.0
+        with suppress(RefusedError):  # too small for any rho, as an epsilon of 0
+            return rho_of_budget(budget)
+        return 0.0
     return max(0.0, budget.epsilon - conversion(composition.order, budget.delta))
 
 

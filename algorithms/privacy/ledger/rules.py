@@ -170,7 +170,10 @@ def check_settles(run_id: str, run: ReservedRun, spent: Budget) -> None:
 def check_cap(composition: Composition, cap: Budget) -> None:
     """Raises RefusedError for an infinite cap, and for one without a delta where the composition needs one."""
     if math.isinf(cap.epsilon):
-        raise RefusedError("the cap of a population must be finite, not epsilon=inf; give a number.")
+        raise RefusedError(
+            "the cap of a population must be finite, not epsilon=inf; set {population.cap} to a number.",
+            code="cap_infinite",
+        )
     composition.amount_of(cap)
 
 
@@ -179,7 +182,11 @@ def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> 
     check_cap(composition, cap)
     if cap.epsilon > 0 and not any(composition.amount_of(cap)):
         raise RefusedError(
-            f"a cap of {in_words(cap)} leaves nothing to {composition}; choose another order or a larger cap."
+            "a cap of {cap} leaves nothing to {composition}; set {population.cap} to more, or"
+            " {population.composition} to another order or kind.",
+            code="cap_leaves_nothing",
+            cap=in_words(cap),
+            composition=composition,
         )
     if blocks_per_person < 1:
         raise RefusedError(
@@ -224,8 +231,12 @@ def _check_adjacency(state: LedgerState, draft: Draft) -> None:
     recorded = state.adjacencies.get(draft.population, planned)
     if recorded != planned:
         raise RefusedError(
-            f"population {draft.population!r} was charged under {recorded}, this run is accounted under {planned}, and"
-            " the two do not add up; take a method of the same adjacency."
+            "population {population!r} was charged under {recorded}, this run is accounted under {planned}, and the"
+            " two do not add up; set {method.adjacency} to {recorded}, or {method.kind} to one with it.",
+            code="adjacency_differs",
+            population=draft.population,
+            recorded=recorded,
+            planned=planned,
         )
 
 

@@ -100,7 +100,7 @@ def test_a_population_that_was_charged_under_one_adjacency_takes_no_other(
     ledger.forfeit("a")
     again = opened(tmp_path)
     for block in ("january", "february"):
-        with pytest.raises(RefusedError, match="the two do not add up; take a method of the same adjacency"):
+        with pytest.raises(RefusedError, match="the two do not add up; set adjacency to"):
             reserve(again, "b", block, cost=cost, **second)
         reserve(again, f"same in {block}", block, cost=cost, **first)
     assert [entry.run_id for entry in again.history() if entry.kind == "reserve"] == [
