@@ -25,6 +25,13 @@ from algorithms.gradients.model import copy_module
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.gradients.randomness import same_randomness
 from algorithms.models.libraries import tell_if_library_needs_torchvision
+from algorithms.models.mapped_arrays import (
+    as_type,
+    is_finite,
+    new_array,
+    row_chunks,
+    take_rows,
+)
 from algorithms.models.model import LossBounds, Model, ModelRefusedError, batch_experts, check_module
 from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are
 from algorithms.models.packed_records import pack, packing_of
@@ -101,7 +108,7 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
             " or [n, ...], of the same number of records, one at least."
         )
     for name, part in (*parts.items(), ("y", labels)):
-        if not np.isfinite(part).all():
+        if not is_finite(part):
             raise RefusedError(
                 f"{name} holds NaN or infinite values, or numbers beyond float32; leave these records out or fill"
                 " them in."
@@ -116,11 +123,11 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
         )
         if is_token:
             packing_of(parts)  # refuses numbers beyond 32 bits
-        features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
+        features = as_type(features, np.int32 if is_token else np.float32)
     # PyTorch's other losses take whole numbers as numbers.
     counts_classes = _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
     is_real = labels.dtype.kind == "f" or not counts_classes
-    labels = np.ascontiguousarray(labels, np.float32 if is_real else np.int64)
+    labels = as_type(labels, np.float32 if is_real else np.int64)
     return GivenRecords(features, labels, packing, is_column)
 
 
@@ -171,17 +178,16 @@ def group_rows_by_user(
         )
     if (codes < 0).any():
         raise RefusedError("people names nobody for some records; leave these out.")
-    hashes = [
-        hashlib.blake2b(row.tobytes() + label.tobytes(), key=key, digest_size=8).digest()
-        for row, label in zip(features, labels, strict=True)
-    ]
-    order = np.lexsort((np.frombuffer(b"".join(hashes), ">u8"), codes))
+    hashes = bytearray()
+    for row, label in zip(features, labels, strict=True):
+        hashes += hashlib.blake2b(row.tobytes() + label.tobytes(), key=key, digest_size=8).digest()
+    order = np.lexsort((np.frombuffer(hashes, ">u8"), codes))
     codes = codes[order]
     rank = np.arange(len(codes)) - np.searchsorted(codes, codes)
     row_index = np.full((len(names), max_rows), -1)
     row_index[codes[rank < max_rows], rank[rank < max_rows]] = order[rank < max_rows]
     filled = np.where(row_index < 0, row_index[:, :1], row_index)
-    features, labels = features[filled], labels[filled]
+    features, labels = take_rows(features, filled), take_rows(labels, filled)
     if max_rows == 1:
         return replace(records, features=features[:, 0], labels=labels[:, 0])
     labels[row_index < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
@@ -228,11 +234,11 @@ def _no_pairs() -> RefusedError:
 def _fill(array: NDArray[Any] | None, index: int, value: NDArray[Any], count: int) -> NDArray[Any]:
     """The array with the value at an index; made for `count` values at the first, and again for a wider type."""
     if array is None:
-        array = np.empty((count, *value.shape), value.dtype)
+        array = new_array((count, *value.shape), value.dtype)
     if value.shape != array.shape[1:]:
         raise ValueError("items of several shapes")
     if value.dtype != array.dtype:
-        array = array.astype(np.result_type(array, value), copy=False)
+        array = as_type(array, np.result_type(array, value))
     array[index] = value
     return array
 
@@ -262,7 +268,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
         if isinstance(values, Tensor):  # NumPy has no bfloat16
             array = (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
         else:
-            array = np.asarray(values)
+            array = values if isinstance(values, np.memmap) else np.asarray(values)
         if isinstance(values, pd.DataFrame) and {of.kind for of in values.dtypes} <= {*_NUMBERS}:
             # Of several types, or with a mark for missing ones, they are objects until here.
             array = values.to_numpy(np.float64, na_value=np.nan) if array.dtype == object else array
@@ -290,7 +296,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
             ' .toarray(), .to_dense() or .astype("float32"), and classes as whole numbers from 0.'
         )
     with np.errstate(over="ignore"):
-        return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
+        return as_type(array, np.float32) if array.dtype.kind == "f" else array
 
 
 def _no_numbers(table: pd.DataFrame) -> list[str]:
@@ -333,15 +339,13 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
     _warn_of_probabilities(loss, result)
     classes = max(_classes(outputs, shape), 2 if ignored is None else 1)
-    counted = np.zeros(0) if is_real else records.labels
-    if shape and ignored is not None:
-        counted = counted[counted != ignored]
-    if len(counted) and counted.min() < 0:
+    lowest, highest = (0, 0) if is_real else _class_range(records.labels, ignored if shape else None)
+    if lowest < 0:
         raise RefusedError(
             "y holds classes below 0; count the classes from 0, or give y as real numbers, by .astype('float32'), if"
             " they are no classes."
         )
-    if len(counted) and counted.max() >= classes:
+    if highest >= classes:
         raise RefusedError(
             f"y holds classes beyond the model's {classes} outputs, which are for the classes 0 to {classes - 1}; count"
             " the classes from 0 and give the model an output for each, or y as real numbers if they are no classes."
@@ -358,6 +362,15 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         padding=records.padding,
     )
     return model, classes, records
+
+
+def _class_range(labels: NDArray[Any], ignored: int | None) -> tuple[int, int]:
+    """The lowest and the highest class that is not ignored, and 0."""
+    ends = [0]
+    for some in row_chunks(labels):
+        classes = labels[some] if ignored is None else labels[some][labels[some] != ignored]
+        ends += [int(classes.min()), int(classes.max())] if classes.size else []
+    return min(ends), max(ends)
 
 
 def _warn_of_probabilities(loss: object, outputs: Tensor) -> None:
@@ -444,7 +457,8 @@ def _mark_absent(records: GivenRecords, part_index: int, padding: Padding, why: 
     if packing is not None:
         values = packing.split(torch.from_numpy(records.features))[part_index].numpy()
         name = packing.parts[part_index].name
-    if bool(np.isin(values.reshape(len(values), -1), padding.numbers).all(axis=1).any()):
+    flat = values.reshape(len(values), -1)
+    if any(np.isin(flat[some], padding.numbers).all(axis=1).any() for some in row_chunks(flat)):
         raise RefusedError(
             f"{name} holds records of nothing but {padding.numbers[0]}, which the model does not take ({why}); leave"
             " them out, or let the model take them, as by lengths.clamp(min=1) for pack_padded_sequence."
@@ -660,7 +674,7 @@ def _with_numbers(
         return records
     if labels.min() >= 0 and labels.max() < max(2, _classes(outputs, shape)):
         return records
-    numbers = replace(records, labels=labels.astype(np.float32))
+    numbers = replace(records, labels=as_type(labels, np.float32))
     try:
         losses, _, _ = _losses(loss, numbers, outputs, is_flat=is_flat)
         with torch.no_grad(), same_randomness():

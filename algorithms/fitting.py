@@ -218,7 +218,9 @@ def fit(
             embedding, and become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword
             arguments, or as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a
             value is used.
-            Or, without y, a map-style Dataset of pairs, or of mappings with the target under "labels".
+            Or, without y, a map-style Dataset of pairs, or of mappings with the target under "labels". Each item is
+            read once; arrays above 256 MB are in a temporary file without a name, for which TMPDIR chooses the disk.
+            An array that `numpy.memmap` maps is not read into memory either.
         y: Targets [n]: classes as whole numbers, or real numbers for regression. Or [n, ...]: several numbers or
             labels per record, or a class for each token or pixel; for a language model the next token. For [n, 1], a
             loss of your own gets [batch, 1], and one of PyTorch [batch].

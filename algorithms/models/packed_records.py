@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Packing, Part
+from algorithms.models.mapped_arrays import is_mapped, new_array, row_chunks
 
 
 def packing_of(records: Mapping[str, NDArray[Any]]) -> Packing:
     """The packing of arrays [n, *shape] by name; raises RefusedError for integers beyond 32 bits."""
     parts = []
     for name, values in records.items():
-        if values.dtype.kind in "iu" and values.size and int(np.abs(values).max()) >= 2**31:
+        is_whole = values.dtype.kind in "iu" and values.size > 0
+        if is_whole and max(int(values.max()), -int(values.min())) >= 2**31:
             raise RefusedError(f"{name} holds whole numbers beyond 32 bits; number its entries from 0.")
         dtypes = {"f": torch.float32, "b": torch.bool}
         parts.append(Part(name, values.shape[1:], dtypes.get(values.dtype.kind, torch.int64)))
@@ -23,7 +25,7 @@ def packing_of(records: Mapping[str, NDArray[Any]]) -> Packing:
 
 
 def pack(records: Mapping[str, NDArray[Any]], packing: Packing) -> NDArray[Any]:
-    """Pack arrays [n, *shape], given by name, into rows [n, width].
+    """Pack arrays [n, *shape], given by name, into rows [n, width], which are mapped if an array is.
 
     Example:
         >>> records = {"ids": np.array([[7, 8], [9, 0]]), "weight": np.array([0.5, 2.0])}
@@ -31,8 +33,18 @@ def pack(records: Mapping[str, NDArray[Any]], packing: Packing) -> NDArray[Any]:
         >>> rows.shape, rows.dtype
         ((2, 3), dtype('int32'))
     """
-    values = [
-        torch.from_numpy(np.array(records[part.name], np.float32 if part.is_real else np.int32))
-        for part in packing.parts
-    ]
-    return packing.join(values).numpy()
+    arrays = [records[part.name] for part in packing.parts]
+    dtypes = [np.float32 if part.is_real else np.int32 for part in packing.parts]
+
+    def join(some: slice) -> NDArray[Any]:
+        values = [np.array(array[some], dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+        joined: NDArray[Any] = packing.join([torch.from_numpy(part) for part in values]).numpy()
+        return joined
+
+    if not any(map(is_mapped, arrays)):
+        return join(slice(None))
+    first = join(slice(1))
+    rows = new_array((len(arrays[0]), *first.shape[1:]), first.dtype)
+    for some in row_chunks(rows):
+        rows[some] = join(some)
+    return rows
