@@ -693,15 +693,20 @@ def _recalibration_document(
     return {"temperature": recalibration.temperature, **gain}
 
 
+def metric_units(name: str, label_type: LabelType) -> float:
+    """What a metric of a number that is scaled to [-1, 1] is multiplied by, to be in the number's own units; else 1."""
+    if not isinstance(label_type, Number) or name not in _IN_UNITS:
+        return 1.0
+    return (label_type.bounds[1] - label_type.bounds[0]) / 2
+
+
 def _documents(
     prefix: str, estimates: Mapping[str, Estimate | None], label_type: LabelType
 ) -> dict[str, dict[str, float] | None]:
     """Estimates as JSON values; errors of a number, which is scaled to [-1, 1], in its own units."""
     documents: dict[str, dict[str, float] | None] = {}
     for name, estimate in estimates.items():
-        units = 1.0
-        if isinstance(label_type, Number) and name in _IN_UNITS:
-            units = (label_type.bounds[1] - label_type.bounds[0]) / 2
+        units = metric_units(name, label_type)
         documents[f"{prefix}{name}"] = (
             None
             if estimate is None

@@ -15,12 +15,14 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.ledger import explain
+from data import DatasetInfo
 from data.card import data_card
 from data.documents import load_yaml
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
 from tasks.config.params import Params
-from tasks.preflight.preview import RunPreview, held_out_records, preview_ledger, preview_run
+from tasks.evaluate import metric_units
+from tasks.preflight.preview import RunPreview, held_out_people, preview_ledger, preview_run
 from tasks.prepare import public_of
 from tasks.runs.summary import two_columns
 
@@ -94,7 +96,7 @@ def search_table(
         "noise multipliers": tuple(_noises(option) if option else "" for option in options),
     }
     if search_settings.objective.on == "held_out":
-        people = held_out_records(card)
+        people = held_out_people(card)
         rows["people held out"] = tuple(
             _score_cost_text(option, people) if option else "" for option in options
         )
@@ -168,25 +170,33 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     whole = _text(preview.plan.cost.epsilon)
     price = f"private: one release at epsilon {_text(evaluation.epsilon)}; the whole run costs {whole}"
     errors = expected_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
-    shown = {name.replace("_", " "): error for name, error in errors.items()}
-    said = ", ".join(f"{name} {error:.2g}" for name, error in shown.items() if error is not None)
-    drowned = ", ".join(name for name, error in shown.items() if error is None)
-    people = f"with {preview.held_out:,} records held out, about as many as the data card allows"
+    drowned = ", ".join(name.replace("_", " ") for name, error in errors.items() if error is None)
+    rows = public.rows_per_user
+    people = f"{preview.held_out:,} people of {rows} records" if rows else f"{preview.held_out:,} records"
+    said = f"with {people} held out, about as many as the data card allows"
     by_group = expected_group_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
     return [
         ("held-out records", price),
-        ("standard errors of its metrics", f"{said or 'none is shown'}, {people}"),
-        *((f"of each group of {column}", _errors_text(of_one)) for column, of_one in by_group.items()),
+        ("standard errors of its metrics", f"{_errors_text(errors, public)}, {said}"),
+        *(
+            (
+                f"of each group of {name}",
+                f"{_errors_text(of_one, public)}, if the groups are equally large",
+            )
+            for name, of_one in by_group.items()
+        ),
         *([("drowned by noise", f"{drowned}; the run trains and does not show them")] if drowned else []),
     ]
 
 
-def _errors_text(errors: Mapping[str, float | None]) -> str:
-    """Standard errors of a group's metrics, if its groups are equally large."""
+def _errors_text(errors: Mapping[str, float | None], public: DatasetInfo) -> str:
+    """Standard errors of metrics; those of a number's errors in its own units."""
     shown = ", ".join(
-        f"{name.replace('_', ' ')} {error:.2g}" for name, error in errors.items() if error is not None
+        f"{name.replace('_', ' ')} {error * metric_units(name, public.label_type):.2g}"
+        for name, error in errors.items()
+        if error is not None
     )
-    return f"{shown or 'none is shown'}, if the groups are equally large"
+    return shown or "none is shown"
 
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:

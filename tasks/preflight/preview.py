@@ -48,7 +48,7 @@ class RunPreview:
     which is then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is
     spent of the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise.
     chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
-    the data card leaves open. held_out: about how many records are held out, at most; 0 if it is not known."""
+    the data card leaves open. held_out: about how many people are held out, at most; 0 if it is not known."""
 
     public: DatasetInfo
     plan: Plan
@@ -105,15 +105,20 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
 
         names = block_names(card, root=root, url=database_url(card.blocks))
         questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
-    return replace(balances, questions=tuple(questions), held_out=held_out_records(card))
+    return replace(balances, questions=tuple(questions), held_out=held_out_people(card))
 
 
-def held_out_records(card: DataCard) -> int:
-    """About how many records are held out, at most, by the numbers that the card declares."""
-    if card.records.test is not None:
-        return card.records.test
-    share = 1.0 if card.split is None else card.split.test_fraction
-    return round((card.records.at_most or 0) * share)
+def held_out_people(card: DataCard) -> int:
+    """About how many people are held out, at most, by the numbers that the card declares.
+
+    Where several records of a person count as one, they are as many people as their records weigh in an evaluation.
+    """
+    records: float | None = card.records.test
+    if records is None:
+        share = 1.0 if card.split is None else card.split.test_fraction
+        records = (card.records.at_most or 0) * share
+    rows_per_user = None if card.person is None else card.person.rows_per_user
+    return round(records / (rows_per_user or 1))
 
 
 def preview_ledger(

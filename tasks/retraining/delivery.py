@@ -48,7 +48,7 @@ from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
-from tasks.preflight.preview import held_out_records
+from tasks.preflight.preview import held_out_people
 from tasks.preflight.registration import planned_run
 from tasks.prepare import public_of
 from tasks.refusals import PIPELINE
@@ -262,7 +262,7 @@ def next_of(
         evaluation = plan(epsilon).evaluation
     if evaluation is None:
         return Next(used, epsilon, edit)
-    smallest, people = _smallest(settings, standing), held_out_records(card)
+    smallest, people = _smallest(settings, standing), held_out_people(card)
     ahead = year_ahead(settings, standing, balance, smallest=smallest, evaluation=evaluation, people=people)
     return Next(used, epsilon, edit, ahead)
 

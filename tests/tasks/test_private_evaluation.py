@@ -27,6 +27,7 @@ from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import Composition
 from data.prepared import HeldOut, load_held_out
+from data.targets import Number as NumberTarget
 from flows.cli.costs import cost_table, search_table
 from tasks import evaluate, train, tuning
 from tasks.config import params
@@ -543,6 +544,31 @@ def test_a_plan_says_the_price_and_how_exact_metrics_will_be(test: int, words: s
     assert re.fullmatch(priced, rows["held-out records"])
     assert words in rows["standard errors of its metrics"]
     assert ("accuracy" in rows.get("drowned by noise", "")) is (test == 12)
+
+
+def test_a_plan_says_errors_of_a_number_in_its_own_units_and_counts_people(clinic: Visits) -> None:
+    """Without noise the mean absolute error's is that of a half-normal error of .205, of a range from -1 to 1."""
+    settings = params.load(clinic.place.root / "params.yaml", reads=params.GROUPS)
+    plan = Plan.from_document(plan_of(clinic))
+    assert plan.evaluation is not None
+    exact = replace(plan.evaluation, spec=histogram_for("number", 1), noise_multiplier=1e-6)
+    public = replace(clinic.place.public, target=NumberTarget(bounds=(100.0, 300.0)), rows_per_user=4)
+    preview = RunPreview(
+        public,
+        replace(plan, evaluation=exact),
+        (),
+        Budget(10.0, 1e-4),
+        None,
+        5,
+        False,
+        Composition(),
+        held_out=2000,
+    )
+    rows = dict(zip(*(column.cells for column in cost_table(preview, settings).columns), strict=True))
+    said = rows["standard errors of its metrics"]
+    expected = 100.0 * 0.205 * math.sqrt(1 - 2 / math.pi) / math.sqrt(2000)
+    assert float(re.search(r"mae ([\d.]+)", said).group(1)) == pytest.approx(expected, rel=0.1)  # type: ignore[union-attr]
+    assert "with 2,000 people of 4 records held out" in said
 
 
 def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
