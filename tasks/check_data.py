@@ -304,7 +304,8 @@ def _changes(
     assert isinstance(column, Numeric | Binned)
     refuses = column.missing == "refuse"
     numbers, absent = encoding.numbers(values, reader.missing, _REFUSED, refuses_missing=refuses)
-    changes = {f"missing, taken as {column.missing}": absent}
+    as_cell = reader.cells is not None  # a missing value has cells of its own, and nothing replaces it
+    changes = {"missing" if as_cell else f"missing, taken as {column.missing}": absent}
     if isinstance(column, Numeric):
         low, high = column.bounds
         changes[f"clamped to {low:g}"] = ~absent & (numbers < low)

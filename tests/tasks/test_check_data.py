@@ -1,6 +1,6 @@
 """What `data check` counts is what the reader does, and what the reader refuses is refused in a sentence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -43,7 +43,11 @@ def check(tmp_path: Path) -> Check:
     """
 
     def checked(
-        table: dict[str, Any] | pa.Table | str, *columns: dict[str, Any], public: bool = False, **target: Any
+        table: dict[str, Any] | pa.Table | str,
+        *columns: dict[str, Any],
+        public: bool = False,
+        encoding: Mapping[str, Any] = {},
+        **target: Any,
     ) -> DataFindings:
         paths = {"train": tmp_path / "train", "test": tmp_path / "test"}
         for times, path in enumerate(paths.values(), 1):
@@ -51,7 +55,7 @@ def check(tmp_path: Path) -> Check:
                 path.write_text(table * times)
             else:
                 parquet.write_table(pa.concat_tables([pa.table(table)] * times), path)
-        reader = {"kind": "csv" if isinstance(table, str) else "parquet", "columns": [*columns]}
+        reader = {"kind": "csv" if isinstance(table, str) else "parquet", "columns": [*columns], **encoding}
         files = {
             part: {"path": part, "sha256": sha256(path.read_bytes()).hexdigest()}
             for part, path in paths.items()
@@ -126,6 +130,12 @@ def test_the_counts_are_what_the_reader_does(check: Check, case: str, public: bo
     found = check({"x": values, "y": ["no"] * len(values)}, column, label("y"), public=public)
     assert in_train(found) == counts
     assert (found.refused is None) == (refused is None) and (refused or "") in (found.refused or "")
+
+
+def test_nothing_replaces_a_missing_value_that_has_cells_of_its_own(check: Check) -> None:
+    rows = {"x": [None, 1.0, 101.0], "y": ["no"] * 3}
+    found = check(rows, NUMBER | {"missing": 5}, label("y"), encoding={"cells": {"grids": [4]}})
+    assert in_train(found) == {"train, column x: missing": 1, CLAMPED: 1}
 
 
 LABELLED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]] = {
