@@ -271,8 +271,8 @@ def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> P
         low, high = low / 2, low
         if low < _MIN_EPSILON:
             raise RefusedError(
-                f"no noise keeps an attacker with {attack.false_alarms:g} false alarms below {attack.caught:g} here;"
-                " set privacy.target.caught to more, or algorithm.steps to less."
+                f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
+                f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
             )
         plan = at(low)
     while low == high < _MAX_EPSILON:

@@ -265,7 +265,8 @@ def many_runs(
     leak = _min_leak(seen, claimed)
     min_epsilon = max(epsilon_of(seen, delta), cost(leak) if leak > 0 else 0.0)
     is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
-    detail = f"{len(scores)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
+    shares = f"false alarms at most {100 * seen.alarms:.3g}%, misses at most {100 * seen.misses:.3g}%"
+    detail = f"{len(scores)} pairs of runs: {shares}"
     return Attack("worst record, many runs", min_epsilon, is_violated, detail)
 
 

@@ -18,7 +18,8 @@ Rows = list[tuple[str, str]]
 ACCURACY = "accuracy"
 _MAX_RARE = 3
 _SHARES = (
-    ACCURACY, "precision", "recall", "selected", "positive_rate", "coverage", "r2", "d2", "pinball_explained",
+    ACCURACY, "precision", "recall", "selected", "positive_rate", "share", "coverage", "r2", "d2", "pinball_explained",
+    "calibration_error", "calibration_gap",
 )  # fmt: skip
 """How the names of metrics end that are shown in percent."""
 
@@ -170,7 +171,10 @@ def _private_rows(metrics: Metrics) -> Rows:
     return (
         [("held-out metrics", f"{private_words(metrics)}; 95% intervals")]
         + [
-            (f"test {name}", DROWNED if estimate is None else _estimate_text(estimate, name))
+            (
+                f"test {name.replace('_', ' ')}",
+                DROWNED if estimate is None else _estimate_text(estimate, name),
+            )
             for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
         ]
         + ([("baseline", f"the model is {verdict}")] if (verdict := _private_verdict(metrics)) else [])
@@ -373,12 +377,16 @@ def _uneven_sentences(metrics: Metrics) -> str:
 
 def _class_rows(metrics: Metrics) -> Rows:
     keys = {"AUC": "test_auc", "F1": "test_f1", "calibration error": "calibration_error"}
-    further = {name: metrics[key] for name, key in keys.items() if metrics.get(key) is not None}
+    further = {
+        name: format_metric(float(metrics[key]), name)
+        for name, key in keys.items()
+        if metrics.get(key) is not None
+    }
     accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
     how = verdict(accuracy, majority, metrics["test_records"])
     return [
         ("test accuracy", f"{accuracy:.2%}"),
-        *([(", ".join(further), ", ".join(map(_decimals, further.values())))] if further else []),
+        *([(", ".join(further), ", ".join(further.values()))] if further else []),
         ("majority-class baseline", f"{majority:.2%}: the model is {how}"),
     ]
 

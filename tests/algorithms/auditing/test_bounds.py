@@ -76,7 +76,7 @@ def test_the_better_of_two_thresholds_is_paid_for() -> None:
         scores, lambda d: profile([(GaussianDpEvent(1 / d), 1)]), lambda d: 4.0 * d, 1e-5
     )
     each = 1 - 0.0125 ** (1 / 200)  # (1 - each)^200 = 0.0125
-    assert f"false alarms at most {each:.3g}, misses at most {each:.3g}" in attack.detail
+    assert f"false alarms at most {100 * each:.3g}%, misses at most {100 * each:.3g}%" in attack.detail
 
 
 def test_delta_counts_in_the_bound_of_one_run() -> None:

@@ -1,12 +1,13 @@
 """How a model compares with the best constant answer, for each kind of target, by what is known of chance."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
 from data.targets import IGNORED, Count, Labels, NextToken, Number, Quantile, Tags
-from tasks.evaluate import EvaluationResult, compute_metrics
+from tasks.evaluate import EvaluationResult, classification_metrics, compute_metrics
 from tasks.runs.metrics import metric_rows, report_text
 
 PEOPLE = 400
@@ -88,3 +89,19 @@ def test_private_people_are_judged_by_their_intervals(low: float, high: float, h
     number["test_r2"] = {"value": middle - 0.7, "low": low - 0.7, "high": high - 0.7}
     assert dict(metric_rows(number))["baseline"] == f"the model is {how} always naming the mean"
     assert "baseline" not in dict(metric_rows(number | {"test_r2": None}))
+
+
+def test_shares_of_records_and_errors_of_probabilities_are_in_percent() -> None:
+    estimate = {"value": 0.081, "low": 0.02, "high": 0.137}
+    names = ("positive_share", "calibration_gap", "calibration_error", "majority_accuracy", "f1")
+    private = {"held_out": "private", "evaluation_epsilon": 1.0} | {
+        f"test_{name}": estimate for name in names
+    }
+    rows = dict(metric_rows(private | {"test_accuracy": estimate}))
+    assert rows.pop("test f1") == "0.081, 0.020 to 0.137"
+    shown = {rows[f"test {name.replace('_', ' ')}"] for name in names[:-1]}
+    assert shown == {"8.10%, 2.00% to 13.70%"}
+    scores = np.tile([0.7, 0.3], (10, 1))  # sure to 70 %, and right in 9 of 10 cases
+    labels = np.array([0] * 9 + [1])
+    found = classification_metrics(EvaluationResult(np.zeros(10, np.int64), 0.0, scores), labels)
+    assert dict(metric_rows(asdict(found)))["AUC, F1, calibration error"].endswith(", 20.00%")
