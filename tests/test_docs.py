@@ -31,8 +31,11 @@ from data.card import DataCard, data_card
 from data.formats import Format
 from data.readers.rows import RowReader
 from flows.cli.main import app
+from tasks.calibrate import plan_for
 from tasks.config import params
-from tasks.retraining import Retraining
+from tasks.prepare import prepare
+from tasks.retraining import RECIPE, Retraining
+from tasks.retraining import load as load_retraining
 from tasks.tuning import Tuning
 from tests.support.checkout import PROJECT, Checkout, new_checkout
 from tests.support.one_process import stay_in_this_process
@@ -246,6 +249,12 @@ def test_the_made_up_weeks_of_the_tutorial_fit_its_card(
     reader = RowReader(data_card("visits-weekly", tmp_path / "data/cards"), {})
     weeks = sorted((tmp_path / "datasets/raw/visits-weekly").iterdir())
     assert [sum(rows.num_rows for rows in reader.tables("train", week)) for week in weeks] == [200] * 6
+    retraining = load_retraining(PROJECT / "examples/retraining/retrain.yaml")
+    assert retraining.recipe is not None
+    settings = params.parse(retraining.recipe.settings("visits-weekly", 1e-5), reads=RECIPE)
+    places = {"destination": tmp_path / "prepared", "home": tmp_path / "home", "root": tmp_path}
+    public = prepare(settings, mirror=None, cards=tmp_path / "data/cards", **places)
+    assert plan_for(settings, public).steps == 300
 
 
 def keys_of(document: Any, path: str = "") -> Iterator[str]:
