@@ -25,6 +25,8 @@ def run_summary(root: Path) -> Rows:
     spent, left = ("unknown to this ledger",) * 2
     if balance is not None:
         spent, left = (f"{budget.epsilon:,.6g}" for budget in (balance.spent, balance.remaining))
+        if balance.composition.kind != "basic":
+            left = f"{left} for one more run; {balance.composition} adds up the runs, not their epsilons"
     cost = (
         "not private"
         if metrics["epsilon"] is None

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.documents import Receipt
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Composition, Ledger
 from tasks.runs.summary import run_summary, two_columns
 from tasks.tracking import live as module
 from tasks.tracking.live import progress
@@ -108,6 +108,13 @@ def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_ho
         "epsilon left for it": "6.5",
         "report": os.path.relpath(root / "artifacts" / "report.html"),
     }
+
+
+def test_what_is_left_says_that_epsilons_do_not_add_up(root: Path, own_home: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare("people", Budget(10.0, 1e-3), public=False, composition=Composition("renyi", 6.0))
+    left = finished(root)["epsilon left for it"]
+    assert left == "10 for one more run; Rényi at order 6.0 adds up the runs, not their epsilons"
 
 
 def test_a_long_name_leaves_room_for_the_numbers(root: Path) -> None:
