@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
@@ -23,7 +24,11 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.deployed import flow_result, label_run, tell_of_reservation
+from algorithms.plain_text import for_markdown
+from algorithms.privacy.card import load
+from algorithms.privacy.card.text import markdown
+from data.documents import load_yaml
+from flows.deployed import IF_STOPPED, flow_result, label_run
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
@@ -37,10 +42,12 @@ from tasks.comparing.work import (
     run_group,
     work_of,
 )
+from tasks.config import params
+from tasks.config.overrides import value_at
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout
-from tasks.tuning import load_here
-from tasks.tuning.search import SearchTrial, deliver, one_by_one, shares
+from tasks.tuning import READS, Tuning, load_here
+from tasks.tuning.search import FOLDER, SearchTrial, deliver, one_by_one, shares
 
 Runner = Literal["threads", "dask", "ray"]
 _MAX_NAMED = 3
@@ -169,7 +176,14 @@ def search(
     return state
 
 
-@flow(name="tune", retries=0, persist_result=False, on_cancellation=[tell_of_reservation])
+@flow(
+    name="tune",
+    retries=0,
+    persist_result=False,
+    on_cancellation=IF_STOPPED,
+    on_crashed=IF_STOPPED,
+    on_failure=IF_STOPPED,
+)
 def tune(
     file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2, allow_code: Sequence[str] = ()
 ) -> State[Any]:
@@ -183,12 +197,27 @@ def tune(
 
     def work() -> State[Any]:
         root, run_all = checkout(), partial(run_side_by_side, workers=workers)
-        label_run("tune", Path(file).stem)
+        label_run("tune", Path(file).stem)  # also if it is refused
         settings = load_here(root, Path(file), allow_code=allow_code)
+        trial = params.load(root / "params.yaml", reads=READS)
+        names = trial.data.dataset, trial.algorithm_name
+        label_run("tune", names[0], f"epsilon {settings.epsilon:g}", tags=names)
         message = deliver(settings, root, say=get_run_logger().info, run_all=run_all)
+        publish_search(settings, root / FOLDER, message)
         return Completed(message=message)
 
     return flow_result(work)
+
+
+def publish_search(settings: Tuning, folder: Path, message: str) -> None:
+    """Make the Prefect artifacts of a search whose result is in `folder`: its card, and the winner's settings."""
+    card, winner = load(folder / "privacy_card.json"), load_yaml((folder / "winner.yaml").read_text("utf-8"))
+    create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
+    rows = [
+        {"setting": for_markdown(key), "winner": for_markdown(str(value_at(winner, key)))}
+        for key in settings.space
+    ]
+    create_table_artifact(rows, key="winner", description=for_markdown(message))
 
 
 def runner_named(name: str) -> Runner:

@@ -19,6 +19,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import FailedRun
+from prefect.flows import FlowStateHook
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
@@ -128,21 +129,26 @@ class TaskRunner:
 
 
 def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Say in the log and in an artifact of a cancelled run what stays reserved for it; a hook of flows that can spend.
+    """Say in the log and in an artifact of a run that was stopped what stays reserved for it; a hook.
 
-    Not in its state, whose message the worker writes last.
+    Not in its state, whose message Prefect writes last. A refused run was not stopped.
     """
-    sentences = open_reservations(checkout(), also_running=True)
+    sentences = [] if state.name == REFUSED else open_reservations(checkout(), also_running=True)
     if sentences:
         flow_run_logger(flow_run).warning(" ".join(sentences))
-        text = "\n\n".join(map(for_markdown, sentences))
+        again = "On this server, a new run of the same deployment with the same parameters resumes it, too."
+        text = "\n\n".join(map(for_markdown, [*sentences, again]))
         with get_client(sync_client=True) as client:
             client.create_artifact(
                 ArtifactCreate(key="reservation", type="markdown", data=text, flow_run_id=flow_run.id)
             )
 
 
-@flow(name="pipeline", retries=0, on_cancellation=[tell_of_reservation])
+IF_STOPPED: list[FlowStateHook[..., Any]] = [tell_of_reservation]
+"""The hooks of flows that can spend, for runs that are cancelled, crash or fail."""
+
+
+@flow(name="pipeline", retries=0, on_cancellation=IF_STOPPED, on_crashed=IF_STOPPED, on_failure=IF_STOPPED)
 def pipeline(
     dataset: str | None = None,
     algorithm: str | None = None,

@@ -20,6 +20,7 @@ from algorithms.errors import LedgerBrokenError
 from algorithms.plain_text import for_markdown
 from data.card import data_card
 from flows.deployed import (
+    IF_STOPPED,
     REFUSED,
     Delta,
     Epsilon,
@@ -28,7 +29,6 @@ from flows.deployed import (
     label_run,
     publish,
     stage_task,
-    tell_of_reservation,
 )
 from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
@@ -39,7 +39,14 @@ from tasks.runs.stages import checkout
 BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
 
-@flow(name="retrain", retries=0, persist_result=False, on_cancellation=[tell_of_reservation])
+@flow(
+    name="retrain",
+    retries=0,
+    persist_result=False,
+    on_cancellation=IF_STOPPED,
+    on_crashed=IF_STOPPED,
+    on_failure=IF_STOPPED,
+)
 def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[Any]:
     """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 
@@ -76,12 +83,16 @@ def publish_retraining(work: DeliveryWork, outcome: Outcome) -> None:
     ]
     create_table_artifact(compared, key="models", description=for_markdown(outcome.message))
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
+    balances = work.ledger.balances(card.population)
     rows = [
         {"block": for_markdown(row.block), "retired": "yes" if row.retired else ""}
         | {name: f"{getattr(row, name).epsilon:,.6g}" for name in ("cap", "spent", "reserved", "remaining")}
-        for row in work.ledger.balances(card.population)
+        for row in balances
     ]
-    create_table_artifact(rows, key="budget", description="epsilon of each block, for one person")
+    words = "epsilon of each block, for one person; `remaining` is for one more run"
+    if balances[0].composition.kind != "basic":
+        words = f"{words}, as {balances[0].composition} adds up the runs, not their epsilons"
+    create_table_artifact(rows, key="budget", description=words)
 
 
 @flow(name="verify", retries=0, persist_result=False)

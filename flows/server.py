@@ -17,12 +17,14 @@ from pathlib import Path
 from uuid import UUID
 
 import httpx
+import psutil
 from prefect.automations import Automation, EventTrigger, Posture, ResourceSpecification
 from prefect.blocks.core import Block
 from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment, SendNotification
+from prefect.settings import PREFECT_HOME
 
 from flows.deployed import REFUSED, TAG
 from flows.scheduled import BROKEN, FEW_LEFT
@@ -34,6 +36,7 @@ MAX_WAIT = timedelta(hours=24)
 """How long a run may wait for another one of its deployment to end."""
 Notify = SendNotification | CallWebhook
 
+_SERVER = "prefect.server.api.server:create_app"
 _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
@@ -48,7 +51,7 @@ def prefect(*arguments: str, url: str, root: Path | None = None) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "prefect", *arguments],
         cwd=root,
-        env=os.environ | {"PREFECT_API_URL": url},
+        env=os.environ | {"PREFECT_API_URL": url, "COLUMNS": "1000"},  # no line break within a message
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -64,9 +67,22 @@ def start_server(port: int) -> str:
     try:
         httpx.get(f"{url}/health", timeout=5)
     except httpx.HTTPError:
+        _forget_dead_server()
         prefect("server", "start", "--background", "--host", "127.0.0.1", "--port", str(port), url=url)
     prefect("server", "status", "--wait", "--timeout", "120", url=url)
     return url
+
+
+def _forget_dead_server() -> None:
+    """Delete Prefect's note of a background server that died, as with its machine; Prefect would start no other."""
+    note = Path(PREFECT_HOME.value()) / "server.pid"
+    if note.is_file():
+        try:
+            command = psutil.Process(int(note.read_text(encoding="utf-8"))).cmdline()
+        except (psutil.Error, ValueError):
+            command = []
+        if _SERVER not in command:  # the number may be that of another process by now
+            note.unlink()
 
 
 def deploy(file: Path, root: Path, url: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.quick_work import quick_work
 
-__all__ = ["ended", "quick_work", "server"]
+__all__ = ["ended", "free_port", "quick_work", "server"]
 
 _UP_SECONDS, _GRACE_SECONDS = 90, 5
 
@@ -35,12 +35,18 @@ def ended(command: list[str], **where: Any) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the server's API."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     folder = tmp_path_factory.mktemp("server")
     prefect = str(Path(sys.executable).parent / "prefect")

@@ -1,6 +1,8 @@
 """What `epsilonflow server deploy` installs on a Prefect server; how it works there, see test_prefect."""
 
 import json
+import os
+import sys
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,10 @@ import pytest
 from jinja2 import Environment
 from prefect.automations import Automation
 from prefect.events.actions import SendNotification
+from prefect.logging import disable_run_logger
+from prefect.settings import PREFECT_HOME, temporary_settings
 
-from flows import scheduled, server
+from flows import compare, scheduled, server
 from flows.compare import tune
 from flows.deployed import pipeline, tell_of_reservation
 from flows.scheduled import retrain
@@ -20,11 +24,14 @@ from tasks import train
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining.delivery import DeliveryWork
 from tasks.runs import reservations
+from tasks.runs.stages import StageFailedError
+from tests.flows.conftest import ended, free_port
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
 from tests.support.workspace import killed_in
 
 ID = UUID(int=7)
+GOLDEN = Path(__file__).parents[1] / "golden"
 TEN = timedelta(minutes=10)
 MESSAGE = SendNotification(block_document_id=ID, subject="", body="")
 
@@ -98,9 +105,37 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         server.deploy(tmp_path / "prefect.yaml", tmp_path, "http://127.0.0.1:9/api")
 
 
+def test_a_server_that_died_with_its_machine_does_not_keep_another_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect starts none while the note of the last one is there, whose process may be another program's by now."""
+    asked, note = list[tuple[str, ...]](), tmp_path / "server.pid"
+    monkeypatch.setattr(server, "prefect", lambda *words, url: asked.append((*words, str(note.is_file()))))
+    with temporary_settings({PREFECT_HOME: tmp_path}):
+        for written in ("", str(os.getpid())):
+            note.write_text(written)
+            server.start_server(9)
+            assert asked.pop(0)[:2] == ("server", "start") and asked.pop()[-1] == "False"
+
+
+def test_why_prefect_starts_no_server_is_a_whole_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of this home runs, on another port."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    other = [sys.executable, "-c", "import time; time.sleep(300)", "prefect.server.api.server:create_app"]
+    with ended(other) as process, temporary_settings({PREFECT_HOME: tmp_path}):
+        (tmp_path / "server.pid").write_text(str(process.pid))
+        with pytest.raises(
+            StageFailedError, match=r": A server is already running .* `prefect server stop`\.$"
+        ):
+            server.start_server(free_port())
+
+
 @pytest.mark.parametrize("flow", [pipeline, retrain, tune])
-def test_flows_that_spend_say_what_a_cancelled_run_holds(flow: Any) -> None:
-    assert flow.on_cancellation_hooks == [tell_of_reservation]
+def test_flows_that_spend_say_what_a_run_holds_that_was_stopped(flow: Any) -> None:
+    for hooks in (flow.on_cancellation_hooks, flow.on_crashed_hooks, flow.on_failure_hooks):
+        assert hooks == [tell_of_reservation]
 
 
 def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(place: Place) -> None:
@@ -118,6 +153,31 @@ def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(
     )
     place.ledger.forfeit(run)
     assert reservations.open_reservations(place.root) == []
+
+
+def test_a_search_is_named_and_shows_its_card_and_the_winners_settings(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, shown, folder = list[tuple[Any, ...]](), dict[str, Any](), place.root / "tuned"
+    folder.mkdir()
+    (folder / "winner.yaml").write_text("algorithm: {name: dp_sgd, clip_norm: 0.3, steps: 4}\n")
+    (folder / "privacy_card.json").write_text((GOLDEN / "card-00-dp_sgd.json").read_text())
+    (place.root / "tune.yaml").write_text("space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 0.4\n")
+    monkeypatch.setattr(compare, "label_run", lambda *words, tags=(): labels.append((*words, tags)))
+    monkeypatch.setattr(compare, "deliver", lambda *_, **__: "the winner is in tuned.")
+    for name in ("create_table_artifact", "create_markdown_artifact"):
+        monkeypatch.setattr(
+            compare, name, lambda content, key, description: shown.update({key: (content, description)})
+        )
+    with disable_run_logger():
+        state: Any = tune.fn("tune.yaml")
+    assert state.message == "the winner is in tuned."
+    assert labels[-1] == ("tune", "tiny", "epsilon 0.4", ("tiny", "dp_sgd"))
+    assert shown["winner"] == (
+        [{"setting": "algorithm.clip\\_norm", "winner": "0.3"}],
+        "the winner is in tuned.",
+    )
+    assert "## Accounting" in shown["privacy-card"][0]
 
 
 def test_a_retraining_shows_both_models_and_each_blocks_budget(
