@@ -143,9 +143,7 @@ def test_an_attack_that_no_noise_withstands_is_refused_in_percent() -> None:
     target = {"target": {"false_alarms": 0.01, "caught": 0.0100001}, "delta": 1e-5, "accountant": "rdp"}
     document = {"privacy": target, "algorithm": {"name": "dp_gd", "steps": 1}, "model": {"name": "softmax"}}
     settings = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
-    with pytest.raises(
-        RefusedError, match=r"at 1% false alarms below 1\.00001% here; set privacy\.target"
-    ):
+    with pytest.raises(RefusedError, match=r"at 1% false alarms below 1\.00001% here; set privacy\.target"):
         calibrate.plan_for(settings, dataset_info(data_card("digits"), "none"))
 
 
