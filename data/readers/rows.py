@@ -428,7 +428,9 @@ def _open_csv(
                 " as CSV."
             )
         if declared.member is None:
-            content: Any = stack.enter_context(pa.input_stream(str(path), compression="detect"))
+            # Not closed here: Arrow's thread may be reading ahead from it, and would go on with the next file that
+            # gets its descriptor. Arrow closes it with the last reference.
+            content: Any = pa.input_stream(str(path), compression="detect")
         else:
             content = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(declared.member))
         reader = tables_of_text.open_csv(

@@ -3,8 +3,10 @@
 import gzip
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from data import DataRefusedError, dataset_info, prepared
@@ -54,7 +56,6 @@ def test_blocks_of_any_size_give_the_same_bytes(
 def test_gzip_zip_and_parquet_give_the_same_bytes(
     card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pyarrow as pa
     from pyarrow import csv
     from pyarrow import parquet as pq
 
@@ -82,6 +83,25 @@ def test_a_file_is_not_read_further_than_it_is_asked_for(
     with pytest.raises(DataRefusedError, match="same number of fields") as refusal:
         list(blocks)
     assert "31337" not in str(refusal.value)
+
+
+def test_a_file_that_arrow_may_still_read_ahead_from_is_not_closed(
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would read from whatever file gets the descriptor next, which then lacks these rows."""
+    (tmp_path / "t.csv").write_text(HEADER + "".join(LINES))
+    streams, open_stream = list[pa.NativeFile](), pa.input_stream
+
+    def opened(*args: Any, **options: Any) -> pa.NativeFile:
+        streams.append(open_stream(*args, **options))
+        return streams[-1]
+
+    monkeypatch.setattr(pa, "input_stream", opened)
+    blocks = read(card(), {"train": tmp_path / "t.csv"})
+    next(blocks)
+    del blocks
+    assert len(streams) == 2  # of the header, and of the rows
+    assert not any(stream.closed for stream in streams)
 
 
 def test_a_fault_far_down_leaves_the_prepared_folder_as_it_was(
