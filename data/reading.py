@@ -10,9 +10,11 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -198,8 +200,8 @@ class Digests:
         total = count = 0
         columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
         for rows in portions:
-            yield rows
             check_columns(rows, columns, file or f"block {name!r}")
+            yield rows
             texts = (
                 [None if value is None else str(value).strip() for value in rows[column].to_pylist()]
                 for column in columns
@@ -349,22 +351,44 @@ def _records(
     root: Path,
     connection: sa.Connection | None,
 ) -> Iterator[RecordBlock]:
-    """The records of a block, passed on as its rows come; if records are selected by person, after all rows are
-    read.
-    """
+    """The records of a block, passed on as its rows come; if records are selected by person, at a second reading."""
     source, path = _source(card), None
-    if isinstance(source, Folder):
-        path = _files(card, source, root)[name]
-        portions = rows.tables("train", path)
-    else:
-        portions = _rows_in_database(source, rows.wanted, name, connection)
-    where = f"block {name!r} of {card.name!r}" if path is None else str(path)
-    chosen = count_block_rows = digests.count_block_rows(name, portions, rows.declared, path)
-    if card.person is not None:
-        held = list(count_block_rows)
-        chosen = rows.select_per_person(lambda: iter(held), elsewhere, "train")
-    for some in chosen:
-        yield RecordBlock("train", rows.records(some, where), source=name)
+    make: Callable[[], Iterator[pa.Table]]
+    with ExitStack() as until_read:
+        if isinstance(source, Folder):
+            path = _files(card, source, root)[name]
+            make = partial(rows.tables, "train", path)
+        else:
+            make = partial(_rows_in_database, source, rows.wanted, name, connection)
+            if card.person is not None:
+                make = until_read.enter_context(_spooled(make()))
+        chosen = digests.count_block_rows(name, make(), rows.declared, path)
+        if card.person is not None:
+            readings = iter((chosen, make()))
+            chosen = rows.select_per_person(lambda: next(readings), elsewhere, "train")
+        where = f"block {name!r} of {card.name!r}" if path is None else str(path)
+        for some in chosen:
+            yield RecordBlock("train", rows.records(some, where), source=name)
+
+
+@contextmanager
+def _spooled(portions: Iterator[pa.Table]) -> Iterator[Callable[[], Iterator[pa.Table]]]:
+    """A function that reads the rows of a database again within the block, from a file without a name.
+
+    A second query could give rows in another order, where the database takes different texts for equal ones.
+    """
+    with tempfile.TemporaryFile(prefix="epsilonflow-") as file:
+        if (first := next(portions, None)) is not None:
+            with pa.ipc.new_stream(file, first.schema) as writer:
+                for some in itertools.chain([first], portions):
+                    writer.write_table(some)
+
+        def read() -> Iterator[pa.Table]:
+            if file.tell():
+                file.seek(0)
+                yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(file))
+
+        yield read
 
 
 def _source(card: DataCard) -> Source:

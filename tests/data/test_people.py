@@ -2,7 +2,9 @@
 
 import json
 import sqlite3
+import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from data.card import DataCard
 from data.description import rule_of
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import Part, RecordBatch, RecordBlock
+from data.readers.rows import RowReader
 from data.reading import Digests, read, read_blocks
 from data.targets import IGNORED, Number
 from data.unseen import preparation_of, records_in
@@ -220,6 +223,31 @@ def test_in_blocks_each_block_draws_for_itself(card: CardOf, tmp_path: Path) -> 
     assert people(both[0] | both[1]) == dict.fromkeys(range(20), 2)
     assert all(some <= all_ for some, all_ in zip(one, both, strict=True))
     assert not people(both[0]).keys() & people(both[1]).keys()
+
+
+def test_a_block_of_people_is_never_in_memory_as_a_whole(
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weeks").mkdir()
+    note = "n" * 20_000
+    lines = [f"p{place // 2},{place % 90}.5,Rome,no,{note}\n" for place in range(1000)]
+    (tmp_path / "weeks" / "one.csv").write_text("who,age,town,answer,note\n" + "".join(lines))
+    own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
+    portions, read_file = list[weakref.ref[pa.Table]](), RowReader.tables
+
+    def tables(reader: RowReader, part: Part, path: Path) -> Iterator[pa.Table]:
+        for some in read_file(reader, part, path):
+            portions.append(weakref.ref(some))
+            yield some
+
+    monkeypatch.setattr(RowReader, "tables", tables)
+    digests = Digests("tiny", key=KEY)
+    alive = [
+        (len(block.records), sum(some() is not None for some in portions))
+        for block in read_blocks(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY)
+    ]
+    assert sum(count for count, _ in alive) == 500
+    assert max(count for _, count in alive) <= 2 < len(portions) // 2
 
 
 def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path: Path) -> None:
