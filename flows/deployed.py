@@ -22,7 +22,7 @@ from prefect.exceptions import FailedRun
 from prefect.flows import FlowStateHook
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import deployment
-from prefect.states import Completed, Failed
+from prefect.states import Completed, Crashed, Failed
 from pydantic import Field, JsonValue
 
 from algorithms.plain_text import for_markdown
@@ -41,7 +41,12 @@ from tasks.runs.stage_main import refusals
 from tasks.runs.stages import EXISTING, StageFailedError, StageRefusedError, checkout, reproduce
 from tasks.runs.summary import run_summary
 
-REFUSED, TAG = "Refused", "epsilonflow"
+REFUSED, STUCK, TAG = "Refused", "Stuck", "epsilonflow"
+WORKER_DIED = (
+    "the worker or its machine has died. Start the worker again, as by `prefect worker start --pool local-pool`; a"
+    " retraining is begun again by itself, and any other run is resumed by starting it with the same parameters."
+)
+"""The message of a state named STUCK."""
 T = TypeVar("T")
 Epsilon = Annotated[float, Field(gt=0, le=MAX_EPSILON)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
@@ -136,11 +141,17 @@ def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
     sentences = [] if state.name == REFUSED else open_reservations(checkout(), also_running=True)
     if sentences:
         flow_run_logger(flow_run).warning(" ".join(sentences))
-        again = "On this server, a new run of the same deployment with the same parameters resumes it, too."
+        again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
         text = "\n\n".join(map(for_markdown, [*sentences, again]))
         with get_client(sync_client=True) as client:
             client.create_artifact(
-                ArtifactCreate(key="reservation", type="markdown", data=text, flow_run_id=flow_run.id)
+                ArtifactCreate(
+                    key="reservation",
+                    type="markdown",
+                    description="what stays reserved for runs of this project that were stopped",
+                    data=text,
+                    flow_run_id=flow_run.id,
+                )
             )
 
 
@@ -214,6 +225,11 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:
         return Failed(message=str(failure))
+    except SystemExit as end:
+        # The console ends a process whose output nobody reads any more: the worker is gone.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return Crashed(name=STUCK, message=WORKER_DIED)
 
 
 def _is_not_a_returned_state(record: logging.LogRecord) -> bool:

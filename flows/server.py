@@ -26,12 +26,12 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.settings import PREFECT_HOME
 
-from flows.deployed import REFUSED, TAG
+from flows.deployed import REFUSED, STUCK, TAG, WORKER_DIED
 from flows.scheduled import BROKEN, FEW_LEFT
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import StageFailedError
 
-POOL, STUCK, WAITED = "local-pool", "Stuck", "WaitedTooLong"
+POOL, WAITED = "local-pool", "WaitedTooLong"
 MAX_WAIT = timedelta(hours=24)
 """How long a run may wait for another one of its deployment to end."""
 Notify = SendNotification | CallWebhook
@@ -156,8 +156,7 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
         name=STUCK,
         state=StateType.CRASHED,
         force=False,
-        message=f"no sign of life for {minutes:g} minutes: the worker or its machine has died. Start the worker again;"
-        " a retraining is begun again by itself, and any other run is resumed by starting it with the same parameters.",
+        message=f"no sign of life for {minutes:g} minutes: {WORKER_DIED}",
     )
     hours = max_wait.total_seconds() / 3600
     cancel = ChangeFlowRunState(

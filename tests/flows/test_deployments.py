@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -299,6 +300,22 @@ def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
         finally:
             logger.removeHandler(handler)
         assert kept == ["a bug"]
+
+
+def test_a_run_whose_worker_died_is_stuck_and_says_what_to_do() -> None:
+    """Nobody reads its console then, for which rich ends the process. Any other end of the process stays one."""
+
+    def orphaned() -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904 - as rich does
+
+    state: Any = deployed.flow_result(orphaned)
+    assert (state.name, state.type.value) == ("Stuck", "CRASHED")
+    assert "prefect worker start --pool local-pool" in state.message
+    with pytest.raises(SystemExit):
+        deployed.flow_result(lambda: sys.exit(1))
 
 
 def test_a_flow_names_keys_of_params() -> None:
