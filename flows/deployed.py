@@ -18,7 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
-from prefect.exceptions import FailedRun
+from prefect.exceptions import CrashedRun, FailedRun
 from prefect.flows import FlowStateHook
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import deployment
@@ -234,7 +234,7 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
 
 def _is_not_a_returned_state(record: logging.LogRecord) -> bool:
     """Whether a line is about anything but a failed state that a flow returned, whose message the log has already."""
-    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun | CrashedRun))
 
 
 def _without_empty_traceback(record: logging.LogRecord) -> bool:

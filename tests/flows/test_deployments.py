@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import sqlalchemy as sa
-from prefect.exceptions import FailedRun
+from prefect.exceptions import CrashedRun, FailedRun
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
@@ -295,7 +295,11 @@ def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
         handler.emit = lambda record, kept=kept: kept.append(record.getMessage())  # type: ignore[method-assign]
         logger.addHandler(handler)
         try:
-            for error in (FailedRun("set delta to at most 1e-4."), ValueError("a bug")):
+            for error in (
+                FailedRun("set delta to at most 1e-4."),
+                CrashedRun("start it again."),
+                ValueError("a bug"),
+            ):
                 logger.error(str(error), exc_info=error)
         finally:
             logger.removeHandler(handler)
