@@ -54,6 +54,8 @@ from data.targets import Classes, LabelType, Number, Tags
 _BLOCK_BYTES = 4 * 2**20
 _TABLE_ROWS, _ROWS = 65536, 1024
 """Rows at a time, of a table and of texts or images."""
+_PARQUET_BUFFER = 2**16
+"""Bytes of a column that are read ahead."""
 _LONGEST_LINE = 2**26
 csv.field_size_limit(_LONGEST_LINE)  # a long text exceeds Python's default, 2**17
 _Row: TypeAlias = Mapping[str, Any]
@@ -177,7 +179,7 @@ class RowReader:
         if self.card.person is None or (part == "test" and self.card.holdout == "public"):
             yield from make()
             return
-        owners, ranks, usable = bytearray(), bytearray(), []
+        owners, ranks, usable = bytearray(), bytearray(), bytearray()
         for some in make():
             names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
             has_lists = isinstance(self.card.label_type, Tags)
@@ -188,7 +190,7 @@ class RowReader:
                 content = owner + b"".join(b"%d " % len(part or b"") + (part or b"") for part in row)
                 ranks += blake2b(content, key=self.key, digest_size=8).digest()
                 usable.append(bool(who) and who not in elsewhere)
-        taken = _first_of_each(owners, ranks, self.card.person.per_person) & np.array(usable, bool)
+        taken = _first_of_each(owners, ranks, self.card.person.per_person) & np.frombuffer(usable, bool)
         start = 0
         for some in make():
             yield some.filter(pa.array(taken[start : start + some.num_rows]))
@@ -629,9 +631,8 @@ def _parquet(path: Path, wanted: Sequence[str], batch_rows: int) -> Iterator[pa.
     bytes, become what they view, since Arrow cannot filter them.
     """
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    with parquet.ParquetFile(
-        path, pre_buffer=False
-    ) as file:  # a buffer would hold whole row groups of all columns
+    # Otherwise Arrow holds whole row groups, which may be most of a file.
+    with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_PARQUET_BUFFER) as file:
         yield file.schema_arrow.empty_table()
         for batch in file.iter_batches(batch_rows, columns=list(wanted)):
             fields = [field.with_type(plain.get(field.type, field.type)) for field in batch.schema]

@@ -115,6 +115,22 @@ def test_a_folder_by_class_is_read_and_what_is_broken_is_the_stand_in(
     assert capfd.readouterr() == ("", "") and caplog.text == ""
 
 
+def test_images_of_a_folder_are_decoded_as_they_are_asked_for(
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {f"dark/{place}.png": image((9, 9), (place % 256, 0, 0)) for place in range(600)}
+    decoded, decode = [], Image.open
+
+    def opened(*args: Any, **options: Any) -> Image.Image:
+        decoded.append(1)
+        return decode(*args, **options)
+
+    place = folder(tmp_path / "photos", content)
+    monkeypatch.setattr(Image, "open", opened)
+    next(read(card(records={"at_most": 600}), {"train": place}))
+    assert 0 < len(decoded) < 300
+
+
 def test_a_side_is_decided_by_the_file_and_not_by_what_is_made_of_it(card: CardOf, tmp_path: Path) -> None:
     """Another size, or a stand-in in place of another, moves no record to the other side."""
     content = {f"dark/{place}.png": bytes([place]) * 40 for place in range(39)}

@@ -1,6 +1,7 @@
 """Tables are read and written block by block: the same bytes as in one piece, and never the whole file at once."""
 
 import gzip
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from data import DataRefusedError, dataset_info, prepared
 from data.card import DataCard
+from data.formats import Rows
 from data.prepared import _Rows
 from data.readers import rows
 from data.readers.records import RecordBatch, RecordBlock
@@ -83,6 +86,25 @@ def test_a_file_is_not_read_further_than_it_is_asked_for(
     with pytest.raises(DataRefusedError, match="same number of fields") as refusal:
         list(blocks)
     assert "31337" not in str(refusal.value)
+
+
+def test_parquet_of_one_row_group_is_not_read_into_memory(
+    table: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    size = 10_000
+    texts = [random.Random(row).randbytes(size // 2).hex() for row in range(4000)]
+    written = pa.table({"words": texts, "answer": ["no"] * len(texts)})
+    parquet.write_table(written, tmp_path / "t.parquet", use_dictionary=False, compression="none")
+    del written
+    reader = {"kind": "texts", "format": "parquet", "columns": ["words"], "label": "answer"}
+    card = card_of(table | {"reader": reader})
+    assert isinstance(card.reader, Rows)
+    before, rows_read, peak = pa.total_allocated_bytes(), 0, 0
+    for some in rows.tables("train", tmp_path / "t.parquet", card.reader, card.label_type):
+        rows_read += some.num_rows
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert rows_read == len(texts)
+    assert peak < size * len(texts) * 0.6
 
 
 def test_a_file_that_arrow_may_still_read_ahead_from_is_not_closed(
