@@ -127,7 +127,7 @@ def test_images_of_a_folder_are_decoded_as_they_are_asked_for(
 
     place = folder(tmp_path / "photos", content)
     monkeypatch.setattr(Image, "open", opened)
-    next(read(card(records={"at_most": 600}), {"train": place}))
+    next(read(card({"records": {"at_most": 600}}), {"train": place}))
     assert 0 < len(decoded) < 300
 
 
