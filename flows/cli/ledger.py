@@ -269,10 +269,11 @@ def show_balances(
     _show_balances(balances, as_json=as_json)
     if not as_json:
         for name in dict.fromkeys(balance.population for balance in balances if not balance.public):
-            after = ledger.spent_if_repeated(name, 10)
-            if after is not None:
+            one, ten = (ledger.spent_if_repeated(name, runs) for runs in (1, 10))
+            if one is not None and ten is not None:
                 say(
-                    f"{name}: after ten more runs like the last one, epsilon {_text(after.epsilon)} would be spent."
+                    f"{name}: one more run like the last one would make it epsilon {_text(one.epsilon)}, and ten more"
+                    f" epsilon {_text(ten.epsilon)}."
                 )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -110,6 +111,21 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     assert "80.0%" in text
     assert "This run is not private" not in text
     assert finished.card.signature.public_key in text
+
+
+def test_the_page_says_what_runs_took_of_the_cap_and_what_ten_more_would(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    path = folders.artifacts / "receipt.json"
+    receipt = read_json(path)
+    receipt["ledger"]["ten_more"] = {"epsilon": 6.25, "delta": 1e-4}
+    write_json(path, receipt)
+    made = make(folders)
+    text = " ".join(Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text.split())
+    said = re.search(r"When this run was done: (\S+) of (\S+) was spent", text)
+    assert said is not None, text[text.find("When this run") :][:300]
+    spent = made.run.receipt.ledger.spent.epsilon
+    assert said.groups() == (rounded_up(spent, 8), "10")
+    assert "After ten more runs like this one, 6.25 would be spent." in text
 
 
 def test_a_run_on_a_whole_population_has_no_history(page: str, finished: Report) -> None:

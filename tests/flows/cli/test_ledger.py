@@ -1,6 +1,7 @@
 """The command `epsilonflow ledger` on a ledger with blocks, and older copies of it that are put back."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -65,6 +66,26 @@ def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
         "patients: for one person with at most 2 records; composed by zCDP, so epsilons do not add up" in text
     )
     assert "february" in call("history").stdout
+
+
+def test_it_shows_what_one_more_run_and_ten_more_would_take(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At order 8, where a Gaussian of multiplier 4 has a divergence of 8 / (2 * 4^2) and delta 1e-5 costs 1.214."""
+    monkeypatch.chdir(tmp_path)
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare("patients", Budget(9.0, 1e-5), public=False, composition=Composition("renyi", 8.0))
+    assert "more run" not in call("show").stdout
+    for run_id in "ab":
+        ledger.reserve(run_id, "patients", Budget(1.0, 1e-6), events=EVENTS, notes={})
+    conversion = math.log(7 / 8) - math.log(8e-5) / 7
+    shown = re.search(
+        r"patients: one more run like the last one would make it epsilon (\S+), and ten more epsilon (\S+)\.",
+        " ".join(call("show").stdout.split()),
+    )
+    assert shown is not None
+    for text, runs in zip(shown.groups(), (3, 12), strict=True):
+        assert float(text) == pytest.approx(runs * 0.25 + conversion, rel=1e-4)
 
 
 def test_a_block_has_a_cap_of_its_own_and_retires(ledger: Ledger) -> None:
