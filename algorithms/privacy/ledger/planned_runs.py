@@ -7,6 +7,7 @@ public: the planned events, the number of runs and the cap. The choice is made o
 the ledger.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -16,9 +17,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events
 
 ORDERS = (1.25, 1.5, 1.75, *range(2, 65), 80, 96, 128, 192, 256, 384, 512)
-"""Rényi orders over the whole range that one is chosen from."""
-_TENTHS = tuple(tenths / 10 for tenths in range(11, 320))
-"""Where a whole order more or less changes the price by a few percent, tenths are tried, too."""
+"""The Rényi orders of which the cheapest is found first; then tenths around it are tried."""
 MAX_SINGLE_RATIO = 1.5
 """The most that one run may take of the cap, as a multiple of its own epsilon, for a Rényi composition to be chosen."""
 MAX_SHARE_OF_CAP = 0.5
@@ -82,26 +81,40 @@ def choose_composition(
 
     if not 0 < cap.delta < 1 or not 0 < epsilon_of_person < float("inf"):
         return basic("no-bound")
-    chosen: list[ChosenComposition] = []
-    is_affordable = False
-    for order in sorted({*map(float, ORDERS), *_TENTHS}):
+
+    def at_order(order: float) -> ChosenComposition | None:
+        """The choice of this order; None where it bounds an event by nothing, or leaves nothing of the cap."""
         composition = Composition("renyi", order)
         try:
             price = composition.price(cost, events, adjacency, together)
-        except RefusedError:  # this order bounds an event by nothing
-            continue
+        except RefusedError:
+            return None
         if price is None or not any(composition.amount_of(cap)):
-            continue
+            return None
         one, all_runs = (
             composition.as_budget((Fraction(price) * blocks_per_person * count,), cap.delta).epsilon
             for count in (1, runs)
         )
-        is_affordable |= one <= MAX_SINGLE_RATIO * epsilon_of_person
-        if one <= MAX_SINGLE_RATIO * epsilon_of_person and one <= MAX_SHARE_OF_CAP * cap.epsilon:
-            chosen.append(ChosenComposition(composition, one, all_runs, sums, "costs-less"))
-    if not chosen:
+        return ChosenComposition(composition, one, all_runs, sums, "costs-less")
+
+    def cheapest(orders: Iterable[float]) -> tuple[ChosenComposition | None, bool]:
+        """The cheapest of these orders within the limits, and whether any keeps one run near its own epsilon."""
+        near = [
+            choice
+            for choice in map(at_order, orders)
+            if choice is not None and choice.one <= MAX_SINGLE_RATIO * epsilon_of_person
+        ]
+        within = [choice for choice in near if choice.one <= MAX_SHARE_OF_CAP * cap.epsilon]
+        return min(within, key=lambda choice: choice.all, default=None), bool(near)
+
+    best, is_affordable = cheapest(map(float, ORDERS))
+    if best is None:
         return basic("half-of-the-cap" if is_affordable else "one-run-too-dear")
-    best = min(chosen, key=lambda candidate: candidate.all)
+    order = best.composition.order
+    assert order is not None
+    tenths = (round(order + tenth / 10, 2) for tenth in range(-9, 10))
+    finer, _ = cheapest(tenth for tenth in tenths if tenth > 1)
+    best = min(best, finer or best, key=lambda choice: choice.all)
     return best if best.all < sums else basic("sums-cost-less")
 
 
