@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
@@ -165,6 +165,24 @@ def test_records_that_point_different_ways_tell_no_more_than_those_of_the_theore
             assert exact <= stated.deltas_of_sides(np.array([at]))[side][0] + 1e-9
 
 
+@pytest.mark.parametrize(("count", "rate", "multiplier"), [(2, 0.1, 1.0), (4, 0.02, 2.0), (8, 0.3, 6.0)])
+def test_several_records_that_are_replaced_cost_no_less_than_the_worst_neighbours_tell(
+    count: int, rate: float, multiplier: float
+) -> None:
+    """All of them move from one end of the bound to the other: delta by summation over a fine grid of outputs."""
+    delta, group = 1e-6, group_privacy(sampled(rate, multiplier), count)
+    outputs = np.linspace(-count - 12 * multiplier, count + 12 * multiplier, 400_001)
+    numbers = np.arange(count + 1)
+    ways = [
+        binom.pmf(numbers, count, rate) @ norm.pdf(outputs, sign * numbers[:, None], multiplier)
+        for sign in (1, -1)
+    ]
+    stated = epsilon([(group, 1)], delta, adjacency=REPLACE_ONE)
+    gains = np.maximum(ways[0] - math.exp(stated) * ways[1], 0.0)
+    assert gains.sum() * (outputs[1] - outputs[0]) <= delta
+    assert stated > epsilon([(group, 1)], delta)  # what adding or removing them costs would not do
+
+
 @given(
     log_rate=st.floats(-4.0, -0.3),
     log_steps=st.floats(2.0, 6.0),
@@ -302,12 +320,17 @@ def test_a_sample_of_fixed_size_costs_what_its_worst_neighbours_tell(
 def test_calibration_finds_hardly_more_noise_than_is_needed(
     rate: float, steps: int, target: float, delta: float, least: float
 ) -> None:
+    tried = set()
+
     def schedule_at(multiplier: float) -> Schedule:
+        tried.add(multiplier)
         one = dp.GaussianDpEvent(multiplier)
         return [(one if rate == 1 else dp.PoissonSampledDpEvent(rate, one), steps)]
 
     found = calibrate(schedule_at, Budget(target, delta))
     assert least <= found <= 1.0005 * least
+    near = [multiplier for multiplier in tried if abs(multiplier / found - 1) < 0.005]
+    assert len(near) <= 5 and len(tried) <= 30  # the fine grid is needed next to the result alone
     assert epsilon(schedule_at(found), delta) <= target
 
 
