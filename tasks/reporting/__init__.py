@@ -75,6 +75,10 @@ _BECAME = {
 }
 
 
+_DIGITS = 6
+"""Significant digits of what a run is allowed."""
+
+
 def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment:
     """An environment with the templates of `below` and of this folder, and with their filters.
 
@@ -97,6 +101,8 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
     made.filters |= {
         "source": lambda png: "data:image/png;base64," + base64.b64encode(png).decode(),
         "up": _up,
+        "spent": _spent,
+        "allowed": lambda number: "none" if number is None else rounded_up(number, _DIGITS),
         "down": _down,
         "percent": percent,
         "at_most": lambda share: f"{math.ceil(1000 * share - 1e-9) / 10:.1f}%",
@@ -256,6 +262,15 @@ def _shape_row(shape: Shape) -> dict[str, object]:
 
 def _up(number: float | None, digits: int = 4) -> str:
     return "infinite" if number is None else rounded_up(number, digits)
+
+
+def _spent(number: float | None, allowed: float | None, digits: int = 4) -> str:
+    """What was spent, rounded up, with as many more digits as keep it from looking like more than what was allowed."""
+    if number is None or allowed is None:
+        return _up(number, digits)
+    limit = float(rounded_up(allowed, _DIGITS))
+    shown = (rounded_up(number, more) for more in range(digits, _DIGITS))
+    return next((text for text in shown if float(text) <= limit), rounded_up(number, _DIGITS))
 
 
 def _down(number: float | None) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import Receipt
 from data.files import read_json
 from tasks.runs.ledger import open_ledger
@@ -30,7 +31,7 @@ def run_summary(root: Path) -> Rows:
     cost = (
         "not private"
         if metrics["epsilon"] is None
-        else f"{metrics['epsilon']:.4g} at delta {metrics['delta']:g}"
+        else f"{rounded_up(metrics['epsilon'])} at delta {metrics['delta']:g}"
     )
     return [
         ("data set", receipt.dataset),

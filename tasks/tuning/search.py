@@ -46,6 +46,7 @@ from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
+from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity, SearchFacts
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
@@ -413,10 +414,11 @@ def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all
     log_winner(root / FOLDER, settings.tracking, root=root)
     note = reuse_note(receipt, is_public=public.is_public) if is_done else None
     each = read_json(root / FOLDER / "plan.json")["search"]["each"]
+    cost = "without a bound" if receipt.cost is None else rounded_up(receipt.cost)
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (
         f"the winner of search {receipt.run_id} is in {FOLDER}; all of it cost epsilon"
-        f" {receipt.cost:.4g}, a trial by itself {each:.4g}{reused}"
+        f" {cost}, a trial by itself {rounded_up(each)}{reused}"
     )
 
 

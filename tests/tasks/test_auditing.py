@@ -73,7 +73,13 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
     template = environment().get_template("audit.html.j2")
     for caught, words in ((1.0, "noticed practically always<"), (0.9, "a chance of at least 90.0%<")):
         changed = document | {"power": document["power"] | {"caught": caught}, "curve": []}
-        assert words in " ".join(template.render(audit=changed, picture=None).split())
+        shown = " ".join(template.render(audit=changed, picture=None).split())
+        assert words in shown
+    check = document["checks"][0] | {"chance": 0.301}
+    shown = template.render(audit=changed | {"checks": [check]}, picture=None)
+    assert (
+        "<td>30.1%</td>" in shown and f"Audit of {document['at'][:10]} {document['at'][11:16]} UTC" in shown
+    )
 
 
 def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import text as sentences
 from algorithms.privacy.ledger import Composition, Ledger
 from tasks.ledger_page import page
+from tasks.reporting import environment
 from tests.support.browser import seen
 from tests.support.checkout import PROJECT, Checkout
 
@@ -156,3 +157,21 @@ def test_the_look_itself_finds_what_is_wide_and_faint(tmp_path: Path) -> None:
     )
     found = seen(bad, tmp_path, width=500)
     assert found.faint == ["faint"] and found.wide > 300
+
+
+@pytest.mark.parametrize(
+    ("spent", "allowed", "shown"),
+    [
+        (1.6414551, 1.641456, "1.64146 of 1.64146"),  # in three digits it would be 1.65
+        (1.6414551, 2.0, "1.65 of 2"),
+        (0.49996, 0.5, "0.5 of 0.5"),
+        (0.6, 0.5, "0.6 of 0.5"),
+        (0.6, None, "0.6 of none"),
+        (None, 0.5, "infinite of 0.5"),
+    ],
+)
+def test_what_was_spent_does_not_look_like_more_than_allowed(
+    spent: float | None, allowed: float | None, shown: str
+) -> None:
+    template = environment().from_string("{{ spent | spent(allowed, 3) }} of {{ allowed | allowed }}")
+    assert template.render(spent=spent, allowed=allowed) == shown

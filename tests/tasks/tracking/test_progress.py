@@ -125,6 +125,10 @@ def test_a_long_name_leaves_room_for_the_numbers(root: Path) -> None:
     assert "91.23%" in out.getvalue() and out.getvalue().count("d" * 9) > 2
 
 
+def test_epsilon_is_rounded_up_as_on_the_card(root: Path) -> None:
+    assert finished(root, epsilon=1.69401)["epsilon of this run"] == "1.695 at delta 1e-05"
+
+
 def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
     assert finished(root, epsilon=None)["epsilon of this run"] == "not private"
 
