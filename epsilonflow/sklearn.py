@@ -33,7 +33,7 @@ from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.card import load as load_card
+from algorithms.privacy.card import load_beside
 from algorithms.privacy.card.text import statement
 from data.targets import Number
 from data.unseen import target_in
@@ -466,8 +466,7 @@ def load(path: str | Path) -> DPClassifier | DPRegressor:
             " predict`."
         )
     estimator.encoding_, estimator.result_ = encoding, _Released(model)
-    card = (Path(path) if Path(path).is_dir() else Path(path).parent) / "privacy_card.json"
-    estimator.card_ = load_card(card) if card.is_file() else None
+    estimator.card_ = load_beside(Path(path))
     if estimator.card_ is None:
         warnings.warn("No privacy card is beside the model, so nothing is promised.", stacklevel=2)
     elif not estimator.card_.setting.private:

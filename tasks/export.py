@@ -25,7 +25,7 @@ from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
-from algorithms.privacy.card import PrivacyCard, verify, verify_card
+from algorithms.privacy.card import PrivacyCard, load_beside, verify, verify_card
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protection_sentence, statement
 from data.files import read_json
@@ -237,8 +237,8 @@ def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
 
 def _privacy(folder: Path) -> str:
     """What a form without a card says of the model's privacy."""
-    card = folder / "privacy_card.json"
-    return statement(load_card(card)) if card.is_file() else NO_CARD
+    card = load_beside(folder)
+    return NO_CARD if card is None else statement(card)
 
 
 def _beside(artifacts: Path) -> Path:

@@ -73,6 +73,8 @@ def _predict(
     threshold: float | None,
 ) -> None:
     from algorithms.models.saved import load
+    from algorithms.privacy.card import load_beside
+    from algorithms.privacy.card.text import statement
     from data.card import DataRefusedError
     from data.unseen import reader_in
     from tasks.kept_columns import with_columns
@@ -81,6 +83,9 @@ def _predict(
 
     allowed = _allowed_code(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
+    card = load_beside(in_checkout(model))
+    if card is not None and not card.setting.private:  # a table of predictions has no place for the card's sentence
+        typer.echo(statement(card), err=True)
     batches = predictions(trained, file, allow_code=allowed, threshold=threshold)
     if keep:
         batches = with_columns(batches, file, reader_in(trained.preparation), keep)

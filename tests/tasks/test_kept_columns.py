@@ -5,17 +5,22 @@ import io
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from algorithms.privacy.card import build
+from algorithms.privacy.card.text import statement
 from data.card import DataRefusedError
 from data.unseen import reader_in
 from flows.cli.main import app
 from tasks import predict as predicting
 from tasks.kept_columns import spool_to_file, with_columns
 from tasks.predict import predict, write
+from tests.algorithms.privacy.conftest import KEY
+from tests.support.synthetic_run import record, write_run
 from tests.support.trees import COLUMNS, HEADER, ROWS, write_model
 
 IDS = [f"=id-{place}" for place in range(len(ROWS))]
@@ -67,6 +72,19 @@ def test_what_cannot_be_kept_is_refused(name: str, keep: str, words: str, folder
     kept = with_columns(batches, folder / name, reader_in(trained.preparation), [keep])
     with pytest.raises(DataRefusedError, match=words):
         list(write(kept, trained.classes, io.StringIO()))
+
+
+@pytest.mark.parametrize("kind", ["private", "seeded"])
+def test_predictions_of_a_seeded_run_come_with_the_sentence_of_its_card(
+    kind: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    card = build(record(write_run(tmp_path_factory.mktemp("run"), kind=kind)), KEY)
+    (folder / "privacy_card.json").write_bytes(card.to_bytes())
+    arguments = ["predict", str(folder / "rows.csv"), "--model", str(folder), "--keep", "id"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert len(pd.read_csv(io.StringIO(done.stdout))) == len(ROWS)
+    assert ("NOT PRIVATE" in done.stderr) is (statement(card) in done.stderr) is (kind == "seeded")
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])

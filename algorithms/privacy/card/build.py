@@ -118,6 +118,12 @@ def load(path: Path) -> PrivacyCard:
     return card
 
 
+def load_beside(model: Path) -> PrivacyCard | None:
+    """The card beside a model's file, or in a folder with one; None without a card. Raises RefusedError as `load`."""
+    card = (model if model.is_dir() else model.parent) / "privacy_card.json"
+    return load(card) if card.is_file() else None
+
+
 def guarantee(*, cost: float | None, private_noise: bool, is_covered: bool) -> Guarantee:
     """What a run can promise. cost: its epsilon, or None without a bound. is_covered: all that was shown is noisy."""
     if cost is None:
