@@ -63,8 +63,9 @@ def _nist(card: PrivacyCard, audit: AuditSummary | None, metrics: Metrics | None
     return Source(
         "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
         "March 2025",
-        "Paraphrased, after the components of the pyramid and the sections of the initial public draft of 11 December"
-        " 2023; of the final version the abstract was read.",
+        "Paraphrased, and held against the components of the pyramid and the sections of the initial public draft of 11"
+        " December 2023, whose numbers these are; of the final version the abstract was read, so its numbers and words"
+        " may be others.",
         (
             Line(
                 "2.2 and 2.3 What are epsilon and the other parameters, of which variant?",
@@ -128,8 +129,8 @@ def _edpb(card: PrivacyCard, audit: AuditSummary | None) -> Source:
     return Source(
         "EDPB Opinion 28/2024, section 3.2.2: what is considered where a model is claimed to be anonymous",
         "17 December 2024",
-        "Paraphrased, after the headings of section 3.2.2 and the executive summary; the opinion itself was not read"
-        " word for word.",
+        "Paraphrased. The line on likelihood was held against the executive summary; the others were held against the"
+        " headings of section 3.2.2 alone, whose text was not read.",
         (
             Line(
                 "Selection of sources: from which are the training data?",
@@ -178,8 +179,9 @@ def _edpb(card: PrivacyCard, audit: AuditSummary | None) -> Source:
                 "audits try the method on made-up records, not this model",
             ),
             _open(
-                "Is the likelihood insignificant that personal data are extracted from the model, or obtained by"
-                " queries, with all means reasonably likely to be used?",
+                "Are both likelihoods insignificant: that personal data of those who were trained on are extracted"
+                " from the model directly, probabilistic extraction included, and that queries obtain them,"
+                " intentionally or not; with all means reasonably likely to be used by the controller or others?",
                 "a conclusion for you, of which the facts above are a part",
             ),
             _open(

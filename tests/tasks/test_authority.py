@@ -53,7 +53,7 @@ def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
     violated = lines(card, METRICS, AUDIT.model_copy(update={"is_violated": True}))
     assert any("refutes its claim" in (line.fact or "") for line in violated)
     # Whether it is lawful, harmless or anonymous is nobody's to say but yours.
-    for words in ("suited to this use", "likelihood insignificant", "discriminatory"):
+    for words in ("suited to this use", "likelihoods insignificant", "discriminatory"):
         (line,) = [line for line in given if words in line.question]
         assert line.fact is None
 
