@@ -220,7 +220,7 @@ def test_the_page_on_serving_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_model(tmp_path, "logistic", cells=False)
     export(tmp_path, "onnx", tmp_path / "model.onnx")
     code = _snippets()[0]
-    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
     monkeypatch.chdir(tmp_path)
     service: dict[str, Any] = {}
     exec(compile(code, "page", "exec"), service)
