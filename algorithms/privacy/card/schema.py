@@ -39,6 +39,9 @@ RELEASED = ("model.safetensors", "plan.json", "trace.parquet")
 EVALUATION = "evaluation.json"
 """The histogram that was released of private held-out records, beside them."""
 
+MAX_ORDER = 1e5
+"""Of a Renyi filter: a bound of a sample is a sum of as many terms, and filters take one of the accountant's orders."""
+
 Guarantee: TypeAlias = Literal["private", "seeded", "diagnosed", "none"]
 """Differential privacy; noise that anyone can compute again; secret noise, but beside it something that was computed
 from the records without noise; no noise."""
@@ -221,7 +224,7 @@ class CompositionSection(Section):
 
     kind: Literal["schedule", "zcdp", "renyi"]
     rho: Positive | None
-    order: Annotated[float, Field(gt=1)] | None
+    order: Annotated[float, Field(gt=1, le=MAX_ORDER)] | None
     limit: Positive | None
 
     @model_validator(mode="after")

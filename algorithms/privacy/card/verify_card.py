@@ -17,15 +17,13 @@ profile delta(e) = sup_S P(S) - exp(e) Q(S) becomes a privacy loss on a grid by 
 2022, arXiv:2207.04380), which never lowers a delta, and dp-accounting adds up the losses of n releases. A lower bound
 follows by coupling: a loss inside a cell of width h goes to one of the cell's ends, at random, with a mean of at most
 h^2 / 8, so that n of them move the sum by more than eta = n h^2 / 8 + h sqrt(n log(1/s) / 2) with probability s at most
-(Hoeffding), and epsilon >= epsilon_of_the_grid(delta + s) - eta. Here s is delta / 1000, and h makes eta 0.4 % of the
-epsilon that is stated (of 0.001 if less is stated, of 10 if more), or 2 % where 0.4 % takes more than 2^21 points.
+(Hoeffding), and epsilon >= epsilon_of_the_grid(delta + s) - eta. Here s is delta / 1000, and h makes eta 0.8 % of the
+epsilon that is stated (of 0.001 if less is stated, of 10 if more).
 
-So a card passes from about 0.5 % below its price on, whatever sharper numerics it was made with; whoever states more
-misleads nobody. That holds for Gaussian, Laplace and pure releases, Poisson samples, samples of a fixed size, groups,
-random allocation, correlated noise, objective perturbation and disjoint parts. A search or a choice of mechanisms is
-put on a grid twice, and passes from 1 % below the published bound for it on; a run of a million steps from 2 % on.
-What needs a still finer grid is refused. Renyi and pure epsilons are formulas, compared to a part in a million; the
-Renyi ones of groups and of random allocation have to be at least the bound above.
+So a card passes from about 1 % below its price on, 2 % for a search or a choice of mechanisms, which is put on a grid
+twice, whatever sharper numerics it was made with; whoever states more misleads nobody. What needs a grid of more than
+2^22 points is refused. Renyi and pure epsilons are formulas, compared to a part in a million; the Renyi ones of groups
+and of random allocation have to be at least the bound above.
 """
 
 import argparse
@@ -48,7 +46,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from dp_accounting.pld.common import compute_self_convolve_bounds, self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, LaplacePrivacyLoss
 from dp_accounting.rdp import rdp_privacy_accountant as renyi
 from numpy.typing import NDArray
 
@@ -61,17 +58,19 @@ Rows = list[tuple[Event, int]]
 Check = tuple[str, bool | None, str]
 """A name, whether it passed (None: there was nothing to check it against), and what was seen."""
 Profile = Callable[[Array], Array]
-"""delta at ascending epsilons."""
+"""delta at ascending epsilons, which are at least 0."""
 
 FILES, EVALUATION = ("model.safetensors", "plan.json", "trace.parquet"), "evaluation.json"
 """Beside a card; the last one where private held-out records were evaluated."""
 ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_error_bits": 18}
-BELOW, ABOVE, ABSOLUTE, SLACKS = 1e-6, 1e-2, 1e-9, (0.004, 0.02)
-"""How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it, smallest first."""
-MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS = 2**25, 20, 2_000, 2**21
-MAX_WORK = 2**31
-"""Of what bounds are computed from, in about as many tails of a normal distribution: two or three minutes."""
+FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
+BELOW, ABOVE, ABSOLUTE, SLACK = 1e-6, 1e-2, 1e-9, 0.008
+"""How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it."""
+MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_WORK = 2**25, 20, 2_000, 2**22, 2**30
+"""Of a file, of nested events, of a grid, and of all computing, in about as many tails of a normal distribution."""
 LARGEST = sys.float_info.max
+ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
+"""How the facts of a card are written, with a last line break; the signature is over this, with null in its place."""
 
 
 class BadCardError(Exception):
@@ -79,11 +78,7 @@ class BadCardError(Exception):
 
 
 class NoBoundError(Exception):
-    """No theorem that is used here bounds these events in this way."""
-
-
-class FinerGridError(NoBoundError):
-    """A grid would have more points than this program computes."""
+    """No theorem that is used here bounds these events in this way, or not within what is computed here."""
 
 
 class Work:
@@ -108,7 +103,8 @@ NUMBERS: dict[str, tuple[tuple[type, ...], float, float]] = {
     "number": ((float,), 0, LARGEST), "positive": ((float,), 5e-324, LARGEST),
     # of events, in which a whole number may be written as an integer
     "noise": ((int, float), 1e-6, 1e12), "rate": ((int, float), 0, 1), "real": ((int, float), 0, LARGEST),
-    "order": ((int, float), 1 + 1e-12, LARGEST), "mean": ((int, float), 1, 1e6),
+    "order": ((int, float), 1 + 1e-12, LARGEST), "filter": ((int, float), 1 + 1e-12, 1e5),
+    "mean": ((int, float), 1, 1e6),
     "coordinate": ((int, float), -1e6, 1e6), "decay": ((int, float), 0, 1 - 1e-16), "times": ((int,), 0, 10**9),
     "steps": ((int,), 1, 10**6), "leaves": ((int,), 0, 10**6), "group": ((int,), 1, 1000),
 }
@@ -117,41 +113,41 @@ SECTIONS = {
             " events:[EVENT] implementation:IMPLEMENTATION evidence:EVIDENCE",
     "SIGNATURE": "public_key:sha256 value:hex128",
     "SETTING": "guarantee:private|seeded|diagnosed|none epsilon:number? delta:chance"
-               " adjacency:ADD_OR_REMOVE_ONE|REPLACE_ONE unit:name dataset:name title:name source:name licence:name"
-               " population:name public_records:flag records:count? holdout:public|private|none -per_person:count"
-               " -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why:name"
+               " adjacency:ADD_OR_REMOVE_ONE|REPLACE_ONE unit dataset title source licence"
+               " population public_records:flag records:count? holdout:public|private|none -per_person:count"
+               " -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why"
                " -evaluation_epsilon:number",
     "MECHANISM": "transform:none|scattering|encoder encoder:ENCODER? features:FEATURES diagnostics:flag"
-                 " settings_from_records:flag algorithm:name settings:object model:MODEL steps:count releases:count"
+                 " settings_from_records:flag algorithm settings:object model:MODEL steps:count releases:count"
                  " noise_multiplier:number? sampling_rate:chance divisor:positive? queries:[QUERY]"
                  " -paper_protocol:PROTOCOL -selection_law:LAW",
     "LAW": "candidates:count noise_scale:positive gain:number? distance:chance?",
-    "PROTOCOL": "paper:name settings:object departures:[name]*",
-    "ENCODER": "name:name takes:images|texts width:count sha256:sha256 pretrained_on:name settings:name"
+    "PROTOCOL": "paper settings:object departures:[name]*",
+    "ENCODER": "name takes:images|texts width:count sha256:sha256 pretrained_on settings"
                " -tokens:count -padding:count",
-    "FEATURES": "name:name settings:object",
-    "MODEL": "name:name seed:int parameters:count precision:float32|bfloat16 settings:object start:sha256?"
+    "FEATURES": "name settings:object",
+    "MODEL": "name seed:int parameters:count precision:float32|bfloat16 settings:object start:sha256?"
              " files:{sha256}* reinitialize:[name]* frozen:[name]* augmentations:count",
-    "QUERY": "kind:name sampling:name clipping:name noise:name count:count sampling_rate:SPAN clip_norm:SPAN"
+    "QUERY": "kind sampling clipping noise count:count sampling_rate:SPAN clip_norm:SPAN"
              " noise_multiplier:SPAN noise_std:SPAN divisor:SPAN",
     "SPAN": "least:number? most:number?",
     "ACCOUNTING": "accountant:pld|rdp|pure epsilon:COSTS delta:chance target:AMOUNT library:dp-accounting"
-                  " library_version:name discretisation:GRID composition:COMPOSITION across_runs:ACROSS"
+                  " library_version discretisation:GRID composition:COMPOSITION across_runs:ACROSS"
                   " population:ACCOUNT blocks:BLOCKS?",
     "COSTS": "pld:number? rdp:number? pure:number?",
     "AMOUNT": "epsilon:number? delta:chance",
     "GRID": "pld_interval:positive? rdp_lowest_order:positive rdp_highest_order:positive rdp_orders:count",
-    "COMPOSITION": "kind:schedule|zcdp|renyi rho:positive? order:order? limit:positive?",
+    "COMPOSITION": "kind:schedule|zcdp|renyi rho:positive? order:filter? limit:positive?",
     "ACROSS": "kind:basic|zcdp|renyi order:order?",
     "ACCOUNT": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT",
     "BLOCKS": "charged:[BLOCK] blocks_per_person:count",
-    "BLOCK": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT name:name",
+    "BLOCK": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT name",
     "EVENT": "event:event count:times",
-    "IMPLEMENTATION": "recorded:training|report -version:name -code:sha256 python:name packages:{name} git:GIT?"
-                      " device:name noise:secure|seeded cipher:AES-256-CTR rounding:ROUNDING?",
-    "GIT": "commit:name dirty:flag",
+    "IMPLEMENTATION": "recorded:training|report -version -code:sha256 python packages:{name} git:GIT?"
+                      " device noise:secure|seeded cipher:AES-256-CTR rounding:ROUNDING?",
+    "GIT": "commit dirty:flag",
     "ROUNDING": "grid_bits:count sum_bits:count laplace_scales:count laplace_error_bits:count",
-    "EVIDENCE": "run_id:name ledger_head:sha256? files:{sha256}*",
+    "EVIDENCE": "run_id ledger_head:sha256? files:{sha256}*",
 }
 """The fields of each section in their order, each with its kind: - before a name allows its absence, ? after a kind
 null; [x] is a list of x and {x} an object of x, with * also an empty one; a|b is one of these words."""
@@ -182,7 +178,12 @@ EVENTS = {
 """The fields of each type of event, in any order. The names are dp-accounting's and epsilonflow's."""
 # fmt: on
 
-RULES: dict[str, Callable[[Event], bool]] = {
+RULES: dict[str, Callable[[Card], bool]] = {
+    "EVIDENCE": lambda evidence: {*evidence["files"]} - {EVALUATION} == {*FILES},
+    "COMPOSITION": lambda how: (
+        [name for name in ("rho", "order", "limit") if how[name] is not None]
+        == {"schedule": [], "zcdp": ["rho"], "renyi": ["order", "limit"]}[how["kind"]]
+    ),
     "SampledWithoutReplacementDpEvent": lambda event: event["sample_size"] <= event["source_dataset_size"],
     "RandomAllocationDpEvent": lambda event: event["steps"] <= event["parts"],
     "CorrelatedDpEvent": lambda event: (
@@ -193,7 +194,7 @@ RULES: dict[str, Callable[[Event], bool]] = {
         and event["steps"] ** 2 / event["parts"] <= 1e10
     ),
 }
-"""What the numbers of an event must fulfil together."""
+"""What the values of a section or of an event must fulfil together."""
 PASSES = {
     "CorrelatedDpEvent": "CorrelatedStepDpEvent",
     "RandomAllocationDpEvent": "RandomAllocationStepDpEvent",
@@ -208,11 +209,10 @@ mechanisms on disjoint people, of whom a record that is added or removed is in o
 
 def load(path: Path) -> Card:
     """The facts of a card whose form is right, and whose bytes are those that they are written as."""
+    path = path / "privacy_card.json" if path.is_dir() else path
     content = read_bytes(path)
     card: Card = parse(content, path)
     check_value(card, "CARD", "the card")
-    if {*card["evidence"]["files"]} - {EVALUATION} != {*FILES}:
-        raise BadCardError("the card names other files than a run has.")
     if not is_canonical(card, content):
         raise BadCardError(f"{path} was edited: its bytes are not those that its facts are written as.")
     check_payments(rows_of(card))
@@ -241,7 +241,7 @@ def is_canonical(card: Card, content: bytes) -> bool:
     """Whether these are the bytes of the card, up to the first that differs: indented, deep facts can be gigabytes."""
     at = 0
     try:
-        for text in json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False).iterencode(card):
+        for text in ENCODER.iterencode(card):
             if not content.startswith(chunk := text.encode(), at):
                 return False
             at += len(chunk)
@@ -250,37 +250,30 @@ def is_canonical(card: Card, content: bytes) -> bool:
     return content[at:] == b"\n"
 
 
-def canonical_bytes(card: Card) -> bytes:
-    """How the facts of a card are written; the signature is over these bytes with null in its place."""
-    return (json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
 def check_value(value: Any, kind: str, where: str) -> None:
     """Refuse a value that is not of its kind; `where` names it."""
+    if kind.endswith("?"):
+        return None if value is None else check_value(value, kind[:-1], where)
+    if kind in SECTIONS or kind == "event":
+        return check_section(value, kind, where)
     if kind[0] in "[{":
         is_empty_allowed, inner = kind.endswith("*"), kind.strip("[]{}*")
         if type(value) is not (list if kind[0] == "[" else dict) or not (value or is_empty_allowed):
             raise BadCardError(f"{where} is not filled as it must be.")
         for one in value if isinstance(value, list) else value.values():
             check_value(one, inner, where)
-    elif kind.endswith("?"):
-        if value is not None:
-            check_value(value, kind[:-1], where)
-    elif kind in SECTIONS or kind == "event":
-        check_section(value, kind, where)
-    elif not is_of_kind(value, kind):
-        raise BadCardError(f"{where} does not hold a value that it may have.")
-
-
-def is_of_kind(value: Any, kind: str) -> bool:
+        return None
     if kind in NUMBERS:
         types, least, most = NUMBERS[kind]
-        return type(value) in types and least <= value <= most
-    if kind in TEXTS:
-        return isinstance(value, str) and re.search(TEXTS[kind], value) is not None
-    if kind in ("flag", "true", "object"):
-        return type(value) is (dict if kind == "object" else bool) and (kind != "true" or value is True)
-    return type(value) is (int if kind.isdigit() else str) and str(value) in kind.split("|")
+        is_right = type(value) in types and least <= value <= most
+    elif kind in TEXTS:
+        is_right = isinstance(value, str) and re.search(TEXTS[kind], value) is not None
+    elif kind in ("flag", "true", "object"):
+        is_right = type(value) is (dict if kind == "object" else bool) and (kind != "true" or value is True)
+    else:
+        is_right = type(value) is (int if kind.isdigit() else str) and str(value) in kind.split("|")
+    if not is_right:
+        raise BadCardError(f"{where} does not hold a value that it may have.")
 
 
 def check_section(value: Any, kind: str, where: str) -> None:
@@ -289,9 +282,12 @@ def check_section(value: Any, kind: str, where: str) -> None:
         raise BadCardError(f"{where} is no object.")
     is_event, form = kind == "event", SECTIONS.get(kind)
     if is_event:
-        form = EVENTS.get(value["type"]) if isinstance(value.get("type"), str) else None
+        kind = value["type"] if isinstance(value.get("type"), str) else "event"
+        form = EVENTS.get(kind)
     fields = [field.partition(":")[::2] for field in (form or "").split()]
-    fields = [(name.lstrip("-"), kind) for name, kind in fields if name[0] != "-" or name[1:] in value]
+    fields = [
+        (name.lstrip("-"), kind or "name") for name, kind in fields if name[0] != "-" or name[1:] in value
+    ]
     names = [name for name, _ in fields]
     if form is None or ({*value} != {"type", *names} if is_event else [*value] != names):
         raise BadCardError(f"{where} has other fields, or in another order, than it must have.")
@@ -299,8 +295,8 @@ def check_section(value: Any, kind: str, where: str) -> None:
         raise BadCardError("an event is nested too deeply.")
     for name, inner in fields:
         check_value(value[name], inner, f"{where}: {name}")
-    if is_event and value["type"] in RULES and not RULES[value["type"]](value):
-        raise BadCardError(f"{where} has numbers that do not go together.")
+    if kind in RULES and not RULES[kind](value):
+        raise BadCardError(f"{where} has values that do not go together.")
 
 
 def check_payments(rows: Rows) -> None:
@@ -371,10 +367,10 @@ def check_signature(card: Card, key: str | None, *, unsigned: bool) -> Iterator[
     if signature is None:
         yield "signature", None if unsigned else False, "the card is not signed"
         return
-    signer = signature["public_key"]
+    signer, facts = signature["public_key"], (ENCODER.encode({**card, "signature": None}) + "\n").encode()
     try:
         public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer))
-        public.verify(bytes.fromhex(signature["value"]), canonical_bytes({**card, "signature": None}))
+        public.verify(bytes.fromhex(signature["value"]), facts)
         yield "signature", True, f"all facts are as the holder of {signer} signed them"
     except (InvalidSignature, ValueError):
         yield "signature", False, "the facts are others than those that were signed"
@@ -439,7 +435,7 @@ def difference_to_plan(plan: Any, card: Card) -> str | None:
         value_at(card, "mechanism.diagnostics") if diagnostics is None else diagnostics
     )
     pairs["accounting.accountant"] = plan["accountant"] if is_fixed else "rdp"
-    pairs["accounting.composition"] = {"rho": None, "order": None, "limit": None} | plan["filter"]
+    pairs["accounting.composition"] = FIXED | plan["filter"]
     if differing := [path for path, planned in pairs.items() if planned != value_at(card, path)]:
         return f"the plan has another {', '.join(differing)}"
     trained, *evaluated = disjoint_parts(rows_of(card)) or [rows_of(card)]
@@ -472,23 +468,26 @@ def merge_neighbours(rows: Iterable[tuple[Event, float]]) -> list[tuple[Event, f
 
 
 # ---------------------------------------------------------------- 4. Price: what is promised.
+# ---------------------------------------------------------------- 4. Price.
 
 
 def check_promise(card: Card) -> Iterator[Check]:
     """Whether each stated epsilon is at least the lower bound, and what is promised follows from it."""
-    accounting, setting, shown = card["accounting"], card["setting"], card["mechanism"]
-    (bounds, why), held_to = lower_bounds(card), accounting["accountant"]
+    accounting, setting, shown, rows = card["accounting"], card["setting"], card["mechanism"], rows_of(card)
+    (bounds, reasons), held_to = (
+        lower_bounds(rows, setting["adjacency"], accounting),
+        accounting["accountant"],
+    )
     for name, bound in bounds.items():
         stated, passed = accounting["epsilon"][name], True
         detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
         if stated is None:
             passed = bound is None or name != held_to  # not every accountant's has to be stated
         elif bound is None:
-            passed, detail = False, f"stated {in_digits(stated)}, which was not computed: {why}"
+            passed, detail = False, f"stated {in_digits(stated)}, which was not computed: {reasons[name]}"
         else:
-            has_formula = name != "pld" and not has_profile_alone(card)
-            most = bound * (1 + ABOVE) + ABSOLUTE if has_formula else math.inf
-            passed = bound * (1 - BELOW) - ABSOLUTE <= stated <= most
+            has_formula = name != "pld" and not has_profile_alone(rows)
+            passed = covers(stated, bound) and (not has_formula or stated <= bound * (1 + ABOVE) + ABSOLUTE)
         yield f"epsilon by {name}", passed, detail
     cost, allowed = accounting["epsilon"][held_to], "private"
     if bounds[held_to] is None:
@@ -497,9 +496,8 @@ def check_promise(card: Card) -> Iterator[Check]:
         allowed = "seeded"
     elif shown["diagnostics"] or shown["settings_from_records"]:
         allowed = "diagnosed"
-    promised = cost if setting["guarantee"] == "private" else None
-    follows = setting["guarantee"] == allowed and setting["epsilon"] == promised
-    follows = follows and setting["delta"] == accounting["delta"]
+    follows = setting["guarantee"] == allowed and setting["delta"] == accounting["delta"]
+    follows = follows and setting["epsilon"] == (cost if allowed == "private" else None)
     yield "guarantee", follows, f"{setting['guarantee']}; events and noise allow {allowed}"
     if allowed == "private":
         limit, target = accounting["target"]["epsilon"], accounting["target"]["delta"]
@@ -507,259 +505,213 @@ def check_promise(card: Card) -> Iterator[Check]:
         detail = f"epsilon {in_digits(cost)} of {in_digits(limit)}"
         yield "target", within and accounting["delta"] <= target, detail
     if EVALUATION in card["evidence"]["files"]:
-        least, stated = least_held_out(card), setting.get("evaluation_epsilon")
-        covers = least is not None and stated is not None and least * (1 - BELOW) - ABSOLUTE <= stated
-        detail = f"stated {in_digits(stated)}, at least {in_digits(least)}"
-        yield "epsilon of the people held out", covers, detail
+        # all releases of the people held out, or the last one where a record is replaced
+        evaluated = (disjoint_parts(rows) or [[(rows[-1][0], 1)]])[-1]
+        stated = setting.get("evaluation_epsilon")
+        terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
+        name = "pld" if accounting["delta"] else "pure"
+        bound = lower_bounds(evaluated, setting["adjacency"], terms)[0][name]
+        detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
+        yield "epsilon of the people held out", covers(stated, bound), detail
     expected = None if allowed == "none" else ROUNDING
     yield "rounding", card["implementation"]["rounding"] == expected, "of sums and noise"
     asked = sum(query["count"] for query in shown["queries"])
-    same = shown["releases"] == asked and asked in release_counts(rows_of(card))
+    same = shown["releases"] == asked and asked in release_counts(rows)
     yield "releases", same, f"{asked} in the queries"
 
 
-def lower_bounds(card: Card) -> tuple[dict[str, float | None], str]:
-    """By accountant a lower bound on epsilon, None where there is none; and why, of the last one without."""
-    Work.left = MAX_WORK
-    accounting, adjacency, rows = card["accounting"], card["setting"]["adjacency"], rows_of(card)
-    delta, how = accounting["delta"], accounting["composition"]
-    needed: set[str] = {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[how["kind"]]
-    if {name for name in ("rho", "order", "limit") if how[name] is not None} != needed:
-        raise BadCardError("the composition has other numbers than its kind.")
-    parts = disjoint_parts(rows) if adjacency == "ADD_OR_REMOVE_ONE" and how["kind"] == "schedule" else []
+def covers(stated: float | None, bound: float | None) -> bool:
+    """Whether a stated epsilon is at least the lower bound of it, but for rounding."""
+    return stated is not None and bound is not None and stated >= bound * (1 - BELOW) - ABSOLUTE
+
+
+def lower_bounds(
+    rows: Rows, adjacency: str, accounting: Card
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """By accountant a lower bound on epsilon, None where there is none, and why there would be none."""
+    Work.left, delta, how = MAX_WORK, accounting["delta"], accounting["composition"]
     bounds: dict[str, float | None] = dict.fromkeys(("pld", "rdp", "pure"))
-    if "NonPrivateDpEvent" in json.dumps(card["events"]):
-        return bounds, "an event is without noise"
+    reasons = dict.fromkeys(bounds, "nothing is proven for such events under this adjacency")
+    if "NonPrivateDpEvent" in json.dumps(rows):
+        return bounds, dict.fromkeys(bounds, "an event is without noise")
     attempts: dict[str, Callable[[Rows], float]] = {}
-    if how["kind"] == "schedule" and 0 < delta < 1:
-        attempts["pld"] = lambda part: pld_bound(part, delta, adjacency, accounting["epsilon"]["pld"])
-        attempts["rdp"] = lambda part: rdp_epsilon(part, delta, adjacency)
+    parts: list[Rows] = []
     if how["kind"] == "schedule" and delta < 1:
-        attempts["pure"] = lambda part: add_up(pure_epsilon, translate(part, adjacency))
+        parts = disjoint_parts(rows) if adjacency == "ADD_OR_REMOVE_ONE" else []
+        if delta > 0:
+            attempts["pld"] = lambda part: pld_epsilon(part, delta, adjacency, accounting["epsilon"]["pld"])
+            attempts["rdp"] = lambda part: rdp_epsilon(part, delta, adjacency)
+        attempts["pure"] = lambda part: add_up(pure, translate_rows(part, adjacency))
     elif adjacency == "ADD_OR_REMOVE_ONE" and 0 < delta < 1:
-        attempts["rdp"] = lambda part: epsilon_of_filter(part, how, delta)
-    why = "nothing is proven for such events under this adjacency"
+        attempts["rdp"] = lambda part: filter_epsilon(part, how, delta)
     for name, attempt in attempts.items():
         try:
             with np.errstate(all="ignore"):
-                bound = max(map(attempt, parts or [rows]))
+                bound = max(float(attempt(part)) for part in parts or [rows])
             bounds[name] = bound if math.isfinite(bound) else None
         except NoBoundError as error:
-            why = str(error)
+            reasons[name] = str(error)
         except (ArithmeticError, ValueError, IndexError, MemoryError):
-            why = "numbers are too large or too small to compute with"
-    if bounds["rdp"] is None and has_profile_alone(card):
+            reasons[name] = "numbers are too large or too small to compute with"
+    if bounds["rdp"] is None and has_profile_alone(rows):
         bounds["rdp"] = bounds["pld"]  # no Renyi bound lies below the exact epsilon
-    return bounds, why
+    return bounds, reasons
 
 
-def has_profile_alone(card: Card) -> bool:
+def has_profile_alone(rows: Rows) -> bool:
     """Whether there are events whose Renyi bounds are not computed here."""
-    return re.search("SampledGroup|RandomAllocation", json.dumps(card["events"])) is not None
+    return re.search("SampledGroup|RandomAllocation", json.dumps(rows)) is not None
 
 
-def least_held_out(card: Card) -> float | None:
-    """A lower bound on the epsilon of the people held out; None without one.
-
-    Of all releases of their part, or of the last one where a record is replaced.
-    """
-    evaluated = (disjoint_parts(rows_of(card)) or [[(rows_of(card)[-1][0], 1)]])[-1]
-    fixed = {"kind": "schedule", "rho": None, "order": None, "limit": None}
-    stated = dict.fromkeys(("pld", "rdp", "pure"), card["setting"].get("evaluation_epsilon"))
-    accounting = card["accounting"] | {"composition": fixed, "epsilon": stated}
-    events = [{"event": event, "count": count} for event, count in evaluated]
-    alone = {**card, "events": events, "accounting": accounting}
-    return lower_bounds(alone)[0]["pld" if accounting["delta"] else "pure"]
+def translate_rows(rows: Rows, adjacency: str) -> Rows:
+    return [(translate(event, adjacency), count) for event, count in rows]
 
 
-def epsilon_of_filter(rows: Rows, how: Card, delta: float) -> float:
-    """What a filter allowed, which the run costs even if its releases, chosen adaptively, came to less."""
-    if how["kind"] == "zcdp":
-        total, alphas = max(add_up(rho, rows), how["rho"]), 1 + np.exp(np.linspace(-12.0, 25.0, 400_001))
-        return max(0.0, float(np.min(alphas * total + conversion(alphas, delta))))
-    adjacency = "ADD_OR_REMOVE_ONE"
-    total = add_up(
-        lambda event: float(rdp(under_replace_one(event, adjacency), (how["order"],), adjacency)[0]), rows
-    )
-    return max(0.0, float(max(total, how["limit"]) + conversion(np.array(how["order"]), delta)))
-
-
-def conversion(alphas: Array, delta: float) -> Array:
-    """From a Renyi bound at an order to epsilon (Canonne, Kamath and Steinke 2020, Proposition 12)."""
-    return np.asarray(np.log1p(-1 / alphas) - np.log(delta * alphas) / (alphas - 1))
-
-
-def rdp_epsilon(rows: Rows, delta: float, adjacency: str) -> float:
-    total = np.zeros(len(ORDERS))
-    for event, count in merge(translate(rows, adjacency)):
-        total = total + count * rdp(event, ORDERS, adjacency)
-    return math.inf if np.isinf(total).all() else float(renyi.compute_epsilon(ORDERS, total, delta)[0])
-
-
-def add_up(cost: Callable[[Event], float], rows: Rows) -> float:
-    counts = merge(rows, gaussian_together=False)
-    return float(sum(count * cost(event) for event, count in counts))
-
-
-# ---------------------------------------------------------------- 4. Price: events in fewer kinds.
-
-
-def translate(rows: Rows, adjacency: str) -> Rows:
-    """The single releases of rows under an adjacency."""
-    for event, _ in rows:
-        under_replace_one(
-            event, adjacency
-        )  # what is refused as it stands is refused before it is merged with others
-    return [(under_replace_one(event, adjacency), count) for event, count in releases(rows)]
-
-
-def releases(rows: Iterable[tuple[Event, int]]) -> Iterator[tuple[Event, int]]:
-    """The single releases of events that consist of others, each with its count, but for those that tell nothing."""
-    for event, count in rows:
-        kind = event["type"]
-        if kind in ("NoOpDpEvent", *PASSES.values()) or 0 in (
-            count,
-            event.get("sampling_probability"),
-            event.get("sample_size"),
-        ):
-            continue
-        if kind in ("SelfComposedDpEvent", "ComposedDpEvent"):
-            times = count * event.get("count", 1)
-            yield from releases((inner, times * repeats) for inner, repeats in parts_of(event))
-        elif kind in WORST_PART and all(inner == event["events"][0] for inner in event["events"]):
-            yield from releases([(event["events"][0], count)])
-        elif kind == "CorrelatedDpEvent":
-            inner, repeats = of_correlated(event)
-            yield inner, repeats * count
-        else:
-            yield event, count
-
-
-def merge(rows: Iterable[tuple[Event, int]], *, gaussian_together: bool = True) -> Rows:
-    """Equal events counted together, and Gaussian ones as one (Dong, Roth and Su 2022, Corollary 3.3)."""
-    counts: dict[str, tuple[Event, int]] = {}
-    precision = 0.0
-    for event, count in rows:
-        if gaussian_together and event["type"] == "GaussianDpEvent":
-            precision += count / event["noise_multiplier"] ** 2
-            continue
-        key = json.dumps(event, sort_keys=True)
-        counts[key] = (event, counts.get(key, (event, 0))[1] + count)
-    if len(counts) > MAX_KINDS:
-        raise NoBoundError(f"more than {MAX_KINDS} kinds of events")
-    return [
-        *([(event_of("GaussianDpEvent", noise_multiplier=precision**-0.5), 1)] if precision else []),
-        *counts.values(),
-    ]
+def translate(event: Event, adjacency: str) -> Event:
+    """What stands for an event: simpler ones, and noise for two where a record is removed and another one added."""
+    kind, is_replaced, inner = event["type"], adjacency == "REPLACE_ONE", event.get("event")
+    if kind == "SampledWithoutReplacementDpEvent":
+        if not is_replaced:
+            raise NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone")
+        inner = translate(event["event"], adjacency)
+        if inner["type"] == "GaussianDpEvent":
+            return event | {"event": inner}
+        return event_of("PureDpEvent", epsilon=of_sample(share_of(event), add_up(pure, [(inner, 1)])))
+    if kind == "PoissonSampledDpEvent":
+        if is_replaced and event["event"]["type"] != "GaussianDpEvent":
+            raise NoBoundError("a Poisson sample of other than normal noise where a record is replaced")
+        is_pure = event["event"]["type"] == "PureDpEvent"
+        return event_of("PureDpEvent", epsilon=pure(event)) if is_pure else event
+    if kind == "DisjointPartsDpEvent" and is_replaced:
+        raise NoBoundError("releases on disjoint people, between whom a record that is replaced can change")
+    if inner is not None:
+        return event | {"event": translate(inner, adjacency)}
+    if "events" in event:
+        parts = [translate(part, adjacency) for part in event["events"]]
+        is_one = kind in WORST_PART and all(part == parts[0] for part in parts)
+        return parts[0] if is_one else event | {"events": parts}
+    if not is_replaced:
+        return correlated(event) if kind == "CorrelatedDpEvent" else event
+    if kind not in REPLACED or event.get("xi"):
+        raise NoBoundError(f"a {kind} where a record is replaced")
+    return REPLACED[kind](event)
 
 
 def event_of(kind: str, **fields: Any) -> Event:
     return {"type": kind, **fields}
 
 
-def of_correlated(event: Event) -> tuple[Event, int]:
+def gaussian(z: float, rate: float = 1.0) -> Event:
+    """Normal noise on all records, or on a Poisson sample of them."""
+    event = event_of("GaussianDpEvent", noise_multiplier=z)
+    return event if rate == 1 else event_of("PoissonSampledDpEvent", sampling_probability=rate, event=event)
+
+
+REPLACED: dict[str, Callable[[Event], Event]] = {
+    "NoOpDpEvent": lambda event: event,
+    "NonPrivateDpEvent": lambda event: event,
+    "GaussianDpEvent": lambda event: event | {"noise_multiplier": event["noise_multiplier"] / 2},
+    "LaplaceDpEvent": lambda event: event | {"noise_multiplier": event["noise_multiplier"] / 2},
+    "PureDpEvent": lambda event: event | {"epsilon": 2 * event["epsilon"]},
+    "ZCDpEvent": lambda event: event | {"rho": 4 * event["rho"]},
+    "SampledGroupDpEvent": lambda event: gaussian(
+        event["noise_multiplier"] / event["count"], 1 - (1 - event["sampling_probability"]) ** event["count"]
+    ),
+}
+"""What stands for an event where a record is replaced; a sample of a group is one of all of it or nobody."""
+
+
+def correlated(event: Event) -> Event:
     """All steps of a run with noise C^-1 W are one Gaussian release of C G (arXiv:2202.08312, Theorem 2.1).
 
     In a fixed order a record moves it by the sum of C's columns at its steps, every parts-th one; with at most `parts`
     bands and a Poisson sample of each part these columns are samples by themselves (arXiv:2306.08153, Theorem 4).
     """
-    steps, parts, coefficients = event["steps"], event["parts"], event["coefficients"]
+    z, steps, parts, coefficients = (event[k] for k in ("noise_multiplier", "steps", "parts", "coefficients"))
     if event["rate"] < 1:
         if not 0 < len(coefficients) <= parts:
             raise NoBoundError("a sampled strategy of more bands than parts")
         norm = math.sqrt(math.fsum(c * c for c in coefficients[:steps]))
-        inner = event_of("GaussianDpEvent", noise_multiplier=event["noise_multiplier"] / norm)
-        sample = event_of("PoissonSampledDpEvent", sampling_probability=event["rate"], event=inner)
-        return sample, math.ceil(steps / parts)
+        sample = gaussian(z / norm, event["rate"])
+        return event_of("SelfComposedDpEvent", event=sample, count=math.ceil(steps / parts))
     totals = np.zeros(min(parts, steps))  # the squared change of C G, by the first step of the record
-    if event[
-        "leaves"
-    ]:  # binary trees over so many steps each, of whose nodes only complete ones are released
-        for first in range(0, steps, event["leaves"]):
-            length, size = min(event["leaves"], steps - first), 1
-            while size <= length:
-                at = np.arange(length // size * size)
-                pairs, times = np.unique(at // size * parts + (first + at) % parts, return_counts=True)
-                totals += np.bincount(pairs % parts, np.square(times), len(totals))[: len(totals)]
-                size *= 2
+    Work.spend(2**10 + len(totals))
+    if leaves := event["leaves"]:
+        # binary trees over so many steps each, of whose nodes only complete ones are released
+        step = np.arange(steps)
+        leaf, size = step % leaves, 1
+        while size <= min(leaves, steps):
+            Work.spend(2 * steps)
+            node = leaf // size
+            whole = (node + 1) * size <= np.minimum(leaves, steps - step + leaf)
+            pairs, times = np.unique(((step - leaf + node) * parts + step % parts)[whole], return_counts=True)
+            totals += np.bincount(pairs % parts, np.square(times), len(totals))[: len(totals)]
+            size *= 2
     else:
         column = np.zeros(steps)
         column[: len(coefficients)] = coefficients[:steps]
-        if event["weights"]:
-            column[0] = 1.0
+        column[0] = 1.0 if event["weights"] else column[0]
         for weight, decay in zip(event["weights"], event["decays"], strict=True):
+            Work.spend(steps)
             column[1:] += weight * np.float64(decay) ** np.arange(steps - 1)
         # <column at step p - lag, column at step p> for p = lag, ..., steps - 1, until a column has ended
         for lag in range(0, int(np.flatnonzero(column)[-1]) + 1, parts):
             Work.spend((steps - lag) / 8)
             products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))[::-1] * (2.0 if lag else 1.0)
             totals += np.bincount(np.arange(lag, steps) % parts, products, len(totals))[: len(totals)]
-    noise_multiplier = event["noise_multiplier"] / math.sqrt(totals.max())
-    return event_of("GaussianDpEvent", noise_multiplier=noise_multiplier), 1
+    return gaussian(z / math.sqrt(totals.max()))
 
 
-def under_replace_one(event: Event, adjacency: str) -> Event:
-    """The event that stands for it where a record is replaced: it is removed, and another one is added."""
-    kind, is_replaced = event["type"], adjacency == "REPLACE_ONE"
-    if kind == "SampledWithoutReplacementDpEvent":
-        if not is_replaced:
-            raise NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone")
-        inner = under_replace_one(event["event"], adjacency)
-        if inner["type"] == "GaussianDpEvent":
-            return event | {"event": inner}
-        epsilon = of_sample(event["sample_size"] / event["source_dataset_size"], pure_epsilon(inner))
-        return event_of("PureDpEvent", epsilon=epsilon)
-    if kind == "PoissonSampledDpEvent":
-        if is_replaced and event["event"]["type"] != "GaussianDpEvent":
-            raise NoBoundError("a Poisson sample of other than normal noise where a record is replaced")
-        is_pure = event["event"]["type"] == "PureDpEvent"
-        return event_of("PureDpEvent", epsilon=pure_epsilon(event)) if is_pure else event
-    if kind == "DisjointPartsDpEvent" and is_replaced:
-        raise NoBoundError("releases on disjoint people, between whom a record that is replaced can change")
-    if "event" in event:
-        return event | {"event": under_replace_one(event["event"], adjacency)}
-    if "events" in event:
-        return event | {"events": [under_replace_one(one, adjacency) for one in event["events"]]}
-    if not is_replaced or kind in ("NoOpDpEvent", "NonPrivateDpEvent"):
-        return event
-    if kind in ("GaussianDpEvent", "LaplaceDpEvent"):
-        return event | {"noise_multiplier": event["noise_multiplier"] / 2}
-    if kind == "PureDpEvent":
-        return event | {"epsilon": 2 * event["epsilon"]}
-    if kind == "ZCDpEvent" and event["xi"] == 0:
-        return event | {"rho": 4 * event["rho"]}
-    if kind == "SampledGroupDpEvent":
-        rate = 1 - (1 - event["sampling_probability"]) ** event["count"]
-        inner = event_of("GaussianDpEvent", noise_multiplier=event["noise_multiplier"] / event["count"])
-        return event_of("PoissonSampledDpEvent", sampling_probability=rate, event=inner)
-    raise NoBoundError(f"a {kind} where a record is replaced")
+def releases(rows: Iterable[tuple[Event, int]]) -> Iterator[tuple[Event, int]]:
+    """The single releases of events that consist of others, each with its count, but for those that tell nothing."""
+    for event, count in rows:
+        nothing = (count, event.get("sampling_probability"), event.get("sample_size"))
+        if event["type"] in ("NoOpDpEvent", *PASSES.values()) or 0 in nothing:
+            continue
+        if event["type"] in ("SelfComposedDpEvent", "ComposedDpEvent"):
+            times = count * event.get("count", 1)
+            yield from releases((inner, times * repeats) for inner, repeats in parts_of(event))
+        else:
+            yield event, count
 
 
-# ---------------------------------------------------------------- 4. Price: formulas.
+def merge(rows: Iterable[tuple[Event, int]]) -> Rows:
+    """Equal events counted together, and Gaussian ones as one (Dong, Roth and Su 2022, Corollary 3.3)."""
+    counts: dict[str, tuple[Event, int]] = {}
+    precision = 0.0
+    for event, count in rows:
+        if event["type"] == "GaussianDpEvent":
+            precision += count / event["noise_multiplier"] ** 2
+            continue
+        key = json.dumps(event, sort_keys=True)
+        counts[key] = (event, counts.get(key, (event, 0))[1] + count)
+    if len(counts) > MAX_KINDS:
+        raise NoBoundError(f"more than {MAX_KINDS} kinds of events")
+    return [*([(gaussian(precision**-0.5), 1)] if precision else []), *counts.values()]
+
 
 ORDERS = tuple(map(float, renyi.DEFAULT_RDP_ORDERS))
 
 
-def total(event: Event, cost: Callable[[Event], Any]) -> Any:
-    """What an event costs, if costs add up, and only the worst part of some events counts."""
-    if event["type"] in ("SelfComposedDpEvent", "ComposedDpEvent"):
-        return event.get("count", 1) * sum(count * total(inner, cost) for inner, count in parts_of(event))
-    if event["type"] in WORST_PART:
-        return reduce(np.maximum, [total(inner, cost) for inner in event["events"]])
-    return 0.0 if event["type"] in ("NoOpDpEvent", *PASSES.values()) else cost(event)
+def add_up(cost: Callable[[Event], Any], rows: Rows) -> Any:
+    """The sum of what all releases cost; of events that tell at most the worst of their parts, that one counts."""
+    total = 0.0
+    for event, count in merge(releases(rows)):
+        if event["type"] in WORST_PART:
+            one = reduce(np.maximum, [add_up(cost, [(part, 1)]) for part in event["events"]])
+        else:
+            one = cost(event)
+        total = total + count * one
+    return total
 
 
-def pure_epsilon(event: Event) -> float:
-    """The epsilon at delta 0 of an event that `under_replace_one` returned."""
-
-    def cost(event: Event) -> float:
-        if event["type"] == "PoissonSampledDpEvent":
-            return of_sample(event["sampling_probability"], pure_epsilon(event["event"]))
-        if event["type"] not in ("PureDpEvent", "LaplaceDpEvent"):
-            raise NoBoundError(f"a {event['type']} has no pure epsilon")
-        return float(event["epsilon"] if event["type"] == "PureDpEvent" else 1 / event["noise_multiplier"])
-
-    return float(total(event, cost))
+def pure(event: Event) -> float:
+    """The epsilon at delta 0 of a release."""
+    if event["type"] == "PoissonSampledDpEvent":
+        return of_sample(event["sampling_probability"], add_up(pure, [(event["event"], 1)]))
+    if event["type"] not in ("PureDpEvent", "LaplaceDpEvent"):
+        raise NoBoundError(f"a {event['type']} has no pure epsilon")
+    return float(event["epsilon"] if event["type"] == "PureDpEvent" else 1 / event["noise_multiplier"])
 
 
 def of_sample(rate: float, epsilon: float) -> float:
@@ -769,60 +721,44 @@ def of_sample(rate: float, epsilon: float) -> float:
     return epsilon + math.log(rate) + math.log1p((1 / rate - 1) * math.exp(-epsilon))
 
 
+def share_of(event: Event) -> float:
+    """The chance of a record to be in a sample of a fixed size."""
+    return float(event["sample_size"] / event["source_dataset_size"])
+
+
 def rho(event: Event) -> float:
-    """The rho of an event under zero-concentrated differential privacy (Bun and Steinke 2016)."""
-
-    def cost(event: Event) -> float:
-        kind = event["type"]
-        if kind == "ZCDpEvent" and event["xi"] == 0:
-            return float(event["rho"])
-        if kind not in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent"):
-            raise NoBoundError(f"a {kind} has no rho")
-        return float(
-            0.5 * (event["epsilon"] if kind == "PureDpEvent" else 1 / event["noise_multiplier"]) ** 2
-        )
-
-    return float(total(event, cost))
+    """The rho of a release under zero-concentrated differential privacy (Bun and Steinke 2016)."""
+    if event["type"] == "ZCDpEvent" and event["xi"] == 0:
+        return float(event["rho"])
+    if event["type"] not in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent"):
+        raise NoBoundError(f"a {event['type']} has no rho")
+    return float(0.5 * (event["epsilon"] if "epsilon" in event else 1 / event["noise_multiplier"]) ** 2)
 
 
 def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
-    """Renyi bounds of an event that `under_replace_one` returned, at each order."""
-    alpha = np.array(orders)
-
-    def cost(event: Event) -> Array:
-        kind = event["type"]
-        if kind == "PureDpEvent" or (
-            kind == "PoissonSampledDpEvent" and event["event"]["type"] == "LaplaceDpEvent"
-        ):
-            return rdp_of_pure(pure_epsilon(event), alpha)
-        if kind == "ObjectivePerturbationDpEvent":  # Redberg, Koskela and Wang 2023
-            s = 1 / event["noise_multiplier"]
-            log_tail = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in (alpha - 1) * s])
-            return np.asarray(
-                math.log1p(event["curvature_ratio"]) + alpha * s * s / 2 + log_tail / (alpha - 1)
-            )
-        if kind == "RenyiDpEvent":
-            return np.where(alpha <= event["order"], event["bound"], math.inf)
-        if kind == "RepeatAndSelectDpEvent":  # Papernot and Steinke 2022, Theorems 2 and 6
-            every, mean = tuple(sorted({*orders, *ORDERS})), event["mean"]
-            once, shape = rdp(event["event"], every, adjacency), event["shape"]
-            best = renyi._compute_rdp_repeat_and_select(
-                every, once, mean, math.inf if shape is None else float(shape)
-            )
-            return np.array([best[every.index(order)] for order in orders])
-        if kind == "CorrelatedDpEvent":
-            inner, count = of_correlated(event)
-            return np.asarray(count * rdp(inner, orders, adjacency))
-        is_sampled = kind in ("PoissonSampledDpEvent", "SampledWithoutReplacementDpEvent")
-        relation = dp.NeighboringRelation[adjacency if is_sampled else "ADD_OR_REMOVE_ONE"]
-        accountant = renyi.RdpAccountant(orders, relation)
-        if not accountant.supports(library_event(event)):
-            raise NoBoundError(f"a {kind} has no Renyi bound in dp-accounting")
-        Work.spend(2**18)
-        accountant.compose(library_event(event))
-        return np.maximum(np.asarray(accountant._rdp, dtype=np.float64), 0.0)
-
-    return np.asarray(total(event, cost) + np.zeros(len(alpha)))
+    """Renyi bounds of a release at each order."""
+    alpha, kind, inner = np.array(orders), event["type"], event.get("event", {})
+    Work.spend(2**16 * len(orders) + 32 * sum(orders))
+    if kind == "PureDpEvent" or (kind == "PoissonSampledDpEvent" and inner["type"] == "LaplaceDpEvent"):
+        return rdp_of_pure(pure(event), alpha)
+    if kind == "ObjectivePerturbationDpEvent":  # Redberg, Koskela and Wang 2023
+        s = 1 / event["noise_multiplier"]
+        log_tail = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in (alpha - 1) * s])
+        return np.asarray(math.log1p(event["curvature_ratio"]) + alpha * s * s / 2 + log_tail / (alpha - 1))
+    if kind == "RenyiDpEvent":
+        return np.where(alpha <= event["order"], event["bound"], math.inf)
+    if kind == "RepeatAndSelectDpEvent":  # Papernot and Steinke 2022, Theorems 2 and 6
+        every = tuple(sorted({*orders, *ORDERS}))
+        once = add_up(lambda one: rdp(one, every, adjacency), [(inner, 1)]) + np.zeros(len(every))
+        shape = math.inf if event["shape"] is None else float(event["shape"])
+        best = renyi._compute_rdp_repeat_and_select(every, once, event["mean"], shape)
+        return np.array([best[every.index(order)] for order in orders])
+    relation = adjacency if "Sampled" in kind else "ADD_OR_REMOVE_ONE"
+    accountant = renyi.RdpAccountant(orders, dp.NeighboringRelation[relation])
+    if not accountant.supports(library_event(event)):
+        raise NoBoundError(f"a {kind} has no Renyi bound in dp-accounting")
+    accountant.compose(library_event(event))
+    return np.maximum(np.asarray(accountant._rdp, dtype=np.float64), 0.0)
 
 
 def library_event(event: Event) -> Any:
@@ -842,42 +778,59 @@ def rdp_of_pure(epsilon: float, alpha: Array) -> Array:
     return np.asarray(np.clip(bounds, 0.0, epsilon))
 
 
-# ---------------------------------------------------------------- 4. Price: privacy profiles.
+def rdp_epsilon(rows: Rows, delta: float, adjacency: str) -> float:
+    """The epsilon of a schedule by the best Renyi order."""
+    cost = partial(rdp, orders=ORDERS, adjacency=adjacency)
+    total = add_up(cost, translate_rows(rows, adjacency)) + np.zeros(len(ORDERS))
+    return math.inf if np.isinf(total).all() else float(renyi.compute_epsilon(ORDERS, total, delta)[0])
 
 
-def pld_bound(rows: Rows, delta: float, adjacency: str, stated: float | None) -> float:
+def filter_epsilon(rows: Rows, how: Card, delta: float) -> float:
+    """What a filter allowed, which the run costs even if its releases, chosen adaptively, came to less.
+
+    From Renyi bounds to epsilon by Canonne, Kamath and Steinke 2020, Proposition 12.
+    """
+    if how["kind"] == "zcdp":
+        alpha = 1 + np.exp(np.linspace(-12.0, 25.0, 400_001))
+        bounds = alpha * max(add_up(rho, rows), how["rho"])
+    else:
+        alpha, adjacency = np.array([how["order"]]), "ADD_OR_REMOVE_ONE"
+        cost = partial(rdp, orders=(how["order"],), adjacency=adjacency)
+        bounds = np.maximum(add_up(cost, translate_rows(rows, adjacency)), how["limit"])
+    return max(0.0, float(np.min(bounds + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1))))
+
+
+def pld_epsilon(rows: Rows, delta: float, adjacency: str, stated: float | None) -> float:
     """A lower bound on epsilon by privacy profiles, as near as what is stated needs."""
-    rows = translate(rows, adjacency)
-    for slack in SLACKS:
-        eta = slack * min(max(1.0 if stated is None else stated, 1e-3), 10.0)
-        try:
-            losses = compose(rows, adjacency, delta, eta)
-            return max(0.0, *(float(loss.get_epsilon_for_delta(delta * 1.001)) - eta for loss in losses))
-        except FinerGridError:
-            continue
-    raise NoBoundError("the claim needs a finer grid than this program computes")
+    eta = SLACK * min(max(1.0 if stated is None else stated, 1e-3), 10.0)
+    losses = compose(translate_rows(rows, adjacency), adjacency, delta, eta)
+    return max(0.0, *(float(loss.get_epsilon_for_delta(delta * 1.001)) - eta for loss in losses))
 
 
 def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DensePLDPmf]:
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
     single = merge(releases(rows))
     number = sum(count for _, count in single) or 1
-    walk = math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)
-    grid = 0.999 * eta / walk
+    grid = 0.999 * eta / math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)
     totals = [DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)] * 2
     for event, count in single:
-        profiles = mechanism(event, adjacency, delta, eta / count)
+        profiles = profiles_of(event, adjacency, delta, eta / count)
         for side, loss in enumerate(on_grid(profiles, grid, 1e-7 * delta / number)):
             if count > 1:
                 Work.spend(6 * loss.size)
                 first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
-                if last - first > 4 * MAX_POINTS:
-                    raise FinerGridError
-                Work.spend(4 * (last - first))
+                check_size(last - first)
                 loss = loss.self_compose(count)
             Work.spend(4 * (loss.size + totals[side].size))
             totals[side] = totals[side].compose(loss, 1e-15)
     return totals
+
+
+def check_size(points: float) -> None:
+    """Refuse a grid of more points than this program computes."""
+    if points > MAX_POINTS:
+        raise NoBoundError("the claim needs a finer grid than this program computes")
+    Work.spend(4 * points)
 
 
 def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> Iterator[DensePLDPmf]:
@@ -887,12 +840,10 @@ def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> Iterator[D
     loss; they come from the other profile, since differences of numbers near 1 would be lost to rounding.
     """
     top = 2 * grid
-    while max(float(profile(np.array([top]))[0]) for profile in profiles) > tail:
+    while top < grid * MAX_POINTS and max(float(profile(np.array([top]))[0]) for profile in profiles) > tail:
         top *= 1.2
-        if top > grid * MAX_POINTS:
-            raise FinerGridError
+    check_size(2**12 + top / grid)
     e = grid * np.arange(math.ceil(top / grid) + 1, dtype=np.float64)
-    Work.spend(2**14 + 4 * len(e))
     masses = []
     for profile in profiles:
         steps = np.append(np.diff(np.minimum.accumulate(np.clip(profile(e), 0.0, 1.0))), 0.0)
@@ -904,53 +855,84 @@ def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> Iterator[D
         yield DensePLDPmf(grid, -len(up), probabilities, 0.0, pessimistic_estimate=True)
 
 
-def mechanism(event: Event, adjacency: str, delta: float, eta: float) -> tuple[Profile, Profile]:
-    """The profiles of removing and of adding a record to an event of `under_replace_one`; eta: of what lies inside."""
-    kind, z, rate = event["type"], event.get("noise_multiplier", 1.0), event.get("sampling_probability", 1.0)
-    if kind == "PoissonSampledDpEvent":
-        kind, z = f"sampled {event['event']['type']}", event["event"].get("noise_multiplier", 1.0)
-    if kind in ("LaplaceDpEvent", "sampled LaplaceDpEvent"):
-        ways = (AdjacencyType.REMOVE, AdjacencyType.ADD)
-        remove, add = (LaplacePrivacyLoss(z, 1, rate, way).get_delta_for_epsilon for way in ways)
-        return remove, add
-    if kind == "sampled GaussianDpEvent" and adjacency == "REPLACE_ONE":
+def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> tuple[Profile, Profile]:
+    """The profiles of removing and of adding a record to a release; eta: of what lies inside."""
+    kind, inner, is_replaced = event["type"], event.get("event", {}), adjacency == "REPLACE_ONE"
+    z, rate = (inner or event).get("noise_multiplier", 1.0), event.get("sampling_probability", 1.0)
+    if kind in PROFILES:
+        return (partial(PROFILES[kind], event),) * 2
+    if kind == "PoissonSampledDpEvent" and inner["type"] == "GaussianDpEvent" and is_replaced:
         return (mixture(z, {0: 1 - rate, 1: rate}, {0: 1 - rate, -1: rate}),) * 2
-    if kind in ("GaussianDpEvent", "sampled GaussianDpEvent"):
-        return mixture(z, {0: 1 - rate, 1: rate}, {0: 1.0}), mixture(z, {0: 1.0}, {0: 1 - rate, -1: rate})
+    if kind == "PoissonSampledDpEvent" and inner["type"] in ("GaussianDpEvent", "LaplaceDpEvent"):
+        return of_sampled(profiles_of(inner, adjacency, delta, eta)[0], rate)
     if kind == "SampledWithoutReplacementDpEvent":
         # Both ways delta is at most that of a sample (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
-        share = event["sample_size"] / event["source_dataset_size"]
-        return (mixture(event["event"]["noise_multiplier"], {0: 1 - share, 1: share}, {0: 1.0}),) * 2
+        return (of_sampled(profiles_of(inner, adjacency, delta, eta)[0], share_of(event))[0],) * 2
     if kind == "SampledGroupDpEvent":  # of whom a binomial number is in the sample (arXiv:2401.10294)
         n = event["count"]
         chances = {j: math.comb(n, j) * rate**j * (1 - rate) ** (n - j) for j in range(n + 1)}
-        return mixture(z, chances, {0: 1.0}), mixture(
-            z, {0: 1.0}, {-j: chance for j, chance in chances.items()}
-        )
+        return mixture(z, chances, {0: 1.0}), mixture(z, {0: 1.0}, {-j: chances[j] for j in chances})
     if kind == "RandomAllocationDpEvent":
         is_whole = z < 0.5 or event["parts"] == 1
-        return (
-            mechanism(event_of("GaussianDpEvent", noise_multiplier=z), adjacency, delta, eta)
-            if is_whole
-            else random_allocation(**event)
-        )
-    if (
-        kind == "PureDpEvent"
-    ):  # randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)
-        truth = 1 / (1 + math.exp(-event["epsilon"]))
-        return (lambda e: truth * np.maximum(-np.expm1(np.minimum(e - event["epsilon"], 0.0)), 0.0),) * 2
-    if kind == "ObjectivePerturbationDpEvent":
-        return (partial(objective_perturbation, 1 / z, math.log1p(event["curvature_ratio"])),) * 2
+        return profiles_of(gaussian(z), adjacency, delta, eta) if is_whole else random_allocation(event)
     if kind in WORST_PART:
-        different = {json.dumps(inner, sort_keys=True): inner for inner in event["events"]}.values()
-        each = [lower_profiles(inner, adjacency, delta, eta / 2) for inner in different]
+        different = {json.dumps(part, sort_keys=True): part for part in event["events"]}.values()
+        each = [lower_profiles(part, adjacency, delta, eta / 2) for part in different]
         remove, add = (partial(largest, side) for side in zip(*each, strict=True))
         return remove, add
     if kind == "RepeatAndSelectDpEvent":
-        return best_of_trials(
-            event, lower_profiles(event["event"], adjacency, delta / event["mean"], eta / 8)
-        )
+        return best_of_trials(event, lower_profiles(inner, adjacency, delta / event["mean"], eta / 8))
     raise NoBoundError(f"a {kind} has no privacy profile")
+
+
+def of_gaussian(event: Event, e: Array) -> Array:
+    """N(1, z^2) against N(0, z^2) (Balle and Wang 2018)."""
+    z = event["noise_multiplier"]
+    above, below = tail_of_normal(e * z - 0.5 / z), tail_of_normal(e * z + 0.5 / z)
+    return np.maximum(above - np.exp(np.minimum(e, 700.0)) * below, 0.0)
+
+
+def of_laplace(event: Event, e: Array) -> Array:
+    """Laplace noise, for e of at least 0."""
+    return np.asarray(np.maximum(-np.expm1((e - 1 / event["noise_multiplier"]) / 2), 0.0))
+
+
+def of_pure(event: Event, e: Array) -> Array:
+    """Randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)."""
+    truth = 1 / (1 + math.exp(-event["epsilon"]))
+    return np.asarray(truth * np.maximum(-np.expm1(np.minimum(e - event["epsilon"], 0.0)), 0.0))
+
+
+def of_objective(event: Event, e: Array) -> Array:
+    """The loss log(1 + ratio) + s^2 / 2 + |X|, X ~ N(0, s^2), of an exact private minimum."""
+    s = 1 / event["noise_multiplier"]
+    above = e - math.log1p(event["curvature_ratio"]) - s * s / 2
+    t = np.maximum(above, 0.0) / s
+    below = np.exp(np.minimum(above + s * s / 2, 700.0)) * tail_of_normal(t + s)
+    return np.asarray(np.maximum(2 * (tail_of_normal(t) - below), 0.0))
+
+
+PROFILES: dict[str, Callable[[Event, Array], Array]] = {
+    "GaussianDpEvent": of_gaussian,
+    "LaplaceDpEvent": of_laplace,
+    "PureDpEvent": of_pure,
+    "ObjectivePerturbationDpEvent": of_objective,
+}
+"""Of releases whose profile is the same both ways and has a closed form."""
+
+
+def of_sampled(whole: Profile, rate: float) -> tuple[Profile, Profile]:
+    """Of a release on a Poisson sample, (1 - rate) Q + rate P against Q, and the reverse."""
+
+    def remove(e: Array) -> Array:
+        return np.asarray(rate * whole(np.log1p(np.expm1(np.minimum(e, 700.0)) / rate)))
+
+    def add(e: Array) -> Array:
+        odds = rate * np.exp(np.minimum(e, 700.0))
+        rest = np.maximum(1 + odds - odds / rate, 0.0)
+        return np.where(rest > 0, rest * whole(np.log(odds / np.maximum(rest, 1e-300))), 0.0)
+
+    return remove, add
 
 
 def mixture(z: float, p: dict[int, float], q: dict[int, float]) -> Profile:
@@ -966,7 +948,7 @@ def mixture(z: float, p: dict[int, float], q: dict[int, float]) -> Profile:
     def profile(e: Array) -> Array:
         cut = np.interp(e, losses, outputs)
         above_p, above_q = (
-            sum(c * tail_of_normal((cut - j) / z) for j, c in chances.items()) for chances in (p, q)
+            sum(chance * tail_of_normal((cut - j) / z) for j, chance in chances.items()) for chances in (p, q)
         )
         return np.maximum(above_p - np.exp(np.minimum(e, 700.0)) * above_q, 0.0)
 
@@ -980,37 +962,26 @@ def log_density(x: Array, z: float, chances: dict[int, float]) -> Array:
     return reduce(np.logaddexp, logs) + np.zeros(len(x))
 
 
+ERFC = np.frompyfunc(math.erfc, 1, 1)
+
+
 def tail_of_normal(x: Array) -> Array:
     """1 - Phi(x)."""
     Work.spend(100 + len(x))
-    return np.asarray(_ERFC(x / math.sqrt(2)), dtype=np.float64) / 2
+    return np.asarray(ERFC(x / math.sqrt(2)), dtype=np.float64) / 2
 
 
-_ERFC = np.frompyfunc(math.erfc, 1, 1)
-
-
-def objective_perturbation(s: float, log_ratio: float, e: Array) -> Array:
-    """The loss log(1 + ratio) + s^2 / 2 + |X|, X ~ N(0, s^2), of an exact private minimum."""
-    above = e - log_ratio - s * s / 2
-    t = np.maximum(above, 0.0) / s
-    return np.maximum(
-        2 * (tail_of_normal(t) - np.exp(np.minimum(above + s * s / 2, 700.0)) * tail_of_normal(t + s)), 0.0
-    )
-
-
-def random_allocation(
-    *, noise_multiplier: float, parts: int, steps: int, **_: Any
-) -> tuple[Profile, Profile]:
+def random_allocation(event: Event) -> tuple[Profile, Profile]:
     """A pass in which a record takes part in one of `parts` steps, of which `steps` took place (arXiv:2412.16802).
 
     P / Q = S = (Y_1 + ... + Y_steps + parts - steps) / parts for log-normal Y of mean 1 under Q; delta is
     E max(0, S - exp(e)), removing, and E max(0, 1 - exp(e) S), adding. Y is put on a grid with its mean, cut off where
     it is rarer than 1e-14, and S is the sum of independent Y. A cut only lowers delta; the grid adds about 1e-4 of it.
     """
-    z, sd = noise_multiplier, math.sqrt(math.expm1(noise_multiplier**-2))
-    reach = math.sqrt(2 * math.log(parts / 1e-14))
-    start, end = math.exp(-9 / z - 0.5 / z**2), math.exp(reach / z - 0.5 / z**2)
-    cell = max(sd / 60, (end - start) / 2**20, steps / 2**21)
+    z, parts, steps = event["noise_multiplier"], event["parts"], event["steps"]
+    start = math.exp(-9 / z - 0.5 / z**2)
+    end = math.exp(math.sqrt(2 * math.log(parts / 1e-14)) / z - 0.5 / z**2)
+    cell = max(math.sqrt(math.expm1(z**-2)) / 60, (end - start) / 2**20, steps / 2**21)
     points = start + cell * np.arange(math.ceil((end - start) / cell) + 1)
     under_q = z * np.log(points) + 0.5 / z
     q, mean = -np.diff(tail_of_normal(under_q)), -np.diff(tail_of_normal(under_q - 1 / z))
@@ -1019,7 +990,7 @@ def random_allocation(
     first, sums = self_convolve(np.append(q - up, 0.0) + np.append(0.0, up), steps, 1e-15)
     sums = np.where(np.asarray(sums) < 1e-17, 0.0, sums)
     s = (steps * start + cell * (first + np.arange(len(sums))) + parts - steps) / parts
-    above, weighted = (np.append(np.cumsum(x[::-1])[::-1], 0.0) for x in (sums, sums * s))
+    above, weighted = sums_from(sums), sums_from(sums * s)
 
     def remove(e: Array) -> Array:
         at = np.searchsorted(s, np.exp(e))
@@ -1032,13 +1003,17 @@ def random_allocation(
     return remove, add
 
 
+def sums_from(masses: Array) -> Array:
+    """Of each mass and all later ones, and 0 behind the last."""
+    return np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+
+
 def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> list[Profile]:
     """Lower bounds of the profiles of what is composed, which are convex in exp(e)."""
 
     def profile_of(loss: DensePLDPmf) -> Profile:
         losses = loss._discretization * (loss._lower_loss + np.arange(loss.size))
-        under_q = loss._probs * np.exp(-np.maximum(losses, -30.0))
-        p, q = (np.append(np.cumsum(masses[::-1])[::-1], 0.0) for masses in (loss._probs, under_q))
+        p, q = sums_from(loss._probs), sums_from(loss._probs * np.exp(-np.maximum(losses, -30.0)))
 
         def profile(e: Array) -> Array:
             at = np.searchsorted(losses, e + eta, side="right")
@@ -1060,7 +1035,7 @@ def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Prof
     (Koskela, Redberg and Wang 2024, arXiv:2402.06701).
     """
     mean, tried, shift = event["mean"], np.append(0.0, np.geomspace(1e-6, 10.0, 20_000)), 0.0
-    deltas = np.maximum(once[0](tried), once[1](tried))
+    deltas = largest(once, tried)
     if event["shape"] is None:
         shift = mean * float(np.min(np.expm1(tried) + deltas))
     elif mean > 1:
@@ -1070,9 +1045,8 @@ def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Prof
             raise NoBoundError("a trial tells too much for a profile of the best")
         shift = (event["shape"] + 1) * float(tried[max(enough[0] - 1, 0)])
 
-    def best(
-        once: Profile,
-    ) -> Profile:  # cut off by a chord from 1 at 0, since the true profile is convex in exp(e)
+    def best(once: Profile) -> Profile:
+        """Cut off by a chord from 1 at 0, since the true profile is convex in exp(e)."""
         e = np.linspace(1e-6, 30.0, 20_000)
         slopes = (mean * once(e - shift) - 1) / np.expm1(e)
         at, slope = e[np.argmin(slopes)], np.min(slopes)
@@ -1084,71 +1058,55 @@ def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Prof
 # ---------------------------------------------------------------- The command.
 
 
-def verify(
-    path: Path, *, key: str | None = None, unsigned: bool = False, with_files: bool = True
-) -> list[Check]:
+def verify(path: Path, *, key: str | None = None, unsigned: bool = False) -> list[Check]:
     """All checks of the card in a file, or of the privacy_card.json in a folder; raises BadCardError without one."""
-    path = path / "privacy_card.json" if path.is_dir() else path
-    card = load(path)
-    checks = [*check_signature(card, key, unsigned=unsigned)]
-    checks += [*check_files(card, path.parent)] if with_files else []
-    return [*checks, *check_promise(card)]
+    card, folder = load(path), path if path.is_dir() else path.parent
+    return [*check_signature(card, key, unsigned=unsigned), *check_files(card, folder), *check_promise(card)]
 
 
 def in_digits(number: float | None) -> str:
     return "none" if number is None else f"{number:.6g}"
 
 
-def key_in(given: str | None) -> str | None:
-    """A public key as 64 hexadecimal digits, or a file that holds it."""
-    if given is None or re.fullmatch(r"[0-9a-f]{64}", given):
-        return given
-    text = read_bytes(Path(given)).decode(errors="replace").strip()
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise BadCardError(f"{given} holds no public key of 64 hexadecimal digits.")
-    return text
+NO_PRIVACY = {
+    "seeded": "no privacy: anyone can compute its noise again",
+    "diagnosed": "no privacy: numbers without noise were kept",
+    "none": "no privacy: there is no noise that bounds it",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """The command: prints what holds, and returns its exit status."""
     parser = argparse.ArgumentParser(description="Check a privacy card and the files beside it.")
     parser.add_argument("folder", type=Path, help="a release, or a privacy_card.json")
     parser.add_argument("--key", help="the owner's public key, or a file that holds it; from the owner")
     parser.add_argument("--unsigned", action="store_true", help="accept a card that nobody signed")
     given = parser.parse_args(arguments)
-    before = logging.root.manager.disable
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # dp-accounting's
     try:
-        return report(given.folder, given.key, unsigned=given.unsigned)
-    finally:
-        logging.disable(before)
-
-
-def report(folder: Path, key: str | None, *, unsigned: bool) -> int:
-    """Print what holds; returns the exit status."""
-
-    def out(line: str) -> None:
-        sys.stdout.write(line.encode("ascii", "replace").decode() + "\n")
-
-    try:
-        checks = verify(folder, key=key_in(key), unsigned=unsigned)
-        setting = load(folder / "privacy_card.json" if folder.is_dir() else folder)["setting"]
+        is_file = given.key is not None and Path(given.key).is_file()
+        key = read_bytes(Path(given.key)).decode(errors="replace").strip() if is_file else given.key
+        checks = verify(given.folder, key=key, unsigned=given.unsigned)
+        setting = load(given.folder)["setting"]
     except BadCardError as error:
-        out(f"No card was checked: {error}")
+        print_line(f"No card was checked: {error}")
         return 2
+    finally:
+        logging.disable(level)
     for name, passed, detail in checks:
-        out(f"{ {True: 'ok', False: 'FAILED', None: 'not checked'}[passed]:12} {name}: {detail}")
+        print_line(f"{ {True: 'ok', False: 'FAILED', None: 'not checked'}[passed]:12} {name}: {detail}")
     if any(passed is False for _, passed, _ in checks):
-        out("The card does not hold.")
+        print_line("The card does not hold.")
         return 1
     promise = f"epsilon {in_digits(setting['epsilon'])}, delta {setting['delta']:g}, {setting['adjacency']}"
-    reasons = {
-        "seeded": "no privacy: anyone can compute its noise again",
-        "diagnosed": "no privacy: numbers without noise were kept",
-        "none": "no privacy: there is no noise that bounds it",
-    }
-    out(f"The card holds. It promises {reasons.get(setting['guarantee'], promise)}.")
+    print_line(f"The card holds. It promises {NO_PRIVACY.get(setting['guarantee'], promise)}.")
     return 0
+
+
+def print_line(line: str) -> None:
+    """A line of ASCII, since names on a card can hold anything."""
+    sys.stdout.write(line.encode("ascii", "replace").decode() + "\n")
 
 
 if __name__ == "__main__":
