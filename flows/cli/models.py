@@ -84,7 +84,7 @@ def _predict(
     allowed = _allowed_code(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
     card = load_beside(in_checkout(model))
-    if card is not None and not card.setting.private:  # a table of predictions has no place for the card's sentence
+    if card is not None and not card.setting.private:  # a table has no place for the sentence
         typer.echo(statement(card), err=True)
     batches = predictions(trained, file, allow_code=allowed, threshold=threshold)
     if keep:
