@@ -22,7 +22,15 @@ from algorithms.core.settings import Strict, from_registry
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
-from algorithms.models.feature_transforms import Centring, Projection, Shape, Standardisation, Whitening
+from algorithms.models.feature_transforms import (
+    Centring,
+    Preconditioning,
+    Projection,
+    Shape,
+    Standardisation,
+    Whitening,
+    unit_length,
+)
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 from algorithms.target_scale import TargetScale
@@ -177,6 +185,62 @@ _MAX_FEATURES = 4096
 """The largest number of features for a second moment, which holds about half their square in numbers."""
 
 
+def _check_moment(shape: Shape) -> None:
+    """Raises RefusedError for more features than a second moment can have."""
+    if prod(shape) > _MAX_FEATURES:
+        raise RefusedError(
+            "a second moment of records of shape {shape} was asked for, and at most {most} features can be; set"
+            " {learned.kind} to another, or for centred leave {learned.moment_noise} out.",
+            code="too_many_for_moment",
+            shape=list(shape),
+            most=_MAX_FEATURES,
+        )
+
+
+@dataclass(frozen=True)
+class Preconditioned(Strict):
+    """Multiplies records of unit length by the inverse square root of a noisy second moment.
+
+    For linear models: their loss is then about as steep in all directions, so that one step size suits all, as if each
+    step were one of Newton's method with a Hessian that is released once (a preconditioner). Records are flattened and
+    scaled to unit length first, so the moment has a sensitivity of 1.
+
+    The eigenvalues of the noise alone reach 2 e for e = noise sqrt(d) / n. Those of the release are made smaller by e,
+    and e / 2 is added to what is left: directions that cannot be told from noise are hardly amplified.
+
+    noise: multiplier of the release. length: mean length of a mapped record, as far as the release shows it.
+    """
+
+    noise: Positive = 20.0
+    length: Positive = 6.0
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """A sum of second moments."""
+        _check_moment(shape)
+        return [total_release(L2(1.0), Gaussian(self.noise))]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """matrix: [d, d], symmetric."""
+        features = prod(shape)
+        moment = barrier.moment(
+            lambda record, _label: unit_length(record[None]), bound=L2(1.0), noise=Gaussian(self.noise)
+        )
+        values, vectors = torch.linalg.eigh(moment / records)
+        of_noise = self.noise * math.sqrt(features) / records
+        values = (values - of_noise).clamp(min=0.0)
+        raised = values + of_noise / 2.0
+        # The second moment of unit records has trace 1. What was cut off is taken to lie in all directions alike.
+        shown = values / values.sum().clamp(min=1.0)
+        likely = shown + (1.0 - shown.sum()) / features
+        length = (likely / raised).sum().sqrt()
+        matrix = vectors @ torch.diag(self.length / length * raised.rsqrt()) @ vectors.T
+        return {"matrix": matrix.float()}
+
+    def module(self, shape: Shape) -> Preconditioning:
+        """The map before learning, which scales records to unit length."""
+        return Preconditioning(shape)
+
+
 @dataclass(frozen=True)
 class Centred(Strict):
     """Centres flattened records of unit length by a noisy mean and whitens them by a noisy second moment.
@@ -200,22 +264,15 @@ class Centred(Strict):
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of records; with their noise, a sum of second moments, and class sums."""
-        if self.moment_noise is not None and prod(shape) > _MAX_FEATURES:
-            raise RefusedError(
-                "whitening records of shape {shape} was asked for, and at most {most} features can be; leave"
-                " {learned.moment_noise} out.",
-                code="whiten_too_many",
-                shape=list(shape),
-                most=_MAX_FEATURES,
-            )
+        if self.moment_noise is not None:
+            _check_moment(shape)
         noises = (self.mean_noise, self.moment_noise, self.head_noise)
         return [total_release(L2(1.0), Gaussian(noise)) for noise in noises if noise is not None]
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """mean: [d]. matrix: [d, d], the second moment raised to the power -`power`."""
-        made = self.module(shape)
         total = barrier.total(
-            lambda record, _label: made.normalize(record[None])[0],
+            lambda record, _label: unit_length(record[None])[0],
             bound=L2(1.0),
             noise=Gaussian(self.mean_noise),
         )
@@ -224,7 +281,7 @@ class Centred(Strict):
             return {"mean": mean}
 
         def centred(record: Tensor, _label: Tensor) -> Tensor:
-            return made.normalize(record[None]) - mean.to(record.device)
+            return unit_length(record[None]) - mean.to(record.device)
 
         moment = barrier.moment(centred, bound=L2(1.0), noise=Gaussian(self.moment_noise)) / records
         values, vectors = torch.linalg.eigh(moment)
@@ -283,6 +340,7 @@ FEATURES: dict[str, type[FeatureLearner]] = {
     "principal_components": PrincipalComponents,
     "standardised": Standardised,
     "centred": Centred,
+    "preconditioned": Preconditioned,
     "target_scale": TargetScale,
     "histograms": CellHistograms,
 }

@@ -93,24 +93,41 @@ class Centring(nn.Module):
         if whitens:
             self.register_buffer("matrix", torch.eye(prod(shape)))
 
-    def normalize(self, records: Tensor) -> Tensor:
-        """The unit vectors whose mean and moment are learned, [batch, *shape] -> [batch, d]; zeros stay zeros."""
-        flat = records.flatten(1)
-        unit: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-6)
-        return unit
-
     def forward(self, records: Tensor) -> Tensor:
         """[batch, *shape] -> [batch, d]."""
-        centred: Tensor = self.normalize(records) - self.mean
+        centred: Tensor = unit_length(records) - self.mean
         return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
 
 
-Front = Whitening | Projection | Standardisation | Centring | TargetScaling | HistogramCells
+class Preconditioning(nn.Module):
+    """Flattened records of unit length times `matrix` [d, d]; zeros stay zeros."""
+
+    matrix: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.settings: dict[str, JsonValue] = {"kind": "preconditioning"}
+        self.register_buffer("matrix", torch.eye(prod(shape)))
+
+    def forward(self, records: Tensor) -> Tensor:
+        """[batch, *shape] -> [batch, d]."""
+        return torch.matmul(unit_length(records), self.matrix)
+
+
+def unit_length(records: Tensor) -> Tensor:
+    """Flattened records of unit length, [batch, *shape] -> [batch, d]; zeros stay zeros."""
+    flat = records.flatten(1)
+    unit: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-6)
+    return unit
+
+
+Front = Whitening | Projection | Standardisation | Centring | Preconditioning | TargetScaling | HistogramCells
 _KINDS: dict[str, type[Front]] = {
     "whitening": Whitening,
     "projection": Projection,
     "standardisation": Standardisation,
     "centring": Centring,
+    "preconditioning": Preconditioning,
     "target_scale": TargetScaling,
     "cell_histograms": HistogramCells,
 }

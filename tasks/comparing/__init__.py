@@ -95,7 +95,7 @@ class Method(StrictModel):
     features: the group of params.yaml, for features that are learned before training. private: False for a reference
     without noise, which runs once instead of once per epsilon. vary: settings by dotted key with their values; every
     combination is a separate method. by_epsilon: settings by dotted key that differ at an epsilon, if each epsilon is
-    tuned separately. epsilons, delta: replace the file's.
+    tuned separately; those of the features begin with "features.". epsilons, delta: replace the file's.
     """
 
     algorithm: dict[str, JsonValue]
@@ -155,6 +155,9 @@ class Comparison(StrictModel):
     performance: MemoryParams = MemoryParams()
 
 
+_OF_FEATURES = "features."
+
+
 class Variant(Method):
     """A method with one combination of its varied settings; what it leaves to the file is filled in.
 
@@ -169,7 +172,19 @@ class Variant(Method):
 
     def at(self, epsilon: float | None) -> dict[str, JsonValue]:
         """The algorithm's settings at an epsilon, None for a method without noise."""
-        return with_values(self.algorithm, {} if epsilon is None else self.by_epsilon.get(epsilon, {}))
+        changes = {} if epsilon is None else self.by_epsilon.get(epsilon, {})
+        own = {key: value for key, value in changes.items() if not key.startswith(_OF_FEATURES)}
+        return with_values(self.algorithm, own)
+
+    def features_at(self, epsilon: float | None) -> dict[str, JsonValue]:
+        """The features' settings at an epsilon, None for a method without noise."""
+        changes = {} if epsilon is None else self.by_epsilon.get(epsilon, {})
+        own = {
+            key.removeprefix(_OF_FEATURES): value
+            for key, value in changes.items()
+            if key.startswith(_OF_FEATURES)
+        }
+        return with_values(self.features, own)
 
 
 def variants(comparison: Comparison) -> Iterator[Variant]:
@@ -359,6 +374,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
             variant,
             epsilon,
             _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file),
+            _features(variant, epsilon, file),
         )
         for variant in variants(comparison)
         for epsilon in (variant.epsilons if variant.private else (None,))
@@ -401,11 +417,11 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
                 files,
                 (problem.model, str(settings["name"]), str(variant.features.get("name", "none"))),
             ),
-            features=_features(variant, file),
+            features=features,
             encoder=encoder,
         )
         for problem, files, encoder in problems
-        for variant, epsilon, settings in cases
+        for variant, epsilon, settings, features in cases
         for seed, fold in product(range(comparison.seeds), folds)
     ]
 
@@ -461,11 +477,12 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
         )
 
 
-def _features(variant: Variant, file: str) -> dict[str, JsonValue]:
-    """The settings of the learned features, complete; empty if there are none."""
-    if variant.features in ({}, {"name": "none"}):
+def _features(variant: Variant, epsilon: float | None, file: str) -> dict[str, JsonValue]:
+    """The settings of the learned features at an epsilon, complete; empty if there are none."""
+    chosen = variant.features_at(epsilon)
+    if chosen in ({}, {"name": "none"}):
         return {}
-    return _complete(variant.features, features_from_settings, f"methods.{variant.method}.features", file)
+    return _complete(chosen, features_from_settings, f"methods.{variant.method}.features", file)
 
 
 def _complete(

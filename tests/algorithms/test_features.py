@@ -58,6 +58,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "principal_components": {"components": 5, "noise": QUIET},
     "standardised": {"noise": QUIET, "mean_bound": 50.0, "square_bound": 500.0},
     "centred": {"mean_noise": QUIET, "moment_noise": QUIET},
+    "preconditioned": {"noise": QUIET},
     "target_scale": {"noise": QUIET},
 }
 
@@ -130,6 +131,23 @@ def test_centred_records_have_unit_length_mean_0_and_are_whitened_to_a_power() -
     found = mapped(features, learn_buffers(features, barrier(features, data), COUNT, QUIET), data.features)
     torch.testing.assert_close(found.mean(dim=0), torch.zeros(36), rtol=0, atol=1e-2)
     torch.testing.assert_close(found.T @ found / COUNT, torch.eye(36), rtol=0, atol=2e-2)
+
+
+def test_preconditioned_records_of_unit_length_are_as_long_in_all_directions() -> None:
+    features, data = kind("preconditioned", length=3.0), records()
+    mapped_records = mapped(
+        features, learn_buffers(features, barrier(features, data), COUNT, QUIET), data.features
+    )
+    moment = mapped_records.T @ mapped_records / COUNT
+    torch.testing.assert_close(moment, torch.eye(36) * 3.0**2 / 36, rtol=0, atol=5e-3)
+
+
+def test_directions_that_are_lost_in_noise_are_not_amplified() -> None:
+    features, data = kind("preconditioned", noise=1e4, length=3.0), records()
+    matrix = learn_buffers(features, barrier(features, data), COUNT, QUIET)["matrix"]
+    assert torch.linalg.cond(matrix) < 2.0  # sqrt(3), where the noise's eigenvalues end at twice its scale
+    lengths = torch.linalg.vector_norm(mapped(features, {"matrix": matrix}, data.features), dim=1)
+    assert 1.5 < float(lengths.mean()) < 6.0
 
 
 @pytest.mark.parametrize(("model", "classes"), [("softmax", 3), ("logistic", 2), ("unit_linear", 3)])
@@ -227,6 +245,8 @@ def answers(features: FeatureLearner, data: MadeUp) -> list[Tensor]:
         ("whitened", (4, 3, 3), {"groups": 3}, "whiten_maps"),
         ("standardised", (12,), {}, "standardise_maps"),
         ("principal_components", (3,), {}, "too_many_components"),
+        ("preconditioned", (4097,), {}, "too_many_for_moment"),
+        ("centred", (4097,), {}, "too_many_for_moment"),
     ],
 )
 def test_records_of_another_shape_are_refused(

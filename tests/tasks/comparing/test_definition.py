@@ -220,6 +220,22 @@ def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
         work_of(write(root, changed), root)
 
 
+def test_settings_of_features_may_be_tuned_by_epsilon(root: Path) -> None:
+    changed = document()
+    method = changed["methods"]["dp_sgd"]
+    epsilon = changed["epsilons"][0]
+    method |= {
+        "features": {"name": "preconditioned"},
+        "by_epsilon": {epsilon: {"features.noise": 7.0, "clip_norm": 0.125}},
+    }
+    trials = [trial for trial in work_of(write(root, changed), root).trials if trial.method == "dp_sgd"]
+    tuned = {
+        (trial.features["noise"], trial.settings["clip_norm"]) for trial in trials if trial.epsilon == epsilon
+    }
+    assert tuned == {(7.0, 0.125)}
+    assert 7.0 not in {trial.features["noise"] for trial in trials if trial.epsilon != epsilon}
+
+
 def test_diagnostics_leave_other_trials_as_they_were(root: Path) -> None:
     content = document() | {"record": {"curves": True}}
     before = work_of(write(root, content), root).trials[0]
