@@ -212,7 +212,7 @@ class Preconditioned(Strict):
     """
 
     noise: Positive = 20.0
-    length: Positive = 6.0
+    length: Positive = 4.0
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of second moments."""
