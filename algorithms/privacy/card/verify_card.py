@@ -115,16 +115,14 @@ SECTIONS = {
     "SETTING": "guarantee:private|seeded|diagnosed|none epsilon:number? delta:chance"
                " adjacency:ADD_OR_REMOVE_ONE|REPLACE_ONE unit dataset title source licence"
                " population public_records:flag records:count? holdout:public|private|none -per_person:count"
-               " -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why"
-               " -evaluation_epsilon:number",
+               " -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why -evaluation_epsilon:number",
     "MECHANISM": "transform:none|scattering|encoder encoder:ENCODER? features:FEATURES diagnostics:flag"
                  " settings_from_records:flag algorithm settings:object model:MODEL steps:count releases:count"
                  " noise_multiplier:number? sampling_rate:chance divisor:positive? queries:[QUERY]"
                  " -paper_protocol:PROTOCOL -selection_law:LAW",
     "LAW": "candidates:count noise_scale:positive gain:number? distance:chance?",
     "PROTOCOL": "paper settings:object departures:[name]*",
-    "ENCODER": "name takes:images|texts width:count sha256:sha256 pretrained_on settings"
-               " -tokens:count -padding:count",
+    "ENCODER": "name takes:images|texts width:count sha256:sha256 pretrained_on settings -tokens:count -padding:count",
     "FEATURES": "name settings:object",
     "MODEL": "name seed:int parameters:count precision:float32|bfloat16 settings:object start:sha256?"
              " files:{sha256}* reinitialize:[name]* frozen:[name]* augmentations:count",
@@ -150,7 +148,7 @@ SECTIONS = {
     "EVIDENCE": "run_id ledger_head:sha256? files:{sha256}*",
 }
 """The fields of each section in their order, each with its kind: - before a name allows its absence, ? after a kind
-null; [x] is a list of x and {x} an object of x, with * also an empty one; a|b is one of these words."""
+null; [x] is a list of x and {x} an object of x, with * also an empty one; a|b is one of these words; none is a text."""
 
 EVENTS = {
     "NoOpDpEvent": "",
@@ -467,7 +465,6 @@ def merge_neighbours(rows: Iterable[tuple[Event, float]]) -> list[tuple[Event, f
     return [(event, sum(count for _, count in same)) for event, same in groupby(rows, key=itemgetter(0))]
 
 
-# ---------------------------------------------------------------- 4. Price: what is promised.
 # ---------------------------------------------------------------- 4. Price.
 
 

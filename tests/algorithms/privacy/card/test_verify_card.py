@@ -180,6 +180,37 @@ def test_a_claim_that_needs_too_fine_a_grid_has_no_bound(monkeypatch: pytest.Mon
     assert lower_bounds([(_poisson(0.01, 1.0), 1000)], ADD, stated=2.1)["pld"] is None
 
 
+BOUNDS_OF, RDP_OF = verify_card.lower_bounds, verify_card.rdp
+
+
+@lru_cache(maxsize=1000)
+def _bounds_once(terms: str) -> Any:
+    return BOUNDS_OF(*json.loads(terms))
+
+
+@lru_cache(maxsize=1000)
+def _rdp_once(event: str, orders: tuple[float, ...], adjacency: str) -> Any:
+    return RDP_OF(json.loads(event), orders, adjacency)
+
+
+@pytest.fixture
+def bounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computes each bound once: they take most of the time, and most edits leave the events as they are."""
+
+    def lower_bounds(rows: Any, adjacency: str, accounting: Any) -> Any:
+        terms = {name: accounting[name] for name in ("delta", "composition")}
+        return _bounds_once(
+            json.dumps([rows, adjacency, terms | {"epsilon": {"pld": accounting["epsilon"]["pld"]}}])
+        )
+
+    def rdp(event: Any, orders: tuple[float, ...], adjacency: str) -> Any:
+        return _rdp_once(json.dumps(event), orders, adjacency)
+
+    monkeypatch.setattr(verify_card, "lower_bounds", lower_bounds)
+    monkeypatch.setattr(verify_card, "rdp", rdp)
+
+
+@pytest.mark.usefixtures("bounds_once")
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("card-*.json")), ids=lambda path: path.stem)
 def test_a_card_of_before_holds(path: Path) -> None:
     owner = (GOLDEN / "owner.pub").read_text().strip()
@@ -216,26 +247,6 @@ def _agree(cards: list[tuple[dict[str, Any], Path | None]], folder: Path, count:
     assert count / 20 < passed < count / 2
 
 
-@pytest.fixture
-def bounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computes each bound once: they take most of the time, and most edits leave the events as they are."""
-    bounds_of = verify_card.lower_bounds
-    once = lru_cache(maxsize=1000)(lambda terms: bounds_of(*json.loads(terms)))
-
-    def lower_bounds(rows: Any, adjacency: str, accounting: Any) -> Any:
-        terms = {name: accounting[name] for name in ("delta", "composition", "epsilon")}
-        return once(json.dumps([rows, adjacency, terms | {"epsilon": {"pld": accounting["epsilon"]["pld"]}}]))
-
-    rdp = verify_card.rdp
-    rdp_once = lru_cache(maxsize=1000)(lambda event, *others: rdp(json.loads(event), *others))
-
-    def rdp_of(event: Any, orders: tuple[float, ...], adjacency: str) -> Any:
-        return rdp_once(json.dumps(event), orders, adjacency)
-
-    monkeypatch.setattr(verify_card, "lower_bounds", lower_bounds)
-    monkeypatch.setattr(verify_card, "rdp", rdp_of)
-
-
 @pytest.mark.usefixtures("bounds_once")
 def test_both_verifiers_agree_on_edits_that_are_signed_anew(
     cards: list[tuple[dict[str, Any], Path | None]], tmp_path: Path
@@ -265,6 +276,7 @@ def test_a_sharper_price_passes_and_an_understated_one_does_not(
     assert failed == ([] if holds else ["epsilon by pld"])
 
 
+@pytest.mark.usefixtures("bounds_once")
 def test_files_and_key_are_checked(folders: Folders, built: PrivacyCard, tmp_path: Path) -> None:
     for name in ("plan.json", "trace.parquet", "model.safetensors"):
         shutil.copy(folders.artifacts / name, tmp_path)
@@ -394,6 +406,7 @@ def test_steps_of_correlated_noise_that_take_too_long_are_no_guarantee(
     assert lower_bounds([(event, 1)], ADD) == {"pld": None, "rdp": None, "pure": None}
 
 
+@pytest.mark.usefixtures("bounds_once")
 def test_a_card_of_seeded_noise_holds_and_promises_nothing(
     folders: Folders, built: PrivacyCard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -429,6 +442,7 @@ def test_it_needs_nothing_of_ours() -> None:
     )
 
 
+@pytest.mark.usefixtures("bounds_once")
 def test_a_fact_that_was_not_signed_is_noticed(built: PrivacyCard, tmp_path: Path) -> None:
     document = built.to_json()
     document["setting"]["title"] = "Another title"
