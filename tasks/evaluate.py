@@ -49,12 +49,12 @@ from tasks.config.own_code import named_code
 from tasks.csv_files import write_csv
 from tasks.prediction_passes import passes, predictions
 from tasks.runs import store
+from tasks.runs.metrics import metric_units
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 
 READS: tuple[str, ...] = ()
 _INTERVALS = 10
-_IN_UNITS = ("rmse", "mae", "mean_rmse")
 _AT_THRESHOLDS = ("selected", "precision", "recall", "false_positive_rate", "lift")
 _MAX_DRAWN = 100_000
 """Upper bound on the words or tokens in a figure."""
@@ -691,13 +691,6 @@ def _recalibration_document(
         return None
     gain = _documents("", {f"{recalibration.metric}_gain": recalibration.gain}, label_type)
     return {"temperature": recalibration.temperature, **gain}
-
-
-def metric_units(name: str, label_type: LabelType) -> float:
-    """What a metric of a number that is scaled to [-1, 1] is multiplied by, to be in the number's own units; else 1."""
-    if not isinstance(label_type, Number) or name not in _IN_UNITS:
-        return 1.0
-    return (label_type.bounds[1] - label_type.bounds[0]) / 2
 
 
 def _documents(

@@ -21,9 +21,9 @@ from data.documents import load_yaml
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
 from tasks.config.params import Params
-from tasks.evaluate import metric_units
 from tasks.preflight.preview import RunPreview, held_out_people, preview_ledger, preview_run
 from tasks.prepare import public_of
+from tasks.runs.metrics import metric_units
 from tasks.runs.summary import two_columns
 
 if TYPE_CHECKING:

@@ -317,6 +317,11 @@ class ParamOverrides:
     settings: Document = field(default_factory=dict)
     encoder: str | None = None
 
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is requested."""
+        return self == ParamOverrides()
+
 
 @dataclass(frozen=True)
 class ParamsEdit:
@@ -392,15 +397,18 @@ def _change(document: Document, overrides: ParamOverrides, *, cards: Path) -> No
         document, "data.blocks"
     ):
         _set(document, "data.blocks", [])  # the names are those of the previous data set
-    before = _paper_switch_on(document)
+    follows_recipe = (overrides.dataset, overrides.algorithm, overrides.encoder) != (None, None, None)
+    changes_method = follows_recipe or any(key.startswith("algorithm") for key in overrides.settings)
+    before = _paper_switch_on(document) if changes_method else None
     for key, value in wanted.items():
         _set(document, key, value)
-    if overrides.dataset is not None or overrides.algorithm is not None or overrides.encoder is not None:
+    if follows_recipe:
         epsilon = overrides.settings.get("privacy.epsilon", value_at(document, "privacy.epsilon"))
         _follow_recipe(document, overrides, epsilon, cards=cards)
     for key, value in overrides.settings.items():
         _set(document, key, value)
-    _keep_paper_settings(document, overrides, before=before)
+    if changes_method:
+        _keep_paper_settings(document, overrides, before=before)
     for pair in _RIVALS:
         for name, other in (pair, pair[::-1]):
             is_set = overrides.settings.get(f"algorithm.{name}") is not None

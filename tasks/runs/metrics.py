@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from markupsafe import escape
 
-from data.targets import TargetKind
+from data.targets import LabelType, Number, TargetKind
 
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
@@ -22,6 +22,7 @@ _SHARES = (
     "calibration_error", "calibration_gap",
 )  # fmt: skip
 """How the names of metrics end that are shown in percent."""
+_IN_UNITS = ("rmse", "mae", "mean_rmse")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class ReportText:
     sentences: str
     warning: str | None
     captions: tuple[str, str]
+
+
+def metric_units(name: str, label_type: LabelType) -> float:
+    """What a metric of a number that is scaled to [-1, 1] is multiplied by, to be in the number's own units; else 1."""
+    if not isinstance(label_type, Number) or name not in _IN_UNITS:
+        return 1.0
+    return (label_type.bounds[1] - label_type.bounds[0]) / 2
 
 
 def interval(accuracy: float, records: int) -> tuple[float, float]:
