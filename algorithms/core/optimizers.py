@@ -117,12 +117,33 @@ class OptimizerConfig:
         else:
             tensors = [parameters], [gradient], [first], [second]
             _adam(*tensors, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
-        average = self._average(state.average, parameters, int(count), steps)
+        average = state.average
+        if self.averaging != "none":
+            average = average + self.averaging_weight(int(count), steps) * (parameters - average)
         return OptimizerState(parameters, first, second, average, count)
 
     def published_parameters(self, state: OptimizerState) -> Tensor:
         """The parameters to publish, shape [d]."""
         return state.parameters if self.averaging == "none" else state.average
+
+    def rate_at(self, progress: float) -> float:
+        """The learning rate after this share of the steps."""
+        return self.learning_rate * self._decay(progress)
+
+    def averaging_weight(self, count: int, steps: int) -> float:
+        """The weight of the parameters in the average that is published after `count` of `steps` steps.
+
+        Example:
+            >>> [OptimizerConfig(averaging="tail").averaging_weight(count, 8) for count in (1, 6, 7, 8)]
+            [1.0, 1.0, 1.0, 0.5]
+        """
+        match self.averaging:
+            case "none":
+                return 1.0
+            case "ema":
+                return min(1.0, max(1.0 / count, 10.0 / steps))
+            case "tail":
+                return 1.0 / max(1, count - (3 * steps) // 4)
 
     def _decay(self, progress: float) -> float:
         match self.schedule:
@@ -132,12 +153,3 @@ class OptimizerConfig:
                 return 1.0 - progress
             case "cosine":
                 return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-    def _average(self, average: Tensor, parameters: Tensor, count: int, steps: int) -> Tensor:
-        if self.averaging == "none":
-            return average
-        if self.averaging == "ema":
-            weight = min(1.0, max(1.0 / count, 10.0 / steps))
-        else:
-            weight = 1.0 / max(1, count - (3 * steps) // 4)
-        return average + weight * (parameters - average)

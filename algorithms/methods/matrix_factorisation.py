@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,24 +45,25 @@ from algorithms.privacy.mechanisms.correlated import (
     Tree,
     strategy_of,
 )
-from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder, Poisson, Sampling
 
 Array = NDArray[np.float64]
 
-ROWS = 256
-"""The number of iterates whose noise is counted, evenly spaced over longer runs."""
+ROWS, MIN_ROWS = 256, 64
+"""The most and the fewest iterates whose noise is counted, evenly spaced over longer runs."""
+_MAX_WEIGHTS, _MAX_SEARCH_WEIGHTS = 2**21, 2**16
+"""The most weights of gradients in iterates, of a workload and in a search; fewer rows of longer runs are counted."""
 MAX_STEPS = 50_000
-"""The largest number of steps; a strategy's search grows with its square, and takes minutes for this number."""
+"""The largest number of steps."""
 _MAX_BANDS = 64
 """Bands that "auto" tries: each is a vector of memory."""
-_SEARCH_ROWS = 32
-"""The number of iterates that a search for a strategy counts: more give nearly the same one."""
+_SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 8
+"""The most and the fewest iterates that a search for a strategy counts: more give nearly the same one."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
-_NOWHERE = 1e6
-_AT_ONCE = 512
+_TOO_MUCH, _NOWHERE, _ENOUGH = 20.0, 1e6, 1e-7
+"""Of logarithms of noise: so much above the start is no place to search, this is taken for it, and where to end."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class Workload:
 
 
 @lru_cache(maxsize=4)
-def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Workload:
+def workload(update: OptimizerConfig, steps: int, *, rows: int | None = None) -> Workload:
     """The workload of an optimizer: with averaging that of the average, and for Adam as if its scale were constant.
 
     Args:
         update: Its learning rate, schedule, momentum, weight decay and averaging, which are public.
         steps: Of the run.
-        rows: The largest number of iterates that are counted.
+        rows: The largest number of iterates that are counted; by default `ROWS`, and fewer of a long run.
 
     Returns:
         The workload, at its last row the last iterate.
@@ -106,25 +107,21 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
             steps=steps,
             largest=MAX_STEPS,
         )
-    # An update moves its parameters alike by each gradient, so that each step is a coordinate of its own here.
-    plain = OptimizerConfig(
-        update.learning_rate,
-        schedule=update.schedule,
-        momentum=update.momentum,
-        averaging=update.averaging,
-        weight_decay=update.weight_decay,
-    )
-    moving = plain.start(torch.zeros(steps, dtype=torch.float64))
+    rows = rows or min(ROWS, max(MIN_ROWS, _MAX_WEIGHTS // steps))
     positions = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
-    positions_counted = {round(float(position)) for position in positions}
-    weights = []
-    for step in range(steps):
-        gradient = torch.zeros(steps, dtype=torch.float64)
-        gradient[step] = -1.0
-        moving = plain.apply(moving, gradient, steps=steps)
-        if step in positions_counted:
-            weights.append(plain.published_parameters(moving).numpy())
-    return Workload(np.stack(weights), tuple(step + 1 for step in sorted(positions_counted)))
+    last = np.unique(positions.round().astype(int))
+    # An update is linear in the gradients, so that its adjoint, from the last step back, gives the weights of all.
+    parameters, velocity, average = np.zeros((3, len(last)))
+    weights = np.zeros((steps, len(last)))
+    for step in reversed(range(steps)):
+        average[last == step] = 1.0
+        share = update.averaging_weight(step + 1, steps)
+        parameters, average = parameters + share * average, (1.0 - share) * average
+        rate = update.rate_at(step / steps)
+        velocity = update.momentum * velocity + rate * parameters
+        parameters = (1.0 - rate * update.weight_decay) * parameters
+        weights[step] = velocity
+    return Workload(np.ascontiguousarray(weights.T), tuple((last + 1).tolist()))
 
 
 def squared_noise(strategy: Strategy, workload: Workload) -> Array:
@@ -134,17 +131,14 @@ def squared_noise(strategy: Strategy, workload: Workload) -> Array:
         >>> squared_noise(Toeplitz((1.0,)), workload(OptimizerConfig(1.0), 4)).tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
+    if strategy == INDEPENDENT:
+        return np.asarray(np.square(workload.rows).sum(1))
     if isinstance(strategy, Toeplitz | Buffered):
         inverse = torch.from_numpy(strategy.inverse(workload.steps))
         squares: Array = _apply(torch.from_numpy(workload.rows), inverse).square().sum(1).numpy()
         return squares
-    total = np.zeros(len(workload.rows))
-    for start in range(0, 2 * workload.steps, _AT_ONCE):
-        draws = _Units(start)
-        correlator = strategy.correlator(_AT_ONCE)
-        noise = np.stack([correlator.draw(draws) for _ in range(workload.steps)])
-        total += np.square(workload.rows @ noise).sum(1)
-    return total
+    assert isinstance(strategy, Tree)
+    return strategy.squared_sums(workload.rows)
 
 
 def mean_squared_noise(strategy: Strategy, workload: Workload) -> float:
@@ -152,18 +146,8 @@ def mean_squared_noise(strategy: Strategy, workload: Workload) -> float:
     return float(squared_noise(strategy, workload).mean())
 
 
-class _Units(Stream):
-    """Stands in for random draws: the n-th draw is the n-th unit vector, restricted to some coordinates."""
-
-    def __init__(self, start: int) -> None:
-        self._start, self._drawn = start, 0
-
-    def normal(self, count: int) -> Array:
-        numbers = np.zeros(count)
-        if 0 <= self._drawn - self._start < count:
-            numbers[self._drawn - self._start] = 1.0
-        self._drawn += 1
-        return numbers
+INDEPENDENT = Toeplitz((1.0,))
+"""The strategy of independent noise."""
 
 
 def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
@@ -177,11 +161,11 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
 
 
 @lru_cache(maxsize=64)
-def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = _SEARCH_ROWS) -> Toeplitz:
+def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int | None = None) -> Toeplitz:
     """The banded Toeplitz strategy with the smallest noise in the iterates, its first column of norm 1.
 
-    rows: about the number of iterates that are counted. Source: McKenna 2024, arXiv:2405.15913, for records that take
-    part again after `bands` steps or more.
+    rows: about the number of iterates that are counted, by default few of a long run. Source: McKenna 2024,
+    arXiv:2405.15913, for records that take part again after `bands` steps or more.
 
     Example:
         >>> best_banded(OptimizerConfig(1.0), 64, 1).coefficients
@@ -205,14 +189,16 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = 
 
 @lru_cache(maxsize=64)
 def best_buffered(
-    update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = _SEARCH_ROWS
+    update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int | None = None
 ) -> Buffered:
     """The buffered strategy with the smallest noise in the iterates, for records that take part every `parts` steps.
 
-    rows: about the number of iterates that are counted. Source: McMahan et al. 2024, arXiv:2408.08868.
+    rows: about the number of iterates that are counted, by default few of a long run. Source: McMahan et al. 2024,
+    arXiv:2408.08868.
     """
     weights = _some_rows(workload(update, steps), rows)
     spectrum, powers = _spectrum(weights), torch.arange(max(steps - 1, 1), dtype=torch.float64)
+    period = min(parts, steps)
 
     def terms(point: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(point[:buffers]), torch.sigmoid(point[buffers:])
@@ -222,10 +208,8 @@ def best_buffered(
         column = torch.cat([torch.ones(1, dtype=torch.float64), sizes @ decays[:, None] ** powers])[:steps]
         error = _apply(weights, _inverse(column, steps), spectrum).square().sum()
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
-        moved = torch.zeros_like(column)
-        for position in range(0, steps, parts):
-            moved = moved + torch.nn.functional.pad(column, (position, 0))[:steps]
-        return torch.log(error * moved.square().sum())
+        moved = torch.nn.functional.pad(column, (0, -steps % period)).view(-1, period).cumsum(0)
+        return torch.log(error * moved.reshape(-1)[:steps].square().sum())
 
     slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
     solution = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
@@ -233,8 +217,9 @@ def best_buffered(
     return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
 
 
-def _some_rows(workload: Workload, count: int) -> Tensor:
+def _some_rows(workload: Workload, count: int | None) -> Tensor:
     """About so many evenly spaced rows with the last one, shape [rows, steps]."""
+    count = count or min(_SEARCH_ROWS, max(_MIN_SEARCH_ROWS, _MAX_SEARCH_WEIGHTS // workload.steps))
     every = max(1, len(workload.rows) // count)
     return torch.from_numpy(workload.rows[::-1][::every][::-1].copy())
 
@@ -244,20 +229,21 @@ def _normalise(column: Array) -> Toeplitz:
 
 
 def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
-    """A local minimum by L-BFGS."""
+    """A local minimum of a logarithm by L-BFGS."""
+    limit = float(value(torch.from_numpy(start.copy()))) + _TOO_MUCH
 
     def with_gradient(point: Array) -> tuple[float, Array]:
         variables = torch.from_numpy(point.copy()).requires_grad_()
         objective = value(variables)
-        if not torch.isfinite(objective):  # an inverse that grows without end; back to where it does not
+        if not objective < limit:  # an inverse that grows without end; back to where it does not
             return _NOWHERE, np.zeros_like(point)
         (slope,) = torch.autograd.grad(objective, variables)
         return float(objective.detach()), slope.numpy()
 
     result = minimize(
-        with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-9}
+        with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": _ENOUGH}
     )
-    return np.asarray(result.x if result.fun <= with_gradient(start)[0] else start)
+    return np.asarray(result.x if result.fun < _NOWHERE else start)
 
 
 def _spectrum(rows: Tensor) -> Tensor:
@@ -274,21 +260,43 @@ def _apply(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Ten
     return applied
 
 
+class _Inverse(torch.autograd.Function):
+    """The first column of the inverse of a Toeplitz matrix, shape [steps], by Newton's iteration on power series.
+
+    column: that of the matrix, shape [at most steps].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, column: Tensor, steps: int) -> Tensor:
+        inverse = 1.0 / column[:1]
+        while (half := len(inverse)) < steps:
+            # Of column * inverse the first half is (1, 0, ..), so that what wraps round on the circle may fall there.
+            there = torch.fft.rfft(inverse, n=2 * half)
+            product = torch.fft.irfft(torch.fft.rfft(column[: 2 * half], n=2 * half) * there, n=2 * half)
+            product[:half] = 0.0
+            change = torch.fft.irfft(torch.fft.rfft(product) * there, n=2 * half)
+            inverse = torch.cat([inverse, -change[half:]])
+        inverse = inverse[:steps]
+        ctx.save_for_backward(inverse)
+        ctx.bands = len(column)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """By d(1 / c) = -(1 / c)^2 dc."""
+        (inverse,) = ctx.saved_tensors
+        size = 2 * len(inverse)
+        square = torch.fft.irfft(torch.fft.rfft(inverse, n=size).square(), n=size)[: len(inverse)]
+        moved = torch.fft.rfft(slopes, n=size) * torch.fft.rfft(square, n=size).conj()
+        return -torch.fft.irfft(moved, n=size)[: ctx.bands], None
+
+
 def _inverse(column: Tensor, steps: int) -> Tensor:
-    """The first column of the inverse of a Toeplitz matrix, shape [steps], by Newton's iteration on power series."""
-    inverse = 1.0 / column[:1]
-    while len(inverse) < steps:
-        size = min(2 * len(inverse), steps)
-        there = torch.fft.rfft(inverse, n=4 * size)
-        series = torch.fft.rfft(column[:size], n=4 * size)
-        following: Tensor = torch.fft.irfft(there * (2.0 - series * there), n=4 * size)
-        inverse = following[:size]
+    inverse: Tensor = _Inverse.apply(column, steps)  # type: ignore[no-untyped-call]
     return inverse
 
 
 Participation = Literal["cyclic_poisson", "fixed_order"]
-INDEPENDENT = Toeplitz((1.0,))
-"""The strategy of independent noise."""
 _POINTS = 64
 
 
@@ -419,6 +427,7 @@ class MatrixFactorisation(SampledMethod):
     def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
         asked, lowest_noise = workload(self.update, self.steps), math.inf
+        some = Workload(_some_rows(asked, None).numpy(), ())
 
         def noise_needed(correlation: CorrelatedPlan) -> float:
             return calibrated_multiplier(self._releases(correlation, sampled), target, facts, sampled)
@@ -429,7 +438,7 @@ class MatrixFactorisation(SampledMethod):
         for strategy, own_parts in self._candidates(sampled):
             correlation = CorrelatedPlan.of(strategy, self.participation, own_parts)
             there = independent if strategy == INDEPENDENT else noise_needed(correlation)
-            noise = there * math.sqrt(mean_squared_noise(strategy, asked))
+            noise = there * math.sqrt(mean_squared_noise(strategy, some))
             if noise >= (1 - _WORTH) * lowest_noise:
                 break
             best, own, lowest_noise = correlation, there, noise

@@ -113,6 +113,30 @@ class Tree(Strategy):
     def variances(self, steps: int) -> Array:
         return np.array([self._variance(leaf % self.leaves + 1) for leaf in range(steps)])
 
+    def squared_sums(self, weights: Array) -> Array:
+        """The variances of sums of the steps' noise with these weights, shape [sums, steps] -> [sums].
+
+        A node's estimate counts with the weight of the step that completes it, less that of the step in which its
+        parent takes its place; and as a part of its parent's estimate.
+        """
+        steps = weights.shape[1]
+        place = np.arange(steps) % self.leaves + 1
+        total, of_estimates = np.zeros(len(weights)), np.zeros_like(weights)
+        for level in reversed(range(self.leaves.bit_length())):
+            length = 1 << level
+            ends = np.flatnonzero(place % length == 0)
+            is_left = place[ends] // length % 2 == 1
+            parents = np.where(is_left, ends + length, ends)
+            has_parent = ~is_left | (place[ends] + length <= self.leaves) & (parents < steps)
+            parents = np.where(has_parent, parents, ends)
+            replaced = np.where(has_parent, weights[:, parents], 0.0)
+            from_parents = np.where(has_parent, of_estimates[:, parents], 0.0)
+            share = 1.0 - _node_variance(level + 1)  # of the children in an estimate
+            estimates = np.where(is_left, weights[:, ends] - replaced, 0.0) + share * from_parents
+            total += np.square(_node_variance(level) * estimates).sum(1)
+            of_estimates[:, ends] = estimates
+        return total
+
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
         return CorrelatedDpEvent(noise_multiplier, (), (), (), self.leaves, 1, 1.0, steps)
 

@@ -158,10 +158,18 @@ def test_a_search_over_some_iterates_ends_where_one_over_all_does(
     assert mean_squared_noise(some, asked) <= 1.0005 * mean_squared_noise(every, asked)
 
 
-def test_a_workload_is_the_course_of_the_update() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "averaging", "momentum"),
+    [("linear", "ema", 0.8), ("cosine", "tail", 0.5), ("constant", "none", 0.0)],
+)
+def test_a_workload_is_the_course_of_the_update(
+    schedule: Literal["constant", "linear", "cosine"],
+    averaging: Literal["none", "ema", "tail"],
+    momentum: float,
+) -> None:
     """Row t is how far a gradient of each step has moved what would be published after step t."""
-    update = OptimizerConfig(0.5, schedule="linear", momentum=0.8, averaging="ema", weight_decay=0.1)
-    moving, steps = update.start(torch.zeros(1, dtype=torch.float64)), 6
+    update = OptimizerConfig(0.5, schedule=schedule, momentum=momentum, averaging=averaging, weight_decay=0.1)
+    moving, steps = update.start(torch.zeros(1, dtype=torch.float64)), 9
     gradients = np.random.default_rng(1).normal(size=steps)
     published = []
     for gradient in gradients:
