@@ -282,7 +282,7 @@ class _Inverse(torch.autograd.Function):
         return inverse
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
         """By d(1 / c) = -(1 / c)^2 dc."""
         (inverse,) = ctx.saved_tensors
         size = 2 * len(inverse)

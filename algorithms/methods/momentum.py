@@ -154,7 +154,7 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
     is found numerically: the objective is convex in the epsilons, as b_t^2 is.
     """
     shares = np.cbrt(values)
-    if rate == 1.0:
+    if rate == 1.0 or len(values) == 1:
         return np.asarray(epsilon * shares / np.sum(counts * shares))
 
     grid = np.geomspace(1e-12 * epsilon, epsilon, 20_001)
@@ -177,7 +177,9 @@ def laplace_scale(epsilons: Array, *, rate: float = 1.0) -> Array:
     A sample without replacement of `rate` times the records then costs `epsilon` under replace-one (Balle, Barthe
     and Gaboardi 2018, Theorem 9).
     """
-    return np.asarray(1.0 / np.log1p(np.expm1(epsilons) / rate))
+    small = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / rate)
+    large = epsilons - math.log(rate) + np.log1p((rate - 1.0) * np.exp(-epsilons))  # without overflow
+    return np.asarray(1.0 / np.where(epsilons < 1.0, small, large))
 
 
 def _log_gain(epsilons: Array, rate: float) -> Array:

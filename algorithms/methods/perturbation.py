@@ -39,6 +39,7 @@ SPREAD = 3.0
 Measured on the data `adult-a9a` to serve from epsilon 0.05 to 1.6.
 """
 WHAT = "a regularisation of the mean loss"
+_LARGEST_EXPONENT = 700.0
 OUTPUT_NOISE = 30.0
 """Noise multiplier on the result over that in the objective; 0.06 % of the noise is lost to it."""
 
@@ -120,7 +121,8 @@ class ObjectivePerturbation(SingleRelease):
             )
         if self.analysis == "kst" or self.regularisation is None:
             return
-        min_regularisation = facts.smoothness() / math.expm1(budget.epsilon) / facts.known_records(WHAT)
+        gap = math.expm1(min(budget.epsilon, _LARGEST_EXPONENT))
+        min_regularisation = facts.smoothness() / gap / facts.known_records(WHAT)
         if self.regularisation <= min_regularisation:
             raise RefusedError(
                 "a regularisation of {regularisation:g} costs more than epsilon {epsilon:g} by itself; set"

@@ -165,7 +165,7 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_SEARCH_ERROR, _EXTRAPOLATED_ERROR, _SEARCH_GRID = 3e-4, 2e-3, 1e-3
+_SEARCH_ERROR, _EXTRAPOLATED_ERROR, _SEARCH_GRID, _ESTIMATE_GRID = 3e-4, 2e-3, 1e-3, 1e-2
 _NEXT_TO, _FINER = 1e-3, 8.0
 
 
@@ -418,7 +418,7 @@ def calibrate(
     @lru_cache
     def coarse(z: float) -> float:
         spent = target.epsilon / 2  # how much less it is does not matter
-        for plds in sides(z):
+        for plds in sides(z, _SEARCH_GRID):
             found, _ = epsilon_of(
                 plds,
                 target.delta,
@@ -431,11 +431,11 @@ def calibrate(
         return spent
 
     def estimate(z: float) -> float:
-        return max(coarse_grid(plds, target.delta, _SEARCH_ERROR)[1] for plds in sides(z))
+        return max(coarse_grid(plds, target.delta, _SEARCH_ERROR)[1] for plds in sides(z, _ESTIMATE_GRID))
 
-    def sides(z: float) -> list[list[tuple[PrivacyLoss, int]]]:
+    def sides(z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
         events = _translate(merge_events(schedule_at(z)), adjacency)
-        return sides_of(pairs_of(events, adjacency, _SEARCH_GRID))
+        return sides_of(pairs_of(events, adjacency, grid))
 
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):

@@ -342,7 +342,7 @@ class _RandomAllocation(EventRule):
         return bool(0 < event.noise_multiplier < math.inf and 1 <= event.steps <= event.parts)
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
-        return pair_of_pass(event, finer=float(np.clip(math.sqrt(CUSTOMARY_GRID / grid), 0.3, 2.0)))
+        return pair_of_pass(event, finer=float(np.clip(math.sqrt(CUSTOMARY_GRID / grid), 0.1, 2.0)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return np.array(divergences_of_pass(event, orders), dtype=np.float64)

@@ -449,11 +449,24 @@ def test_a_sample_of_nearly_all_records_divides_as_all_do() -> None:
     np.testing.assert_allclose(nearly, EPSILONS, rtol=1e-7)
 
 
-@pytest.mark.parametrize("epsilon", [1e-4, 1.0, 50.0])
+@pytest.mark.parametrize("epsilon", [1e-4, 1.0, 50.0, 1000.0, 9000.0])
 def test_the_division_for_samples_is_found_for_small_and_large_budgets(epsilon: float) -> None:
     epsilons = divide_epsilon(epsilon, np.geomspace(1e-8, 1.0, 20), np.full(20, 5), rate=1e-3)
     assert (np.diff(epsilons) > 0).all()
     assert 5 * np.sum(epsilons) == pytest.approx(epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1000.0, 9000.0])
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_one_iteration_spends_any_epsilon(epsilon: float, batch_size: int | None) -> None:
+    method = HeavyBall(1, momentum=0.0, noise="laplace", batch_size=batch_size)
+    plan = method.plan(Target(Budget(epsilon, 0.0), "pure"), facts(1000))
+    assert plan.cost.epsilon == pytest.approx(epsilon, rel=1e-9)
+    # Under replace-one a sample's sum moves by two bounds, and a sample of one in a hundred tells less of a record.
+    whole = epsilon
+    if batch_size is not None:  # ln(1 + 100 (e^epsilon - 1)), where e^1000 is no number
+        whole = math.log1p(100 * math.expm1(epsilon)) if epsilon < 100 else epsilon + math.log(100)
+    assert plan.noise_multiplier == pytest.approx(2 / whole, rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [[Stage(300, 0.2)], growing_stages(1500, 0.2, 250.0)])

@@ -208,6 +208,12 @@ def test_a_regularisation_that_costs_the_whole_budget_is_refused() -> None:
     ObjectivePerturbation(regularisation=1.1 * least).plan(TARGET, facts(300))
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 1000.0, 9000.0])
+def test_a_regularisation_serves_any_epsilon(epsilon: float) -> None:
+    plan = ObjectivePerturbation(regularisation=5.0).plan(Target(Budget(epsilon, 1e-5)), facts(1000))
+    assert epsilon * (1 - 1e-3) < plan.cost.epsilon <= epsilon
+
+
 def test_objective_perturbation_serves_a_private_number_of_records() -> None:
     plan = ObjectivePerturbation().plan(TARGET, facts(None))
     assert plan.noise_multiplier == ObjectivePerturbation().plan(TARGET, facts(300)).noise_multiplier
