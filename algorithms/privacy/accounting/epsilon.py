@@ -469,13 +469,16 @@ def _by_secant(
 ) -> tuple[float, float, bool]:
     """A multiplier that costs the target or less by at most this share, how steeply the cost falls, and if it is one.
 
-    steep: of the logarithms, before two costs near the target are known.
+    Where the cost falls so steeply that grids decide it, a multiplier above one that costs too much by at most this
+    share is as good. steep: of the logarithms, before two costs near the target are known.
     """
     earlier: tuple[float, float] | None = None
     low, high, stretch = 0.0, math.inf, 1.0
     for _ in range(_STEPS):
         spent = cost(noise)
-        if (1 - waste) * target <= spent <= target or (spent <= target and noise <= _NOISE_RANGE[0]):
+        if spent <= target and (
+            spent >= (1 - waste) * target or noise <= max(_NOISE_RANGE[0], (1 + waste) * low)
+        ):
             return noise, steep, True
         low, high = (noise, high) if spent > target else (low, noise)
         here = (math.log(noise), _log(spent)) if target / 2 < spent < 2 * target else None

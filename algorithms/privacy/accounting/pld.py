@@ -45,7 +45,8 @@ _FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
-_MAX_POINTS, _MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 2**20, 1.5, 8.0, 50
+_MAX_POINTS, _MAX_SEARCH_POINTS = 2**20, 2**17
+_MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 1.5, 8.0, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _MIN_TILT, _TILTS, _LOG_INDECISIVE, _OUTSIDE = 1e-9, np.geomspace(0.05, 500.0, 20), math.log(1e4), 64
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
@@ -712,6 +713,7 @@ def epsilon_of(
         return max(0.0, largest), largest or 1.0
     grid, _ = coarse_grid(plds, delta, first, rough)
     refinement, remaining = 2.0, 0.0
+    max_points = _MAX_POINTS if near is None else _MAX_SEARCH_POINTS
     cost = GridComposition(plds, 2.0 * grid, delta, rough).epsilon(delta)
     decisive = rough.decisive_losses(cost, delta) if floor < cost < math.inf else None
     while cost > floor:
@@ -723,12 +725,12 @@ def epsilon_of(
         tolerance = max(error * cost, _MIN_GRID_ERROR) if cost < math.inf else _MIN_GRID_ERROR
         if near is not None and cost < math.inf:
             tolerance = max(tolerance, _FAR_ERROR * abs(cost - remaining - near))
-        if remaining <= tolerance or sums.points > _MAX_POINTS / 2 or sums.infinity_mass > delta:
+        if remaining <= tolerance or sums.points > max_points / 2 or sums.infinity_mass > delta:
             break
         refinement = min(
             max(_MIN_REFINEMENT, math.sqrt(remaining / tolerance)),
             _MAX_REFINEMENT,
-            _MAX_POINTS / sums.points,
+            max_points / sums.points,
         )
         grid /= refinement
     return (cost if near is None or cost == math.inf else cost - remaining), grid
