@@ -11,6 +11,8 @@ ESTIMATORS = Words(
         "accountant_without_bound": "these releases have no bound by PLD, by which estimators count; give another"
         " method.",
         "answer_short_of_memory": "memory did not suffice for an answer; free some, or train where there is more.",
+        "delta_of_accountant": "delta is {delta:g}, and estimators count by PLD, which needs one above 0; set delta to"
+        " one, customarily to 1/n or less.",
         "no_bound_by_pld": "no bound is known by PLD, by which estimators count, for {mechanism}; give another method.",
         "not_purely_private": "delta is 0, and the noise of a release ({mechanism}) is not purely private; set delta"
         " above 0.",

@@ -171,7 +171,7 @@ class EventRule:
         """The pure epsilon; raises RefusedError if the event has none."""
         raise RefusedError(
             "delta is 0, and the noise of a release ({mechanism}) is not purely private; set {target.delta}"
-            " above 0 with {target.accountant} pld or rdp, or take an algorithm with Laplace noise, such as"
+            " above 0 with {target.accountant} pld or rdp, or {method.kind} to one with Laplace noise, such as"
             " 'heavy_ball'.",
             code="not_purely_private",
             mechanism=in_words(event),

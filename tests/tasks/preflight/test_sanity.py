@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from algorithms.errors import RefusedError
+from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.ledger import Ledger
 from data import dataset_info
 from data.card import CARDS, data_card
@@ -185,6 +185,19 @@ def test_the_plan_names_the_features_that_are_learned(visits: Visits) -> None:
         table = cost_table(preview_run(place.root, some), some)
         rows = dict(zip(*(column.cells for column in table.columns), strict=True))
         assert "features" not in rows if words is None else rows["features"].startswith(words)
+
+
+def test_a_run_that_a_filter_refuses_is_told_what_it_would_take_of_the_cap(visits: Visits) -> None:
+    """At a delta far below its own, which is that of the cap, a run takes more than its epsilon."""
+    visits.prepare(re.sub("cap: .*", "cap: {epsilon: 1.5, delta: 1e-9}\ncomposition: {kind: zcdp}", CARD))
+    visits.place.set("data", dataset="visits")
+    settings = params.load(visits.place.root / "params.yaml", reads=GROUPS)
+    preview = preview_run(visits.place.root, settings)
+    (one, _) = preview.spent_after
+    with pytest.raises(BudgetRefusedError) as refused:
+        preview.check()
+    assert one.epsilon > 1.5
+    assert f"after which epsilon {one.epsilon:.4g} would be spent by zCDP, and" in str(refused.value)
 
 
 def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits) -> None:
