@@ -366,10 +366,12 @@ def _uneven_sentences(metrics: Metrics) -> str:
     if rare:
         text += " Classes are uneven, so accuracy alone says little."
     for name, one in rare.items():
+        recall, precision = (one[key] and _short(one[key]) for key in ("recall", "precision"))
+        finds = f"the model finds <b>{recall}</b>" if recall else "noise drowns how many the model finds"
+        right = f"{precision} are" if precision else "noise drowns how many are"
         text += (
-            f" Of the records of {escape(name)} the model finds <b>{_short(one['recall'])}</b> (recall); of those that"
-            f" it calls so {_short(one['precision'])} are (precision), where naming all records so would be right in"
-            f" {_short(one['share'])}."
+            f" Of the records of {escape(name)} {finds} (recall); of those that it calls so {right} (precision), where"
+            f" naming all records so would be right in {_short(one['share'])}."
         )
     decision = metrics.get("decision")
     if decision is not None:

@@ -193,6 +193,14 @@ def test_the_page_the_terminal_and_wandb_say_what_becomes_of_a_rare_class() -> N
     sent = {name: one for name, one in summary(metrics, card).items() if name.startswith("test/rare_")}
     (rare,) = (one for one in metrics["by_class"] if one["class"] == "<yes>")
     assert sent == {f"test/rare_{name}": rare[name]["value"] for name in ("share", "recall", "precision")}
+    drowned = metrics | {
+        "by_class": [one | {"recall": None, "precision": None} for one in metrics["by_class"]]
+    }
+    unknown = (
+        " Of the records of &lt;yes&gt; noise drowns how many the model finds (recall); of those that it calls so noise"
+        " drowns how many are (precision), where naming all records so would be right in 2."
+    )
+    assert unknown in report_text(drowned, 4000, 0.98).sentences
     even = metrics | {"by_class": [metrics["by_class"][0] | {"class": name} for name in ("no", "<yes>")]}
     assert "uneven" not in report_text(even, 4000, 0.98).sentences
 

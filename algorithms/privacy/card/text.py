@@ -70,10 +70,13 @@ HOLDOUT = {
     ),
     "private": (
         "One noised histogram of the model's scores on the held-out records was released, and all metrics follow from"
-        " it. Its people are protected, too, at epsilon {epsilon} and the same delta. {price} Without a column that"
-        " names the person, a row that was corrected can be of the other side later, and its person then pays for both."
+        " it. Its people are protected, too, at epsilon {epsilon} and the same delta. {price}"
     ),
 }
+_OTHER_SIDE = (
+    " Without a column that names the person, a row that was corrected can be of the other side later, and its person"
+    " then pays for both."
+)
 _PRICES = {
     "ADD_OR_REMOVE_ONE": "They are other people than those trained on, so the run costs the larger of the two.",
     "REPLACE_ONE": "A record that is replaced may be of either side, so the run costs both together.",
@@ -170,9 +173,10 @@ def protection_sentence(card: PrivacyCard) -> str:
     data = "data, held-out records included," if setting.holdout == "private" else "training data"
     who = f"Whoever contributed one record ({_unit(setting)}) to the {data}".rstrip(",")
     if setting.per_person is not None:
-        where = f"Whoever contributed records to the {data} ({setting.unit}), of whose own"
+        where = f"Whoever contributed records ({setting.unit}) to the {data}".rstrip(",") + ", of whose own"
         if card.accounting.blocks is not None:
-            where = f"What one person has in one block of the {data} ({setting.unit}), of whose records there"
+            where = f"What one person ({setting.unit}) has in one block of the {data}".rstrip(",")
+            where += ", of whose records there"
         who = f"{where} {_rows_used(setting)}, chosen by a keyed hash of each"
     return (
         f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
@@ -219,7 +223,7 @@ def holdout(card: PrivacyCard) -> str:
     if setting.holdout == "private" and EVALUATION not in card.evidence.files:
         return NOT_EVALUATED
     why = f" Why they are public: {setting.holdout_why}" if setting.holdout_why else ""
-    price = _PRICES[setting.adjacency]
+    price = _PRICES[setting.adjacency] + ("" if setting.per_person else _OTHER_SIDE)
     return HOLDOUT[setting.holdout].format(epsilon=_number(setting.evaluation_epsilon), price=price) + why
 
 

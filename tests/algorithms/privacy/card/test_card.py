@@ -261,6 +261,21 @@ def test_a_card_says_of_whom_how_many_records_were_used(tmp_path: Path, most: in
     assert (f"for all records of a person together it is {both}" in said) == (most == 3)
 
 
+@pytest.mark.parametrize("per_person", [None, 1])
+def test_a_card_says_who_can_change_sides_only_where_no_column_names_the_person(
+    tmp_path: Path, per_person: int | None
+) -> None:
+    run = record(write_run(tmp_path))
+    card = build(
+        replace(run, data=with_entries(run.data, holdout="private", per_person=per_person)), key=None
+    )
+    files = card.evidence.files | {"evaluation.json": "0" * 64}
+    card = card.model_copy(update={"evidence": card.evidence.model_copy(update={"files": files})})
+    assert ("can be of the other side later" in text.holdout(card)) == (per_person is None)
+    who = "Whoever contributed records (one drawing) to the data, held-out records included, of whose own one"
+    assert (who in text.protection_sentence(card)) == (per_person == 1)
+
+
 @pytest.mark.parametrize("rows_per_user", [None, 3])
 def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
     tmp_path: Path, rows_per_user: int | None
@@ -274,7 +289,10 @@ def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
     card = build(replace(run, data=data, receipt=receipt), key=None)
     unit, used = "in one block (one drawing), of whose records there", f"{rows_per_user or 'one'}"
     assert f"when what one person has {unit} {used}" in text.statement(card)
-    assert "What one person has in one block of the training data" in text.protection_sentence(card)
+    assert (
+        "What one person (one drawing) has in one block of the training data, of whose"
+        in text.protection_sentence(card)
+    )
     assert any("One person in k blocks" in item for item in text.not_protected(card))
     assert "what one person has (one drawing) in one block" in text.block_unit(card)
     whole = build(replace(run, data=data), key=None)
