@@ -6,7 +6,7 @@ Prefect shows the privacy card as a page and the metrics as a table.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -138,7 +138,10 @@ def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
 
     Not in its state, whose message Prefect writes last. A refused run was not stopped.
     """
-    sentences = [] if state.name == REFUSED else open_reservations(checkout(), also_running=True)
+    sentences = list[str]()
+    with suppress(*refusals()):  # as where the ledger is away, which the state says
+        if state.name != REFUSED:
+            sentences = open_reservations(checkout(), also_running=True)
     if sentences:
         flow_run_logger(flow_run).warning(" ".join(sentences))
         again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."

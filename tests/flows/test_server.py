@@ -12,10 +12,13 @@ from uuid import UUID
 import pytest
 from jinja2 import Environment
 from prefect.automations import Automation
+from prefect.client.schemas.objects import FlowRun
 from prefect.events.actions import SendNotification
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_HOME, temporary_settings
+from prefect.states import Failed
 
+from algorithms.errors import RefusedError
 from flows import compare, scheduled, server
 from flows.compare import tune
 from flows.deployed import pipeline, tell_of_reservation
@@ -178,6 +181,15 @@ def test_a_search_is_named_and_shows_its_card_and_the_winners_settings(
         "the winner is in tuned.",
     )
     assert "## Accounting" in shown["privacy-card"][0]
+
+
+def test_a_ledger_that_is_away_gives_no_traceback_about_what_is_reserved(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPSILONFLOW_LEDGER_URL", "postgresql+psycopg://runner@127.0.0.1:1/ledger")
+    with pytest.raises(RefusedError):
+        reservations.open_reservations(place.root)
+    tell_of_reservation(pipeline, FlowRun(flow_id=ID), Failed(message="the ledger is away"))
 
 
 def test_a_retraining_shows_both_models_and_each_blocks_budget(

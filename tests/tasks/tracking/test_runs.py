@@ -101,6 +101,13 @@ def test_no_other_record_or_key_is_sent(logged: Logged) -> None:
     }
 
 
+def test_tags_and_config_say_what_ran_and_who_accounted_for_it(logged: Logged) -> None:
+    (run,) = logged.of("run", "train")
+    config = items_of(run.config.update)
+    assert list(run.tags) == [config["dataset"], config["algorithm"], "private"]
+    assert config["accountant"] in ("pld", "rdp") and config["algorithm"] == "dp_sgd"
+
+
 def test_the_trace_is_logged_by_step(logged: Logged) -> None:
     trace = pd.read_parquet(logged.root / "artifacts" / "trace.parquet").groupby("step").last()
     rows = [items_of(record.item) for record in logged.of("history")]
