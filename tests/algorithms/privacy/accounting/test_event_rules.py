@@ -206,6 +206,13 @@ def test_refusals_name_the_mechanism() -> None:
         epsilon([(OBJECTIVE, 1)], 1e-5, adjacency=REPLACE_ONE)
 
 
+def test_impossible_numbers_are_named_without_the_class() -> None:
+    with pytest.raises(RefusedError) as error:
+        epsilon([(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(-2.0)), 1)], 1e-5)
+    assert "Gaussian noise is no mechanism with these numbers (noise_multiplier -2.0)" in str(error.value)
+    assert "DpEvent" not in str(error.value)
+
+
 @pytest.mark.parametrize("adjacency", [ADD_OR_REMOVE_ONE, REPLACE_ONE], ids=lambda relation: relation.name)
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "pure"])
 def test_a_refusal_of_an_accountant_has_a_code_and_names_no_class(accountant: Any, adjacency: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import dp_accounting as dp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy.stats import norm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, group_privacy, rdp
+from algorithms.privacy.accounting.event_rules import EventRule, register
 from algorithms.privacy.accounting.events import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
@@ -24,7 +26,6 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger import composition as composition_module
 from tests.algorithms.privacy.ledger.conftest import declared
 from tests.support.refusals import check_refusals, refused_as
 
@@ -218,11 +219,26 @@ def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: 
         ledger.verify(prices=True)
 
 
-def test_a_block_pays_for_runs_that_each_meet_one_of_a_person_s_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One step of rate 0.001 and multiplier 0.3 costs 5.65, a pair 7.29, two runs that meet one record each 11.3."""
-    prices = {1: 5.653792536, 2: 7.291673673}
-    monkeypatch.setattr(composition_module, "_group_price", lambda *notes: prices[notes[-1]])
-    events = schedule_to_json([(dp.PoissonSampledDpEvent(0.001, dp.GaussianDpEvent(0.3)), 1)])
-    assert RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=2) == prices[1]
+@attrs.frozen
+class PairedDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A mechanism that costs a pair of records less than twice what it costs one of them."""
+
+    count: int = 1
+
+
+class PairedRule(EventRule):
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return np.full(len(orders), {1: 5.653792536, 2: 7.291673673}[event.count])
+
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
+        return PairedDpEvent(count)
+
+
+register(PairedDpEvent, PairedRule())
+
+
+def test_a_block_pays_for_runs_that_each_meet_one_of_a_person_s_records() -> None:
+    """Where a record costs 5.65 and a pair 7.29, two runs that meet one record each cost 11.3: half of 7.29 is too
+    little."""
+    events = schedule_to_json([(PairedDpEvent(), 1)])
+    assert RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=2) == 5.653792536
