@@ -43,9 +43,16 @@ class Population:
 
     def released(self, people: int, epsilon: float, draw: np.random.Generator) -> ReleasedHistogram:
         """A noisy histogram of a sample."""
-        cells = draw.multinomial(people, self.frequencies) @ self._cells_of_each
-        noise = NOISE[epsilon] * self.spec.sensitivity
-        return ReleasedHistogram(self.spec, cells + draw.normal(0.0, noise, self.spec.cells), noise)
+        return self.releases(people, NOISE[epsilon], draw, 1)[0]
+
+    def releases(
+        self, people: int, noise: float, draw: np.random.Generator, draws: int
+    ) -> list[ReleasedHistogram]:
+        """Noisy histograms of samples; noise: of a release of sensitivity 1."""
+        cells = draw.multinomial(people, self.frequencies, size=draws) @ self._cells_of_each
+        deviation = noise * self.spec.sensitivity
+        noisy = cells + draw.normal(0.0, deviation, cells.shape)
+        return [ReleasedHistogram(self.spec, values, deviation) for values in noisy]
 
 
 def two_classes(positive: float, mean: tuple[float, float], spread: tuple[float, float]) -> Population:

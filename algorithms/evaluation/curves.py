@@ -1,6 +1,5 @@
 """What depends on a threshold of two classes: precision, recall and lift; and the calibration curve."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +25,11 @@ from algorithms.evaluation.intervals import (
     Estimate,
     NoisyCells,
     Outcome,
-    Z,
     estimate_in,
     independent,
     product_ratio,
     proportion,
+    root_mean_square,
 )
 
 _POINTS = 16
@@ -109,19 +108,16 @@ def calibration_error_of(released: ReleasedHistogram) -> Estimate | None:
     bins = _calibration_bins(released)
     if bins is None or not bins.points:
         return None
-    mean_square = variance = 0.0
-    everyone = sum(bins.cells.total(people) for people in bins.people)
-    for people in bins.people:
-        gaps, size = bins.gaps * people, bins.cells.total(people)
-        chance = bins.cells.noise(gaps, gaps) + max(bins.cells.total(gaps * gaps), 0.0)
-        square = bins.cells.total(gaps) ** 2 - chance
-        mean_square += square / (size * everyone)
-        variance += (4 * max(square, 0.0) * chance + 2 * chance**2) / (size * everyone) ** 2
-    reach = Z * math.sqrt(variance)
-    value, low, high = (
-        math.sqrt(max(end, 0.0)) for end in (mean_square, mean_square - reach, mean_square + reach)
-    )
-    return Estimate(value, low, high)
+    sizes = np.array([bins.cells.total(people) for people in bins.people])
+    means = np.array([bins.cells.total(bins.gaps * people) for people in bins.people]) / sizes
+    chances = []
+    for people, size, gap in zip(bins.people, sizes, means, strict=True):
+        centred = (bins.gaps - gap) * people
+        by_sample = max(float(bins.cells.people @ (centred * centred)), 0.0)
+        chances.append((bins.cells.noise(centred, centred) + by_sample + 1e-9) / size)
+    shares, squares = sizes / sizes.sum(), means * means
+    between = float(shares @ np.square(squares - shares @ squares)) / sizes.sum()
+    return root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from algorithms.evaluation.intervals import (
     Estimate,
     NoisyCells,
     Outcome,
+    Z,
     area_under_curve,
     estimate_in,
     independent,
@@ -111,10 +112,16 @@ class ScoredCells(NoisyCells):
     """
 
     bin_covariance: Floats
+    counts: Floats
 
-    def __init__(self, values: Floats, bin_covariance: Floats) -> None:
+    def __init__(self, values: Floats, bin_covariance: Floats, counts: Floats) -> None:
         super().__init__(values.ravel(), np.kron(bin_covariance, np.eye(2)).astype(np.float64))
         object.__setattr__(self, "bin_covariance", bin_covariance)
+        object.__setattr__(self, "counts", counts)
+
+    @property
+    def people(self) -> Floats:
+        return self.counts.ravel()
 
     @property
     def by_bin(self) -> Floats:
@@ -125,7 +132,25 @@ def scored_cells(view: NoisyTables) -> ScoredCells:
     """The cells at the finest resolution."""
     solve, covariance = _least_squares(view.spec.resolutions)
     stacked = np.concatenate([view.tables[f"score x label, {size}"] for size in view.spec.resolutions])
-    return ScoredCells(solve @ stacked, view.noise_std**2 * covariance)
+    values = solve @ stacked
+    return ScoredCells(values, view.noise_std**2 * covariance, _counts_from_0(values, view.spec.resolutions))
+
+
+def _counts_from_0(values: Floats, resolutions: tuple[int, ...]) -> Floats:
+    """Counts from 0 instead of unbiased ones, [bins, 2]: each resolution divides the counts of the coarser one.
+
+    Empty bins have noise, often below 0, of which a variance would be made up. Here bins share what their coarser bin
+    has, so that bins far from all people have next to nothing.
+    """
+    counts = np.zeros(0)
+    for size in resolutions:
+        finer = values.reshape(size, -1, 2).sum(axis=1)
+        if not counts.size:
+            counts = np.maximum(finer, 0.0)
+            continue
+        parts = np.maximum(finer, 1e-9).reshape(len(counts), -1, 2)
+        counts = (parts / parts.sum(axis=1, keepdims=True) * counts[:, None, :]).reshape(finer.shape)
+    return counts
 
 
 @cache
@@ -180,7 +205,7 @@ def _auc(cells: ScoredCells) -> Outcome:
     so it is (4 A - A') / 3 for the AUC A' of pairs of bins."""
     fine, coarse = _auc_kernels(len(cells.by_bin))
     n, p = cells.by_bin.T
-    outcome = area_under_curve(cells.by_bin, cells.bin_covariance, (4 * fine - coarse) / 3)
+    outcome = area_under_curve(cells.by_bin, cells.counts, cells.bin_covariance, (4 * fine - coarse) / 3)
     ties, pairs = p * n, float(n.sum() * p.sum())
     if isinstance(outcome, Estimate) and (
         ties.sum() > MAX_TIES * pairs or ties[0] + ties[-1] > MAX_OUTER_TIES * pairs
@@ -309,7 +334,8 @@ def macro_f1(
     """The mean over classes of F_k = 2 T_k / Q_k, by the delta method.
 
     The curvature's bias, -2 cov(T, Q) / Q^2 + 2 T var(Q) / Q^3, of noise and sample, is subtracted. A right record adds
-    1 to T and 2 to Q of its class, a wrong one 1 to Q of two classes.
+    1 to T and 2 to Q of its class, a wrong one 1 to Q of two classes. The sampling variance at a t is that at the
+    estimate in proportion to t (1 - t) (2 - t).
 
     Args:
         cells: [k].
@@ -331,38 +357,55 @@ def macro_f1(
     gradient = of_hit @ right + of_named @ named
     bias = np.mean(-2 * (joint + 2 * hits) / totals**2 + 2 * hits * (squares + totals + 2 * hits) / totals**3)
     if apart is None:
-        by_sample = cells.total(np.square(gradient))
+        by_sample = float(cells.people @ np.square(gradient))
     else:
         by_label, by_prediction = (rows @ cells.values - hits for rows in apart)
         crossed = (by_label @ of_named) * (by_prediction @ of_named) / max(float(by_label.sum()), 1.0)
         wrong = (by_label + by_prediction) @ np.square(of_named) + 2 * crossed
         by_sample = float(hits @ np.square(of_hit + 2 * of_named) + wrong)
-    return share(float(np.mean(2 * hits / totals) - bias), cells.noise(gradient, gradient), by_sample)
+    value, by_noise = float(np.mean(2 * hits / totals) - bias), cells.noise(gradient, gradient)
+    # Of one class it is t (1 - t) (2 - t) / Q, near 1 twice that on average, as a wrong record is in two classes' Q.
+    # Where noise hides how far from 1 the metric is, so it hides the sampling variance: that is then the usual one.
+    usual, unclear = 2 * float(np.mean(1 / totals)) / len(hits), 2 * math.sqrt(by_noise)
+    inside = min(max(value, 0.0), 1.0)
+    rate = (max(by_sample, 0.0) + unclear * usual) / max(_spread_of_f1(inside) + unclear, 1e-12)
+    return share(value, lambda t: by_noise + rate * _spread_of_f1(t))
+
+
+def _spread_of_f1(t: float) -> float:
+    return t * (1 - t) * (2 - t)
 
 
 def _majority(view: NoisyTables) -> Outcome:
     """The accuracy of always predicting the most frequent class.
 
-    The largest of many noisy counts is too large, so it is that of shrunk ones. The interval holds those of all classes
-    that can be the most frequent one (Bonferroni), so it is wider than needed where several are.
+    The largest of many noisy counts is too large, so it is that of shrunk ones. The lower end holds for all classes
+    that can be the most frequent one (Bonferroni), so the interval is wider than needed where several are. The number
+    of people is that of the table with the fewest cells, and so the least noise.
     """
-    cells, _, of_class, _ = class_cells(view)
-    counts, classes = of_class @ cells.values, len(of_class)
-    everyone = of_class.sum(axis=0)
+    label_cells, _, of_class, _ = class_cells(view)
+    classes, right = len(of_class), view.tables["right"]
+    cells = independent(np.concatenate([label_cells.values, right]), view.noise_std)
+    everyone = np.concatenate([np.zeros(of_class.shape[1]), np.ones(right.size)])
+    hits = np.hstack([of_class, np.zeros((classes, right.size))])
     if not cells.is_clear(everyone):
         return TOO_FEW
-    total, noise = counts.sum(), cells.noise(of_class[0], of_class[0])
+    counts, total = of_class @ label_cells.values, cells.total(everyone)
+    noise, total_noise = cells.noise(hits[0], hits[0]), cells.noise(everyone, everyone)
     if math.sqrt(noise) > 0.05 * total:
         return DROWNED
-    variances = noise + np.clip(counts * (1 - counts / total), 0.0, None)
-    largest = float(shrunk(counts, variances).max())
+    shares = np.clip(counts / total, 0.0, 1.0)
+    variances = noise + total_noise * shares**2 + total * shares * (1 - shares)
     deviations = np.sqrt(variances)
     every = norm.isf(0.025 / classes) * deviations
     contenders = int(np.sum(counts + every >= (counts - every).max()))
-    reach = norm.isf(0.025 / contenders) * deviations
-    low = max(total / classes, float((counts - reach).max()))
-    high = max(low, float((counts + reach).max()))
-    return Estimate(*(float(end / total) for end in (min(max(largest, low), high), low, min(total, high))))
+    first = hits[int(np.argmax(counts))]
+    if contenders == 1:
+        return proportion(cells, first, everyone - first)
+    low = max(total / classes, float((counts - norm.isf(0.05 / contenders) * deviations).max()))
+    high = min(max(low, float((counts + Z * deviations).max())), total)
+    largest = min(max(float(shrunk(counts, variances).max()), low), high)
+    return Estimate(*(float(end / total) for end in (largest, low, high)))
 
 
 # Numbers

@@ -10,10 +10,12 @@ them intervals are wider than needed rather than narrower.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 Floats: TypeAlias = NDArray[np.float64]
 Z = 1.959964
@@ -24,6 +26,7 @@ target's units, is drowned."""
 _CLEAR = 4.0
 """Standard deviations of the noise by which a denominator has to be above 0."""
 _HALVINGS = 24
+_ONE_SIDED = 1.644854
 
 DROWNED = "noise drowns it: there are too few people for this epsilon."
 TOO_FEW = "the released histogram does not show that there are people of this kind: too few for this epsilon."
@@ -67,6 +70,11 @@ class NoisyCells:
     values: Floats
     covariance: Floats
 
+    @property
+    def people(self) -> Floats:
+        """What the sampling variance is computed from, [k]."""
+        return self.values
+
     def total(self, weights: Floats) -> float:
         return float(weights @ self.values)
 
@@ -102,7 +110,7 @@ def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool =
         return below * t * (1 - t) * ((2 - t) if twice else 1.0) + nn - 2 * t * nd + t * t * dd
 
     at = min(max(above / below, 0.0), 1.0)
-    return _invert(above, below, variance, nn - 2 * at * nd + at * at * dd, 0.0, 1.0)
+    return _invert(above, below, variance, nn - 2 * at * nd + at * at * dd, 0.0, 1.0, bounds=(0.0, 1.0))
 
 
 def mean(
@@ -126,10 +134,10 @@ def mean(
     """
     if not cells.is_clear(everyone):
         return TOO_FEW
-    above, below = cells.total(top), cells.total(everyone)
+    above, below, people = cells.total(top), cells.total(everyone), cells.people
     nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
-    uu = cells.total(top * top) if squares is None else squares
-    uv, vv = cells.total(top * everyone), cells.total(everyone * everyone)
+    uu = float(people @ (top * top)) if squares is None else squares
+    uv, vv = float(people @ (top * everyone)), float(people @ (everyone * everyone))
 
     def variance(t: float) -> float:
         return max(0.0, uu - 2 * t * uv + t * t * vv) + nn - 2 * t * nd + t * t * dd
@@ -138,7 +146,14 @@ def mean(
     by_noise = nn - 2 * value * nd + value * value * dd
     reach = 4 * Z * math.sqrt(max(variance(value), 0.0)) / below
     return _invert(
-        above, below, variance, by_noise, max(least, value - reach), value + reach, has_units=has_units
+        above,
+        below,
+        variance,
+        by_noise,
+        max(least, value - reach),
+        value + reach,
+        bounds=(least, math.inf),
+        has_units=has_units,
     )
 
 
@@ -150,24 +165,57 @@ def _invert(
     least: float,
     most: float,
     *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
     has_units: bool = False,
 ) -> Outcome:
-    """The t in [least, most] for which above - t below is within Z standard deviations of 0.
+    """The t in [least, most] for which above - t below is within Z standard deviations of 0, or less near a bound.
 
-    by_noise: the noise's part of the variance at the estimate.
+    by_noise: the noise's part of the variance at the estimate. bounds: of what can be true.
     """
     value = min(max(above / below, least), most)
     if math.sqrt(max(by_noise, 0.0)) / below > (MAX_RELATIVE_NOISE * abs(value) if has_units else MAX_NOISE):
         return DROWNED
-
-    # Noise can put the ratio so far outside that no t is near: then the interval is that of the nearest t.
-    nearest = value * below
-    shifted = nearest if (above - nearest) ** 2 > Z * Z * max(variance(value), 0.0) else above
+    lowest, highest = bounds
 
     def is_inside(t: float) -> bool:
-        return (shifted - t * below) ** 2 <= Z * Z * max(variance(t), 0.0)
+        deviation = math.sqrt(max(variance(t), 1e-300))
+        distance = above - t * below
+        nearer = min(t - lowest, highest - t) * below / deviation
+        towards = (distance if highest - t < t - lowest else -distance) / deviation
+        away, beyond = _acceptance(nearer)
+        return -away <= towards <= beyond
 
     return Estimate(value, _edge(is_inside, value, least), _edge(is_inside, value, most))
+
+
+def _acceptance(distance: float) -> tuple[float, float]:
+    """How far, in standard deviations, an estimate may be from a t which is `distance` from the bound of all t.
+
+    By the ratio of likelihoods at t and at the best t within the bound (Feldman and Cousins 1998): intervals that hold
+    t in 95 % of releases also at the bound, where those that are cut off there would in 97.5 %, and are never empty.
+
+    Returns:
+        How far away from the bound, and how far towards and beyond it.
+    """
+    if distance >= Z:
+        return Z, Z
+    if distance <= 0.0:
+        return _ONE_SIDED, math.inf
+    away = float(np.interp(distance, *_critical_values()))
+    return away, (away**2 + distance**2) / (2 * distance)
+
+
+@cache
+def _critical_values() -> tuple[Floats, Floats]:
+    """Distances to the bound, and roots of the critical ratio there: Phi((c + d^2) / 2 d) - Phi(-sqrt(c)) = .95."""
+    distances = np.linspace(0.0, Z, 200)
+    low, high = np.full(200, _ONE_SIDED), np.full(200, Z)
+    for _ in range(40):
+        middle = (low + high) / 2
+        beyond = (middle**2 + distances**2) / (2 * np.maximum(distances, 1e-9))
+        covers = ndtr(beyond) - ndtr(-middle) > 0.95
+        low, high = np.where(covers, low, middle), np.where(covers, middle, high)
+    return distances, high
 
 
 def _edge(is_inside: Callable[[float], bool], start: float, end: float) -> float:
@@ -193,7 +241,9 @@ def mean_of_sums(total: float, people: float, squares: float, noise: float, peop
         return max(spread - 2 * t * total + t * t * people, 0.0) + noise**2 + (t * people_noise) ** 2
 
     value = min(max(total / people, -1.0), 1.0)
-    return _invert(total, people, variance, noise**2 + (value * people_noise) ** 2, -1.0, 1.0)
+    return _invert(
+        total, people, variance, noise**2 + (value * people_noise) ** 2, -1.0, 1.0, bounds=(-1.0, 1.0)
+    )
 
 
 def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[Floats, Floats]) -> Outcome:
@@ -218,7 +268,42 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
     value = top / bottom
     reach = 4 * Z * math.sqrt(variance(value)) / bottom
     least = max(0.0, value - reach)
-    return _invert(top, bottom, variance, noise_at(value), least, value + reach, has_units=True)
+    return _invert(
+        top,
+        bottom,
+        variance,
+        noise_at(value),
+        least,
+        value + reach,
+        bounds=(0.0, math.inf),
+        has_units=True,
+    )
+
+
+def root_mean_square(squares: Floats, chances: Floats, between: float) -> Estimate:
+    """The root of a sum of squared means, from squares that noise and sampling make larger by their variances.
+
+    At the true sum s, noisy squares add up to a variable of mean s + sum(chances), which is nearly a multiple of a chi
+    square one, so its cube root is nearly normal (Wilson and Hilferty 1931). Of s each square has its estimated share.
+
+    Args:
+        squares: [k], of normal variables. chances: [k], their variances, above 0.
+        between: variance of the sum by how many people are where.
+    """
+    total, by_chance = float(squares.sum()), float(chances.sum())
+    excess = np.maximum(squares - chances, 0.0)
+    slope = 4 * float(np.average(chances, weights=excess if excess.any() else None))
+    constant = 2 * float(chances @ chances) + between
+    value = max(total - by_chance, 0.0)
+
+    def is_inside(s: float) -> bool:
+        mean = s + by_chance
+        spread = (constant + slope * s) / (9 * mean**2)
+        away, beyond = _acceptance((1 - math.cbrt(by_chance / mean)) / math.sqrt(spread))
+        return -beyond <= (math.cbrt(total / mean) - 1 + spread) / math.sqrt(spread) <= away
+
+    most = total + 10 * math.sqrt(constant + slope * total) + 10 * slope
+    return Estimate(value, _edge(is_inside, value, 0.0), _edge(is_inside, value, most)).map(math.sqrt)
 
 
 def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
@@ -233,15 +318,16 @@ def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
     return Estimate(value, value - error, value + error)
 
 
-def area_under_curve(values: Floats, noise: Floats, kernel: Floats) -> Outcome:
+def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floats) -> Outcome:
     """The share of pairs of a positive and a negative that are in the right order, sum_ij p_i K_ij n_j / (P N).
 
     The noise of positives and negatives is independent, so the sums of products are unbiased. Their variance at a
     share t has with C = K - t, a = C n, b = C'p the noise's part a'S a + b'S b + tr(C S C'S), and the sample's part
-    sum p_i a_i^2 + sum n_j b_j^2 (Hoeffding 1948). Squares of noisy sums have the noise's variance subtracted.
+    sum p_i a_i^2 + sum n_j b_j^2 (Hoeffding 1948), both with counts that are not negative.
 
     Args:
         values: [bins, 2], negatives and positives.
+        people: [bins, 2], the same as counts from 0.
         noise: [bins, bins], covariance of the noise, the same for both.
         kernel: [bins, bins], 1 where a positive's bin is above a negative's.
     """
@@ -252,14 +338,13 @@ def area_under_curve(values: Floats, noise: Floats, kernel: Floats) -> Outcome:
     if min(below_n, below_p) <= _CLEAR * total_noise:
         return TOO_FEW
     above, below = float(positives @ kernel @ negatives), below_n * below_p
+    of_n, of_p = people.T
 
     def parts(t: float) -> tuple[float, float]:
         centred = kernel - t
-        a, b = centred @ negatives, centred.T @ positives
-        rows, columns = centred @ noise @ centred.T, centred.T @ noise @ centred
-        by_noise = a @ noise @ a + b @ noise @ b - float(np.sum(rows * noise))
-        by_sample = positives @ (a * a - np.diag(rows)) + negatives @ (b * b - np.diag(columns))
-        return float(by_noise), float(by_sample)
+        a, b = centred @ of_n, centred.T @ of_p
+        by_noise = a @ noise @ a + b @ noise @ b + np.sum((centred @ noise @ centred.T) * noise)
+        return float(by_noise), float(of_p @ (a * a) + of_n @ (b * b))
 
     # Both parts are quadratic in t, so three values of each tell all.
     noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
@@ -268,7 +353,7 @@ def area_under_curve(values: Floats, noise: Floats, kernel: Floats) -> Outcome:
         return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
 
     value = min(max(above / below, 0.0), 1.0)
-    return _invert(above, below, variance, noise_at(value), 0.0, 1.0)
+    return _invert(above, below, variance, noise_at(value), 0.0, 1.0, bounds=(0.0, 1.0))
 
 
 def _quadratic(at_0: float, at_half: float, at_1: float) -> Callable[[float], float]:
@@ -331,11 +416,9 @@ def variance_explained(
     return explained, Estimate(variance, max(0.0, variance - width), variance + width)
 
 
-def share(value: float, by_noise: float, by_sample: float) -> Estimate:
-    """A metric in [0, 1] by its estimate and the variances of that."""
-    reach = Z * math.sqrt(max(by_noise, 0.0) + max(by_sample, 0.0))
-    inside = min(max(value, 0.0), 1.0)
-    return Estimate(inside, max(0.0, min(value - reach, inside)), min(1.0, max(value + reach, inside)))
+def share(value: float, variance: Callable[[float], float]) -> Outcome:
+    """A metric in [0, 1] by its estimate, and the variance of that where the metric is t."""
+    return _invert(value, 1.0, variance, 0.0, 0.0, 1.0, bounds=(0.0, 1.0))
 
 
 def shrunk(counts: Floats, variances: Floats) -> Floats:
