@@ -117,7 +117,7 @@ def calibration_error_of(released: ReleasedHistogram) -> Estimate | None:
         chances.append((bins.cells.noise(centred, centred) + by_sample + 1e-9) / size)
     shares, squares = sizes / sizes.sum(), means * means
     between = float(shares @ np.square(squares - shares @ squares)) / sizes.sum()
-    return root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between)
+    return root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between, bins.cells.z)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
         means = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
         edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
     elif spec.kind == MULTICLASS:
-        cells = independent(released.view().tables["confidence x right"], released.noise_std)
+        cells = independent(released.view().tables["confidence x right"], released.noise_std, released.z)
         bins, group = spec.bins, 1
         edges = np.arange(bins + 1) / bins
         means = (edges[1:] + edges[:-1]) / 2

@@ -33,7 +33,6 @@ from algorithms.evaluation.intervals import (
     Estimate,
     NoisyCells,
     Outcome,
-    Z,
     area_under_curve,
     estimate_in,
     independent,
@@ -97,7 +96,7 @@ def outcomes_of_view(view: NoisyTables) -> dict[str, Outcome]:
         return _of_classes(view)
     if view.spec.kind == "number":
         return _of_numbers(view)
-    cells, nodes = independent(view.tables["score"], view.noise_std), score_nodes(view.spec.bins)
+    cells, nodes = independent(view.tables["score"], view.noise_std, view.z), score_nodes(view.spec.bins)
     return {"score": mean(cells, nodes, np.ones_like(nodes), has_units=False, least=0.0)}
 
 
@@ -114,8 +113,8 @@ class ScoredCells(NoisyCells):
     bin_covariance: Floats
     counts: Floats
 
-    def __init__(self, values: Floats, bin_covariance: Floats, counts: Floats) -> None:
-        super().__init__(values.ravel(), np.kron(bin_covariance, np.eye(2)).astype(np.float64))
+    def __init__(self, values: Floats, bin_covariance: Floats, counts: Floats, z: float) -> None:
+        super().__init__(values.ravel(), np.kron(bin_covariance, np.eye(2)).astype(np.float64), z=z)
         object.__setattr__(self, "bin_covariance", bin_covariance)
         object.__setattr__(self, "counts", counts)
 
@@ -133,7 +132,9 @@ def scored_cells(view: NoisyTables) -> ScoredCells:
     solve, covariance = _least_squares(view.spec.resolutions)
     stacked = np.concatenate([view.tables[f"score x label, {size}"] for size in view.spec.resolutions])
     values = solve @ stacked
-    return ScoredCells(values, view.noise_std**2 * covariance, _counts_from_0(values, view.spec.resolutions))
+    return ScoredCells(
+        values, view.noise_std**2 * covariance, _counts_from_0(values, view.spec.resolutions), view.z
+    )
 
 
 def _counts_from_0(values: Floats, resolutions: tuple[int, ...]) -> Floats:
@@ -175,7 +176,7 @@ def _of_two_classes(cells: ScoredCells) -> dict[str, Outcome]:
     positive = proportion(cells, tp + fn, tn + fp)
     return {
         "accuracy": proportion(cells, tp + tn, fp + fn),
-        "majority_accuracy": _larger_part(positive),
+        "majority_accuracy": _larger_part(positive, cells.z),
         "positive_share": positive,
         "auc": _auc(cells),
         "f1": macro_f1(cells, np.stack([tn, tp]), np.stack([2 * tn + fp + fn, 2 * tp + fp + fn])),
@@ -205,7 +206,9 @@ def _auc(cells: ScoredCells) -> Outcome:
     so it is (4 A - A') / 3 for the AUC A' of pairs of bins."""
     fine, coarse = _auc_kernels(len(cells.by_bin))
     n, p = cells.by_bin.T
-    outcome = area_under_curve(cells.by_bin, cells.counts, cells.bin_covariance, (4 * fine - coarse) / 3)
+    outcome = area_under_curve(
+        cells.by_bin, cells.counts, cells.bin_covariance, (4 * fine - coarse) / 3, cells.z
+    )
     ties, pairs = p * n, float(n.sum() * p.sum())
     if isinstance(outcome, Estimate) and (
         ties.sum() > MAX_TIES * pairs or ties[0] + ties[-1] > MAX_OUTER_TIES * pairs
@@ -273,12 +276,13 @@ def sigmoid(log_odds: Floats) -> Floats:
     return 0.5 + 0.5 * np.tanh(log_odds / 2)
 
 
-def _larger_part(positive: Outcome) -> Outcome:
+def _larger_part(positive: Outcome, z: float) -> Outcome:
     """The accuracy of always predicting the more frequent class, which is at least a half."""
     if not isinstance(positive, Estimate):
         return positive
     # The larger of two noisy shares is too large: the square of the distance to a half has its variance subtracted.
-    distance = max(0.0, (positive.value - 0.5) ** 2 - positive.standard_error**2)
+    error = (positive.high - positive.low) / (2 * z)
+    distance = max(0.0, (positive.value - 0.5) ** 2 - error**2)
     low = max(positive.low, 1 - positive.high, 0.5)
     high = max(positive.high, 1 - positive.low)
     return Estimate(min(max(0.5 + math.sqrt(distance), low), high), low, high)
@@ -288,8 +292,8 @@ def _larger_part(positive: Outcome) -> Outcome:
 
 
 def _of_classes(view: NoisyTables) -> dict[str, Outcome]:
-    wrong_right = independent(view.tables["right"], view.noise_std)
-    losses = independent(view.tables["log loss"], view.noise_std)
+    wrong_right = independent(view.tables["right"], view.noise_std, view.z)
+    losses = independent(view.tables["log loss"], view.noise_std, view.z)
     nodes = loss_nodes(view.spec.bins)
     return {
         "accuracy": proportion(wrong_right, np.array([0.0, 1.0]), np.array([1.0, 0.0])),
@@ -307,7 +311,7 @@ def class_cells(view: NoisyTables) -> tuple[NoisyCells, Floats, Floats, Floats]:
     if "predicted x label" in view.tables:
         right = np.stack([np.outer(row, row).ravel() for row in identity])
         return (
-            independent(view.tables["predicted x label"], view.noise_std),
+            independent(view.tables["predicted x label"], view.noise_std, view.z),
             right,
             np.tile(identity, classes),
             np.repeat(identity, classes, axis=1),
@@ -315,7 +319,7 @@ def class_cells(view: NoisyTables) -> tuple[NoisyCells, Floats, Floats, Floats]:
     parts = [view.tables["label x right"].ravel(), view.tables["predicted"]]
     none = np.zeros((classes, classes))
     return (
-        independent(np.concatenate(parts), view.noise_std),
+        independent(np.concatenate(parts), view.noise_std, view.z),
         np.hstack([np.kron(identity, [0.0, 1.0]), none]),
         np.hstack([np.kron(identity, [1.0, 1.0]), none]),
         np.hstack([np.zeros((classes, 2 * classes)), identity]),
@@ -369,7 +373,7 @@ def macro_f1(
     usual, unclear = 2 * float(np.mean(1 / totals)) / len(hits), 2 * math.sqrt(by_noise)
     inside = min(max(value, 0.0), 1.0)
     rate = (max(by_sample, 0.0) + unclear * usual) / max(_spread_of_f1(inside) + unclear, 1e-12)
-    return share(value, lambda t: by_noise + rate * _spread_of_f1(t))
+    return share(value, lambda t: by_noise + rate * _spread_of_f1(t), cells.z)
 
 
 def _spread_of_f1(t: float) -> float:
@@ -385,7 +389,7 @@ def _majority(view: NoisyTables) -> Outcome:
     """
     label_cells, _, of_class, _ = class_cells(view)
     classes, right = len(of_class), view.tables["right"]
-    cells = independent(np.concatenate([label_cells.values, right]), view.noise_std)
+    cells = independent(np.concatenate([label_cells.values, right]), view.noise_std, view.z)
     everyone = np.concatenate([np.zeros(of_class.shape[1]), np.ones(right.size)])
     hits = np.hstack([of_class, np.zeros((classes, right.size))])
     if not cells.is_clear(everyone):
@@ -397,13 +401,15 @@ def _majority(view: NoisyTables) -> Outcome:
     shares = np.clip(counts / total, 0.0, 1.0)
     variances = noise + total_noise * shares**2 + total * shares * (1 - shares)
     deviations = np.sqrt(variances)
-    every = norm.isf(0.025 / classes) * deviations
+    every = norm.isf(norm.sf(cells.z) / classes) * deviations
     contenders = int(np.sum(counts + every >= (counts - every).max()))
     first = hits[int(np.argmax(counts))]
     if contenders == 1:
         return proportion(cells, first, everyone - first)
-    low = max(total / classes, float((counts - norm.isf(0.05 / contenders) * deviations).max()))
-    high = min(max(low, float((counts + Z * deviations).max())), total)
+    low = max(
+        total / classes, float((counts - norm.isf(2 * norm.sf(cells.z) / contenders) * deviations).max())
+    )
+    high = min(max(low, float((counts + cells.z * deviations).max())), total)
     largest = min(max(float(shrunk(counts, variances).max()), low), high)
     return Estimate(*(float(end / total) for end in (largest, low, high)))
 
@@ -414,7 +420,7 @@ def _majority(view: NoisyTables) -> Outcome:
 def _of_numbers(view: NoisyTables) -> dict[str, Outcome]:
     """Errors above 1, half of the range, count as 1."""
     nodes = np.append(error_nodes(view.spec.bins), 1.0)
-    errors = independent(view.tables["error"], view.noise_std)
+    errors = independent(view.tables["error"], view.noise_std, view.z)
     # Sums over nodes are exact for squares of the error, but not for squares of those: these are from the joint bins.
     fourth = float(view.tables["error x target"].sum(axis=1) @ nodes**4)
     ones = np.ones_like(nodes)
@@ -427,6 +433,7 @@ def _of_numbers(view: NoisyTables) -> dict[str, Outcome]:
         target_nodes(),
         target_centres(),
         view.noise_std,
+        view.z,
     )
     return {
         "r2": explained,

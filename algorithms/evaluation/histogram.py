@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 BINARY: Final = "two classes"
 MULTICLASS: Final = "classes"
@@ -525,23 +526,39 @@ def _at_nodes(weights: Floats) -> _Parts:
 
 @dataclass(frozen=True)
 class NoisyTables:
-    """Tables by name with their noisy cells, and the standard deviation of the noise in each cell."""
+    """Tables by name with their noisy cells, and the standard deviation of the noise in each cell.
+
+    z: standard deviations on each side of an interval.
+    """
 
     spec: HistogramSpec
     tables: Mapping[str, Floats]
     noise_std: float
+    z: float
 
 
 @dataclass(frozen=True)
 class ReleasedHistogram:
     """The noisy histogram, which is all that leaves of the held-out records.
 
-    values: [cells]. noise_std: standard deviation of the independent Gaussian noise in every cell.
+    Attributes:
+        spec: its description.
+        values: [cells].
+        noise_std: standard deviation of the independent Gaussian noise in every cell.
+        best_of: among how many releases this one is chosen by its own values, on average where their number is drawn at
+            random. Intervals then hold in at least 95 % of such choices, whichever is made: each of the releases has an
+            interval that misses in at most 5 % / `best_of` (Bonferroni). Estimates are then a little too good.
     """
 
     spec: HistogramSpec
     values: Floats
     noise_std: float
+    best_of: float = 1.0
+
+    @property
+    def z(self) -> float:
+        """Standard deviations on each side of an interval."""
+        return -float(ndtri(0.025 / self.best_of))
 
     def __post_init__(self) -> None:
         if self.values.shape != (self.spec.cells,) or not np.isfinite(self.values).all():
@@ -566,7 +583,7 @@ class ReleasedHistogram:
         tables = {
             name: table[chosen].sum(axis=0) for name, table in self.spec.tables_of(part, self.values).items()
         }
-        return NoisyTables(self.spec, tables, self.noise_std * math.sqrt(len(groups)))
+        return NoisyTables(self.spec, tables, self.noise_std * math.sqrt(len(groups)), self.z)
 
     def half(self, which: int) -> Floats:
         """The noisy cells of one half of the people: of score x label, [bins, 2], or of `temperature_cells`."""

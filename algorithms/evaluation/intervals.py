@@ -9,24 +9,23 @@ them intervals are wider than needed rather than narrower.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 Floats: TypeAlias = NDArray[np.float64]
 Z = 1.959964
-"""Standard deviations on each side of an interval."""
+"""Standard deviations on each side of an interval, unless of a best of several."""
 MAX_NOISE, MAX_RELATIVE_NOISE = 0.05, 0.1
 """A metric whose standard error by noise alone is above the first, or above this part of its value, if it is in the
 target's units, is drowned."""
 _CLEAR = 4.0
 """Standard deviations of the noise by which a denominator has to be above 0."""
 _HALVINGS = 24
-_ONE_SIDED = 1.644854
 
 DROWNED = "noise drowns it: there are too few people for this epsilon."
 TOO_FEW = "the released histogram does not show that there are people of this kind: too few for this epsilon."
@@ -42,7 +41,7 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """A quarter of the interval's width, nearly."""
+        """A quarter of the interval's width, nearly; of a best of several it is too large."""
         return (self.high - self.low) / (2 * Z)
 
     def map(self, monotone: Callable[[float], float]) -> "Estimate":
@@ -64,11 +63,12 @@ def estimate_in(outcome: Outcome) -> Estimate | None:
 class NoisyCells:
     """Unbiased noisy cells and what is known of their noise.
 
-    values: [k]. covariance: [k, k], of the noise.
+    values: [k]. covariance: [k, k], of the noise. z: standard deviations on each side of their intervals.
     """
 
     values: Floats
     covariance: Floats
+    z: float = field(default=Z, kw_only=True)
 
     @property
     def people(self) -> Floats:
@@ -87,10 +87,10 @@ class NoisyCells:
         return self.total(weights) > _CLEAR * math.sqrt(self.noise(weights, weights))
 
 
-def independent(values: Floats, noise_std: float) -> NoisyCells:
+def independent(values: Floats, noise_std: float, z: float = Z) -> NoisyCells:
     """Cells, flattened, with independent noise."""
     flat = values.ravel()
-    return NoisyCells(flat, noise_std**2 * np.eye(flat.size))
+    return NoisyCells(flat, noise_std**2 * np.eye(flat.size), z=z)
 
 
 def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool = False) -> Outcome:
@@ -110,7 +110,8 @@ def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool =
         return below * t * (1 - t) * ((2 - t) if twice else 1.0) + nn - 2 * t * nd + t * t * dd
 
     at = min(max(above / below, 0.0), 1.0)
-    return _invert(above, below, variance, nn - 2 * at * nd + at * at * dd, 0.0, 1.0, bounds=(0.0, 1.0))
+    by_noise = nn - 2 * at * nd + at * at * dd
+    return _invert(above, below, variance, by_noise, 0.0, 1.0, z=cells.z, bounds=(0.0, 1.0))
 
 
 def mean(
@@ -144,7 +145,7 @@ def mean(
 
     value = above / below
     by_noise = nn - 2 * value * nd + value * value * dd
-    reach = 4 * Z * math.sqrt(max(variance(value), 0.0)) / below
+    reach = 4 * cells.z * math.sqrt(max(variance(value), 0.0)) / below
     return _invert(
         above,
         below,
@@ -152,6 +153,7 @@ def mean(
         by_noise,
         max(least, value - reach),
         value + reach,
+        z=cells.z,
         bounds=(least, math.inf),
         has_units=has_units,
     )
@@ -165,10 +167,11 @@ def _invert(
     least: float,
     most: float,
     *,
+    z: float = Z,
     bounds: tuple[float, float] = (-math.inf, math.inf),
     has_units: bool = False,
 ) -> Outcome:
-    """The t in [least, most] for which above - t below is within Z standard deviations of 0, or less near a bound.
+    """The t in [least, most] for which above - t below is within z standard deviations of 0, or less near a bound.
 
     by_noise: the noise's part of the variance at the estimate. bounds: of what can be true.
     """
@@ -182,38 +185,40 @@ def _invert(
         distance = above - t * below
         nearer = min(t - lowest, highest - t) * below / deviation
         towards = (distance if highest - t < t - lowest else -distance) / deviation
-        away, beyond = _acceptance(nearer)
+        away, beyond = _acceptance(nearer, z)
         return -away <= towards <= beyond
 
     return Estimate(value, _edge(is_inside, value, least), _edge(is_inside, value, most))
 
 
-def _acceptance(distance: float) -> tuple[float, float]:
+def _acceptance(distance: float, z: float) -> tuple[float, float]:
     """How far, in standard deviations, an estimate may be from a t which is `distance` from the bound of all t.
 
     By the ratio of likelihoods at t and at the best t within the bound (Feldman and Cousins 1998): intervals that hold
-    t in 95 % of releases also at the bound, where those that are cut off there would in 97.5 %, and are never empty.
+    t as often at the bound, where those that are cut off there would more often, and are never empty.
 
     Returns:
-        How far away from the bound, and how far towards and beyond it.
+        How far away from the bound, and how far towards and beyond it; z each far from it.
     """
-    if distance >= Z:
-        return Z, Z
+    if distance >= z:
+        return z, z
+    distances, roots = _critical_values(z)
     if distance <= 0.0:
-        return _ONE_SIDED, math.inf
-    away = float(np.interp(distance, *_critical_values()))
+        return float(roots[0]), math.inf
+    away = float(np.interp(distance, distances, roots))
     return away, (away**2 + distance**2) / (2 * distance)
 
 
 @cache
-def _critical_values() -> tuple[Floats, Floats]:
-    """Distances to the bound, and roots of the critical ratio there: Phi((c + d^2) / 2 d) - Phi(-sqrt(c)) = .95."""
-    distances = np.linspace(0.0, Z, 200)
-    low, high = np.full(200, _ONE_SIDED), np.full(200, Z)
+def _critical_values(z: float) -> tuple[Floats, Floats]:
+    """Distances d to the bound, and roots of the critical ratio c there: Phi((c + d^2) / 2 d) - Phi(-sqrt(c)) is the
+    coverage."""
+    distances, coverage = np.linspace(0.0, z, 200), 2 * ndtr(z) - 1
+    low, high = np.full(200, float(ndtri(coverage))), np.full(200, z)
     for _ in range(40):
         middle = (low + high) / 2
         beyond = (middle**2 + distances**2) / (2 * np.maximum(distances, 1e-9))
-        covers = ndtr(beyond) - ndtr(-middle) > 0.95
+        covers = ndtr(beyond) - ndtr(-middle) > coverage
         low, high = np.where(covers, low, middle), np.where(covers, middle, high)
     return distances, high
 
@@ -266,7 +271,7 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
         return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
 
     value = top / bottom
-    reach = 4 * Z * math.sqrt(variance(value)) / bottom
+    reach = 4 * cells.z * math.sqrt(variance(value)) / bottom
     least = max(0.0, value - reach)
     return _invert(
         top,
@@ -275,12 +280,13 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
         noise_at(value),
         least,
         value + reach,
+        z=cells.z,
         bounds=(0.0, math.inf),
         has_units=True,
     )
 
 
-def root_mean_square(squares: Floats, chances: Floats, between: float) -> Estimate:
+def root_mean_square(squares: Floats, chances: Floats, between: float, z: float) -> Estimate:
     """The root of a sum of squared means, from squares that noise and sampling make larger by their variances.
 
     At the true sum s, noisy squares add up to a variable of mean s + sum(chances), which is nearly a multiple of a chi
@@ -289,6 +295,7 @@ def root_mean_square(squares: Floats, chances: Floats, between: float) -> Estima
     Args:
         squares: [k], of normal variables. chances: [k], their variances, above 0.
         between: variance of the sum by how many people are where.
+        z: standard deviations on each side of the interval.
     """
     total, by_chance = float(squares.sum()), float(chances.sum())
     excess = np.maximum(squares - chances, 0.0)
@@ -299,10 +306,10 @@ def root_mean_square(squares: Floats, chances: Floats, between: float) -> Estima
     def is_inside(s: float) -> bool:
         mean = s + by_chance
         spread = (constant + slope * s) / (9 * mean**2)
-        away, beyond = _acceptance((1 - math.cbrt(by_chance / mean)) / math.sqrt(spread))
+        away, beyond = _acceptance((1 - math.cbrt(by_chance / mean)) / math.sqrt(spread), z)
         return -beyond <= (math.cbrt(total / mean) - 1 + spread) / math.sqrt(spread) <= away
 
-    most = total + 10 * math.sqrt(constant + slope * total) + 10 * slope
+    most = total + 5 * z * math.sqrt(constant + slope * total) + 5 * z * slope
     return Estimate(value, _edge(is_inside, value, 0.0), _edge(is_inside, value, most)).map(math.sqrt)
 
 
@@ -318,7 +325,7 @@ def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
     return Estimate(value, value - error, value + error)
 
 
-def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floats) -> Outcome:
+def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floats, z: float) -> Outcome:
     """The share of pairs of a positive and a negative that are in the right order, sum_ij p_i K_ij n_j / (P N).
 
     The noise of positives and negatives is independent, so the sums of products are unbiased. Their variance at a
@@ -330,6 +337,7 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
         people: [bins, 2], the same as counts from 0.
         noise: [bins, bins], covariance of the noise, the same for both.
         kernel: [bins, bins], 1 where a positive's bin is above a negative's.
+        z: standard deviations on each side of the interval.
     """
     negatives, positives = values.T
     ones = np.ones(len(values))
@@ -353,7 +361,7 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
         return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
 
     value = min(max(above / below, 0.0), 1.0)
-    return _invert(above, below, variance, noise_at(value), 0.0, 1.0, bounds=(0.0, 1.0))
+    return _invert(above, below, variance, noise_at(value), 0.0, 1.0, z=z, bounds=(0.0, 1.0))
 
 
 def _quadratic(at_0: float, at_half: float, at_1: float) -> Callable[[float], float]:
@@ -370,6 +378,7 @@ def variance_explained(
     nodes: Floats,
     joint_nodes: Floats,
     noise_std: float,
+    z: float,
 ) -> tuple[Outcome, Outcome]:
     """R2, which is 1 - E / V for the mean squared error E and the target's variance V, and V itself.
 
@@ -381,6 +390,7 @@ def variance_explained(
         joint: [errors, bins], cells of both.
         squares: [errors], the squared error in each cell. nodes: [targets], the target in each cell.
         joint_nodes: [bins], the target in each joint cell.
+        z: standard deviations on each side of the interval.
     """
     people, total = float(errors.sum()), float(targets.sum())
     if min(people / math.sqrt(errors.size), total / math.sqrt(targets.size)) <= _CLEAR * noise_std:
@@ -404,21 +414,27 @@ def variance_explained(
         return max(0.0, sample_at(t)) + of_error + t * t * of_spread
 
     ratio = error / variance
-    reach = 4 * Z * math.sqrt(variance_at(ratio)) / variance
+    reach = 4 * z * math.sqrt(variance_at(ratio)) / variance
     unexplained = _invert(
-        error, variance, variance_at, of_error + ratio**2 * of_spread, max(0.0, ratio - reach), ratio + reach
+        error,
+        variance,
+        variance_at,
+        of_error + ratio**2 * of_spread,
+        max(0.0, ratio - reach),
+        ratio + reach,
+        z=z,
     )
     explained = unexplained.map(lambda t: 1 - t) if isinstance(unexplained, Estimate) else unexplained
     if math.sqrt(of_spread) > MAX_RELATIVE_NOISE * variance:
         return explained, DROWNED
     fourth = max(0.0, float(np.sum(joint * np.square(joint_spread - variance)))) / total**2
-    width = Z * math.sqrt(fourth + of_spread)
+    width = z * math.sqrt(fourth + of_spread)
     return explained, Estimate(variance, max(0.0, variance - width), variance + width)
 
 
-def share(value: float, variance: Callable[[float], float]) -> Outcome:
+def share(value: float, variance: Callable[[float], float], z: float) -> Outcome:
     """A metric in [0, 1] by its estimate, and the variance of that where the metric is t."""
-    return _invert(value, 1.0, variance, 0.0, 0.0, 1.0, bounds=(0.0, 1.0))
+    return _invert(value, 1.0, variance, 0.0, 0.0, 1.0, z=z, bounds=(0.0, 1.0))
 
 
 def shrunk(counts: Floats, variances: Floats) -> Floats:

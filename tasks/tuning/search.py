@@ -104,8 +104,9 @@ _SCORES = {
     " which is charged.",
     "held_out": "The best was the one with the highest noised sum of how right it was on each of the records held out,"
     " from a release of them like that of an evaluation, evaluation.json, which is charged. They are other people than"
-    " those trained on, so the search costs the larger of the two. Of the best of several, its metrics there are a"
-    " little too good, and their intervals do not hold; a run with these settings has its own.",
+    " those trained on, so the search costs the larger of the two. As the best of several, its metrics there are a"
+    " little too good. Their intervals are so much wider that they hold in at least 95 % of searches, whichever trial"
+    " wins; a run with these settings has narrower ones of its own.",
 }
 _LOG = logging.getLogger(__name__)
 
@@ -275,6 +276,13 @@ class Search:
     prepared: Path
     public: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
+
+    @property
+    def mean_trials(self) -> float:
+        """How many trials there are, on average where their number is drawn."""
+        return float(
+            len(self.search_plan.plans) if self.search_plan.releases_all else self.tuning.trials.mean
+        )
 
     def digest(self, home: Path) -> str:
         """A digest of everything that decides the result; see `store.digest`."""
@@ -458,7 +466,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
     def report(pick: int, made: RunResults) -> None:
         card = _card(search, made.plan, made.receipt, made.trace)
         if pick == 0:
-            _page(search, made.plan, made.receipt, search.search_plan.documents[pick], ("accuracy", 1.0))
+            _page(search, made.plan, made.receipt, search.search_plan.documents[pick], ("accuracy", "100%"))
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(f"{check.name}: {check.detail}")
 
@@ -596,22 +604,31 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Receipt:
     winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     card = _card(search, plan, receipt, frame, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
-    score = _winner_score(folder, search.public)
+    score = _winner_score(folder, search)
     (folder / PAGE).write_text(_page(search, plan, receipt, winner, score), encoding="utf-8")
     return receipt
 
 
-def _winner_score(folder: Path, public: DatasetInfo) -> tuple[str, float] | None:
-    """The winner's headline metric on public held-out records, or by the release of private ones; None without one."""
+def _winner_score(folder: Path, search: Search) -> tuple[str, str] | None:
+    """The winner's headline metric and its name; None without one.
+
+    It is of public held-out records, or with an interval by the release of private ones. As many releases as there were
+    trials, on average, could have won, which the interval counts. How many there were is secret.
+    """
     if (folder / SCORE).is_file():
         score: float = json.loads((folder / SCORE).read_text(encoding="utf-8"))
-        return metric_name(placeholder_metrics(public.label_type.kind)), score
+        name = metric_name(placeholder_metrics(search.public.label_type.kind))
+        return name, format_metric(score, name)
     if not (folder / EVALUATION).is_file():
         return None
-    metrics = released_metrics(ReleasedHistogram.from_json((folder / EVALUATION).read_text(encoding="utf-8")))
+    released = ReleasedHistogram.from_json((folder / EVALUATION).read_text(encoding="utf-8"))
+    metrics = released_metrics(replace(released, best_of=search.mean_trials))
     shown = [(name, metrics[name]) for name in ("accuracy", "r2", "score") if name in metrics]
     name, estimate = shown[0]
-    return None if estimate is None else (name, estimate.value)
+    if estimate is None:
+        return None
+    value, low, high = (format_metric(end, name) for end in (estimate.value, estimate.low, estimate.high))
+    return name, f"{value} ({low} to {high})"
 
 
 def _card(
@@ -629,15 +646,15 @@ def _page(
     plan: PlanDocument,
     receipt: Receipt,
     winner: Document,
-    score: tuple[str, float] | None = None,
+    score: tuple[str, str] | None = None,
 ) -> str:
     """The page about the winner and its price, compared with one run and with showing all trials.
 
-    score: the winner's metric and its name, where it may be shown.
+    score: the name of the winner's metric and its text, where it may be shown.
     """
     tuning, public_plan = search.tuning, Plan.from_document(plan)
     trials = trials_of(public_plan.schedule) or []
-    number = len(trials) if search.search_plan.releases_all else round(tuning.trials.mean)
+    number = round(search.mean_trials)
     adjacency = adjacency_named(plan.adjacency)
     dearest = max(trials, key=lambda one: epsilon(one, receipt.delta, adjacency=adjacency))
     naive = [*dearest] * number  # one after the other, as the steps of correlated noise follow their first
@@ -650,10 +667,10 @@ def _page(
         "objective": _SCORES[tuning.objective.on],
         "score": None,
         "held_out": "private, noised" if tuning.objective.on == "held_out" else "public",
+        "has_interval": tuning.objective.on == "held_out",
     }
     if score is not None:
-        name, value = score
-        facts |= {"metric": name, "score": format_metric(value, name)}
+        facts |= {"metric": score[0], "score": score[1]}
     return (
         environment()
         .get_template("tune.html.j2")
