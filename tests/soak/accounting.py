@@ -117,8 +117,6 @@ def main(
         seconds.append(time.process_time() - start)
         if seconds[-1] > 1:
             typer.echo(f"{number}: {setting}, noise {multiplier!r} took {seconds[-1]:.1f} s")
-        if seconds[-1] > 1:
-            typer.echo(f"{number}: {setting}, noise {multiplier!r} took {seconds[-1]:.1f} s")
         stated = epsilon(setting.schedule(multiplier), setting.delta)
         exact = exact_or_none(setting, multiplier)
         wrong = []

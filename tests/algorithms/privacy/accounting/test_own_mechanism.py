@@ -31,6 +31,7 @@ from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Mechanism, Release, total_release
 from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.support.barriers import barrier, no_records
+from tests.support.refusals import refused_as
 from tests.support.synthetic_run import left_by
 
 DELTA, K = 1e-5, 20_000
@@ -103,7 +104,7 @@ def test_a_new_mechanism_is_charged_drawn_and_traced() -> None:
     (row,) = trace.rows
     assert answer.std() == pytest.approx(row.noise_std, rel=0.05)
     assert (row.noise, row.noise_multiplier, trace.events()) == ("twofold", 4.0, [TwofoldDpEvent(4.0)])
-    with pytest.raises(BudgetRefusedError, match="TwofoldDpEvent"):
+    with refused_as("filter_exhausted", BudgetRefusedError, mechanism="Twofold"):
         asked.total(nothing, bound=L1(2.0), noise=Twofold(4.0))
 
 
