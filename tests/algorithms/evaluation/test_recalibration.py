@@ -78,6 +78,24 @@ def test_the_gain_of_more_classes_covers_that_of_all_people():
     assert 0.92 <= np.mean(covered) <= 0.98
 
 
+@pytest.mark.parametrize(("spec", "outputs"), [(SPEC, 2), (CLASSES, 5)])
+def test_a_temperature_is_judged_on_the_half_that_did_not_fit_it(spec, outputs):
+    """The first half needs one, for the second one the model is right as it is."""
+    draw, people = np.random.default_rng(57), 4000
+    odds = draw.normal(0, 2.0, (people, outputs))
+    labels = (odds + draw.gumbel(size=odds.shape)).argmax(axis=1)
+    half = np.arange(people) % 2
+
+    def of_multiples(first, second):
+        scores = np.exp(odds * np.where(half == 0, first, second)[:, None])
+        scores /= scores.sum(axis=1, keepdims=True)
+        cells = count(spec, scores, labels, halves=half)
+        return recalibration_of(ReleasedHistogram(spec, cells + draw.normal(0, 1.0, spec.cells), 1.0))
+
+    assert of_multiples(3.0, 1.0) is None
+    assert of_multiples(3.0, 3.0).temperature > 1.5
+
+
 @pytest.mark.parametrize("spread", [2.0, 0.01])
 def test_calibrated_probabilities_of_more_classes_are_left_alone(spread):
     """Also where all are alike, so that no temperature does harm and the best one is that of the largest noise."""
