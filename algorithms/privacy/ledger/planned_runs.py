@@ -97,23 +97,25 @@ def choose_composition(
         )
         return ChosenComposition(composition, one, all_runs, sums, "costs-less")
 
-    def cheapest(orders: Iterable[float]) -> tuple[ChosenComposition | None, bool]:
-        """The cheapest of these orders within the limits, and whether any keeps one run near its own epsilon."""
-        near = [
-            choice
-            for choice in map(at_order, orders)
-            if choice is not None and choice.one <= MAX_SINGLE_RATIO * epsilon_of_person
+    def cheapest(choices: Iterable[ChosenComposition]) -> ChosenComposition | None:
+        """The cheapest of those under which one run stays within the limits."""
+        within = [
+            choice for choice in choices if is_near(choice) and choice.one <= MAX_SHARE_OF_CAP * cap.epsilon
         ]
-        within = [choice for choice in near if choice.one <= MAX_SHARE_OF_CAP * cap.epsilon]
-        return min(within, key=lambda choice: choice.all, default=None), bool(near)
+        return min(within, key=lambda choice: choice.all, default=None)
 
-    best, is_affordable = cheapest(map(float, ORDERS))
+    def is_near(choice: ChosenComposition) -> bool:
+        return choice.one <= MAX_SINGLE_RATIO * epsilon_of_person
+
+    choices = [*filter(None, map(at_order, map(float, ORDERS)))]
+    best = cheapest(choices)
     if best is None:
-        return basic("half-of-the-cap" if is_affordable else "one-run-too-dear")
+        too_dear: Reason = "half-of-the-cap" if any(map(is_near, choices)) else "one-run-too-dear"
+        return basic(too_dear if choices else "no-bound")
     order = best.composition.order
     assert order is not None
     tenths = (round(order + tenth / 10, 2) for tenth in range(-9, 10))
-    finer, _ = cheapest(tenth for tenth in tenths if tenth > 1)
+    finer = cheapest(filter(None, map(at_order, (tenth for tenth in tenths if tenth > 1))))
     best = min(best, finer or best, key=lambda choice: choice.all)
     return best if best.all < sums else basic("sums-cost-less")
 
@@ -139,4 +141,4 @@ def explain(choice: ChosenComposition, runs: int) -> str:
         case "half-of-the-cap":
             return f"under Rényi one run would take more than {MAX_SHARE_OF_CAP:.0%} of the cap"
         case "no-bound":
-            return "Rényi needs a cap with a delta above 0 and below 1, and runs with noise"
+            return "Rényi needs a cap with a delta above 0 and below 1, and releases with a Rényi bound"

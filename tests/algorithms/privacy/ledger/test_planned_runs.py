@@ -102,6 +102,8 @@ def test_ten_runs_of_adult_at_epsilon_1_take_at_most_4_of_a_cap(by_numbers: bool
     ("event", "cap", "reason"),
     [
         (dp.GaussianDpEvent(4.22), Budget(10.0, 0.0), "no-bound"),
+        (dp.GaussianDpEvent(4.22), Budget(10.0, 1.0), "no-bound"),
+        (dp.PoissonSampledDpEvent(0.1, dp.ZCDpEvent(0.0281)), Budget(10.0, DELTA), "no-bound"),
         (PureDpEvent(1.0), Budget(10.0, DELTA), "sums-cost-less"),
         (dp.ZCDpEvent(0.0281), Budget(10.0, DELTA), "costs-less"),
         (dp.GaussianDpEvent(0.2), Budget(10.0, DELTA), "one-run-too-dear"),
