@@ -18,7 +18,8 @@ const light = (c) => { const [r, g, b] = c.map((v) => linear(v / 255));
 const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
 const under = (one) => { for (; one; one = one.parentElement) { const c = parts(getComputedStyle(one).backgroundColor);
   if (c.length === 3 || c[3] > .99) return c.slice(0, 3); } return [255, 255, 255]; };
-const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], texts: 0 };
+const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], texts: 0, scrolled: 0 };
+for (const one of document.querySelectorAll('.scroll')) found.scrolled += one.scrollWidth > one.clientWidth;
 for (const one of document.querySelectorAll('body *')) {
   const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
   if (!own || one.tagName === 'SCRIPT' || !one.getClientRects().length) continue;
@@ -38,13 +39,14 @@ parent.document.body.setAttribute('data-found', JSON.stringify(found));
 class Seen:
     """wide: pixels by which the page is wider than the window. faint: texts below the contrast of WCAG AA.
 
-    texts: how many were looked at. complaints: what the console says.
+    texts: how many were looked at. complaints: what the console says. scrolled: tables that have to be scrolled.
     """
 
     wide: int
     faint: list[str]
     texts: int
     complaints: list[str]
+    scrolled: int
 
 
 def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
@@ -77,4 +79,4 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
     looked = json.loads(html.unescape(found[1]))
     assert looked["window"] == width
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Seen(looked["wide"], looked["faint"], looked["texts"], complaints)
+    return Seen(looked["wide"], looked["faint"], looked["texts"], complaints, looked["scrolled"])

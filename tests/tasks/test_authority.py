@@ -14,6 +14,7 @@ from flows.cli.main import app
 from tasks.authority import MUST_ANSWER, Line, page, sources
 from tasks.reporting import AuditSummary
 from tests.algorithms.privacy.conftest import KEY
+from tests.support.browser import seen
 from tests.support.synthetic_run import Folders, record, write_run
 
 AUDIT = AuditSummary(method="dp_sgd", found=1.25, claimed=3.0, is_violated=False, at="2026-01-31T00:00:00")
@@ -88,6 +89,14 @@ def test_a_seeded_run_says_first_that_it_is_not_private(tmp_path: Path) -> None:
     text = html.unescape(page(card, folders.artifacts, tmp_path))
     assert text.index("NOT PRIVATE") < text.index("NIST SP 800-226")
     assert statement(card) in text
+
+
+def test_sentences_are_read_on_a_phone_without_scrolling_sideways(tmp_path: Path) -> None:
+    """Also beside a digest, which is one long word."""
+    folders, card = run_in(tmp_path)
+    text = page(card, folders.artifacts, tmp_path).replace(MUST_ANSWER, f"SHA-256 {64 * 'a'}")
+    shown = seen(text, tmp_path, width=390)
+    assert (shown.wide, shown.scrolled, shown.faint, shown.complaints) == (0, 0, [], [])
 
 
 def test_the_command_writes_a_page_that_loads_nothing(
