@@ -528,7 +528,14 @@ def _sentence(path: Path, document: object, error: ValidationError) -> str:
     meant = get_close_matches(str(first["loc"][-1]), unknown, 1) if first["type"] == "missing" else []
     if meant:
         return f"data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
-    message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(first["type"], first["msg"])
+    no_group = "should be keys with values"
+    messages = {
+        "extra_forbidden": "unknown key",
+        "missing": "is missing",
+        "model_type": no_group,
+        "dict_type": no_group,
+    }
+    message = messages.get(first["type"], first["msg"])
     key = _key(document, first["loc"], is_missing=first["type"] == "missing")
     where = f", key {key}" if key else ""
     return f"data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."

@@ -444,6 +444,7 @@ def _features(values: Mapping[Any, Any]) -> "FeatureLearner | None":
 
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_NO_GROUP = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 
 
 def in_words(problem: ErrorDetails, *outer: str) -> str:
@@ -455,7 +456,12 @@ def in_words(problem: ErrorDetails, *outer: str) -> str:
         return f"{key} is missing"
     if problem["type"] in ("value_error", "assertion_error"):
         return f"{key}: {problem['msg'].partition(', ')[2]}"
-    return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
+    should = (
+        "should be keys with values"
+        if problem["type"] in _NO_GROUP
+        else problem["msg"].replace("Input ", "", 1)
+    )
+    return f"{key} is {problem['input']!r}, but {should}"
 
 
 def _suggest_key(group: str, problem: ErrorDetails, values: Mapping[Any, Any]) -> str:

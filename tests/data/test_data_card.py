@@ -43,6 +43,7 @@ AT: Document = {"urls": ["https://a.invalid/5"], "sha256": "0" * 64}
 DATE = {"name": "date", "kind": "date", "month": "age", "day": "age"}
 FAULTS: dict[str, tuple[str, Any, str]] = {
     "unknown key": ("colour", "red", "key colour: unknown key"),
+    "no group of keys": ("records", 3, "key records: should be keys with values; correct"),
     "unknown nested key": ("files.train.colour", "red", "key files.train.colour: unknown key"),
     "unknown column key": ("reader.columns.0.unit", "y", "key reader.columns.0.unit: unknown key"),
     "unknown kind": ("reader.columns.0.kind", "text", "key reader.columns.0"),

@@ -77,6 +77,22 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
         parse(with_value(key, value))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("privacy.evaluation", None),
+        ("privacy.target", 3),
+        ("model.settings", []),
+        ("algorithm.update", "adam"),
+    ],
+)
+def test_what_is_no_group_of_keys_is_told_in_words(key: str, value: object) -> None:
+    with pytest.raises(
+        ParamsRefusedError, match=rf"{key} is {re.escape(repr(value))}, but should be keys with values"
+    ):
+        parse(with_value(key, value))
+
+
 @pytest.mark.parametrize("shards", ["shard_frozen", "shard_trained"])
 def test_parameters_lie_in_main_memory_or_in_shards(shards: str) -> None:
     with pytest.raises(ParamsRefusedError, match="keep one of the two"):
