@@ -925,9 +925,9 @@ def of_sampled(whole: Profile, rate: float) -> tuple[Profile, Profile]:
         return np.asarray(rate * whole(np.log1p(np.expm1(np.minimum(e, 700.0)) / rate)))
 
     def add(e: Array) -> Array:
-        odds = rate * np.exp(np.minimum(e, 700.0))
-        rest = np.maximum(1 + odds - odds / rate, 0.0)
-        return np.where(rest > 0, rest * whole(np.log(odds / np.maximum(rest, 1e-300))), 0.0)
+        e = np.minimum(e, 700.0)
+        rest = np.maximum(rate - np.expm1(e) * (1 - rate), 0.0)  # 1 - exp(e) (1 - rate)
+        return np.where(rest > 0, rest * whole(e + np.log(rate / np.maximum(rest, 1e-300))), 0.0)
 
     return remove, add
 

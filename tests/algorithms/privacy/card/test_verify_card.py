@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -173,6 +174,22 @@ def test_the_bound_of_one_gaussian_is_just_below_its_closed_form() -> None:
     bound = lower_bounds([(dp.GaussianDpEvent(1.0), 1)], ADD, stated=4.377178)["pld"]
     assert bound is not None
     assert 0.99 * 4.377178 < bound < 4.377178
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.3, 1.0])
+@pytest.mark.parametrize("kind", ["GaussianDpEvent", "LaplaceDpEvent"])
+def test_the_profile_of_a_sample_is_that_of_its_densities(kind: str, rate: float) -> None:
+    x = np.linspace(-30, 31, 200_001)
+    with_record, without = (np.exp(-(abs(x - at) ** (2 if "Gauss" in kind else 1)) / 1.5) for at in (1, 0))
+    with_record, without = with_record / without.sum(), without / without.sum()
+    sample = (1 - rate) * without + rate * with_record
+    noise = math.sqrt(0.75) if "Gauss" in kind else 1.5
+    event = {"type": kind, "noise_multiplier": noise}
+    remove, add = verify_card.of_sampled(partial(verify_card.PROFILES[kind], event), rate)
+    for e in (0.1 * rate, 0.01, 0.5):
+        for profile, p, q in ((remove, sample, without), (add, without, sample)):
+            expected = np.maximum(p - math.exp(e) * q, 0.0).sum()
+            assert profile(np.array([e]))[0] == pytest.approx(expected, rel=1e-3, abs=1e-20)
 
 
 def test_a_claim_that_needs_too_fine_a_grid_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
