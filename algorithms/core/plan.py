@@ -24,6 +24,7 @@ from algorithms.privacy.accounting.epsilon import (
     Accountant,
     Adjacency,
     adjacency_named,
+    count_same,
     epsilon,
     epsilon_near,
     rdp,
@@ -328,6 +329,7 @@ def by_accountants(
     before, perhaps on another grid.
     """
     costs: dict[str, float] = {}
+    schedule = count_same(schedule)
     for accountant in ACCOUNTANTS if delta > 0 else ("pure",):
         with suppress(RefusedError):
             costs[accountant] = epsilon_near(

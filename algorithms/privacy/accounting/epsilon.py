@@ -230,19 +230,21 @@ def epsilon(
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
-    return _epsilon(ReprKey.of(_count_same(schedule), delta, accountant, adjacency, discretisation))
+    return _epsilon(ReprKey.of(count_same(schedule), delta, accountant, adjacency, discretisation))
 
 
-def _count_same(schedule: Schedule) -> Schedule:
+def count_same(schedule: Schedule) -> Schedule:
     """The same schedule with rows of one and the same event counted together, unless their order matters.
 
     A long schedule of two events in turn is two rows by this.
     """
-    rows: dict[int, tuple[dp.DpEvent, int]] = {}
+    rows: dict[int, list[Any]] = {}
     for at, (event, count) in enumerate(schedule):
-        key = -1 - at if isinstance(event, PAID_IN_ORDER) else id(event)
-        rows[key] = (event, rows[key][1] + count) if key in rows else (event, count)
-    return [*rows.values()]
+        if (row := rows.get(id(event))) is not None:
+            row[1] += count
+        else:
+            rows[-1 - at if isinstance(event, PAID_IN_ORDER) else id(event)] = [event, count]
+    return [(event, count) for event, count in rows.values()]
 
 
 @lru_cache(maxsize=128)
@@ -301,7 +303,7 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
 def _by_pld(
     schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
 ) -> tuple[float, float | None]:
-    return _pld_epsilon(ReprKey.of(_count_same(schedule), delta, adjacency, grid))
+    return _pld_epsilon(ReprKey.of(count_same(schedule), delta, adjacency, grid))
 
 
 @lru_cache(maxsize=128)
@@ -430,6 +432,7 @@ def calibrate(
             spent = max(spent, found)
         return spent
 
+    @lru_cache
     def estimate(z: float) -> float:
         return max(coarse_grid(plds, target.delta, _SEARCH_ERROR)[1] for plds in sides(z, _ESTIMATE_GRID))
 

@@ -40,7 +40,7 @@ _LARGEST_EXPONENT = 600.0
 _RARE_TAIL, _LARGEST_TILT = 5.0, 1e15
 _MIN_MODULUS, _LOG_NOTHING = 1e-300, -1600.0
 """The least modulus of a transform, and the logarithm of a product that is 0 even without one such factor."""
-_FIRST_CELLS, _FIRST_POINTS, _ITERATIONS = 2**16, 2**19, 60
+_FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _ITERATIONS = 2**16, 2**19, 2**16, 60
 _FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
@@ -666,7 +666,12 @@ def sides_of(pairs: Sequence[tuple[PLDPair, int]]) -> list[list[tuple[PrivacyLos
 
 
 def coarse_grid(
-    plds: Sequence[tuple[PrivacyLoss, int]], delta: float, error: float, rough: PLDSum | None = None
+    plds: Sequence[tuple[PrivacyLoss, int]],
+    delta: float,
+    error: float,
+    rough: PLDSum | None = None,
+    *,
+    max_points: int = _FIRST_POINTS,
 ) -> tuple[float, float]:
     """A grid whose cells add about twice this share to the variance of the losses, and an estimate of epsilon.
 
@@ -681,7 +686,7 @@ def coarse_grid(
     if epsilon > 0:
         square = min(square, epsilon**2 / -math.log(delta))
     width = math.sqrt(12 * error * square)
-    return max(width, longest / _FIRST_CELLS, epsilon / _FIRST_POINTS) or 1.0, epsilon
+    return max(width, longest / _FIRST_CELLS, epsilon / max_points) or 1.0, epsilon
 
 
 def epsilon_of(
@@ -711,9 +716,11 @@ def epsilon_of(
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
     if rough.infinity_mass <= delta and largest <= floor:
         return max(0.0, largest), largest or 1.0
-    grid, _ = coarse_grid(plds, delta, first, rough)
+    first_points, max_points = _FIRST_POINTS, _MAX_POINTS
+    if near is not None:
+        first_points, max_points = _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS
+    grid, _ = coarse_grid(plds, delta, first, rough, max_points=first_points)
     refinement, remaining = 2.0, 0.0
-    max_points = _MAX_POINTS if near is None else _MAX_SEARCH_POINTS
     cost = GridComposition(plds, 2.0 * grid, delta, rough).epsilon(delta)
     decisive = rough.decisive_losses(cost, delta) if floor < cost < math.inf else None
     while cost > floor:
