@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.core.calibration import Batches, plan_fixed, plan_renyi, plan_zcdp
-from algorithms.core.plan import Plan, Target
+from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2
@@ -242,3 +243,21 @@ def test_a_public_population_may_be_charged_under_any(tmp_path: Path) -> None:
     for index, adjacency in enumerate([None, "REPLACE_ONE", "ADD_OR_REMOVE_ONE"]):
         reserve(ledger, f"run {index}", adjacency)
     assert ledger.balance("people").reserved.epsilon == 3.0
+
+
+def test_accountants_go_over_a_long_schedule_once() -> None:
+    """A million steps of two releases are two million rows; the result is that of the two events."""
+    first, second = (
+        Gaussian(multiplier).event("total", L2(1.0), is_sampled=False) for multiplier in (50.0, 80.0)
+    )
+
+    class Rows(list[Any]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.times += 1
+            return super().__iter__()
+
+    rows = Rows([(first, 1), (second, 2)] * 20)
+    assert by_accountants(rows, DELTA) == by_accountants([(first, 20), (second, 40)], DELTA)
+    assert rows.times == 1

@@ -1,6 +1,7 @@
 """Events as JSON, calibration, filters, and the sampled Gaussian against dp_accounting."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import dp_accounting as dp
@@ -166,6 +167,18 @@ def test_what_calibration_has_verified_is_not_computed_again(monkeypatch: pytest
 
     monkeypatch.setattr(accounting, "epsilon_of", again)
     assert epsilon(schedule_at(found), 1e-5) <= 1.0
+
+
+@pytest.mark.parametrize(("rate", "steps", "target"), [(0.01, 1000, 1.0), (1e-4, 100, 10.0)])
+def test_a_search_looks_at_a_multiplier_once_by_each_grid(rate: float, steps: int, target: float) -> None:
+    asked = Counter[float]()
+
+    def schedule_at(multiplier: float) -> Schedule:
+        asked[multiplier] += 1
+        return [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), steps)]
+
+    calibrate(schedule_at, Budget(target, 1e-5))
+    assert asked.most_common(1)[0][1] <= 2  # a rough estimate, and the search near it
 
 
 def test_calibration_finds_noise_beside_a_release_that_renyi_bounds_alone_put_above_the_target() -> None:
