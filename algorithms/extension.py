@@ -3,8 +3,9 @@
 import ast
 import hashlib
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -117,23 +118,29 @@ def _follow_imports(sources: dict[str, dict[str, Path]], files: Iterable[Path]) 
             _follow_imports(sources, sources[name].values())
 
 
-def _imported_names(content: bytes) -> Iterator[str]:
+@cache  # a search asks for a digest at each of its plans
+def _imported_names(content: bytes) -> frozenset[str]:
     """The packages and top-level modules that a source file imports; none from a file that cannot be parsed."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name.partition(".")[0] for alias in names)
-            case ast.ImportFrom(module=str(module), level=0):
-                yield module.partition(".")[0]
-            case ast.Call(
-                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(module)), *_],
-            ) if not module.startswith("."):
-                yield module.partition(".")[0]
+        return frozenset()
+    return frozenset(name.partition(".")[0] for node in ast.walk(tree) for name in _names_in(node))
+
+
+def _names_in(node: ast.AST) -> list[str]:
+    """The modules that a statement or call imports."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            return [module]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ) if not module.startswith("."):
+            return [module]
+    return []
 
 
 def _is_installed(spec: ModuleSpec) -> bool:
