@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Prefect, DVC and W&B keep their files apart, offline; W&B in the checkout of each test."""
+    """Prefect, DVC and W&B keep their files apart, offline; W&B in the checkout of each test.
+
+    Processes that tests start compile the sources once.
+    """
     folder = tmp_path_factory.mktemp("settings")
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*_PERSONAL, *_CHECKOUT):
+        for name in (*_PERSONAL, *_CHECKOUT, "PYTHONDONTWRITEBYTECODE"):
             patch.delenv(name, raising=False)
         for name, value in (_SETTINGS | {name: str(folder / name.lower()) for name in _FOLDERS}).items():
             patch.setenv(name, value)
@@ -64,10 +68,18 @@ def no_service_left() -> Iterator[None]:
     os.environ.pop("WANDB_SERVICE", None)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of new folders; where pytest numbers them it lists all earlier ones each time, thousands at the end."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A ledger and run folders of the test's own."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir(mode=0o700)
     monkeypatch.setenv("EPSILONFLOW_HOME", str(home))
     return home
 

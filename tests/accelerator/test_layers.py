@@ -9,7 +9,7 @@ from torch import nn
 from algorithms.gradients import L2, UnsupportedModelError
 from tests.support.gradients import naive
 from tests.support.gradients.networks import NETWORKS, SPECS
-from tests.support.gradients.problems import Spec, problem
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, problem
 
 COMPLEX = "filter by the Fourier transform", "complex weight"
 """Of which the simulated device has no views."""
@@ -56,7 +56,7 @@ def test_a_layer_that_cannot_be_repeated_there_is_refused_by_name(name: str, sim
 def test_sums_and_norms_are_those_of_the_loop(name: str, sim: torch.device) -> None:
     made = problem(SPECS[name], torch.float32)
     expected = naive.contributions(made.model, made.gradients, L2(0.5)).sum(dim=0)
-    engine = made.engine(device=sim)
+    engine = made.engine(device=sim, physical_batch=SMALL, limits=BRIEF)
     records = tuple(part.to(sim) for part in made.arguments)
     assert naive.relative(engine.clipped_sum(*records, L2(0.5)).cpu(), expected) < 2e-5
     norms = naive.norms(made.model, made.gradients, L2(0.5))
