@@ -11,6 +11,7 @@ from algorithms.privacy.ledger import store
 from tasks import report, reporting
 from tasks.reporting import figures
 from tests.support.costs import computed_once
+from tests.support.engines import engines_made_once
 
 _PROFILES: dict[str, Profile] = {}
 _TEMPLATES = cache(reporting.environment)
@@ -42,10 +43,10 @@ def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None
 def quick_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A figure is made once, in one theme, and drawn to a few bytes; cost and risk of equal releases are computed once.
 
-    The page's template is compiled once. SQLite does not wait for the disk, which matters where the power fails alone.
+    The page's template is compiled once, and equal models are inspected once. SQLite does not wait for the disk, which matters where the power fails alone.
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
-    with computed_once():
+    with computed_once(), engines_made_once():
         monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
         monkeypatch.setattr(report, "risk_profile", _once)
         monkeypatch.setattr(report, "picture", figures.rehearse_picture)
