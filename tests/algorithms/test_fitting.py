@@ -50,11 +50,12 @@ from flows.cli.main import app
 from tests.support import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once
+from tests.support.engines import engines_once
 from tests.support.refusals import refused, refused_as
 from tests.support.synthetic_run import with_entries
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
-__all__ = ["costs_once", "prepared_digits", "workspace"]
+__all__ = ["costs_once", "engines_once", "prepared_digits", "workspace"]
 
 DELTA = 1e-3
 FEW = DPSGD(steps=4, expected_batch_size=20)

@@ -27,6 +27,10 @@ from data.card import data_card
 from epsilonflow.sklearn import FORBIDDEN_CHECKS, DPClassifier, DPRegressor, PrivacyCostWarning
 from epsilonflow.table_encoding import encoding_of_schema, usual_method
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.costs import costs_once
+from tests.support.engines import engines_once
+
+__all__ = ["costs_once", "engines_once"]
 
 SCHEMA = {"age": (0, 100), "job": ["clerk", "nurse", "smith"], "member": [False, True]}
 FAST: dict[str, Any] = {"steps": 3, "epsilon": 50.0}

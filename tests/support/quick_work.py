@@ -43,7 +43,8 @@ def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None
 def quick_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A figure is made once, in one theme, and drawn to a few bytes; cost and risk of equal releases are computed once.
 
-    The page's template is compiled once, and equal models are inspected once. SQLite does not wait for the disk, which matters where the power fails alone.
+    The page's template is compiled once, and equal models are inspected once.
+    SQLite does not wait for the disk, which matters where the power fails alone.
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
     with computed_once(), engines_made_once():
