@@ -531,7 +531,7 @@ def _end_after_fault(
     work: DeliveryWork, state: RetrainingState, kind: Literal["refused", "failed"], reason: str
 ) -> Outcome:
     """End a delivery after a fault. Without a charge the period can start again; a charged run is resumed next time."""
-    run_id = charged_run(work, state.period)
+    run_id, reason = charged_run(work, state.period), f"{reason.rstrip('.')}."
     if run_id is None:
         work.states.forget(state)
         return Outcome(kind, f"{reason} Nothing was spent; the model that serves stays.")

@@ -90,7 +90,7 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
             (run_id,) = place.rows("reserve")
             assert (
                 found.kind,
-                f"Run {run_id} is charged; the next delivery resumes it" in found.message,
+                f"no space left. Run {run_id} is charged; the next delivery resumes it" in found.message,
             ) == ("failed", True)
     place.arrive("w3")
     assert place.deliver(6).kind == "promoted"
