@@ -130,9 +130,12 @@ def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, .
 
     Source: Mironov 2017; Canonne et al. 2020, Proposition 12.
     """
-    if np.isinf(divergences).all():
+    known = np.where(
+        np.isnan(divergences), math.inf, divergences
+    )  # the library takes what is no number for nothing
+    if np.isinf(known).all():
         return math.inf
-    return float(compute_epsilon(orders, divergences, delta)[0])
+    return float(compute_epsilon(orders, known, delta)[0])
 
 
 @dataclass(frozen=True)

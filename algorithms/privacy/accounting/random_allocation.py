@@ -57,7 +57,7 @@ _FINE, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
 """Cells of the last sum in a standard deviation of the ratio, their largest width, and the most points of a sum."""
 _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
-_ROUNDING = 2.0**-34
+_ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 _MAX_ORDER = 256.0
 _FAR, _POINTS = 10.0, 2000
 _LOG_RATES = (-10.0, 25.0, 4000)
@@ -271,16 +271,21 @@ def divergences_of_pass(event: RandomAllocationDpEvent, orders: Orders) -> tuple
     the constant c of a shorter pass and E[Y^j] = exp(j (j - 1) / (2 z^2)); all terms are positive. Its logarithm is
     convex in the order, so that a chord bounds it in between. Adding: E[S^-b] is the integral of
     l^(b-1) E[exp(-l S)] / Gamma(b) over l > 0, from above in cells. Neither is above that of one sum over all records,
-    which P is a mixture of.
+    which P is a mixture of, and which is stated where there is next to no noise, or where numbers overflow. Rounding
+    grows with the number of steps, as a power's does, and is added.
     """
     z, parts, steps = event.noise_multiplier, event.parts, event.steps
     alpha = np.array(orders)
     plain = alpha / (2 * z**2)
+    if z < MIN_NOISE:
+        return tuple(plain.tolist())
     whole = np.arange(math.ceil(min(max(orders), _MAX_ORDER)) + 1)
     moments = _log_moments(z, parts, steps, whole)
     removed = np.where(alpha <= whole[-1], np.interp(alpha, whole, moments), math.inf)
     added = _log_negative_moments(z, parts, steps, alpha - 1)
-    return tuple(np.minimum(plain, np.maximum(removed, added) / (alpha - 1)).tolist())
+    larger = np.maximum(removed, added)
+    larger = np.maximum(larger, 0.0) + steps * _STEP_ROUNDING * (1.0 + np.abs(larger))
+    return tuple(np.fmin(plain, larger / (alpha - 1)).tolist())
 
 
 def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) -> Array:

@@ -22,7 +22,9 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
+    ORDERS,
     REPLACE_ONE,
+    Accountant,
     epsilon,
     group_privacy,
     rdp,
@@ -38,7 +40,7 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.accounting.pld import ComposedPLD, coarse_grid, sides_of
-from algorithms.privacy.accounting.random_allocation import pair_of_pass
+from algorithms.privacy.accounting.random_allocation import divergences_of_pass, pair_of_pass
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -320,3 +322,22 @@ def test_a_value_of_next_to_no_mass_does_not_decide_where_a_search_begins() -> N
     remove, add = (coarse_grid(plds, 1e-5, 3e-4)[1] for plds in sides)
     assert add == pytest.approx(remove, rel=0.01)
     assert remove < 0.002
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("multiplier", [6.87e-7, 1e-3, 0.02])
+def test_next_to_no_noise_never_costs_less_than_one_test_tells(
+    multiplier: float, accountant: Accountant
+) -> None:
+    """Whether any of the sums is above half of a record's bound: of any event, P <= exp(epsilon) Q + delta."""
+    parts, steps, delta = 1000, 10, 1e-9
+    log_q = math.log(steps) + float(norm.logsf(0.5 / multiplier))
+    stated = epsilon([(RandomAllocationDpEvent(multiplier, parts, steps), 1)], delta, accountant=accountant)
+    assert stated >= math.log(0.5 * steps / parts) - log_q
+
+
+@pytest.mark.parametrize("multiplier", [1e-8, 1e-4, 0.3, 1e4, 7.4e8, 1e12])
+def test_renyi_bounds_are_numbers_at_any_noise(multiplier: float) -> None:
+    bounds = np.array(divergences_of_pass(RandomAllocationDpEvent(multiplier, 1000, 10), ORDERS))
+    assert (bounds > 0).all()
+    assert (bounds <= np.array(ORDERS) / (2 * multiplier**2)).all()
