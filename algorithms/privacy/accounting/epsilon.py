@@ -130,9 +130,8 @@ def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, .
 
     Source: Mironov 2017; Canonne et al. 2020, Proposition 12.
     """
-    known = np.where(
-        np.isnan(divergences), math.inf, divergences
-    )  # the library takes what is no number for nothing
+    # The library takes what is no number for nothing.
+    known = np.where(np.isnan(divergences), math.inf, divergences)
     if np.isinf(known).all():
         return math.inf
     return float(compute_epsilon(orders, known, delta)[0])

@@ -49,8 +49,8 @@ from algorithms.privacy.accounting.pld import PLDPair
 
 Array = NDArray[np.float64]
 
-MIN_NOISE = 0.1
-"""With less noise a pass counts as one sum over all records."""
+MIN_NOISE, MAX_NOISE = 0.1, 1e8
+"""With less noise, or more than double precision tells apart, a pass counts as one sum over all records."""
 _TAIL = 1e-17
 """The chances of a ratio below the grid, and of one above it under P."""
 _FINE, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
@@ -249,10 +249,10 @@ def ratio_of_pass(
 def pair_of_pass(event: RandomAllocationDpEvent, finer: float = 1.0) -> PLDPair:
     """The losses of a pass; finer: by how much its grid is finer than usual.
 
-    With less noise than `MIN_NOISE`, and in a pass of one step, they are those of one sum over all records: P is a
-    mixture of such, and no divergence of a mixture exceeds that of its parts.
+    With less noise than `MIN_NOISE` or more than `MAX_NOISE`, and in a pass of one step, they are those of one sum over
+    all records: P is a mixture of such, and no divergence of a mixture exceeds that of its parts.
     """
-    if event.noise_multiplier < MIN_NOISE or event.parts == 1:
+    if not MIN_NOISE <= event.noise_multiplier <= MAX_NOISE or event.parts == 1:
         pld = GaussianPLD(1 / event.noise_multiplier)
         return PLDPair(pld, pld)
     ratios, masses, lost = ratio_of_pass(event.noise_multiplier, event.parts, event.steps, finer)

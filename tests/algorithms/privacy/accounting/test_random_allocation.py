@@ -341,3 +341,10 @@ def test_renyi_bounds_are_numbers_at_any_noise(multiplier: float) -> None:
     bounds = np.array(divergences_of_pass(RandomAllocationDpEvent(multiplier, 1000, 10), ORDERS))
     assert (bounds > 0).all()
     assert (bounds <= np.array(ORDERS) / (2 * multiplier**2)).all()
+
+
+@pytest.mark.parametrize("steps", [100, 10**6])
+def test_noise_without_end_costs_at_most_one_sum_over_all_records(steps: int) -> None:
+    event = RandomAllocationDpEvent(7e8, 10**6, steps)
+    # delta at epsilon 0 of one sum is 2 Phi(1 / (2 z)) - 1, about 1 / (z sqrt(2 pi)): less than this one.
+    assert epsilon([(event, 1)], 1e-9) == 0.0
