@@ -353,10 +353,12 @@ def _records(
 ) -> Iterator[RecordBlock]:
     """The records of a block, passed on as its rows come; if records are selected by person, at a second reading."""
     source, path = _source(card), None
+    before: list[tuple[int, ...]] = []
     make: Callable[[], Iterator[pa.Table]]
     with ExitStack() as until_read:
         if isinstance(source, Folder):
             path = _files(card, source, root)[name]
+            before = _marks(path)
             make = partial(rows.tables, "train", path)
         else:
             make = partial(_rows_in_database, source, rows.wanted, name, connection)
@@ -364,11 +366,37 @@ def _records(
                 make = until_read.enter_context(_spooled(make()))
         chosen = digests.count_block_rows(name, make(), rows.declared, path)
         if card.person is not None:
-            readings = iter((chosen, make()))
-            chosen = rows.select_per_person(lambda: next(readings), elsewhere, "train")
+            counted = chosen
+
+            def readings() -> Iterator[Iterator[pa.Table]]:
+                yield counted
+                _check_unchanged(path, before)  # the rows that were selected would be others
+                yield make()
+
+            each = readings()
+            chosen = rows.select_per_person(lambda: next(each), elsewhere, "train")
         where = f"block {name!r} of {card.name!r}" if path is None else str(path)
         for some in chosen:
             yield RecordBlock("train", rows.records(some, where), source=name)
+        _check_unchanged(path, before)
+
+
+def _marks(path: Path) -> list[tuple[int, ...]]:
+    """What changes with a file, or with a file of a folder."""
+    states = [file.stat() for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return [(state.st_ino, state.st_size, state.st_mtime_ns) for state in states]
+
+
+def _check_unchanged(path: Path | None, before: list[tuple[int, ...]]) -> None:
+    """Raises DataRefusedError for a block's file that is another than before it was read.
+
+    Its digests, and who has how many rows, could be of one content, and the records of another.
+    """
+    if path is not None and (not path.exists() or _marks(path) != before):
+        raise DataRefusedError(
+            f"{path} changed while it was read; run again when it is whole, and let whatever writes it do so under a"
+            " name that begins with a dot and rename it then."
+        )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import json
 import sqlite3
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
+from data.formats import OfRows
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
 from data.readers.records import Part, RecordBatch, RecordBlock
@@ -248,6 +249,32 @@ def test_a_block_of_people_is_never_in_memory_as_a_whole(
     ]
     assert sum(count for count, _ in alive) == 500
     assert max(count for _, count in alive) <= 2 < len(portions) // 2
+
+
+class Overwritten(Digests):
+    """Digests of a block whose file is replaced as soon as all its rows are counted."""
+
+    def count_block_rows(
+        self, name: str, portions: Iterable[pa.Table], declared: OfRows, file: Path | None
+    ) -> Iterator[pa.Table]:
+        yield from super().count_block_rows(name, portions, declared, file)
+        assert file is not None
+        write(file, [("another", age) for age in range(40)])
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_block_that_changes_while_it_is_read_is_refused(
+    card: CardOf, tmp_path: Path, *, later: bool
+) -> None:
+    """Otherwise the rows that were selected are others, here forty of one person."""
+    (tmp_path / "weeks").mkdir()
+    path = write(tmp_path / "weeks" / "one.csv", [(f"p{person}", person) for person in range(40)])
+    own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
+    digests = (Digests if later else Overwritten)(own.population, key=KEY)
+    blocks = read_blocks(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY)
+    with pytest.raises(DataRefusedError, match=r"one\.csv changed while it was read; run again"):
+        for _ in blocks:
+            path.write_text(path.read_text() + "p1,0.1,Rome,no\n")
 
 
 def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path: Path) -> None:
