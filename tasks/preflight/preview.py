@@ -11,6 +11,7 @@ from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.device import device_of
+from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import (
     WHOLE_POPULATION,
     Balance,
@@ -46,7 +47,7 @@ class RunPreview:
     was never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of
     exactly this cost, or one for the same request under other software, was reserved before. This may be the same run,
     which is then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is
-    spent of the cap after this run, and after ten more like it; empty for a run without noise.
+    spent of the cap after this run, and after ten more like it; empty for a run without noise or a block that is left.
     chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
     the data card leaves open. held_out: about how many people are held out, at most; 0 if it is not known."""
 
@@ -78,7 +79,7 @@ class RunPreview:
         spent = ""
         if self.composition.kind != "basic" and self.spent_after:
             after = self.spent_after[0].epsilon
-            spent = f", after which epsilon {after:.4g} would be spent by {self.composition}"
+            spent = f", after which epsilon {rounded_up(after)} would be spent by {self.composition}"
         raise BudgetRefusedError(
             f"this costs epsilon {cost.epsilon:g} at delta {cost.delta:g}{spent}, and population {population!r}"
             f" has epsilon {left.epsilon:.4g} and delta {left.delta:.4g} left of its cap; ask for a smaller epsilon, or"
@@ -150,7 +151,8 @@ def preview_ledger(
     named = [block for block in blocks if block in settings.data.blocks]
     fits = ledger.affordable(population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named)
     after: tuple[Budget, ...] = ()
-    if math.isfinite(plan.cost.epsilon):
+    is_retired = not named and all(block.retired for block in ledger.blocks(population))
+    if math.isfinite(plan.cost.epsilon) and not is_retired:
         after = ledger.spent_after(
             population, plan.cost, runs=_RUNS_SHOWN, events=events, adjacency=plan.adjacency, blocks=named
         )

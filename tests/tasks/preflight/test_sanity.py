@@ -3,12 +3,14 @@
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from data import dataset_info
 from data.card import CARDS, data_card
@@ -197,7 +199,11 @@ def test_a_run_that_a_filter_refuses_is_told_what_it_would_take_of_the_cap(visit
     with pytest.raises(BudgetRefusedError) as refused:
         preview.check()
     assert one.epsilon > 1.5
-    assert f"after which epsilon {one.epsilon:.4g} would be spent by zCDP, and" in str(refused.value)
+    stated = re.search(r"after which epsilon (\S+) would be spent by zCDP, and", str(refused.value))
+    assert stated and one.epsilon <= float(stated[1]) < 1.001 * one.epsilon
+    barely = replace(preview, spent_after=(Budget(1.50001, 1e-9),))
+    with pytest.raises(BudgetRefusedError, match=r"after which epsilon 1\.501 would be spent"):
+        barely.check()  # not 1.5, which the cap would allow
 
 
 def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits) -> None:

@@ -375,6 +375,20 @@ def test_stages_before_their_turn_say_which_one_is_missing(place: Place) -> None
         place.run_stage("train", place.root)
 
 
+def test_a_run_that_was_reserved_goes_on_though_all_its_blocks_are_retired(place: Place) -> None:
+    for stage in ("prepare", "calibrate"):
+        place.run_stage(stage, place.root)
+    with killed_in(train, "run_training"):
+        train.main()
+    for block in ("w1", "w2"):
+        place.ledger.retire_block("tiny", block)
+    seen = preview.preview_run(place.root, params.load(place.root / "params.yaml", reads=params.GROUPS))
+    assert (seen.fits, seen.is_begun, seen.spent_after) == (0, True, ())
+    seen.check()
+    place.run_stage("train", place.root)
+    assert place.rows("reserve") == place.rows("settle") != []
+
+
 def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
