@@ -590,7 +590,7 @@ class _SelfComposed(_Compound):
         return event.count * values[0]
 
     def is_possible(self, event: Any) -> bool:
-        return bool(event.count >= 0)
+        return bool(event.count >= 0 and event.count % 1 == 0)
 
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
         if event.count:

@@ -206,6 +206,14 @@ def test_refusals_name_the_mechanism() -> None:
         epsilon([(OBJECTIVE, 1)], 1e-5, adjacency=REPLACE_ONE)
 
 
+@pytest.mark.parametrize("count", [0.9, 2.5, math.inf, math.nan])
+def test_a_part_of_a_release_is_no_number_of_releases(count: float) -> None:
+    repeated = dp.SelfComposedDpEvent(GAUSSIAN, count)
+    for accountant in ("pld", "rdp"):
+        with pytest.raises(RefusedError, match="no mechanism"):
+            epsilon([(repeated, 1)], 1e-5, accountant=accountant)
+
+
 def test_impossible_numbers_are_named_without_the_class() -> None:
     with pytest.raises(RefusedError) as error:
         epsilon([(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(-2.0)), 1)], 1e-5)
