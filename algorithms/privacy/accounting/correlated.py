@@ -227,7 +227,7 @@ def check_paid(schedule: Iterable[tuple[dp.DpEvent, int]]) -> None:
     """Raises RefusedError for later steps of correlated noise that no event before them has paid for."""
     paid, left = None, 0
     for event, count in schedule:
-        if isinstance(event, CorrelatedDpEvent):
+        if isinstance(event, CorrelatedDpEvent) and count > 0:
             paid, left = (event.noise_multiplier, event.parts, event.rate), event.steps - 1
         elif isinstance(event, CorrelatedStepDpEvent):
             left -= count

@@ -391,7 +391,7 @@ class PaidSteps:
 
     def take(self, event: dp.DpEvent, count: int = 1) -> None:
         """Take an event, `count` times; raises RefusedError for a later step that is not paid for."""
-        if isinstance(event, RandomAllocationDpEvent):
+        if isinstance(event, RandomAllocationDpEvent) and count > 0:
             self._paid, self._left = (event.noise_multiplier, event.parts), event.steps - 1
         elif isinstance(event, RandomAllocationStepDpEvent):
             if (event.noise_multiplier, event.parts) != self._paid or count > self._left:

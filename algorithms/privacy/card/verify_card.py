@@ -305,7 +305,7 @@ def check_payments(rows: Rows) -> None:
         for part in [inner] if event["type"] == "ComposedDpEvent" else [[one] for one in inner]:
             check_payments(part)
         terms = [event.get(name) for name in ("noise_multiplier", "parts", "rate")]
-        if event["type"] in PASSES:
+        if event["type"] in PASSES and count > 0:
             left, paid = event["steps"] - 1, [PASSES[event["type"]], *terms]
         elif event["type"] in PASSES.values():
             left -= count

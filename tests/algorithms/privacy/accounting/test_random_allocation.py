@@ -187,6 +187,8 @@ def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
     for schedule in (
         [(later, 1)],
         [(first, 1), (later, 3)],
+        [(first, 0), (later, 2)],
+        [(dp.ComposedDpEvent([dp.SelfComposedDpEvent(first, 0), dp.SelfComposedDpEvent(later, 2)]), 1)],
         [(first, 1), (RandomAllocationStepDpEvent(2.0, 5), 2)],
         [(first, 1), (RandomAllocationStepDpEvent(1.0, 6), 2)],
     ):

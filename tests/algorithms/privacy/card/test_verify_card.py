@@ -22,12 +22,15 @@ from algorithms.privacy.accounting.epsilon import adjacency_named
 from algorithms.privacy.accounting.event_rules import EitherDpEvent, SampledGroupDpEvent
 from algorithms.privacy.accounting.events import (
     CorrelatedDpEvent,
+    CorrelatedStepDpEvent,
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RandomAllocationDpEvent,
+    RandomAllocationStepDpEvent,
     Schedule,
     Trials,
     all_shown,
+    event_to_json,
     on_disjoint_parts,
     schedule_to_json,
     trial_event,
@@ -424,6 +427,25 @@ def test_steps_of_correlated_noise_that_take_too_long_are_no_guarantee(
 
 
 @pytest.mark.usefixtures("bounds_once")
+@pytest.mark.parametrize(
+    ("pass_", "later"),
+    [
+        (RandomAllocationDpEvent(1.0, 4, 4), RandomAllocationStepDpEvent(1.0, 4)),
+        (CorrelatedDpEvent(1.0, [1.0], [], [], 0, 4, 1.0, 4), CorrelatedStepDpEvent(1.0, 4, 1.0)),
+    ],
+)
+def test_a_pass_that_took_place_no_time_pays_for_nothing(pass_: dp.DpEvent, later: dp.DpEvent) -> None:
+    def trial(count: int) -> verify_card.Event:
+        rows = [dp.SelfComposedDpEvent(pass_, count), dp.SelfComposedDpEvent(later, 3)]
+        return verify_card.Event(event_to_json(dp.ComposedDpEvent(rows)))
+
+    for paid in (verify_card.parts_of(trial(1)), [(trial(1), 1)]):
+        verify_card.check_payments(paid)
+    for free in (verify_card.parts_of(trial(0)), [(trial(0), 1)]):
+        with pytest.raises(verify_card.BadCardError, match="paid for"):
+            verify_card.check_payments(free)
+
+
 def test_a_card_of_seeded_noise_holds_and_promises_nothing(
     folders: Folders, built: PrivacyCard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

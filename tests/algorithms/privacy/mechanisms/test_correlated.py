@@ -342,6 +342,8 @@ def test_later_steps_cost_nothing_after_the_event_that_paid_for_them_alone() -> 
         [(later, 1)],
         [(whole, 1), (later, 12)],
         [(later, 11), (whole, 1)],
+        [(whole, 0), (later, 11)],
+        [(dp.ComposedDpEvent([dp.SelfComposedDpEvent(whole, 0), dp.SelfComposedDpEvent(later, 11)]), 1)],
         [(whole, 1), (attrs.evolve(later, noise_multiplier=3.0), 11)],
     ):
         with pytest.raises(RefusedError, match="paid for"):
