@@ -104,6 +104,10 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     ]
     page = (place / "tuned" / "tune.html").read_text()
     assert "which, how many and how good they were is" in page
+    stated = re.findall(r"<b>(\S+)</b><span>epsilon (?:of the whole search|that one trial)", page)
+    plan = json.loads((place / "tuned" / "plan.json").read_text())
+    for number, true in zip(stated, (receipt.cost, plan["search"]["each"]), strict=True):
+        assert true is not None and true <= float(number) < 1.01 * true
     again = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert again.run_id == receipt.run_id
     assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1
