@@ -645,9 +645,14 @@ def private_metrics(
     With those of groups, by column, and the differences between groups. recalibrated: as for `uneven_metrics`.
     """
     document: dict[str, object] = dict(_documents("test_", released_metrics(released), label_type))
+    reasons = dict(reasons_of(released))
     if curve := calibration_curve(released):
-        error = {"calibration_error": calibration_error_of(released)}
-        document |= _documents("test_", error, label_type)
+        error = calibration_error_of(released)
+        document |= _documents(
+            "test_", {"calibration_error": None if isinstance(error, str) else error}, label_type
+        )
+        if isinstance(error, str):
+            reasons["calibration_error"] = error
         document["calibration"] = [
             {"low": point.low, "high": point.high, "predicted": point.predicted}
             | _documents("", {"observed": point.observed}, label_type)
@@ -659,7 +664,7 @@ def private_metrics(
             | _documents("", {name: getattr(one, name) for name in _AT_THRESHOLDS}, label_type)
             for one in thresholds
         ]
-    if reasons := reasons_of(released):
+    if reasons:
         document["not_shown"] = {f"test_{name}": reason for name, reason in reasons.items()}
     if released.spec.groups:
         by_column = groups_of(released)

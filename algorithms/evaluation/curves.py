@@ -1,6 +1,8 @@
 """What depends on a threshold of two classes: precision, recall and lift; and the calibration curve."""
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from algorithms.evaluation.histogram import (
     score_edges,
 )
 from algorithms.evaluation.intervals import (
+    TOO_FEW,
     Estimate,
     NoisyCells,
     Outcome,
@@ -33,6 +36,8 @@ from algorithms.evaluation.intervals import (
 )
 
 _POINTS = 16
+_MAX_HIDDEN, _HIDDEN_GAP = 0.1, 0.25
+_MERGED = "noise hides too many of the bins, and in merged ones errors of opposite signs cancel."
 
 
 @dataclass(frozen=True)
@@ -94,61 +99,11 @@ def calibration_curve(released: ReleasedHistogram) -> tuple[CalibrationBin, ...]
     Empty where not even all people are enough, where scores of two classes lie in a few bins, which do not tell their
     probability, and for numbers and bounded scores.
     """
-    bins = _calibration_bins(released)
-    return () if bins is None else bins.points
-
-
-def calibration_error_of(released: ReleasedHistogram) -> Estimate | None:
-    """The root mean square distance of predicted probability and observed share, over the bins of the curve.
-
-    Noise and sampling make every distance larger. Each bin's squared sum of differences has their variance subtracted,
-    so the mean square has no bias; its root is 0 where chance explains it, and the interval then starts at 0. The
-    average distance, which is more usual, has no such correction. None where there is no curve.
-    """
-    bins = _calibration_bins(released)
-    if bins is None or not bins.points:
-        return None
-    sizes = np.array([bins.cells.total(people) for people in bins.people])
-    means = np.array([bins.cells.total(bins.gaps * people) for people in bins.people]) / sizes
-    chances = []
-    for people, size, gap in zip(bins.people, sizes, means, strict=True):
-        centred = (bins.gaps - gap) * people
-        by_sample = max(float(bins.cells.people @ (centred * centred)), 0.0)
-        chances.append((bins.cells.noise(centred, centred) + by_sample + 1e-9) / size)
-    shares, squares = sizes / sizes.sum(), means * means
-    between = float(shares @ np.square(squares - shares @ squares)) / sizes.sum()
-    return root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between, bins.cells.z)
-
-
-@dataclass(frozen=True)
-class _Bins:
-    """cells: [bins x 2], of which `gaps` is predicted less observed. points: the curve. people: each point's cells."""
-
-    cells: NoisyCells
-    gaps: Floats
-    points: tuple[CalibrationBin, ...]
-    people: tuple[Floats, ...]
-
-
-def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
-    spec = released.spec
-    if released.has_invalid:
-        return None
-    if spec.kind == BINARY:
-        scored = scored_cells(released.view())
-        cells: NoisyCells = scored
-        if are_in_few_bins(scored):
-            return None
-        bins, group = spec.bins, spec.bins // _POINTS
-        means = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
-        edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
-    elif spec.kind == MULTICLASS:
-        cells = independent(released.view().tables["confidence x right"], released.noise_std, released.z)
-        bins, group = spec.bins, 1
-        edges = np.arange(bins + 1) / bins
-        means = (edges[1:] + edges[:-1]) / 2
-    else:
-        return None
+    scored = _probability_bins(released)
+    if scored is None:
+        return ()
+    cells, means, edges = scored.cells, scored.means, scored.edges
+    bins, group = len(means), len(means) // (len(edges) - 1)
     observed: list[tuple[int, int, Estimate]] = []
     start = 0
     for end in range(group, bins + 1, group):
@@ -160,15 +115,101 @@ def _calibration_bins(released: ReleasedHistogram) -> _Bins | None:
         last, end, outcome = observed.pop()
         rest = _share_between(cells, bins, last, bins)
         observed.append((last, bins, rest) if isinstance(rest, Estimate) else (last, end, outcome))
-    return _Bins(
-        cells,
-        np.stack([means, means - 1], axis=1).ravel(),
-        tuple(
-            _point(cells, means, start, end, (edges[start // group], edges[end // group]), share)
-            for start, end, share in observed
-        ),
-        tuple(_between(bins, start, end, (1.0, 1.0)) for start, end, _ in observed),
+    return tuple(
+        _point(cells, means, start, end, (edges[start // group], edges[end // group]), share)
+        for start, end, share in observed
     )
+
+
+def calibration_error_of(released: ReleasedHistogram) -> Outcome:
+    """The root mean square distance of predicted probability and observed share over 16 public bins.
+
+    Noise and sampling make every distance larger. Each bin's squared sum of differences has their variance subtracted,
+    so the mean square has no bias; its root is 0 where chance explains it, and the interval then starts at 0. The
+    average distance, which is more usual, has no such correction.
+
+    A bin whose people are not clear of the noise joins its neighbour, where errors of opposite signs cancel. The upper
+    end counts the people whom this hides as a quarter off, and there is no error where they are more than a tenth. Of
+    more than two classes the mean confidence within the last bin is unknown, which both ends count.
+    """
+    scored = _probability_bins(released)
+    if scored is None:
+        return TOO_FEW
+    cells, gaps = scored.cells, scored.gaps
+    merged, hidden = _clear_bins(scored)
+    if not merged:
+        return TOO_FEW
+    if hidden > _MAX_HIDDEN:
+        return _MERGED
+    sizes = np.array([cells.total(people) for people in merged])
+    means = np.array([cells.total(gaps * people) for people in merged]) / sizes
+    chances = []
+    for people, size, gap in zip(merged, sizes, means, strict=True):
+        centred = (gaps - gap) * people
+        by_sample = max(float(cells.people @ (centred * centred)), 0.0)
+        chances.append((cells.noise(centred, centred) + by_sample + 1e-9) / size)
+    shares, squares = sizes / sizes.sum(), means * means
+    between = float(shares @ np.square(squares - shares @ squares)) / sizes.sum()
+    error = root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between, cells.z)
+    place = 0.0 if released.spec.kind == BINARY else math.sqrt(shares[-1]) / (2 * len(scored.means))
+    high = math.hypot(error.high + place, _HIDDEN_GAP * math.sqrt(hidden))
+    return Estimate(error.value, max(error.low - place, 0.0), high)
+
+
+@dataclass(frozen=True)
+class _ProbabilityBins:
+    """cells: [bins x 2]. means: predicted probability of each bin, [bins]. edges: of the points, [points + 1]."""
+
+    cells: NoisyCells
+    means: Floats
+    edges: Floats
+
+    @property
+    def gaps(self) -> Floats:
+        """Predicted less observed in each cell."""
+        return np.stack([self.means, self.means - 1], axis=1).ravel()
+
+
+def _probability_bins(released: ReleasedHistogram) -> _ProbabilityBins | None:
+    spec = released.spec
+    if released.has_invalid:
+        return None
+    if spec.kind == BINARY:
+        scored = scored_cells(released.view())
+        if are_in_few_bins(scored):
+            return None
+        bins, group = spec.bins, spec.bins // _POINTS
+        means = extrapolate(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
+        edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
+        return _ProbabilityBins(scored, means, edges)
+    if spec.kind == MULTICLASS:
+        cells = independent(released.view().tables["confidence x right"], released.noise_std, released.z)
+        edges = np.arange(spec.bins + 1) / spec.bins
+        return _ProbabilityBins(cells, (edges[1:] + edges[:-1]) / 2, edges)
+    return None
+
+
+def _clear_bins(scored: _ProbabilityBins) -> tuple[list[Floats], float]:
+    """Weights that add up the people of neighbouring bins, merged until they are clear of noise.
+
+    With the share of people outside the largest bin of those that were merged.
+    """
+    cells, bins, points = scored.cells, len(scored.means), len(scored.edges) - 1
+    ends = [at * (bins // points) for at in range(points + 1)]
+    starts = [0]
+    for end in range(1, points + 1):
+        if cells.is_clear(_between(bins, ends[starts[-1]], ends[end], (1.0, 1.0))):
+            starts.append(end)
+    del starts[-1]  # what is left over joins the last
+    if not starts:
+        return [], 1.0
+    merged = [
+        _between(bins, ends[first], ends[last], (1.0, 1.0))
+        for first, last in zip(starts, [*starts[1:], points], strict=True)
+    ]
+    sizes = np.array([cells.total(_between(bins, *pair, (1.0, 1.0))) for pair in pairwise(ends)])
+    hidden = 1.0 - float(np.maximum.reduceat(sizes, starts).sum() / sizes.sum())
+    return merged, max(hidden, 0.0)
 
 
 def _share_between(cells: NoisyCells, bins: int, start: int, end: int) -> Outcome:

@@ -72,6 +72,79 @@ def test_the_calibration_error_covers_that_of_all_people(drawn):
     assert 0.93 <= np.mean(hits) <= 0.985  # of 200 draws
 
 
+def classes_of(confidence, right):
+    """People whose prediction has a confidence, and is right for a share of them; and the error over 16 bins."""
+    predicted, share = np.repeat(confidence, 2), np.stack([right, 1 - right], axis=1).ravel()
+    scores = np.repeat((1 - predicted)[:, None] / 9, 10, axis=1)
+    scores[:, 0] = predicted
+    labels = np.tile([0.0, 1.0], len(confidence))
+    frequencies = share / len(confidence)
+    truth = error_over(np.arange(1, 16) / 16, predicted, labels == 0, frequencies)
+    return populations.Population(histogram_for("classes", 10), scores, labels, frequencies, {"error": truth})
+
+
+def two_classes_of(odds, positive):
+    """The same for log-odds of two classes."""
+    predicted = np.repeat(1 / (1 + np.exp(-odds)), 2)
+    labels = np.tile([1.0, 0.0], len(odds))
+    frequencies = np.stack([positive, 1 - positive], axis=1).ravel() / len(odds)
+    inner = np.sinh(np.linspace(-1, 1, 63) * np.arcsinh(16)) / 2  # even in asinh(2 z), up to 8
+    ends = 1 / (1 + np.exp(-inner[3::4]))
+    truth = error_over(ends, predicted, labels, frequencies)
+    scores = np.stack([1 - predicted, predicted], axis=1)
+    return populations.Population(
+        histogram_for("two classes", 2), scores, labels, frequencies, {"error": truth}
+    )
+
+
+def error_over(ends, predicted, observed, frequencies):
+    inside = np.searchsorted(ends, predicted, side="right")
+    people = np.bincount(inside, frequencies, 16)
+    sums = np.bincount(inside, frequencies * (predicted - observed), 16)
+    return float(np.sqrt(np.sum(sums[people > 0] ** 2 / people[people > 0])))
+
+
+GRID = (np.arange(400) + 0.5) / 400
+ODDS = norm.ppf(GRID) * 1.5
+SURE = np.concatenate([0.25 + 0.68 * GRID, 1 - 0.02 * GRID**2, 1 - 0.02 * GRID**2])
+
+
+@pytest.mark.parametrize(
+    ("population", "people", "noise"),
+    [
+        (
+            classes_of(0.2 + 0.8 * GRID, np.clip(0.2 + 0.8 * GRID + 0.12 * np.sign(np.sin(20 * GRID)), 0, 1)),
+            2000,
+            7.03,
+        ),
+        (classes_of(SURE, SURE), 50_000, 1.39),  # no error, and most are at the upper end of the last bin
+        (two_classes_of(4 * ODDS, norm.cdf(ODDS)), 2000, 7.03),
+        (
+            two_classes_of(
+                ODDS - 2.5,
+                np.clip(1 / (1 + np.exp(2.5 - ODDS)) + 0.2 * (ODDS > 0.5) * np.sign(np.sin(4 * ODDS)), 0, 1),
+            ),
+            2000,
+            7.03,
+        ),
+    ],
+    ids=["opposite signs", "sure of most", "too sure", "opposite signs of two classes"],
+)
+def test_the_calibration_error_covers_what_merged_bins_hide(population, people, noise):
+    drawn = population.releases(people, noise, np.random.default_rng(44), 200)
+    errors = [error for each in drawn if not isinstance(error := calibration_error_of(each), str)]
+    assert len(errors) > 150
+    truth = population.truth["error"]
+    assert np.mean([error.low <= truth <= error.high for error in errors]) >= 0.93
+
+
+def test_too_few_people_for_the_bins_have_no_calibration_error_but_a_curve():
+    population = classes_of(SURE, np.clip(SURE + 0.2 * np.sign(np.sin(50 * SURE)), 0, 1))
+    for each in population.releases(2000, 7.03, np.random.default_rng(45), 40):
+        assert calibration_curve(each)
+        assert "opposite signs" in calibration_error_of(each)
+
+
 def test_confidence_of_more_classes_has_a_curve():
     population = populations.classes(10, [1] * 10, 0.7)
     curve = calibration_curve(population.released(20_000, 3.0, np.random.default_rng(42)))
