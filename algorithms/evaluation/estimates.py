@@ -406,9 +406,8 @@ def _majority(view: NoisyTables) -> Outcome:
     first = hits[int(np.argmax(counts))]
     if contenders == 1:
         return proportion(cells, first, everyone - first)
-    low = max(
-        total / classes, float((counts - norm.isf(2 * norm.sf(cells.z) / contenders) * deviations).max())
-    )
+    surely = float((counts - norm.isf(2 * norm.sf(cells.z) / contenders) * deviations).max())
+    low = min(max(total / classes, surely), total)
     high = min(max(low, float((counts + cells.z * deviations).max())), total)
     largest = min(max(float(shrunk(counts, variances).max()), low), high)
     return Estimate(*(float(end / total) for end in (largest, low, high)))

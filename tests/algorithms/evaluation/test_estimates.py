@@ -149,3 +149,18 @@ def test_expected_errors_are_near_those_of_a_real_population(name):
     assert 0.6 < expected[metric] / real < 1.6
     nobody = expected_errors(population.spec, 50, populations.NOISE[0.2] * population.spec.sensitivity)
     assert set(nobody.values()) == {None}
+
+
+def test_no_interval_of_the_most_frequent_class_is_beyond_all_people() -> None:
+    """Also where the tables of a release are of different numbers of people, which noise makes them."""
+    spec = histogram_for("classes", 3)
+    tables = {name: np.zeros(shape) for name, shape in spec.shapes.items()}
+    tables["predicted x label"][:] = np.diag([900.0, 900.0, 0.0])
+    tables["right"][:] = [50.0, 450.0]
+    values = np.zeros(spec.cells)
+    start = 0
+    for name in spec.shapes:
+        values[start : start + tables[name].size] = tables[name].ravel()
+        start += tables[name].size
+    majority = metrics_of(ReleasedHistogram(spec, values, 1.0))["majority_accuracy"]
+    assert majority is not None and majority.low <= majority.value <= majority.high <= 1.0
