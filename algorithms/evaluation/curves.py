@@ -200,7 +200,9 @@ def _clear_bins(scored: _ProbabilityBins) -> tuple[list[Floats], float]:
     for end in range(1, points + 1):
         if cells.is_clear(_between(bins, ends[starts[-1]], ends[end], (1.0, 1.0))):
             starts.append(end)
-    del starts[-1]  # what is left over joins the last
+    del starts[-1]  # what is left over joins the last, which noise below 0 can make unclear
+    while starts and not cells.is_clear(_between(bins, ends[starts[-1]], bins, (1.0, 1.0))):
+        del starts[-1]
     if not starts:
         return [], 1.0
     merged = [
