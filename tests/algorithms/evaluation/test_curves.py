@@ -145,12 +145,12 @@ def test_too_few_people_for_the_bins_have_no_calibration_error_but_a_curve():
         assert "opposite signs" in calibration_error_of(each)
 
 
-def test_noise_below_0_beside_a_clear_bin_leaves_no_calibration_error():
+def test_noise_below_0_beside_a_clear_bin_leaves_a_calibration_error():
     spec = histogram_for("classes", 10)
     values = np.zeros(spec.cells)
     table = spec.tables_of("", values)["confidence x right"][0]
-    table[0], table[1:] = 10.0, -1.0
-    assert isinstance(calibration_error_of(ReleasedHistogram(spec, values, 1.0)), str)
+    table[0], table[1], table[2:] = 500.0, 10.0, -1.0
+    assert calibration_error_of(ReleasedHistogram(spec, values, 1.0)).high > 0
 
 
 def test_confidence_of_more_classes_has_a_curve():
