@@ -49,6 +49,7 @@ _MAX_POINTS, _MAX_SEARCH_POINTS = 2**20, 2**17
 _MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 1.5, 8.0, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _MIN_TILT, _TILTS, _LOG_INDECISIVE, _OUTSIDE = 1e-9, np.geomspace(0.05, 500.0, 20), math.log(1e4), 64
+_ABOVE, _ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -277,6 +278,16 @@ class PLDSum:
         bounds = self.log_moments(tilts) - tilts * epsilon
         enough = max(math.log(delta) + 3.0, float(bounds.min()) + 1.0)
         return float(tilts[np.argmax(bounds <= enough)])
+
+    def tail_bound(self, delta: float, tilts: Array) -> float:
+        """An epsilon with at most this delta, by Chernoff: delta(e) <= P(L > e) <= exp(K(t) - t e) at each tilt t.
+
+        Infinite where an infinite loss is likelier. Each log moment is rounded, as often as its loss occurs.
+        """
+        if self.infinity_mass >= delta:
+            return math.inf
+        log_moments = self.log_moments(tilts) + self.count * 2.0**-40
+        return max(0.0, float(np.min((log_moments - math.log(delta - self.infinity_mass)) / tilts)))
 
     def decisive_losses(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Between which losses a single one decides how much of the sum is above epsilon.
@@ -716,6 +727,10 @@ def epsilon_of(
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
     if rough.infinity_mass <= delta and largest <= floor:
         return max(0.0, largest), largest or 1.0
+    if floor > 0:  # mostly that of the other side, which is far above where samples are rare
+        bound = rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE)
+        if bound <= floor:
+            return bound, bound or 1.0
     first_points, max_points = _FIRST_POINTS, _MAX_POINTS
     if near is not None:
         first_points, max_points = _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS
@@ -740,4 +755,7 @@ def epsilon_of(
             max_points / sums.points,
         )
         grid /= refinement
+    if cost == math.inf:  # only far finer grids resolve the tail of losses that are large and rare
+        cost = rough.tail_bound(delta, _ALL_TILTS)
+        return cost, grid
     return (cost if near is None or cost == math.inf else cost - remaining), grid
