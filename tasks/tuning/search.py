@@ -105,7 +105,7 @@ _SCORES = {
     "held_out": "The best was the one with the highest noised sum of how right it was on each of the records held out,"
     " from a release of them like that of an evaluation, evaluation.json, which is charged. They are other people than"
     " those trained on, so the search costs the larger of the two. As the best of several, its metrics there are a"
-    " little too good. Their intervals are so much wider that they hold in at least 95 % of searches, whichever trial"
+    " little too good. Their intervals are so much wider that they hold in at least 95% of searches, whichever trial"
     " wins; a run with these settings has narrower ones of its own.",
 }
 _LOG = logging.getLogger(__name__)

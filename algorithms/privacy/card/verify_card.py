@@ -21,9 +21,9 @@ h^2 / 8, so that n of them move the sum by more than eta = n h^2 / 8 + h sqrt(n 
 epsilon that is stated (of 0.001 if less is stated, of 10 if more).
 
 So a card passes from about 1 % below its price on, 2 % for a search or a choice of mechanisms, which is put on a grid
-twice, whatever sharper numerics it was made with; whoever states more misleads nobody. What needs a grid of more than
-2^22 points is refused. Renyi and pure epsilons are formulas, compared to a part in a million; the Renyi ones of groups
-and of random allocation have to be at least the bound above.
+twice, and 10 % for random allocation below noise 0.7, whatever sharper numerics it was made with; whoever states more
+misleads nobody. What needs a grid of more than 2^22 points is refused. Renyi and pure epsilons are formulas, compared
+to a part in a million; the Renyi ones of groups and of random allocation have to be at least the bound above.
 """
 
 import argparse
@@ -870,8 +870,9 @@ def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> tuple
         chances = {j: math.comb(n, j) * rate**j * (1 - rate) ** (n - j) for j in range(n + 1)}
         return mixture(z, chances, {0: 1.0}), mixture(z, {0: 1.0}, {-j: chances[j] for j in chances})
     if kind == "RandomAllocationDpEvent":
-        is_whole = z < 0.5 or event["parts"] == 1
-        return profiles_of(gaussian(z), adjacency, delta, eta) if is_whole else random_allocation(event)
+        if event["parts"] == 1:
+            return profiles_of(gaussian(z), adjacency, delta, eta)
+        return one_of_parts(event) if z < 0.4 else random_allocation(event)
     if kind in WORST_PART:
         different = {json.dumps(part, sort_keys=True): part for part in event["events"]}.values()
         each = [lower_profiles(part, adjacency, delta, eta / 2) for part in different]
@@ -972,32 +973,52 @@ def random_allocation(event: Event) -> tuple[Profile, Profile]:
     """A pass in which a record takes part in one of `parts` steps, of which `steps` took place (arXiv:2412.16802).
 
     P / Q = S = (Y_1 + ... + Y_steps + parts - steps) / parts for log-normal Y of mean 1 under Q; delta is
-    E max(0, S - exp(e)), removing, and E max(0, 1 - exp(e) S), adding. Y is put on a grid with its mean, cut off where
-    it is rarer than 1e-14, and S is the sum of independent Y. A cut only lowers delta; the grid adds about 1e-4 of it.
+    E max(0, S - exp(e)), removing, and E max(0, 1 - exp(e) S), adding. Y is put on a grid, cut off where it is rarer
+    than 1e-14, and S is the sum of independent Y. A cut only lowers delta. A fine grid keeps the mean, and adds about
+    1e-4 of delta; on a coarse one, where there is little noise, Y is rounded towards what lowers delta.
     """
     z, parts, steps = event["noise_multiplier"], event["parts"], event["steps"]
     start = math.exp(-9 / z - 0.5 / z**2)
     end = math.exp(math.sqrt(2 * math.log(parts / 1e-14)) / z - 0.5 / z**2)
-    cell = max(math.sqrt(math.expm1(z**-2)) / 60, (end - start) / 2**20, steps / 2**21)
+    cell, coarse = max(math.sqrt(math.expm1(z**-2)) / 60, steps / 2**21), (end - start) / 2**20
+    is_coarse, cell = coarse > cell, max(coarse, cell)
     points = start + cell * np.arange(math.ceil((end - start) / cell) + 1)
     under_q = z * np.log(points) + 0.5 / z
     q, mean = -np.diff(tail_of_normal(under_q)), -np.diff(tail_of_normal(under_q - 1 / z))
-    up = np.clip((mean - points[:-1] * q) / cell, 0.0, q)
-    Work.spend(2**22)
-    first, sums = self_convolve(np.append(q - up, 0.0) + np.append(0.0, up), steps, 1e-15)
-    sums = np.where(np.asarray(sums) < 1e-17, 0.0, sums)
-    s = (steps * start + cell * (first + np.arange(len(sums))) + parts - steps) / parts
-    above, weighted = sums_from(sums), sums_from(sums * s)
+    keeps_mean = np.clip((mean - points[:-1] * q) / cell, 0.0, q)
+
+    def sums_of(up: Array) -> tuple[Array, Array, Array]:
+        """The values of S with the sums of masses and of values from each on; up: what is rounded up of each cell."""
+        Work.spend(2**22)
+        first, sums = self_convolve(np.append(q - up, 0.0) + np.append(0.0, up), steps, 1e-15)
+        sums = np.where(np.asarray(sums) < 1e-17, 0.0, sums)
+        s = (steps * start + cell * (first + np.arange(len(sums))) + parts - steps) / parts
+        return s, sums_from(sums), sums_from(sums * s)
+
+    removing = sums_of(np.zeros_like(q) if is_coarse else keeps_mean)
+    adding = sums_of(q) if is_coarse else removing
 
     def remove(e: Array) -> Array:
+        s, above, weighted = removing
         at = np.searchsorted(s, np.exp(e))
         return np.asarray(np.maximum(weighted[at] - np.exp(e) * above[at], 0.0))
 
     def add(e: Array) -> Array:
+        s, above, weighted = adding
         at = np.searchsorted(s, np.exp(-e))
         return np.asarray(np.maximum(above[0] - above[at] - np.exp(e) * (weighted[0] - weighted[at]), 0.0))
 
     return remove, add
+
+
+def one_of_parts(event: Event) -> tuple[Profile, Profile]:
+    """A lower bound for a pass with hardly any noise: S is at least Y_1 / parts, for one step that took place."""
+    parts = event["parts"]
+
+    def remove(e: Array) -> Array:
+        return np.asarray(of_gaussian(event, e + math.log(parts)) / parts)
+
+    return remove, np.zeros_like
 
 
 def sums_from(masses: Array) -> Array:

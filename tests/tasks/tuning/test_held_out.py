@@ -110,7 +110,7 @@ def test_trials_train_on_all_training_records_and_are_scored_on_the_others(
     assert right is not None and released.z == pytest.approx(1.959964)
     assert dataclasses.replace(released, best_of=2.0).z == pytest.approx(2.241403)
     assert f"{100 * right.value:.2f}% ({100 * right.low:.2f}% to {100 * right.high:.2f}%)" in page
-    assert "it holds in at least 95 % of searches" in page
+    assert "it holds in at least 95% of searches" in page
 
 
 FILES = {

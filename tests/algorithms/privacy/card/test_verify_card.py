@@ -166,6 +166,21 @@ def test_the_bound_of_each_kind_of_event_lies_just_below_its_price(name: str) ->
     assert has_formula or (prices["rdp"] or math.inf) >= (bounds["rdp"] or 0.0) > 0
 
 
+@pytest.mark.parametrize(
+    ("multiplier", "parts", "passes", "least"),
+    [(0.5, 5, 1, 0.985), (0.65, 5, 2, 0.985), (0.49, 3, 1, 0.985), (0.6, 100, 20, 0.9), (0.35, 5, 1, 0.9)],
+)
+def test_random_allocation_with_little_noise_is_bounded_from_below(
+    multiplier: float, parts: int, passes: int, least: float
+) -> None:
+    schedule = [(RandomAllocationDpEvent(multiplier, parts, parts), passes)]
+    price = recompute(schedule, 1e-5, CompositionSection(**FIXED), adjacency_named(ADD))["pld"]
+    bound = lower_bounds(schedule, ADD, stated=price)["pld"]
+    assert price is not None
+    assert bound is not None
+    assert least * price <= bound <= price
+
+
 def test_the_price_without_delta_is_the_sum() -> None:
     schedule = [(dp.LaplaceDpEvent(10.0), 20), (dp.PoissonSampledDpEvent(0.1, dp.LaplaceDpEvent(2.0)), 5)]
     expected = 2.0 + 5 * math.log(1 + 0.1 * math.expm1(0.5))
