@@ -304,8 +304,7 @@ class Centred(Strict):
         before.set_submodule(name.rpartition(".")[0], nn.Identity())
 
         def of_its_class(record: Tensor, label: Tensor) -> Tensor:
-            seen = before.to(record.device)(record[None])
-            unit = seen / torch.linalg.vector_norm(seen).clamp(min=1e-6)
+            unit = unit_length(before.to(record.device)(record[None]))
             every = torch.arange(rows, device=record.device)
             signs = (label == every) if rows > 1 else 2 * label[None] - 1
             directions: Tensor = signs.to(unit.dtype)[:, None] * unit

@@ -363,7 +363,7 @@ def _records(
         else:
             make = partial(_rows_in_database, source, rows.wanted, name, connection)
             if card.person is not None:
-                make = until_read.enter_context(_spooled(make()))
+                make = until_read.enter_context(_spool(make()))
         chosen = digests.count_block_rows(name, make(), rows.declared, path)
         if card.person is not None:
             counted = chosen
@@ -400,7 +400,7 @@ def _check_unchanged(path: Path | None, before: list[tuple[int, ...]]) -> None:
 
 
 @contextmanager
-def _spooled(portions: Iterator[pa.Table]) -> Iterator[Callable[[], Iterator[pa.Table]]]:
+def _spool(portions: Iterator[pa.Table]) -> Iterator[Callable[[], Iterator[pa.Table]]]:
     """A function that reads the rows of a database again within the block, from a file without a name.
 
     A second query could give rows in another order, where the database takes different texts for equal ones.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
@@ -25,10 +25,8 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
 from algorithms.plain_text import for_markdown
-from algorithms.privacy.card import load
-from algorithms.privacy.card.text import markdown
 from data.documents import load_yaml
-from flows.deployed import IF_STOPPED, flow_result, label_run
+from flows.deployed import IF_STOPPED, flow_result, label_run, publish_card
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
@@ -211,8 +209,8 @@ def tune(
 
 def publish_search(settings: Tuning, folder: Path, message: str) -> None:
     """Make the Prefect artifacts of a search whose result is in `folder`: its card, and the winner's settings."""
-    card, winner = load(folder / "privacy_card.json"), load_yaml((folder / "winner.yaml").read_text("utf-8"))
-    create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
+    publish_card(folder)
+    winner = load_yaml((folder / "winner.yaml").read_text("utf-8"))
     rows = [
         {"setting": for_markdown(key), "winner": for_markdown(str(value_at(winner, key)))}
         for key in settings.space

@@ -59,12 +59,11 @@ STAGE_LINES.propagate = False  # Prefect has the lines already, in the log of th
 
 def publish(root: Path) -> Rows:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
-    card = load(root / "artifacts" / "privacy_card.json")
     result, note = run_summary(root), reuse_note_of(root)
     if note is not None:
         get_run_logger().warning("%s; %s", EXISTING, note)
         result = [("existing result", note), *result]
-    create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
+    publish_card(root / "artifacts")
     table = [
         {"what": name, "value": for_markdown(text)} for name, text in result
     ]  # as its page renders cells
@@ -72,6 +71,12 @@ def publish(root: Path) -> Rows:
     for name, text in result:
         get_run_logger().info("%s: %s", name, text)
     return result
+
+
+def publish_card(folder: Path) -> None:
+    """Make the Prefect artifact `privacy-card` from the card in `folder`."""
+    text = markdown(load(folder / "privacy_card.json"))
+    create_markdown_artifact(text, key="privacy-card", description="what the guarantee is")
 
 
 def label_run(*words: str, tags: Iterable[str] = ()) -> None:

@@ -172,19 +172,18 @@ class Variant(Method):
 
     def at(self, epsilon: float | None) -> dict[str, JsonValue]:
         """The algorithm's settings at an epsilon, None for a method without noise."""
-        changes = {} if epsilon is None else self.by_epsilon.get(epsilon, {})
-        own = {key: value for key, value in changes.items() if not key.startswith(_OF_FEATURES)}
-        return with_values(self.algorithm, own)
+        return with_values(self.algorithm, self._changes(epsilon, of_features=False))
 
     def features_at(self, epsilon: float | None) -> dict[str, JsonValue]:
         """The features' settings at an epsilon, None for a method without noise."""
-        changes = {} if epsilon is None else self.by_epsilon.get(epsilon, {})
-        own = {
+        return with_values(self.features, self._changes(epsilon, of_features=True))
+
+    def _changes(self, epsilon: float | None, *, of_features: bool) -> dict[str, JsonValue]:
+        return {
             key.removeprefix(_OF_FEATURES): value
-            for key, value in changes.items()
-            if key.startswith(_OF_FEATURES)
+            for key, value in ({} if epsilon is None else self.by_epsilon.get(epsilon, {})).items()
+            if key.startswith(_OF_FEATURES) == of_features
         }
-        return with_values(self.features, own)
 
 
 def variants(comparison: Comparison) -> Iterator[Variant]:

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 from prefect.states import Failed
 
 from algorithms.errors import RefusedError
-from flows import compare, scheduled, server
+from flows import compare, deployed, scheduled, server
 from flows.compare import tune
 from flows.deployed import pipeline, tell_of_reservation
 from flows.scheduled import retrain
@@ -168,9 +168,9 @@ def test_a_search_is_named_and_shows_its_card_and_the_winners_settings(
     (place.root / "tune.yaml").write_text("space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 0.4\n")
     monkeypatch.setattr(compare, "label_run", lambda *words, tags=(): labels.append((*words, tags)))
     monkeypatch.setattr(compare, "deliver", lambda *_, **__: "the winner is in tuned.")
-    for name in ("create_table_artifact", "create_markdown_artifact"):
+    for module, name in ((compare, "create_table_artifact"), (deployed, "create_markdown_artifact")):
         monkeypatch.setattr(
-            compare, name, lambda content, key, description: shown.update({key: (content, description)})
+            module, name, lambda content, key, description: shown.update({key: (content, description)})
         )
     with disable_run_logger():
         state: Any = tune.fn("tune.yaml")

@@ -282,12 +282,14 @@ class PLDSum:
     def tail_bound(self, delta: float, tilts: Array) -> float:
         """An epsilon with at most this delta, by Chernoff: delta(e) <= P(L > e) <= exp(K(t) - t e) at each tilt t.
 
-        Infinite where an infinite loss is likelier. Each log moment is rounded, as often as its loss occurs.
+        Infinite where an infinite loss is likelier. Each log moment is rounded, as often as its loss occurs, and at
+        large tilts in proportion to the losses.
         """
         if self.infinity_mass >= delta:
             return math.inf
         log_moments = self.log_moments(tilts) + self.count * 2.0**-40
-        return max(0.0, float(np.min((log_moments - math.log(delta - self.infinity_mass)) / tilts)))
+        bounds = (log_moments - math.log(delta - self.infinity_mass)) / tilts
+        return max(0.0, float(bounds.min())) * (1 + 2.0**-40)
 
     def decisive_losses(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Between which losses a single one decides how much of the sum is above epsilon.
