@@ -227,12 +227,12 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
 
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
-    """Write the run's privacy card and a model card, if the run has a privacy card."""
-    beside = _beside(artifacts)
+    """Write the run's privacy card and a model card; without the former, a page that says so."""
+    beside, text = _beside(artifacts), f"{NO_CARD}\n"
     if (beside / "privacy_card.json").is_file():
         shutil.copyfile(beside / "privacy_card.json", folder / "privacy_card.json")
         text = model_card(load_card(beside / "privacy_card.json"), model, _metrics(beside))
-        (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _privacy(folder: Path) -> str:

@@ -147,11 +147,14 @@ def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: N
     return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))
 
 
-def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
+def write(
+    predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str], privacy: str = ""
+) -> Iterator[int]:
     """Write predictions to CSV, or to Parquet if `to` ends in .parquet; yields the number of records so far.
 
-    A row has the record's name, the prediction, and for each class its probability or score. A file is replaced when
-    all is written, and stays as it is if something fails or there are no records. Only its owner can read it. Raises
+    A row has the record's name, the prediction, and for each class its probability or score. `privacy` is what the
+    model's card says; it becomes metadata of a Parquet file, and CSV has no place for it. A file is replaced when all
+    is written, and stays as it is if something fails or there are no records. Only its owner can read it. Raises
     DataRefusedError for another ending.
     """
     if not isinstance(to, Path):
@@ -164,7 +167,11 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
     fresh.unlink(missing_ok=True)  # of a command that was killed
     try:
         fresh.touch(mode=0o600)
-        for count in (_parquet if to.suffix == ".parquet" else _csv)(predictions, classes, fresh):
+        if to.suffix == ".parquet":
+            counts = _parquet(predictions, classes, fresh, privacy)
+        else:
+            counts = _csv(predictions, classes, fresh)
+        for count in counts:
             yield count
         if count:
             fresh.replace(to)
@@ -195,7 +202,9 @@ def _frame(some: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame({"record": names, **kept, "predicted": some.predicted, **scores})
 
 
-def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:
+def _parquet(
+    predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path, privacy: str
+) -> Iterator[int]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -204,6 +213,7 @@ def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: P
     try:
         for some in predictions:
             table = pa.Table.from_pandas(_frame(some, classes), preserve_index=False)
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), "privacy": privacy})
             writer = writer or parquet.ParquetWriter(to, table.schema)
             writer.write_table(table)
             count += len(some.names)

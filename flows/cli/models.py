@@ -77,6 +77,7 @@ def _predict(
     from algorithms.privacy.card.text import statement
     from data.card import DataRefusedError
     from data.unseen import reader_in
+    from tasks.export import NO_CARD
     from tasks.kept_columns import with_columns
     from tasks.predict import predict as predictions
     from tasks.predict import write
@@ -84,12 +85,13 @@ def _predict(
     allowed = _allowed_code(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
     card = load_beside(in_checkout(model))
-    if card is not None and not card.setting.private:  # a table has no place for the sentence
-        typer.echo(statement(card), err=True)
+    privacy = NO_CARD if card is None else statement(card)
+    if card is not None and not card.setting.private:  # CSV has no place for the sentence
+        typer.echo(privacy, err=True)
     batches = predictions(trained, file, allow_code=allowed, threshold=threshold)
     if keep:
         batches = with_columns(batches, file, reader_in(trained.preparation), keep)
-    for count in write(batches, trained.classes, to or sys.stdout):
+    for count in write(batches, trained.classes, to or sys.stdout, privacy):
         if to is not None and sys.stderr.isatty():
             typer.echo(f"{count:,} records\r", nl=False, err=True)
     if not count:

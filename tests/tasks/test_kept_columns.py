@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -85,6 +86,9 @@ def test_predictions_of_a_seeded_run_come_with_the_sentence_of_its_card(
     assert done.exit_code == 0, done.output
     assert len(pd.read_csv(io.StringIO(done.stdout))) == len(ROWS)
     assert ("NOT PRIVATE" in done.stderr) is (statement(card) in done.stderr) is (kind == "seeded")
+    to = folder / "predicted.parquet"
+    assert CliRunner().invoke(app, [*arguments, "--to", str(to)]).exit_code == 0
+    assert pq.read_schema(to).metadata[b"privacy"] == statement(card).encode()
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])

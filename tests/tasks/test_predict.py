@@ -22,7 +22,8 @@ from typer.testing import CliRunner, Result
 import algorithms
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel
-from algorithms.privacy.card import load
+from algorithms.plain_text import for_markdown
+from algorithms.privacy.card import build, load
 from algorithms.privacy.card.text import statement
 from data import dataset_info
 from data.card import DataRefusedError, data_card
@@ -30,14 +31,16 @@ from data.prepared import load_held_out
 from data.readers.texts import read_texts
 from data.unseen import preparation_of, records_in
 from flows.cli.main import app
-from tasks.export import _of_a_library, export, release
+from tasks.export import NO_CARD, _of_a_library, export, release
 from tasks.predict import predict
 from tests.algorithms.models.forms import FORMS, form_of, moved
 from tests.algorithms.models.test_public_models import LORA
+from tests.algorithms.privacy.conftest import KEY
 from tests.data.conftest import tar
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.modes import open_to_others, open_umask
 from tests.support.soak import soak_but
+from tests.support.synthetic_run import record, write_run
 
 
 def call(*arguments: str) -> Result:
@@ -265,6 +268,20 @@ def test_a_model_of_a_library_is_exported_as_that_reads_it(tmp_path: Path, name:
     assert export(tmp_path, "library", tmp_path / "out") < 1e-4
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in names and ("config.json" in names) is (name == "huggingface")
+    assert (tmp_path / "out/README.md").read_text() == f"{NO_CARD}\n"
+
+
+@pytest.mark.parametrize("kind", ["private", "seeded"])
+def test_a_model_for_its_library_says_what_the_card_says_of_privacy(kind: Any, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    folders = write_run(tmp_path / "run", kind=kind)
+    card = build(record(folders), KEY)
+    _save("timm", folders.artifacts)
+    (folders.artifacts / "metrics.json").unlink()
+    (folders.artifacts / "privacy_card.json").write_bytes(card.to_bytes())
+    export(folders.artifacts, "library", tmp_path / "out")
+    assert ("NOT PRIVATE" in statement(card)) is (kind == "seeded")
+    assert for_markdown(statement(card)) in (tmp_path / "out/README.md").read_text()
 
 
 def test_other_models_are_of_no_library(artifacts: Path, tmp_path: Path) -> None:
