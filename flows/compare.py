@@ -174,14 +174,7 @@ def search(
     return state
 
 
-@flow(
-    name="tune",
-    retries=0,
-    persist_result=False,
-    on_cancellation=IF_STOPPED,
-    on_crashed=IF_STOPPED,
-    on_failure=IF_STOPPED,
-)
+@flow(name="tune", retries=0, persist_result=False, **IF_STOPPED)
 def tune(
     file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2, allow_code: Sequence[str] = ()
 ) -> State[Any]:

@@ -7,7 +7,7 @@ Prefect shows the privacy card as a page and the metrics as a table.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,7 +19,6 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.exceptions import CrashedRun, FailedRun
-from prefect.flows import FlowStateHook
 from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import deployment
 from prefect.states import Completed, Crashed, Failed
@@ -39,7 +38,7 @@ from tasks.runs.reservations import open_reservations
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stage_main import refusals
 from tasks.runs.stages import EXISTING, StageFailedError, StageRefusedError, checkout, reproduce
-from tasks.runs.summary import run_summary
+from tasks.runs.summary import outcome_sentence, run_summary
 
 REFUSED, STUCK, TAG = "Refused", "Stuck", "epsilonflow"
 WORKER_DIED = (
@@ -112,22 +111,37 @@ def run_stage(stage: str, root: Path) -> State[Any]:
     return Completed(message=reused[-1] if reused else outcome)
 
 
-def stage_task(stage: str, root: Path) -> None:
-    """Run a stage as a task of the current flow that has its name; raises StageRefusedError or StageFailedError."""
+def stage_task(stage: str, root: Path) -> str:
+    """Run a stage as a task of the current flow that has its name, and return how it ended.
+
+    Raises StageRefusedError or StageFailedError.
+    """
     state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
     if state.name == REFUSED:
         raise StageRefusedError(str(state.message))
     if not state.is_completed():
         raise StageFailedError(str(state.message))
+    return str(state.message)
 
 
+@dataclass
 class TaskRunner:
-    """Runs the steps as tasks of the current flow."""
+    """Runs the steps as tasks of the current flow.
+
+    is_reused: whether training handed out an existing result.
+    """
+
+    is_reused: bool = False
 
     @contextmanager
     def stages(self, root: Path) -> Iterator[RunStage]:
         """What runs a stage as a task."""
-        yield partial(stage_task, root=root)
+
+        def run(stage: str) -> None:
+            how = stage_task(stage, root)
+            self.is_reused |= stage == "train" and EXISTING in how
+
+        yield run
 
     def line(self, text: str) -> None:
         """Write a line into the log of the flow."""
@@ -163,11 +177,13 @@ def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
             )
 
 
-IF_STOPPED: list[FlowStateHook[..., Any]] = [tell_of_reservation]
-"""The hooks of flows that can spend, for runs that are cancelled, crash or fail."""
+IF_STOPPED: dict[str, Any] = {
+    hook: [tell_of_reservation] for hook in ("on_cancellation", "on_crashed", "on_failure")
+}
+"""The hooks of flows that can spend, as arguments of their decorator."""
 
 
-@flow(name="pipeline", retries=0, on_cancellation=IF_STOPPED, on_crashed=IF_STOPPED, on_failure=IF_STOPPED)
+@flow(name="pipeline", retries=0, **IF_STOPPED)
 def pipeline(
     dataset: str | None = None,
     algorithm: str | None = None,
@@ -176,7 +192,7 @@ def pipeline(
     seed: Seed | None = None,
     settings: dict[str, JsonValue] | None = None,
     encoder: str | None = None,
-) -> Rows | State[Any]:
+) -> State[Rows]:
     """Train a model under differential privacy in this checkout and report what it spent.
 
     Args:
@@ -190,7 +206,7 @@ def pipeline(
     """
     overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
 
-    def run_here() -> Rows:
+    def run_here() -> State[Rows]:
         asked = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
         label_run("train", *(word for word in asked if word is not None))  # also if it is refused
         root = checkout()
@@ -201,19 +217,24 @@ def pipeline(
         label_run("train", trained[0], words, tags=trained)
         # Before a stage starts, since DVC removes what it gave before.
         preview_run(root, settings).check()
+        runner = TaskRunner()
         # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
-        return run_pipeline(root, overrides, TaskRunner(), keeps_overrides=deployment.id is None)
+        rows = run_pipeline(root, overrides, runner, keeps_overrides=deployment.id is None)
+        what = f"{EXISTING}; it is" if runner.is_reused else "trained"
+        return Completed(data=rows, message=f"{what} {outcome_sentence(root)}")
 
     return flow_result(run_here)
 
 
 @flow(name="report", retries=0)
-def report() -> Rows | State[Any]:
+def report() -> State[Rows]:
     """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
 
-    def report_here() -> Rows:
+    def report_here() -> State[Rows]:
         label_run("report")
-        return run_report(checkout(), TaskRunner())
+        root = checkout()
+        rows = run_report(root, TaskRunner())
+        return Completed(data=rows, message=f"the report is that of {outcome_sentence(root)}")
 
     return flow_result(report_here)
 

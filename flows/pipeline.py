@@ -14,7 +14,7 @@ from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.runs.metrics import Rows
 from tasks.runs.stages import StageRefusedError, checkout_lock
 
-RunStage = Callable[[str], None]
+RunStage = Callable[[str], object]
 """Runs a stage; raises StageRefusedError or StageFailedError."""
 
 

@@ -39,14 +39,7 @@ from tasks.runs.stages import checkout
 BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
 
-@flow(
-    name="retrain",
-    retries=0,
-    persist_result=False,
-    on_cancellation=IF_STOPPED,
-    on_crashed=IF_STOPPED,
-    on_failure=IF_STOPPED,
-)
+@flow(name="retrain", retries=0, persist_result=False, **IF_STOPPED)
 def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[Any]:
     """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 

@@ -9,7 +9,14 @@ from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import Receipt
 from data.files import read_json
 from tasks.runs.ledger import open_ledger
-from tasks.runs.metrics import Rows, metric_rows
+from tasks.runs.metrics import (
+    NOT_EVALUATED,
+    Metrics,
+    Rows,
+    describe_metric,
+    held_out_metrics,
+    metric_rows,
+)
 
 REPORT = Path("artifacts/report.html")
 
@@ -28,21 +35,36 @@ def run_summary(root: Path) -> Rows:
         spent, left = (f"{budget.epsilon:,.6g}" for budget in (balance.spent, balance.remaining))
         if balance.composition.kind != "basic":
             left = f"{left} for one more run; {balance.composition} adds up the runs, not their epsilons"
-    cost = (
-        "not private"
-        if metrics["epsilon"] is None
-        else f"{rounded_up(metrics['epsilon'])} at delta {metrics['delta']:g}"
-    )
     return [
         ("data set", receipt.dataset),
         ("algorithm", receipt.algorithm),
         *metric_rows(metrics),
-        ("epsilon of this run", cost),
+        ("epsilon of this run", _cost(metrics) or "not private"),
         ("population", population),
         ("epsilon spent on it", spent),
         ("epsilon left for it", left),
         ("report", os.path.relpath(root / REPORT)),
     ]
+
+
+def outcome_sentence(root: Path) -> str:
+    """What was trained in `root`, its epsilon, its score on the held-out records, and where the card is."""
+    artifacts = root / "artifacts"
+    metrics, receipt = read_json(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
+    cost = _cost(metrics)
+    epsilon = "without privacy" if cost is None else f"for epsilon {cost}"
+    score = f"held-out {describe_metric(metrics)}" if held_out_metrics(metrics) else NOT_EVALUATED
+    return (
+        f"{receipt.algorithm} on {receipt.dataset} {epsilon}: {score}. The privacy card is the artifact privacy-card"
+        f" and artifacts/privacy_card.json; the report is {REPORT}."
+    )
+
+
+def _cost(metrics: Metrics) -> str | None:
+    """The epsilon that is claimed, with its delta; None for a run that is not private."""
+    if metrics["epsilon"] is None:
+        return None
+    return f"{rounded_up(metrics['epsilon'])} at delta {metrics['delta']:g}"
 
 
 def two_columns(pairs: Rows) -> Table:

@@ -130,21 +130,56 @@ def test_what_a_deployment_is_started_with_is_for_that_run(
         number: int = YAML(typ="safe", pure=True).load(params)["model"]["seed"]
         return number
 
-    def stage(name: str, root: Path) -> None:
+    def stage(name: str, root: Path) -> str:
         during.append(seed())
         if fails:
             raise StageFailedError("it failed.")
+        return "done"
 
     if deployment:
         monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
     monkeypatch.setattr(deployed, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(deployed, "preview_run", MagicMock())
     monkeypatch.setattr(deployed, "stage_task", stage)
-    monkeypatch.setattr(deployed, "publish", lambda root: [])
-    deployed.pipeline.fn(seed=9)
+    monkeypatch.setattr(deployed, "publish", lambda root: [("data set", "digits")])
+    monkeypatch.setattr(deployed, "outcome_sentence", lambda root: "dp_sgd on digits.")
+    state: Any = deployed.pipeline.fn(seed=9)
+    assert (state.type.value, state.data) == (
+        ("FAILED", None) if fails else ("COMPLETED", [("data set", "digits")])
+    )
     assert during == [9] * (1 if fails else 5)
     assert seed() == stays
     assert (params.read_text() == before) == (stays == 1)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("done", "trained dp_sgd on digits."),
+        (
+            "existing result, nothing charged: run r is identical.",
+            "existing result, nothing charged; it is dp_sgd on digits.",
+        ),
+        (
+            "nothing to do: existing result, nothing charged",
+            "existing result, nothing charged; it is dp_sgd on digits.",
+        ),
+    ],
+)
+def test_a_run_that_charges_nothing_says_so(
+    train: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That other stages have nothing to do, as where data is prepared already, is no word about the charge."""
+    _checkout(tmp_path, monkeypatch)
+    shutil.copy(PROJECT / "params.yaml", tmp_path)
+    shutil.copytree(PROJECT / "data/cards", tmp_path / "data/cards")
+    outcomes = {"prepare": "nothing to do: existing result, nothing charged", "train": train}
+    monkeypatch.setattr(deployed, "preview_run", MagicMock())
+    monkeypatch.setattr(deployed, "stage_task", lambda stage, root: outcomes.get(stage, "done"))
+    monkeypatch.setattr(deployed, "publish", lambda root: [])
+    monkeypatch.setattr(deployed, "outcome_sentence", lambda root: "dp_sgd on digits.")
+    state: Any = deployed.pipeline.fn()
+    assert state.message == message
 
 
 DEPLOY = PROJECT / "deploy"

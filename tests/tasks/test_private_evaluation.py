@@ -42,7 +42,7 @@ from tasks.export import release
 from tasks.preflight.preview import RunPreview
 from tasks.runs import store
 from tasks.runs.charge import Charge
-from tasks.runs.summary import run_summary
+from tasks.runs.summary import outcome_sentence, run_summary
 from tasks.tracking.runs import curve_tables, summary
 from tests.support.cards import csv_of, label, number
 from tests.support.offline_run import read_records
@@ -367,6 +367,7 @@ def test_an_error_of_the_evaluation_costs_the_metrics_alone(
         "the held-out records are private, and their evaluation failed after training, so there"
         " are no metrics",
     ) in run_summary(root)
+    assert ": the held-out records are private, and their evaluation failed" in outcome_sentence(root)
     assert clinic.place.ledger.balance("visits").spent.epsilon == pytest.approx(1.0, rel=1e-3)
     assert read(clinic, "evaluation.json") == {}
 
