@@ -10,6 +10,7 @@ function has a kink, one bit can decide a whole gradient, so adding a record cou
 import functools
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -104,9 +105,24 @@ def round_batch(count: int) -> int:
     return count // WHOLE * WHOLE if count >= WHOLE else min(count, FEWEST)
 
 
+_SMALL_SIZES = (1, 2, 4, 8, 12, 16, 24, FEWEST, 48)
+
+
 def pass_sizes(most: int) -> list[int]:
-    """The sizes that passes may have, up to `most` records: powers of two to 32, and multiples of 64."""
-    return [size for size in (1, 2, 4, 8, 16, FEWEST) if size <= most] + [*range(WHOLE, most + 1, WHOLE)]
+    """The sizes that passes may have, up to `most` records: few below 64, and its multiples."""
+    return [size for size in _SMALL_SIZES if size <= most] + [*range(WHOLE, most + 1, WHOLE)]
+
+
+def smaller_sizes(size: int) -> tuple[int, ...]:
+    """The sizes that a sample's last pass may have if fewer records are left, next to the usual size; ascending.
+
+    None below a multiple of 64, which two threads may compute.
+
+    Example:
+        >>> smaller_sizes(32), smaller_sizes(64)
+        ((16, 24), ())
+    """
+    return tuple(each for each in _SMALL_SIZES if size <= 2 * each < 2 * size) if size < WHOLE else ()
 
 
 def mean_passes(size: int, expected_batch: float) -> float:
@@ -118,11 +134,32 @@ def mean_passes(size: int, expected_batch: float) -> float:
     """
     if expected_batch > _MANY_PASSES * size:
         return expected_batch / size + 0.5
-    deviation = math.sqrt(2.0 * max(1.0, expected_batch))
-    above = (
-        math.erfc((passes * size - expected_batch) / deviation) / 2 for passes in range(1, 3 * _MANY_PASSES)
+    return 1.0 + sum(_is_above(passes * size, expected_batch) for passes in range(1, 3 * _MANY_PASSES))
+
+
+def mean_places(size: int, expected_batch: float) -> float:
+    """How many records' places those passes have on average, if the last one may have one of `smaller_sizes`.
+
+    Example:
+        >>> [round(mean_places(size, 16.0)) for size in (16, 32, 64)]
+        [19, 20, 64]
+    """
+    sizes = (*smaller_sizes(size), size)
+    passes = mean_passes(size, expected_batch)
+    if expected_batch > _MANY_PASSES * size:
+        return (passes - 1.0) * size + sum(sizes) / len(sizes)
+    # A pass grows from one of its sizes to the next where a sample has more records than places.
+    grown = (
+        (larger - smaller) * _is_above(before * size + smaller, expected_batch)
+        for before in range(3 * _MANY_PASSES)
+        for smaller, larger in pairwise(sizes)
     )
-    return 1.0 + sum(above)
+    return passes * sizes[0] + sum(grown)
+
+
+def _is_above(count: int, expected_batch: float) -> float:
+    """The chance that a Poisson sample of an expected size has more records than `count`, about."""
+    return math.erfc((count - expected_batch) / math.sqrt(2.0 * max(1.0, expected_batch))) / 2
 
 
 class Sliceable(Protocol):

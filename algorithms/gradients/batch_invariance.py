@@ -2,8 +2,10 @@
 
 All passes of a run have one size, which follows from public numbers. So a record's contribution depends on that record
 alone if its values are the same in every such pass, at each position and beside any other records. Two passes over
-made-up records are compared here, in the precision and on the device of training. Values in passes of different sizes
-agree up to rounding only, since kernels follow from shapes.
+made-up records are compared here, in the precision and on the device of training.
+
+Values in passes of another size agree up to rounding, since kernels follow from shapes. Where they agree bit for bit,
+which is compared here, too, the number of sampled records may choose between the sizes: it changes no record's values.
 """
 
 import math
@@ -82,9 +84,7 @@ def compare_batches(
     is_same = is_like_alone = True
     for seed in range(seeds):
         records, index = form.draw(size, seed), seed % size
-        others = form.draw(size, seed + seeds)
-        kinds = [others.times(_LARGE), others.times(0.0)]
-        kinds += [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
+        kinds = _other_kinds(form, size, seed + seeds, has_missing=has_missing)
         # Another order of kinds for each seed, so that large, zero and missing neighbours come to every position.
         turn = seed % len(kinds)
         mixed, origins = _among_others(records, index, kinds[turn:] + kinds[:turn], seed)
@@ -100,6 +100,51 @@ def compare_batches(
         alone, together = loss_alone(records.alone(index)), before.evaluated[index : index + 1]
         is_like_alone &= torch.allclose(alone, together, rtol=tolerance, atol=tolerance, equal_nan=True)
     return BatchComparison(is_same, is_like_alone)
+
+
+Contributions = Callable[[SyntheticBatch, Sequence[int], int], PassValues]
+"""Computes records in passes of a size, without `evaluated`; also digests the gradients at some positions."""
+
+
+def sizes_that_agree(
+    compute: Contributions,
+    form: InputSpec,
+    size: int,
+    smaller: Sequence[int],
+    *,
+    seeds: int,
+    has_missing: bool,
+) -> tuple[int, ...]:
+    """The smaller sizes in passes of which records have the values, bit for bit, that they have in those of `size`.
+
+    Made-up records fill one pass of `size`, and are then cut into passes of each of the others; the last one is padded.
+    Other arguments are as in `compare_batches`.
+    """
+    agreeing = list(smaller)
+    for seed in range(seeds if smaller else 0):
+        records = form.draw(size, seed)
+        kinds = _other_kinds(form, size, seed + seeds, has_missing=has_missing)
+        mixed, _ = _among_others(records, seed % size, kinds, seed)
+        # The last rows are those that kernels compute otherwise, if any.
+        ends = sorted({*(each - 1 for each in smaller), size - 1})
+        for batch in (mixed, records) if seeds > 1 else (mixed,):
+            expected = compute(batch, ends, size)
+            agreeing = [each for each in agreeing if _is_same(compute(batch, ends, each), expected)]
+    return tuple(agreeing)
+
+
+def _is_same(values: PassValues, expected: PassValues) -> bool:
+    """Whether losses, norms and the gradients that were digested are the same bit for bit."""
+    pairs = (values.losses, expected.losses), (values.norms, expected.norms)
+    same_bits = all(torch.allclose(*pair, rtol=0.0, atol=0.0, equal_nan=True) for pair in pairs)
+    return same_bits and values.gradients == expected.gradients
+
+
+def _other_kinds(form: InputSpec, size: int, seed: int, *, has_missing: bool) -> list[SyntheticBatch]:
+    """Records to be beside others: large ones, zeros and missing ones."""
+    others = form.draw(size, seed)
+    missing = [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
+    return [others.times(_LARGE), others.times(0.0), *missing]
 
 
 def _among_others(

@@ -21,13 +21,20 @@ from algorithms.gradients.arithmetic import (
     FEWEST,
     WHOLE,
     mean_passes,
+    mean_places,
     pad_to_multiple,
     pass_sizes,
     round_batch,
+    smaller_sizes,
     split_passes,
 )
-from algorithms.gradients.batch_invariance import BatchComparison, PassValues, compare_batches
-from algorithms.gradients.clipping import L2, Clipping
+from algorithms.gradients.batch_invariance import (
+    BatchComparison,
+    PassValues,
+    compare_batches,
+    sizes_that_agree,
+)
+from algorithms.gradients.clipping import L2, Clipping, Normalised
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
@@ -98,6 +105,10 @@ class Engine:
     norm and gradient, bit for bit, beside any others. If only rounding differs, a larger size is tried, and then one
     record a pass; on an accelerator the size stays, and `batch_dependence` says why private records are refused.
 
+    On a CPU a pass over fewer records may have one of `smaller_sizes`, in which records were found to have the same
+    loss, norm and gradient bit for bit as in the usual one. So the size, which follows from how many records are left
+    for the pass, changes nothing that a record contributes.
+
     Args:
         model: the architecture and the per-record loss.
         input_shape: of one record, without the batch dimension.
@@ -162,6 +173,8 @@ class Engine:
         limits: InspectionLimits | None = None,
     ) -> None:
         device = device or torch.device("cpu")
+        self.smaller_sizes: tuple[int, ...] = ()
+        """Sizes of passes over fewer records than `physical_batch`, in which a record has the same bits; ascending."""
         self.batch_dependence = ""
         """Why private records are refused on this device unless rounding is accepted; usually empty."""
         inspected_on = torch.device("cpu") if offload or shards is not None else device
@@ -190,6 +203,8 @@ class Engine:
             self._place(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
         with refuse_failures(model, form), without_shortcuts():
             self._find_invariant_size(largest, device)
+            if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
+                self.smaller_sizes = self._sizes_that_agree(device)
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
@@ -201,7 +216,13 @@ class Engine:
         fixed = _PASS + _EACH_KERNEL * inspection.kernels + _EACH_PARAMETER * parameters
 
         def seconds(size: int) -> float:
-            return mean_passes(size, expected_batch) * (fixed + size * each / (1 if is_cpu else _FASTER))
+            passes = mean_passes(size, expected_batch)
+            if not is_cpu:
+                return passes * (fixed + size * each / _FASTER)
+            places = (
+                mean_places(size, expected_batch) if self._may_have_smaller_sizes(device) else passes * size
+            )
+            return passes * fixed + places * each
 
         return min(pass_sizes(largest), key=seconds)
 
@@ -271,6 +292,41 @@ class Engine:
             self.passes.model.name,
             first,
         )
+
+    def _may_have_smaller_sizes(self, device: torch.device) -> bool:
+        """Whether passes over fewer records may be smaller: where processes and devices need not keep in step."""
+        passes = self.passes
+        is_placed = (
+            self._shards is not None or passes.offload is not None or passes.model.precision != torch.float32
+        )
+        return device.type == "cpu" and self.is_batched and not self.is_random and not is_placed
+
+    def _sizes_that_agree(self, device: torch.device) -> tuple[int, ...]:
+        """The smaller sizes in passes of which records have the bits of those of the usual size."""
+        usual, point = self.physical_batch, self._point_for_comparison(device)
+
+        def compute(sample: SyntheticBatch, indices: Sequence[int], size: int) -> PassValues:
+            self.physical_batch = size
+            parts = [part for part, _, _ in self.in_parts(point, sample.inputs, sample.labels)]
+            norms = torch.cat([part.norms(L2(1.0)) for part in parts])
+            each = [(part, torch.tensor([index])) for part in parts for index in range(len(part.losses))]
+            losses = torch.cat([part.losses for part in parts])
+            return PassValues(
+                losses, losses, norms, [_digest(part.take(at)) for part, at in map(each.__getitem__, indices)]
+            )
+
+        try:
+            with _threads_up_to(self.threads):
+                return sizes_that_agree(
+                    compute,
+                    self.inspection.form,
+                    usual,
+                    smaller_sizes(usual)[-1:] if self.inspection.is_brief else smaller_sizes(usual),
+                    seeds=(self._seeds + 1) // 2,  # of which each compares twice as many records
+                    has_missing=True,
+                )
+        finally:
+            self.physical_batch = usual
 
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""
@@ -466,7 +522,7 @@ class Engine:
             True
         """
         total = None if out is None else out.zero_()
-        for gradients, *records in self.in_parts(parameters, inputs, labels):
+        for gradients, *records in self.in_parts(parameters, inputs, labels, clipping):
             norms = gradients.norms(clipping)
             if total is None:  # after the backward pass, which needs the memory
                 total = torch.zeros_like(parameters, dtype=torch.float64)
@@ -488,45 +544,49 @@ class Engine:
         other without a gap. Not for parameters that processes share.
         """
         total = torch.zeros_like(parameters, dtype=torch.float64)
-        parts = self.in_parts(parameters, inputs, labels)
+        parts = self.in_parts(parameters, inputs, labels, clipping)
         return total, reduce(
             torch.logical_and, [f.add_clipped_if_finite(clipping, total) for f, _, _ in parts]
         )
 
     def in_parts(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping | None = None
     ) -> Iterator[tuple[PerExampleGradients, Tensor, Tensor]]:
         """Yield per-example gradients, with their records, of one physical batch after another; for the barrier alone.
 
+        clipping: that they are used for, which decides on the sizes of passes; all have one if it is not known.
         If the pass of a batch cannot be recorded, each half has a pass of the same size, and so on: a record for which
         the model takes another way is differentiated alone, and all others have the values that they have without it.
         """
         for batch in self._batches(inputs, labels):
             try:
-                gradients = self.contributions(parameters, *batch)
+                gradients = self.contributions(parameters, *batch, clipping)
             except UnrecordedError:
                 if self._shards is not None:  # the other processes would wait for another number of passes
                     raise
                 for half in _halves(*batch):
-                    yield from self.in_parts(parameters, *half)
+                    yield from self.in_parts(parameters, *half, clipping)
             else:
                 yield gradients, *batch
                 del gradients  # the next pass needs its memory
 
     @in_full_precision()
-    def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
+    def contributions(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping | None = None
+    ) -> PerExampleGradients:
         """Per-example gradients of one physical batch from a single pass; for the barrier alone.
 
-        Raises UnrecordedError if the pass of several records cannot be recorded; see `in_parts`.
+        clipping: see `in_parts`. Raises UnrecordedError if the pass of several records cannot be recorded.
         """
         if len(labels) == 0:
             if self._shards is None:
                 return self.passes.contributions(parameters, parameters.new_zeros(0), {})
             # A pass over a made-up record, so that other processes can gather weights for theirs.
-            some = (part.to(inputs.device) for part in self.made_up_record())
-            return self.contributions(parameters, *some).first(0)
-        padded = self._pad(inputs), self._pad(labels)
+            some, label = (part.to(inputs.device) for part in self.made_up_record())
+            return self.contributions(parameters, some, label).first(0)
         count = len(labels)
+        size = self._size_of_pass(count, clipping)
+        padded = pad_to_multiple(inputs, size), pad_to_multiple(labels, size)
         if self.inspection.layouts is not None:
             try:
                 return self.passes.record_gradients(parameters, *padded, self.inspection.layouts).first(count)
@@ -550,7 +610,7 @@ class Engine:
             Shape [batch], or [batch, layers] for `PerLayer`; float64, not finite for a gradient that is not. Norms
             include a margin for the rounding of the contributions. They are as private as the records.
         """
-        parts = self.in_parts(parameters, inputs, labels)
+        parts = self.in_parts(parameters, inputs, labels, clipping)
         return torch.cat([gradients.norms(clipping) for gradients, _, _ in parts])
 
     def clipped_losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
@@ -612,6 +672,15 @@ class Engine:
         if self.passes.shards is None:
             return PerExampleGradients.add_clipped
         return partial(_add_to_shards, self.passes.shards)
+
+    def _size_of_pass(self, count: int, clipping: Clipping | None) -> int:
+        """The size of a pass over so many records, at most `physical_batch`.
+
+        Smaller ones have the same bits in norms over the whole gradient; others, as after a map, were not compared.
+        """
+        is_compared = isinstance(clipping, L2 | Normalised)
+        fitting = (size for size in self.smaller_sizes if count <= size < self.physical_batch)
+        return next(fitting, self.physical_batch) if is_compared else self.physical_batch
 
     def _pad(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, self.physical_batch)

@@ -8,10 +8,10 @@ arithmetic error would otherwise occur only if there is a record to compute with
 Formal guarantees (under the adjacency of the run's plan, for callers that use only the public methods):
 - The noise and the event of a release come from the same `Release`, so they cannot disagree.
 - A record enters a 64-bit sum through the clipped contribution of its own loss or statistic. The contribution never
-  exceeds the bound, whatever the other records are. It is computed in passes of one size, which public numbers decide.
-  Before any charge, passes of this size over made-up records show that a record has the same values bit for bit beside
-  others and in other rows (compared, not proven; with at most `Engine.threads` threads on a CPU). A model that mixes
-  made-up records is refused.
+  exceeds the bound, whatever the other records are. It is computed in passes of one size, which public numbers decide,
+  or of smaller sizes with the same bits. Before any charge, passes of these sizes over made-up records show that a
+  record has the same values bit for bit in each, beside others and in other rows (compared, not proven; with at most
+  `Engine.threads` threads on a CPU). A model that mixes made-up records is refused.
 - Sums are divided by a public constant. An empty sample is answered with noise. A record without a finite contribution
   counts as zero.
 """

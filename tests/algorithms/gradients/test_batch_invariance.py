@@ -1,8 +1,10 @@
 """What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
 
+import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +18,7 @@ from algorithms.gradients import (
     L1,
     L2,
     Affine,
+    Box,
     Clipping,
     Engine,
     LinearRecords,
@@ -26,6 +29,7 @@ from algorithms.gradients import (
     UnsupportedModelError,
     batch_invariance,
 )
+from algorithms.gradients.arithmetic import mean_places, smaller_sizes
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.passes import Passes
@@ -416,13 +420,17 @@ def sizes_of(engine: Engine, run: Callable[[], object]) -> set[int]:
     return sizes
 
 
-@pytest.mark.parametrize("expected_batch", [None, 5.0, 16.0, 100.0, 700.0])
+def small_network() -> Problem:
+    """Of two layers, whose records have the same bits in passes of all sizes."""
+    layers = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)
+    return problem(Spec(lambda: nn.Sequential(*layers), (6,)), torch.float32)
+
+
+@pytest.mark.parametrize("expected_batch", [None, 100.0, 700.0])
 def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
     expected_batch: float | None,
 ) -> None:
-    made = problem(
-        Spec(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), (6,)), torch.float32
-    )
+    made = small_network()
     engine = made.engine(expected_batch=expected_batch)
     for count in (1, 2, 7, 63, 64, 65, 200):
         some = made.some([0] * count)
@@ -432,6 +440,87 @@ def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
             lambda some=some: engine.clipped_losses(*some.arguments, 1.0),
         ):
             assert sizes_of(engine, ask) == {engine.physical_batch}
+
+
+def test_a_pass_over_few_records_has_the_smallest_size_that_was_compared() -> None:
+    made = small_network()
+    engine = made.engine(expected_batch=16.0)
+    assert (*engine.smaller_sizes, engine.physical_batch) == (16, 24, 32)
+    wanted = {1: {16}, 16: {16}, 17: {24}, 24: {24}, 25: {32}, 32: {32}, 33: {32, 16}, 50: {32, 24}}
+    for count, sizes in wanted.items():
+        records = made.some([0] * count).arguments
+        for clipping in (L2(1.0), Normalised(1.0, 0.1)):
+            assert sizes_of(engine, partial(engine.clipped_sum, *records, clipping)) == sizes
+            assert sizes_of(engine, partial(engine.norms, *records, clipping)) == sizes
+        # What was not compared in other sizes: norms of other kinds, and losses.
+        for clipping in (L1(1.0), PerLayer((1.0, 1.0)), Box(1.0)):
+            assert sizes_of(engine, partial(engine.clipped_sum, *records, clipping)) == {32}
+        assert sizes_of(engine, partial(engine.clipped_losses, *records, 1.0)) == {32}
+
+
+@pytest.mark.parametrize(
+    "name", soak_but(["linear, sequence", "bilstm", "cnn", "transformer"], [*TYPICAL, *NETWORKS])
+)
+def test_a_record_is_the_same_bit_for_bit_in_passes_of_each_size(name: str) -> None:
+    made = problem(SPECS[name], torch.float32, count=32)
+    engine = made.engine(expected_batch=16.0)
+    in_full_passes = copy(engine)
+    in_full_passes.smaller_sizes = ()
+    for count in (1, 5, *engine.smaller_sizes, engine.physical_batch):
+        records = made.some(slice(0, count)).arguments
+        norms, sums = (
+            [each.norms(*records, L2(1.0)) for each in (engine, in_full_passes)],
+            [each.clipped_sum(*records, L2(0.5)) for each in (engine, in_full_passes)],
+        )
+        assert torch.equal(*norms) and torch.equal(*sums), count
+
+
+def turned(outputs: Tensor, place: slice) -> Tensor:
+    """The outputs of a pass of 24 records with other last bits, in some rows."""
+    turns = torch.ones(len(outputs), 1)
+    turns[place if len(outputs) == 24 else slice(0)] += 2.0**-22
+    return outputs * turns
+
+
+def same_values(values: Tensor, gradients: Tensor) -> Tensor:
+    """A tensor with the values of one and the gradients of another."""
+    return values.detach() + (gradients - gradients.detach())
+
+
+OTHER_BITS: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "of all records": lambda self, x: turned(self.layer(x), slice(None)),
+    "of the last record": lambda self, x: turned(self.layer(x), slice(23, 24)),
+    "of gradients alone": lambda self, x: same_values(self.layer(x), turned(self.layer(x), slice(None))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_BITS)
+def test_a_size_in_which_records_have_other_bits_is_not_taken(name: str) -> None:
+    """As if PyTorch chose another kernel for so many rows."""
+    made = problem(Spec(lambda: Wired(OTHER_BITS[name], layer=nn.Linear(6, 2)), (6,)), torch.float32)
+    engine = made.engine(expected_batch=16.0)
+    assert (engine.physical_batch, engine.smaller_sizes) == (32, (16,))
+
+
+def test_passes_have_one_size_where_other_sizes_are_not_compared() -> None:
+    made = small_network()
+    in_16_bits = replace(made, model=replace(made.model, precision=BF16))
+    assert made.engine(physical_batch=32).smaller_sizes == ()  # as asked for
+    assert made.engine().smaller_sizes == ()
+    for each in (made.engine(expected_batch=16.0, offload=True), in_16_bits.engine(expected_batch=16.0)):
+        assert each.physical_batch > 1 and each.smaller_sizes == ()
+
+
+@pytest.mark.parametrize("expected", [4, 16, 40])
+def test_the_places_of_passes_are_those_of_poisson_samples(expected: int) -> None:
+    """By the law of the sample, to within the normal approximation."""
+    for size in (8, 16, 32, 48):
+        sizes, mean, chance = (*smaller_sizes(size), size), 0.0, math.exp(-expected)
+        for count in range(400):
+            left = max(count, 1) % size or size
+            mean += chance * (max(count, 1) - left + min(each for each in sizes if each >= left))
+            chance *= expected / (count + 1)
+        assert mean_places(size, float(expected)) == pytest.approx(mean, rel=0.1)
 
 
 def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
@@ -520,9 +609,11 @@ def test_a_size_that_memory_does_not_hold_is_not_taken() -> None:
 def spoiling_the_next(compute: Callable[..., PerExampleGradients]) -> Callable[..., PerExampleGradients]:
     """As products in bfloat16 do on some processors: beside a record that is not finite no other is."""
 
-    def spoiled(engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
+    def spoiled(
+        engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor, *rest: Any
+    ) -> PerExampleGradients:
         is_bad = ~inputs.isfinite().all()
-        return compute(engine, point, torch.full_like(inputs, torch.nan) if is_bad else inputs, labels)
+        return compute(engine, point, torch.full_like(inputs, torch.nan) if is_bad else inputs, labels, *rest)
 
     return spoiled
 

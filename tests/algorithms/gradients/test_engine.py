@@ -408,9 +408,9 @@ def test_processes_take_as_many_passes_again_as_the_one_with_most(monkeypatch: p
     own = engine.contributions
     sizes: list[int] = []
 
-    def contributions(point: Tensor, inputs: Tensor, labels: Tensor) -> Any:
+    def contributions(point: Tensor, inputs: Tensor, labels: Tensor, *rest: Any) -> Any:
         sizes.append(len(labels))
-        return own(point, inputs, labels)
+        return own(point, inputs, labels, *rest)
 
     monkeypatch.setattr(engine, "contributions", contributions)
     inputs, labels = torch.ones(4, 3), torch.zeros(4, dtype=torch.long)

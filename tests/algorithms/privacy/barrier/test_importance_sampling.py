@@ -246,9 +246,9 @@ def test_a_total_of_norms_tells_later_samples_whom_to_look_at(monkeypatch: pytes
     looked: list[int] = []
     compute = Engine.contributions
 
-    def counted(engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor) -> Any:
+    def counted(engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor, *rest: Any) -> Any:
         looked.append(len(labels))
-        return compute(engine, point, inputs, labels)
+        return compute(engine, point, inputs, labels, *rest)
 
     tiny, point = axes(np.full(COUNT, 0.02)), torch.zeros(COUNT)
     asked, sampling = barrier(tiny, axes_model()), Importance(1.0, oversampling=1.0)
