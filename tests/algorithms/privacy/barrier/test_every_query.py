@@ -225,15 +225,17 @@ PASSES: set[int] = set()
 
 
 QUERIES = [kind for kind in QUESTIONS if "minimum" not in kind]
-OF_SIZES = [(kind, batch, size) for kind in QUERIES for batch, size in ((None, 64), (6.0, 16), (400.0, 448))]
+# The last of the sizes is the usual one; in passes of the others this model has the same bits.
+SIZES = (None, (64,)), (6.0, (8, 12, 16)), (400.0, (448,))
+OF_SIZES = [(kind, batch, sizes) for kind in QUERIES for batch, sizes in SIZES]
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected_batch", "size"),
-    soak_but([each for each in OF_SIZES if each[2] == 16 or each[0] == QUERIES[0]], OF_SIZES),
+    ("kind", "expected_batch", "sizes"),
+    soak_but([each for each in OF_SIZES if each[1] == 6.0 or each[0] == QUERIES[0]], OF_SIZES),
 )
-def test_no_pass_has_a_size_that_follows_from_the_records(
-    kind: str, expected_batch: float | None, size: int, monkeypatch: pytest.MonkeyPatch
+def test_no_pass_has_a_size_that_was_not_compared(
+    kind: str, expected_batch: float | None, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a model's passes nor those of statistics, however many records there are or take part."""
     rows: set[int] = set()
@@ -250,7 +252,7 @@ def test_no_pass_has_a_size_that_follows_from_the_records(
         PASSES.clear()
         QUESTIONS[kind][0](asked)
         monkeypatch.setattr(torch.func, "vmap", vmap)
-        assert {size} >= PASSES and rows <= {1, max(64, size)}  # one row tells a statistic's shape
+        assert {*sizes} >= PASSES and rows <= {1, max(64, *sizes)}  # one row tells a statistic's shape
         is_seen |= bool(PASSES or rows)
     assert is_seen
 
