@@ -22,7 +22,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import secure_generator
 from benchmarks.importance import MadeUp
 from benchmarks.line import STEPS
-from benchmarks.line_search import CarriedMargins
+from benchmarks.line_search import ClosedForm
 from benchmarks.line_search_peers import Hooks
 from benchmarks.measure import Plan, alternate, spread
 from benchmarks.methods import Method, Problem
@@ -85,7 +85,7 @@ def main(rounds: Annotated[int, typer.Option(min=2)] = 15) -> None:
     problem = Problem(chosen, *chosen.data(chosen.batch, torch.device("cpu")))
     methods: dict[str, Method] = {
         "Opacus hooks": Hooks(problem),
-        "iteration": CarriedMargins(problem),
+        "iteration": ClosedForm(problem),
         "whole step": WholeStep(problem),
     }
     times = alternate(methods, Plan(rounds=rounds, warmup=2, repeat=False), time.process_time)

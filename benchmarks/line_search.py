@@ -12,8 +12,8 @@ from benchmarks.line import BOUND, STEPS
 from benchmarks.methods import OnTorch, Problem
 
 
-class CarriedMargins(OnTorch):
-    """The library's closed form, which keeps the records' margins from one iteration to the next."""
+class ClosedForm(OnTorch):
+    """The library's closed form, which searches along a line with the margins that the gradient needed."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

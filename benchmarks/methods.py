@@ -110,7 +110,7 @@ _LINE_SEARCH = {
     "opacus_hooks": "line_search_peers:Hooks",
     "opacus_ghost": "line_search_peers:Ghost",
     "jax": "jax_line_search:Jitted",
-    "ours": "line_search:CarriedMargins",
+    "ours": "line_search:ClosedForm",
 }
 
 _AFFINE = {

@@ -2,8 +2,8 @@
 
 A record's gradient is the outer product of its error (the derivative of its loss by the outputs) and its features. Its
 norm is a product of two norms, so no per-example gradient is materialised. On a line of candidates w - step * g the
-outputs are affine in the step: Xw - step * Xg takes two products for any number of candidates, and one if Xw is cached
-from the previous query.
+outputs are affine in the step: Xw - step * Xg takes two products for any number of candidates, and one if the previous
+query was at w, as a gradient is before a search along it.
 
 Losses and derivatives use the model's own loss function. For single outputs, `logistic_loss` and `hinge_loss` have
 several times faster code here, which is used if the model's losses are these two functions.
@@ -13,7 +13,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -31,9 +31,6 @@ _HELD = 2**25
 
 _LONGEST = 1e18
 """The norm up to which a record's margins and clipping factors are normal numbers in 32 bits."""
-
-CARRIES = 16
-"""How many updates of the margins are allowed before they are recomputed, which bounds their drift."""
 
 _TOGETHER = 2**17
 """How many outputs are computed together, so that they fit into a core's cache."""
@@ -74,7 +71,7 @@ class LineCandidates:
     steps: tuple[float, ...]
 
     def at(self, index: int) -> Tensor:
-        """One candidate, shape [d]; callers continue from this tensor, so that it is recognised bit for bit."""
+        """One candidate, shape [d]."""
         return self.candidates[index].clone()
 
     @cached_property
@@ -89,49 +86,29 @@ class LineCandidates:
 
 
 @dataclass(frozen=True)
-class CachedLogits:
-    """Margins from which the next query starts; they depend on the records, and are as private.
+class CachedMargins:
+    """The records' margins [n, o] at a point; they depend on the records, and are as private.
 
-    asked: the caller's tensor for the point, as it was at `version`. parameters: [d], a copy of the point of the
-    margins [n, o]. age: [], the number of updates since they were computed.
-    direction [d], steps [k], slopes [n, o]: the last line from this point and its direction's margins; empty without.
+    asked: the caller's tensor for the point, as it was at `version`. parameters: [d], a copy of it.
     """
 
     asked: Tensor
     version: int
     parameters: Tensor
     margins: Tensor
-    age: Tensor
-    direction: Tensor
-    steps: Tensor
-    slopes: Tensor
 
-    def moved_to(self, parameters: Tensor) -> "CachedLogits | None":
-        """The margins at the cached point or at a candidate of its line, if not too old; None at other parameters.
+    def is_at(self, parameters: Tensor) -> bool:
+        """Whether these are the margins at the parameters.
 
         On an accelerator the point is recognised as the same tensor alone: to compare values, the host would wait.
         """
         if parameters is self.asked and parameters._version == self.version:
-            return self
-        if parameters.device.type != "cpu" or parameters.dtype != self.parameters.dtype:
-            return None
-        if self.parameters.equal(parameters):
-            return self
-        if len(self.steps) == 0 or int(self.age) >= CARRIES:
-            return None
-        candidates = LineCandidates(self.parameters, self.direction, tuple(self.steps.tolist())).candidates
-        matching = (candidates == parameters).all(dim=1).nonzero()
-        if len(matching) == 0:
-            return None
-        margins = torch.sub(self.margins, self.slopes, alpha=float(self.steps[matching[0, 0]]))
-        return at_point(parameters, margins, self.age + 1)
-
-
-def at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> CachedLogits:
-    """Cached margins without a line."""
-    none, steps = margins.new_empty(0), torch.empty(0, dtype=torch.float64)
-    point = parameters.detach().clone()
-    return CachedLogits(parameters, parameters._version, point, margins, age, none, steps, none)
+            return True
+        return (
+            parameters.device.type == "cpu"
+            and parameters.dtype == self.parameters.dtype
+            and self.parameters.equal(parameters)
+        )
 
 
 @dataclass(frozen=True)
@@ -309,17 +286,7 @@ class LinearRecords:
             order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
             for order, values in self._norms.items()
         }
-        self._held: CachedLogits | None = None
-        self._step = -1
-
-    def at_step(self, step: int) -> "LinearRecords":
-        """These records in a training step, without margins of the step before.
-
-        A run may be interrupted and resumed between steps, without the margins, and must repeat its answers exactly.
-        """
-        if step != self._step:
-            self._held, self._step = None, step
-        return self
+        self._cached: CachedMargins | None = None
 
     def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of clipped gradients of their losses, shape [d], float64.
@@ -332,7 +299,7 @@ class LinearRecords:
                 f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound."
             )
         bound = clipping.sensitivity
-        grad_outputs = self._losses.grad_outputs(self._at(parameters).margins)
+        grad_outputs = self._losses.grad_outputs(self._margins_at(parameters))
         total = self._multiply_features(self._scale_grad_outputs(grad_outputs, clipping, bound))
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
@@ -340,32 +307,27 @@ class LinearRecords:
     def losses_on(self, line: LineCandidates, *, bound: float) -> Tensor:
         """The sums [k], float64, over records of their losses clipped to [0, bound] at a line's candidates.
 
-        A loss that is NaN counts as zero. A later query at one of the candidates starts from these margins.
+        A loss that is NaN counts as zero.
         """
-        held = self._at(line.origin)
         slopes = self._margins(line.direction[None], self._features)[0].contiguous()
-        self._held = replace(
-            held, direction=line.direction.detach().clone(), steps=line.step_sizes, slopes=slopes
-        )
-        sums = self._losses.along(held.margins, slopes, line.step_sizes, bound)
+        sums = self._losses.along(self._margins_at(line.origin), slopes, line.step_sizes, bound)
         return sums + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
-        """The sums of `losses_on`, [k], at any candidates [k, d], by a product for each; does not change the cache."""
+        """The sums of `losses_on`, [k], at any candidates [k, d], by a product for each."""
         sums = self._odd(candidates, bound)
         for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
             margins = self._margins_in_any_place(candidates, self._features[:, records])
             sums += self._losses.at(margins, records, bound)
         return sums
 
-    def _at(self, parameters: Tensor) -> CachedLogits:
-        """The cache at the parameters: unchanged, moved along the last line, or from a new product."""
-        moved = None if self._held is None else self._held.moved_to(parameters)
-        if moved is None:
+    def _margins_at(self, parameters: Tensor) -> Tensor:
+        """The margins [n, o] at the parameters, kept for the next query: the same bits, cached or computed anew."""
+        if self._cached is None or not self._cached.is_at(parameters):
             margins = self._margins(parameters[None], self._features)[0].contiguous()
-            moved = at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
-        self._held = moved
-        return moved
+            point = parameters.detach().clone()
+            self._cached = CachedMargins(parameters, parameters._version, point, margins)
+        return self._cached.margins
 
     def _margins(self, vectors: Tensor, features: Tensor) -> Tensor:
         """Outputs [k, n, o] for flat parameters [k, d] and records stored by feature."""

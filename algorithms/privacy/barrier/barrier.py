@@ -331,7 +331,7 @@ class Barrier:
             if self.__group.is_first
             else None
         )
-        total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
+        total = self.__exact.clipped_sum(parameters, clipping, release, stream)
         if noise_ahead is not None and stream.position != noise_ahead.start:
             raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
         if slices is not None:
@@ -441,7 +441,7 @@ class Barrier:
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
-        losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
+        losses = self.__exact.clipped_losses(candidates, release, stream)
         index = noisy_argmin(losses, release, stream)
         return int(self.__group.broadcast(torch.tensor([index])))
 

@@ -569,13 +569,11 @@ class UnnoisedQueries:
         return frozen_prefix(model, self.records, self.compute, physical_batch=size)
 
     @_with_fixed_arithmetic
-    def clipped_sum(
-        self, point: Tensor, clipping: Clipping, release: Release, stream: Stream, *, step: int
-    ) -> Tensor:
-        """The sum of the sample's clipped gradients at a point [d], in a training step; shape [d], float64."""
+    def clipped_sum(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
+        """The sum of the sample's clipped gradients at a point [d]; shape [d], float64."""
         is_whole = isinstance(release.sampling, FullBatch) and has_one_bound(clipping)
         if is_whole and self._whole is not None:
-            return self._whole.at_step(step).clipped_sum(point.to(self.compute.home), clipping)
+            return self._whole.clipped_sum(point.to(self.compute.home), clipping)
 
         point = self._copy_point(point)
         if isinstance(release.sampling, Importance):
@@ -625,10 +623,8 @@ class UnnoisedQueries:
         return self.compute.group.sum(total)
 
     @_with_fixed_arithmetic
-    def clipped_losses(
-        self, candidates: Tensor | LineCandidates, release: Release, stream: Stream, *, step: int
-    ) -> Tensor:
-        """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64.
+    def clipped_losses(self, candidates: Tensor | LineCandidates, release: Release, stream: Stream) -> Tensor:
+        """The sums of the sample's clipped losses at each candidate; shape [k], float64.
 
         On the CPU. Losses at a candidate that is not finite are no numbers and would count as zero, so the sum there is
         infinite.
@@ -639,9 +635,9 @@ class UnnoisedQueries:
             batches = self.sample_batches(release, stream)
             losses = loss_sums(self.model, self.engine, points, batches, bound, self.compute)
         elif isinstance(candidates, LineCandidates):
-            losses = self._whole.at_step(step).losses_on(candidates, bound=bound)
+            losses = self._whole.losses_on(candidates, bound=bound)
         else:
-            losses = self._whole.at_step(step).losses_at(points, bound=bound)
+            losses = self._whole.losses_at(points, bound=bound)
         are_finite = torch.isfinite(points).all(dim=1).to(losses.device)
         return torch.where(are_finite, losses, torch.inf).cpu()  # the one wait for a device
 

@@ -187,30 +187,19 @@ def test_no_records_and_no_candidates(name: str) -> None:
     assert records.losses_on(a_line(parameters, 0), bound=1.0).shape == (0,)
 
 
-def step(records: Callable[[], LinearRecords], parameters: Tensor) -> Tensor:
-    gradient = records().clipped_sum(parameters, L2(0.5)).to(parameters.dtype)
-    line = LineCandidates(parameters, gradient / gradient.norm(), (0.05, 0.1, 0.2))
-    return line.at(int(records().losses_on(line, bound=3.0).argmin()))
-
-
-def margins_at(records: LinearRecords, parameters: Tensor) -> Tensor:
-    records.clipped_sum(parameters, L2(0.5))
-    assert records._held is not None
-    return records._held.margins
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_carried_margins_hardly_drift_and_are_renewed(name: str) -> None:
+def test_cached_margins_change_no_bit_and_do_not_outlive_a_change_in_place(name: str) -> None:
     model, parameters, inputs, labels = problem(name, 500, torch.float32)
-    records, renewed = LinearRecords(model, inputs, labels), []
-    for _ in range(19):
-        fresh, exact = LinearRecords(model, inputs, labels), LinearRecords(model, inputs.double(), labels)
-        margins, expected, truth = (margins_at(one, parameters) for one in (records, fresh, exact))
-        renewed.append(torch.equal(margins, expected))
-        assert float((margins - truth).abs().max()) < 3e-6  # 1.3e-6 when written, of margins up to 7.5
-        assert apart(records.clipped_sum(parameters, L2(0.5)), fresh.clipped_sum(parameters, L2(0.5))) < 1e-5
-        parameters = step(lambda: records, parameters)
-    assert renewed == [True] + [False] * 16 + [True, False]
+    records, line = LinearRecords(model, inputs, labels), a_line(parameters)
+    for _ in range(2):
+        fresh = LinearRecords(model, inputs, labels)
+        assert torch.equal(records.losses_on(line, bound=3.0), fresh.losses_on(line, bound=3.0))
+        found, expected = (one.clipped_sum(parameters, L2(0.5)) for one in (records, fresh))
+        assert torch.equal(found, expected)
+        parameters.mul_(-1.0)  # the same tensor, another point
+        line = a_line(parameters)
+    elsewhere = 2.0 * parameters
+    assert apart(records.clipped_sum(elsewhere, L2(0.5)), records.clipped_sum(parameters, L2(0.5))) > 1e-3
 
 
 def test_what_has_no_closed_form_is_refused() -> None:

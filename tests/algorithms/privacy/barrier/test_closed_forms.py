@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Affine, Clipping, LinearRecords, LineCandidates, Normalised, PerLayer
+from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, Normalised, PerLayer
 from algorithms.models import build
 from algorithms.models.objectives import with_class_weights
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
@@ -118,15 +118,6 @@ def test_a_run_taken_up_between_steps_goes_on_bit_for_bit() -> None:
     before = Trace(trace.rows[:2])
     before.step = 1
     assert torch.equal(iteration(asked(closed=True, trace=before), first), expected)
-
-
-def test_margins_are_carried_within_a_step_and_dropped_between_steps() -> None:
-    some = records()
-    answers = LinearRecords(MODEL, torch.from_numpy(some.features), torch.from_numpy(some.labels))
-    answers.at_step(0).clipped_sum(point(), L2(1.0))
-    held = answers._held
-    assert held is not None and answers.at_step(0)._held is held
-    assert answers.at_step(1)._held is None
 
 
 def test_a_public_number_decides_whether_records_are_held() -> None:

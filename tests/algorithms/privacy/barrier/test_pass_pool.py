@@ -87,7 +87,7 @@ def test_a_sum_without_waits_is_the_same_sum(precision: torch.dtype) -> None:
     point, stream = small_model("mlp").initial_parameters(), seeded_generator(0).stream(0)
     release = gradient_release(Poisson(0.9), L2(0.5), Gaussian(1.0), 1.0)
     found = queries._sum_on_device(point, L2(0.5), release, stream.later(0))
-    expected = queries.clipped_sum(point, L2(0.5), release, stream, step=0)
+    expected = queries.clipped_sum(point, L2(0.5), release, stream)
     assert len(list(split_passes(np.arange(250), queries.engine.physical_batch))) > 2
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     nobody = replace(RECORDS, features=features[:0], labels=RECORDS.labels[:0])
