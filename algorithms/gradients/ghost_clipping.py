@@ -5,10 +5,12 @@ a weighted sum over records follow from these factors; the gradients are materia
 sums of outer products are computed by the cheaper of two algorithms, a few records at a time.
 """
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -205,6 +207,68 @@ def gram_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     return products.sum(dim=(1, 2)).clamp(min=0.0)
 
 
+class RowProducts(NamedTuple):
+    """What norms follow from of gradients whose rows a linear map of the plane of 1 and a direction changes; float64.
+
+    squares: [batch, rows], of each row of the gradient matrix. along: [2, batch, rows], a row's components along 1 and
+    its direction. slack: [batch, rows], a bound on how much rounding may change a row in the sum.
+    """
+
+    squares: Tensor
+    along: Tensor
+    slack: Tensor
+
+
+def row_products(rows: Tensor, directions: Tensor) -> RowProducts:
+    """From materialised gradients [batch, rows, width]; directions: [rows, width], of unit length, float64."""
+    parts, root = [], math.sqrt(directions.shape[1])
+    size = slice_of(8 * directions.numel(), rows.device)
+    values, scaled = torch.empty(
+        2, min(size, len(rows)), *directions.shape, dtype=torch.float64, device=rows.device
+    )
+    for some in torch.split(rows, size):
+        wider, products = values[: len(some)].copy_(some), scaled[: len(some)]
+        along = torch.mul(wider, directions, out=products).sum(dim=2)
+        squares = torch.linalg.vector_norm(wider, dim=2).square_()
+        parts.append(torch.stack([wider.sum(dim=2) / root, along, squares]))
+    ones, along, squares = torch.cat(parts, dim=1)
+    return RowProducts(squares, torch.stack([ones, along]), torch.zeros_like(squares))
+
+
+def join_row_products(parts: list[RowProducts]) -> RowProducts:
+    """The products of several parts of a batch, in their order."""
+    squares, along, slack = zip(*parts, strict=True)
+    return RowProducts(torch.cat(squares), torch.cat(along, dim=1), torch.cat(slack))
+
+
+def row_products_of_factors(
+    inputs: Tensor, grad_outputs: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The squares and components of sums of outer products, by Gram matrices, for a few gradients.
+
+    [batch, length, p], [batch, length, o] and [o, p] -> [batch, o] and [2, batch, o].
+    """
+    # A row of the gradient, of output r, is sum_t e_tr x_t: its square sum_st e_sr e_tr (x_s . x_t), and its component
+    # along a direction q sum_t e_tr (x_t . q).
+    inputs, grad_outputs = inputs.double(), grad_outputs.double()
+    gram = torch.bmm(inputs, inputs.transpose(1, 2))
+    squares = (torch.bmm(gram, grad_outputs) * grad_outputs).sum(dim=1)
+    ones = torch.bmm(inputs.sum(dim=2)[:, None], grad_outputs)[:, 0] / math.sqrt(inputs.shape[2])
+    along = (torch.matmul(inputs, directions.mT) * grad_outputs).sum(dim=1)
+    return squares.clamp_(min=0.0), torch.stack([ones, along])
+
+
+def row_slack(input_squares: Tensor, grad_outputs: Tensor, length: int) -> Tensor:
+    """A bound on the rounding of each row of a sum of outer products, if it is materialised; [batch, rows], float64.
+
+    Infinite if it might overflow. input_squares: [batch], of what a row is a sum of. grad_outputs: [batch, length, o].
+    """
+    dtype = wide(grad_outputs).dtype
+    columns = torch.linalg.vector_norm(grad_outputs, dim=1, dtype=torch.float64)
+    sizes = input_squares.sqrt()[:, None] * columns
+    return rounding(length, dtype) * torch.where(sizes > torch.finfo(dtype).max / 4, torch.inf, sizes)
+
+
 def product_distances(
     inputs: Tensor, grad_outputs: Tensor, shift: Tensor, scale: Tensor, *, cancels: float
 ) -> Tensor:
@@ -363,13 +427,37 @@ class DenseGrad:
         return DenseGrad(self.rows.double())
 
 
+class RowGrad(PerExample):
+    """Gradients of a weight matrix, one row for each output, that are sums of outer products.
+
+    grad_outputs: the gradients of the layer's outputs.
+    """
+
+    grad_outputs: Tensor
+
+    @property
+    @abstractmethod
+    def grad_rows(self) -> int:
+        """The number of rows of the matrix."""
+
+    @abstractmethod
+    def row_products(self, directions: Tensor) -> RowProducts:
+        """The products of the rows, for a map by rows; directions: [rows, width], of unit length, float64."""
+
+    @abstractmethod
+    def take(self, chosen: Tensor | slice) -> "RowGrad": ...
+
+    @abstractmethod
+    def double(self) -> "RowGrad": ...
+
+
 def as_measured(gradient: PerExample) -> PerExample:
     """The same gradients; as rows if the norms materialised them, since recomputing them could round differently."""
     return DenseGrad(gradient.rows) if "rows" in gradient.__dict__ else gradient
 
 
 @dataclass(frozen=True)
-class LinearGrad:
+class LinearGrad(RowGrad):
     """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
 
     inputs: [batch, length, inputs], the layer's input. grad_outputs: [batch, length, outputs], its output's gradient.
@@ -419,6 +507,25 @@ class LinearGrad:
             squares, product_sizes(self.inputs, self.grad_outputs), self.length, wide(self.grad_outputs).dtype
         )
 
+    @property
+    def grad_rows(self) -> int:
+        return self.grad_outputs.shape[2]
+
+    def row_products(self, directions: Tensor) -> RowProducts:
+        if self.is_materialized:
+            return row_products(self.rows.view(-1, *directions.shape), directions)
+        pairs = zip(self.inputs, self.grad_outputs, strict=True)
+        if self.length > 1 and not self._prefers_gram:
+            return join_row_products(
+                [row_products(_materialize_slice(x[None], error[None]), directions) for x, error in pairs]
+            )
+        numbers = 2 * self.length * (self.length + sum(directions.shape))
+        parts = slices(numbers, self.inputs, self.grad_outputs)
+        each = [row_products_of_factors(some, their, directions) for some, their in parts]
+        squares, along = (torch.cat(part, dim=-2) for part in zip(*each, strict=True))
+        slack = row_slack(square_norms(self.inputs), self.grad_outputs, self.length)
+        return RowProducts(squares, along, slack)
+
     def absolute_norms(self) -> Tensor:
         # |e x^T|_1 = |e|_1 |x|_1 holds for one product alone; a sum of products has to be formed.
         if self.length == 1:
@@ -433,22 +540,32 @@ class LinearGrad:
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         parts, numbers = (self.inputs, self.grad_outputs, weights), self._numbers
         products = total.view(self.grad_outputs.shape[2], self.inputs.shape[2])
-        if self.length == 1:
-            return add_short(*parts, products)
-        is_single = is_formed_singly(self.inputs, numbers)
-        if self._prefers_gram and is_short(self.length, is_single=is_single):
+        if self._is_summed_by_products:
             add_short(*parts, products)
-        elif is_single:
+        elif is_formed_singly(self.inputs, numbers):
             add_single(_materialize_slice, *parts, total)
         else:
             add_materialized(materialize, *parts, total=total, numbers=numbers)
         return None
 
+    @property
+    def _is_summed_by_products(self) -> bool:
+        """Whether the sum is a 64-bit product over all outer products, without materialised gradients."""
+        is_single = is_formed_singly(self.inputs, self._numbers)
+        return self.length == 1 or (self._prefers_gram and is_short(self.length, is_single=is_single))
+
     def take(self, chosen: Tensor | slice) -> "LinearGrad":
-        return LinearGrad(self.inputs[chosen], self.grad_outputs[chosen])
+        return self._with(lambda part: part[chosen])
 
     def double(self) -> "LinearGrad":
-        return LinearGrad(self.inputs.double(), self.grad_outputs.double())
+        return self._with(lambda part: part.double())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "LinearGrad":
+        """Apply a function to the tensors, and to the materialised gradients if they exist."""
+        changed = LinearGrad(change(self.inputs), change(self.grad_outputs))
+        if "rows" in self.__dict__:
+            changed.__dict__["rows"] = change(self.rows)
+        return changed
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from algorithms.gradients.ghost_clipping import (
     SlicedGrad,
     as_measured,
 )
+from algorithms.gradients.normalised_weights import NormalisedGrad
 from algorithms.gradients.patches import in_full_precision
 from algorithms.gradients.small_gradients import SmallGradients
 
@@ -179,7 +180,8 @@ class PerExampleGradients:
             part
             for gradient in self.gradients.values()
             for part in (
-                (gradient, *gradient.parts.values()) if isinstance(gradient, SlicedGrad) else (gradient,)
+                *((gradient, *gradient.parts.values()) if isinstance(gradient, SlicedGrad) else (gradient,)),
+                *((gradient.of,) if isinstance(gradient, NormalisedGrad) else ()),
             )
         )
         materialized = (

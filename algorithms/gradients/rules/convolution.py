@@ -19,16 +19,22 @@ from algorithms.gradients.arithmetic import (
 )
 from algorithms.gradients.ghost_clipping import (
     DenseGrad,
+    RowGrad,
+    RowProducts,
     add_materialized,
     add_rows,
     add_short,
     add_single,
     is_formed_singly,
     is_short,
+    join_row_products,
     norms_of_single,
     prefers_gram,
     product_norms,
     product_sizes,
+    row_products,
+    row_products_of_factors,
+    row_slack,
     rows_of_product,
     slices,
 )
@@ -75,10 +81,13 @@ class Cutter:
     def __init__(self, window: Window, places: Sequence[int]) -> None:
         self._window, self._places = window, tuple(places)
         self._pad = self._seen = torch.empty(0)
+        self._is_pointwise = math.prod(window.kernel) == 1 and not any(window.padding)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[batch, channels, *image] -> [batch * groups, places, kernel x channels / groups], until the next call."""
         groups, (batch, channels, *image) = self._window.groups, inputs.shape
+        if self._is_pointwise and tuple(image) == self._places:
+            return torch.unflatten(inputs, 1, (groups, -1)).flatten(0, 1).flatten(start_dim=2).transpose(1, 2)
         if len(self._pad) < max(1, batch):
             self._make_room(inputs)
         padded = self._pad[:batch]
@@ -115,7 +124,7 @@ class Cutter:
 
 
 @dataclass(frozen=True)
-class ConvGrad:
+class ConvGrad(RowGrad):
     """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
     inputs: [batch, channels, *image]. grad_outputs: [batch, outputs, *places], the gradient of the output. Every output
@@ -156,7 +165,7 @@ class ConvGrad:
                 return norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
             return square_norms(self._materialized_sums)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
-        parts = slices(self._numbers, self.inputs, self.grad_outputs)
+        parts = slices(self._gram_numbers, self.inputs, self.grad_outputs)
         cut = self._cutter()
         squares = torch.cat(
             [_square_norms(cut(wide(some)), their, self.window.groups) for some, their in parts]
@@ -164,6 +173,28 @@ class ConvGrad:
         # An input value is in at most `overlap` patches, so their squares add up to at most `overlap` times its square.
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.grad_outputs)
         return add_rounding_margin(squares, sizes, self.length, wide(self.grad_outputs).dtype)
+
+    @property
+    def grad_rows(self) -> int:
+        return self.grad_outputs.shape[1]
+
+    def row_products(self, directions: Tensor) -> RowProducts:
+        directions = self._in_patch_order(directions).view(directions.shape)
+        if not self._prefers_gram:
+            if not self._is_formed_singly:
+                return row_products(self._materialized_sums, directions)
+            write = self._materializer()
+            pairs = zip(self.inputs, self.grad_outputs, strict=True)
+            each = (write(image[None], error[None]).view(1, *directions.shape) for image, error in pairs)
+            return join_row_products([row_products(one, directions) for one in each])
+        cut, groups, parts = self._cutter(), self.window.groups, []
+        for some, their in slices(self._gram_numbers, self.inputs, self.grad_outputs):
+            back = their.reshape(len(their) * groups, -1, self.length).transpose(1, 2)
+            parts.append(_row_products(cut(wide(some)), back, directions, groups))
+        squares, along = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
+        back = self.grad_outputs.flatten(start_dim=2).transpose(1, 2)
+        slack = row_slack(self.window.overlap * square_norms(self.inputs), back, self.length)
+        return RowProducts(squares, along, slack)
 
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self._materialized_sums)
@@ -237,6 +268,12 @@ class ConvGrad:
         return self._patch * max(self.length * self.window.groups, self.grad_outputs.shape[1])
 
     @property
+    def _gram_numbers(self) -> int:
+        """The same for its patches, output gradients and Gram matrices, twice since they are in 64 bits."""
+        outputs = self.grad_outputs.shape[1]
+        return 2 * self.length * (self.window.groups * (self._patch + self.length) + outputs)
+
+    @property
     def _prefers_gram(self) -> bool:
         outputs = self.grad_outputs.shape[1] // self.window.groups
         return prefers_gram(self.length, self._patch, outputs, self.inputs.device)
@@ -295,6 +332,15 @@ def _square_norms(seen: Tensor, grad_outputs: Tensor, groups: int) -> Tensor:
     batch, length = len(grad_outputs), math.prod(grad_outputs.shape[2:])
     back = wide(grad_outputs).reshape(batch * groups, -1, length).transpose(1, 2)
     return product_norms(seen, back).view(batch, groups).sum(dim=1)
+
+
+def _row_products(seen: Tensor, back: Tensor, directions: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """`row_products_of_factors` for patches and output gradients of several groups, each with rows of its own."""
+    if groups == 1:
+        return row_products_of_factors(seen, back, directions)
+    of_groups = directions.view(groups, -1, directions.shape[1]).repeat(len(seen) // groups, 1, 1)
+    squares, along = row_products_of_factors(seen, back, of_groups)
+    return squares.view(-1, len(directions)), along.view(2, -1, len(directions))
 
 
 _MOVES = torch.conv1d, torch.conv2d, torch.conv3d

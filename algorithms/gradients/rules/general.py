@@ -21,6 +21,7 @@ from algorithms.gradients.ghost_clipping import (
     EmbeddingGrad,
     LinearGrad,
     PerExample,
+    RowGrad,
     SlicedGrad,
 )
 from algorithms.gradients.grad_sample_recorder import (
@@ -39,6 +40,7 @@ from algorithms.gradients.grad_sample_recorder import (
     tensors_in,
 )
 from algorithms.gradients.memory import lacks_memory
+from algorithms.gradients.normalised_weights import pull_back_by_rows
 from algorithms.gradients.patches import APPLIED
 from algorithms.gradients.per_example_gradients import combine
 
@@ -78,6 +80,9 @@ _OTHERS = _words(
     " __rtruediv__ true_divide divide div_ where masked_fill maximum minimum addcmul addcdiv lerp __pow__ pow"
 )
 _ELEMENTWISE = _SUMS | _STRETCHES | _OTHERS
+
+_FEWEST_BY_ROWS = 2048
+"""The size of a model's computed weights, together, from which each map is read off instead of used for each record."""
 
 
 def _writes(name: str, kwargs: Kwargs) -> bool:
@@ -364,7 +369,8 @@ def pull_back(
     recorder: GradSampleRecorder, by_name: dict[str, list[PerExample]]
 ) -> dict[str, list[PerExample]]:
     """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
-    ends: list[tuple[Tensor, Tensor]] = []
+    starts = {name: recorder.graph[name] for name in recorder.parameters if name in recorder.graph}
+    ends: list[tuple[PerExample, Tensor]] = []
     for derived in reversed(recorder.derived):
         for name, end, closed in zip(derived.names, derived.outputs, derived.closed, strict=True):
             if name in by_name and name in recorder.invalidated:
@@ -375,10 +381,18 @@ def pull_back(
                 if of_source is not None:
                     by_name.setdefault(derived.source, []).append(of_source)
                 else:
-                    rows = part.rows.to(end.dtype)
-                    ends.append((end, rows.view(len(rows), *end.shape)))
-    starts = {name: recorder.graph[name] for name in recorder.parameters if name in recorder.graph}
-    for name, gradient in _through(ends, starts).items() if ends else ():
+                    ends.append((part, end))
+    numbers = sum(end.numel() for part, end in ends if isinstance(part, RowGrad))
+    through: list[tuple[Tensor, Tensor]] = []
+    for part, end in ends:
+        by_rows = None
+        if isinstance(part, RowGrad) and numbers >= _FEWEST_BY_ROWS:
+            by_rows = pull_back_by_rows(part, end, starts)
+        if by_rows is None:
+            through.append((end, part.rows.to(end.dtype).view(-1, *end.shape)))
+        for name, gradient in (by_rows or {}).items():
+            by_name.setdefault(name, []).append(gradient)
+    for name, gradient in _through(through, starts).items() if through else ():
         by_name.setdefault(name, []).append(gradient)
     recorder.derived.clear()
     recorder.graph.clear()

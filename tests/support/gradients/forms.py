@@ -9,7 +9,15 @@ from torch import Tensor
 
 from algorithms.gradients import L1, Clipping, PerExampleGradients
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import (
+    BiasGrad,
+    DenseGrad,
+    EmbeddingGrad,
+    LinearGrad,
+    PerExample,
+    RowGrad,
+)
+from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, RowMap
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 
 Draw = Callable[[torch.Generator], PerExample]
@@ -17,9 +25,18 @@ Draw = Callable[[torch.Generator], PerExample]
 
 def contributions(gradient: PerExample, dtype: torch.dtype = torch.float32) -> PerExampleGradients:
     """Gradients of one parameter as contributions; dtype: of the losses."""
-    rows = copy(gradient).rows  # of a copy, since written rows are kept and would then be used
+    rows = _copied(gradient).rows  # of a copy, since written rows are kept and would then be used
     losses, places = torch.zeros(len(rows), dtype=dtype), {"w": slice(0, rows.shape[1])}
     return PerExampleGradients(losses, {"w": gradient}, places, (("w",),), wide(rows).dtype)
+
+
+def _copied(gradient: PerExample) -> PerExample:
+    match gradient:
+        case NormalisedGrad():
+            return replace(gradient, of=copy(gradient.of))
+        case RowFactorGrad():
+            return replace(gradient, of=replace(gradient.of, of=copy(gradient.of.of)))
+    return copy(gradient)
 
 
 def written(gradient: PerExample) -> Tensor:
@@ -37,6 +54,12 @@ def written(gradient: PerExample) -> Tensor:
             return torch.einsum("bte,btw->bew", chosen, exact.grad_outputs).flatten(1)
         case ConvGrad():
             return torch.stack([_convolved(gradient, i) for i in range(len(gradient.inputs))])
+        case NormalisedGrad():
+            return _mapped(gradient.map, written(gradient.of))
+        case RowFactorGrad():
+            matrices = written(gradient.of.of).view(-1, *gradient.of.map.direction.shape)
+            along = torch.einsum("brp,rpk->krb", matrices, _plane(gradient.of.map))
+            return torch.einsum("kr,krb->br", gradient.coefficients, along)
     return gradient.rows.double()
 
 
@@ -51,7 +74,34 @@ def absolute(gradient: PerExample) -> PerExample:
             return replace(gradient, grad_outputs=gradient.grad_outputs.abs())
         case LinearGrad() | ConvGrad():
             return replace(gradient, inputs=gradient.inputs.abs(), grad_outputs=gradient.grad_outputs.abs())
+        case NormalisedGrad():
+            lengthening = torch.linalg.vector_norm(_matrices(gradient.map), ord=2, dim=(1, 2))
+            exact = written(absolute(gradient.of)).view(-1, *gradient.map.direction.shape)
+            return DenseGrad((exact * lengthening[:, None]).flatten(1))
+        case RowFactorGrad():
+            sizes = written(absolute(gradient.of.of)).view(-1, *gradient.of.map.direction.shape).norm(dim=2)
+            return DenseGrad(sizes * gradient.coefficients.norm(dim=0))
     raise TypeError(gradient)
+
+
+def _plane(row_map: RowMap) -> Tensor:
+    """1 and the direction of each row, [rows, width, 2]."""
+    ones = torch.full_like(row_map.direction, row_map.direction.shape[1] ** -0.5)
+    return torch.stack([ones, row_map.direction], dim=2)
+
+
+def _matrices(row_map: RowMap) -> Tensor:
+    """The map of each row as a matrix, [rows, width, width]."""
+    plane = _plane(row_map)
+    across = torch.eye(plane.shape[1]).double() - plane @ plane.mT
+    return row_map.scale[:, None, None] * across + plane @ row_map.inner.permute(2, 0, 1) @ plane.mT
+
+
+def _mapped(row_map: RowMap, vectors: Tensor) -> Tensor:
+    apart = vectors.view(-1, *row_map.direction.shape)
+    mapped: Tensor = torch.einsum("rij,brj->bri", _matrices(row_map), apart)
+    flat: Tensor = mapped.flatten(1)
+    return flat
 
 
 def cancelling(weights: Tensor, size: float, draw: torch.Generator) -> Tensor:
@@ -137,6 +187,37 @@ def patches(channels: int, size: int, outputs: int, window: Window, *, cancels: 
     return drawn
 
 
+def by_rows(of: Draw, *, cancels: bool = False) -> Draw:
+    """Gradients of a weight that is used normalised by rows; `cancels`: nearly all of them is what the map removes."""
+
+    def drawn(draw: torch.Generator) -> NormalisedGrad:
+        gradient = of(draw)
+        assert isinstance(gradient, RowGrad)
+        if cancels:
+            inputs = _nearly(torch.ones_like(gradient.inputs), draw)  # type: ignore[attr-defined]
+            gradient = replace(gradient, inputs=inputs)  # type: ignore[type-var]
+        rows = gradient.grad_rows
+        direction = torch.randn(rows, written(gradient).shape[1] // rows, generator=draw).double()
+        direction -= direction.mean(dim=1, keepdim=True)
+        direction /= direction.norm(dim=1, keepdim=True)
+        scale, inner = (spread(draw, *shape, rows, decades=1).double() for shape in ((), (2, 2)))
+        inner[:, 0] *= not cancels
+        return NormalisedGrad(gradient, RowMap(scale, direction, inner))
+
+    return drawn
+
+
+def gains(of: Draw) -> Draw:
+    """Gradients of a gain of each row."""
+
+    def drawn(draw: torch.Generator) -> RowFactorGrad:
+        weight = by_rows(of)(draw)
+        assert isinstance(weight, NormalisedGrad)
+        return RowFactorGrad(weight, spread(draw, 2, weight.of.grad_rows, decades=1).double())
+
+    return drawn
+
+
 def square(kernel: int, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1) -> Window:
     return Window((kernel,) * 2, (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups)
 
@@ -189,6 +270,17 @@ FORMS: dict[str, Draw] = {
     "patches that cancel, written": patches(3, 6, 4, square(3, padding=1), cancels=True),
     "patches that cancel, kept": patches(2, 12, 4, square(3), cancels=True),
     "patches that cancel, by Gram matrices": patches(40, 4, 40, square(3), cancels=True),
+    "normalised weight, one product": by_rows(products(1, 50, 30)),
+    "normalised weight, materialised": by_rows(products(8, 20, 20)),
+    "normalised weight, by Gram matrices": by_rows(products(4, 60, 60)),
+    "normalised weight, removed, one product": by_rows(products(1, 50, 30), cancels=True),
+    "normalised weight, removed, materialised": by_rows(products(8, 20, 20), cancels=True),
+    "normalised weight, removed, by Gram matrices": by_rows(products(4, 60, 60), cancels=True),
+    "normalised weight, patches": by_rows(patches(4, 6, 8, square(2, stride=2, groups=2))),
+    "normalised weight, patches, by Gram matrices": by_rows(patches(40, 4, 40, square(3))),
+    "normalised weight, patches removed": by_rows(patches(4, 6, 4, square(3)), cancels=True),
+    "gain, materialised": gains(products(8, 20, 20)),
+    "gain, by Gram matrices": gains(patches(40, 4, 40, square(3))),
 }
 
 

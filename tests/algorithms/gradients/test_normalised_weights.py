@@ -1,0 +1,131 @@
+"""Weights that layers use standardised or normalised: pulled back by rows, not record by record."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from algorithms.gradients import L2
+from algorithms.gradients.ghost_clipping import LinearGrad
+from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, pull_back_by_rows
+from tests.support.gradients import naive
+from tests.support.gradients.problems import SMALL, Spec, Wired, check, problem
+
+Map = Callable[[Tensor], Tensor]
+
+
+class Standardised(nn.Conv2d):
+    """A convolution of a normaliser-free network: standardised kernels times a gain (Brock et al. 2021)."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, **settings: int) -> None:
+        super().__init__(inputs, outputs, kernel, **settings)  # type: ignore[arg-type]
+        self.gain = nn.Parameter(torch.ones(outputs, 1, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat, gain = self.weight.reshape(1, self.out_channels, -1), (self.gain * 0.7).view(-1)
+        weight = functional.batch_norm(flat, None, None, gain, training=True, momentum=0.0, eps=1e-6)
+        output: Tensor = self._conv_forward(input, weight.reshape_as(self.weight), self.bias)
+        return output
+
+
+def mapped(change: Map, *sizes: int) -> Callable[[], nn.Module]:
+    """A linear layer that uses a function of its weight."""
+
+    def make() -> nn.Module:
+        weight = nn.Parameter(torch.randn(*sizes, dtype=torch.float64))
+        return Wired(lambda self, x: functional.linear(x, change(self.w)), w=weight)
+
+    return make
+
+
+def on_images(*layers: Callable[[], nn.Module], channels: int = 8, size: int = 5) -> Spec:
+    return Spec(lambda: nn.Sequential(*(layer() for layer in layers)), (channels, size, size))
+
+
+BY_ROWS = {
+    "standardised, a gain": on_images(lambda: Standardised(8, 32, 3, padding=1), nn.Tanh),
+    "standardised, in groups": on_images(lambda: Standardised(64, 64, 3, groups=2), channels=64, size=4),
+    "standardised, of every channel": on_images(lambda: Standardised(8, 8, 16, groups=8), size=17),
+    "standardised, by Gram matrices": on_images(
+        lambda: Standardised(48, 48, 3), nn.Tanh, channels=48, size=4
+    ),
+    "weight norm, no sequence": Spec(lambda: weight_norm(nn.Linear(48, 48)), (48,)),
+    "weight norm, a sequence": Spec(lambda: weight_norm(nn.Linear(48, 48)), (3, 48)),
+    "weight norm, a long sequence": Spec(lambda: weight_norm(nn.Linear(48, 48)), (60, 48)),
+    "weight norm, transposed": Spec(lambda: weight_norm(nn.ConvTranspose1d(32, 24, 3)), (32, 7)),
+    "centred": Spec(mapped(lambda w: w - w.mean(dim=1, keepdim=True), 48, 48), (48,)),
+    "of length 1": Spec(mapped(lambda w: functional.normalize(w, dim=1), 48, 48), (2, 48)),
+    "standardised by formula": Spec(
+        mapped(lambda w: (w - w.mean(1, keepdim=True)) / (w.std(1, keepdim=True) + 1e-3), 48, 48), (2, 48)
+    ),
+    "of two numbers": Spec(mapped(lambda w: functional.normalize(w, dim=1), 1100, 2), (2,)),
+}
+OTHERS = {
+    "of length 1 by columns": Spec(mapped(lambda w: functional.normalize(w, dim=0), 48, 48), (2, 48)),
+    "of length 1 as a whole": Spec(mapped(lambda w: w / w.norm(), 48, 48), (2, 48)),
+    "without half of the entries": Spec(mapped(lambda w: w * (w > 0), 48, 48), (2, 48)),
+    "tanh": Spec(mapped(torch.tanh, 48, 48), (2, 48)),
+    "centred by columns": Spec(mapped(lambda w: w - w.mean(dim=0), 48, 48), (48,)),
+    "a product of two": Spec(mapped(lambda w: w[:48] @ w[48:], 96, 48), (48,)),
+}
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str) -> None:
+    made = problem(BY_ROWS[name])
+    engine = made.engine(physical_batch=SMALL)
+    check(made, engine)
+    kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
+    assert NormalisedGrad in kinds
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str) -> None:
+    made = problem(OTHERS[name])
+    engine = made.engine(physical_batch=SMALL)
+    check(made, engine)
+    kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
+    assert NormalisedGrad not in kinds
+
+
+@pytest.mark.parametrize(
+    "name", ["standardised, by Gram matrices", "weight norm, no sequence", "weight norm, a sequence"]
+)
+def test_no_gradient_of_a_normalised_weight_is_materialised(name: str) -> None:
+    made = problem(BY_ROWS[name])
+    found = made.engine(physical_batch=SMALL).contributions(*made.arguments)
+    found.clipped_sum(L2(1.0))
+    weights = max(span.stop - span.start for span in found.slices.values())
+    assert found.materialized_bytes < 8 * SMALL * weights // 10
+
+
+@pytest.mark.parametrize("name", ["standardised, a gain", "weight norm, no sequence", "of two numbers"])
+def test_sums_in_32_bits_are_those_of_the_loop_in_64(name: str) -> None:
+    exact, made = problem(BY_ROWS[name]), problem(BY_ROWS[name], torch.float32)
+    bound = float(exact.gradients.norm(dim=1).median())
+    expected = naive.contributions(exact.model, exact.gradients, L2(bound)).sum(dim=0)
+    found = made.engine(physical_batch=SMALL).clipped_sum(*made.arguments, L2(bound))
+    assert naive.relative(found, expected) < 5e-6
+
+
+def test_rows_that_are_constant_or_zero_have_finite_gradients() -> None:
+    weight = torch.randn(6, 400, dtype=torch.float64)
+    weight[1], weight[3] = 0.5, 0.0
+    weight.requires_grad_()
+    gain = torch.rand(6, 1, dtype=torch.float64, requires_grad=True)
+    end = gain * (weight - weight.mean(1, keepdim=True)) / (weight.var(1, keepdim=True) + 1e-2).sqrt()
+    part = LinearGrad(torch.randn(4, 1, 400, dtype=torch.float64), torch.randn(4, 1, 6, dtype=torch.float64))
+    pulled = pull_back_by_rows(part, end, {"w": weight, "g": gain})
+    assert pulled is not None and isinstance(pulled["g"], RowFactorGrad)
+    for name, start in (("w", weight), ("g", gain)):
+        expected = torch.stack(
+            [
+                torch.autograd.grad(end, start, each.view(6, 400), retain_graph=True)[0].view(-1)
+                for each in part.rows
+            ]
+        )
+        assert naive.relative(pulled[name].rows, expected) < 1e-12
+        assert naive.relative(pulled[name].square_norms(), expected.square().sum(dim=1)) < 1e-12
