@@ -28,6 +28,7 @@ from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
+from data.card import card_names, data_card
 from flows.missing_runs import log_missing_run
 from flows.pipeline import RunStage, run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides, apply_overrides
@@ -46,6 +47,9 @@ WORKER_DIED = (
     " retraining is begun again by itself, and any other run is resumed by starting it with the same parameters."
 )
 """The message of a state named STUCK."""
+UNREAD = (
+    "nobody reads the output of the command any more, as after `| head`; the same command resumes the run."
+)
 T = TypeVar("T")
 Epsilon = Annotated[float, Field(gt=0, le=MAX_EPSILON)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
@@ -157,24 +161,34 @@ def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
 
     Not in its state, whose message Prefect writes last. A refused run was not stopped.
     """
-    sentences = list[str]()
+    reservations = list[tuple[str, str]]()
     with suppress(*refusals()):  # as where the ledger is away, which the state says
         if state.name != REFUSED:
-            sentences = open_reservations(checkout(), also_running=True)
-    if sentences:
-        flow_run_logger(flow_run).warning(" ".join(sentences))
-        again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
-        text = "\n\n".join(map(for_markdown, [*sentences, again]))
-        with get_client(sync_client=True) as client:
+            reservations = open_reservations(checkout(), also_running=True)
+    if not reservations:
+        return
+    with get_client(sync_client=True) as client:
+        own = _populations(client.read_flow_run(flow_run.id).tags)
+        sentences = [text for population, text in reservations if not own or population in own]
+        if sentences:
+            flow_run_logger(flow_run).warning(" ".join(sentences))
+            again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
+            text = "\n\n".join(map(for_markdown, [*sentences, again]))
             client.create_artifact(
                 ArtifactCreate(
                     key="reservation",
                     type="markdown",
-                    description="what stays reserved for runs of this project that were stopped",
+                    description="what stays reserved for runs that were stopped",
                     data=text,
                     flow_run_id=flow_run.id,
                 )
             )
+
+
+def _populations(tags: Iterable[str]) -> set[str]:
+    """The populations of the data sets that a run has as tags; empty where it was stopped before it got them."""
+    cards = checkout() / "data" / "cards"
+    return {data_card(tag, cards).population for tag in tags if tag in card_names(cards)}
 
 
 IF_STOPPED: dict[str, Any] = {
@@ -255,10 +269,10 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
     except StageFailedError as failure:
         return Failed(message=str(failure))
     except SystemExit as end:
-        # The console ends a process whose output nobody reads any more: the worker is gone.
+        # The console ends a process whose output nobody reads any more: of a deployment, the worker is gone.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        return Crashed(name=STUCK, message=WORKER_DIED)
+        return Crashed(message=UNREAD) if deployment.id is None else Crashed(name=STUCK, message=WORKER_DIED)
 
 
 def _is_not_a_returned_state(record: logging.LogRecord) -> bool:

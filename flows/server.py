@@ -180,7 +180,7 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
         Automation(name="epsilonflow: a run whose process died", trigger=running, actions=[crash]),
         Automation(
             name="epsilonflow: begin a stuck retraining again",
-            trigger=_presence([STUCK], also=retraining),
+            trigger=_presence([STUCK], also=retraining, once_in=timedelta(minutes=1)),
             actions=[again],
         ),
         Automation(name="epsilonflow: a run that waited too long", trigger=waiting, actions=[cancel]),
@@ -225,14 +225,20 @@ def notifier(target: str) -> Notify:
 
 
 def _presence(
-    states: Iterable[str], *, message: str | None = None, also: ResourceSpecification | None = None
+    states: Iterable[str],
+    *,
+    message: str | None = None,
+    also: ResourceSpecification | None = None,
+    once_in: timedelta = timedelta(0),
 ) -> EventTrigger:
+    """once_in: for how long more events of the same run trigger nothing; a busy server delivers some twice."""
     about = {} if message is None else {"prefect.state-message": message}
     return EventTrigger(
         expect={f"prefect.flow-run.{name}" for name in states},
         match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*", **about}),
         match_related=[_OURS] if also is None else [_OURS, also],
         for_each={"prefect.resource.id"},
+        within=once_in,
     )
 
 

@@ -175,6 +175,12 @@ def forecast(options: _Forecast) -> None:
     )
     rows = _retrainings(balance, outcome, options.every)
     if not options.as_json:
+        if rows and balance.composition.kind != "basic":
+            say(
+                f"Epsilon is what the caps are charged for one retraining alone, as {balance.composition} counts it at"
+                f" delta {balance.cap.delta:g}. Its card claims no more and mostly less, as it adds up the releases of"
+                " that run alone."
+            )
         _show_forecast(options.population, rows, outcome.end)
         return
     document = {

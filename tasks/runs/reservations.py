@@ -8,8 +8,8 @@ from tasks.runs import store
 from tasks.runs.ledger import open_ledger
 
 
-def open_reservations(root: Path, *, also_running: bool = False) -> list[str]:
-    """A sentence for each run that the checkout at `root` began, that has not ended, and that no process is at.
+def open_reservations(root: Path, *, also_running: bool = False) -> list[tuple[str, str]]:
+    """Population and a sentence for each run that the checkout at `root` began, and that ended without its result.
 
     also_running: whether a process may be at it, as where a run is just being stopped.
     """
@@ -23,9 +23,12 @@ def open_reservations(root: Path, *, also_running: bool = False) -> list[str]:
         return []
     rows = {row.run_id: row for row in ledger.history() if row.kind == "reserve" and row.run_id in waiting}
     return [
-        f"Run {run_id} was stopped, and epsilon {row.budget.epsilon:g} of {row.population} stays reserved for it:"
-        f" {_resume(json.loads(row.about))} resumes it at no extra cost. `epsilonflow ledger forfeit {run_id}` gives it"
-        " up, and the reservation then counts as spent."
+        (
+            row.population,
+            f"Run {run_id} was stopped, and epsilon {row.budget.epsilon:g} of {row.population} stays reserved for it:"
+            f" {_resume(json.loads(row.about))} resumes it at no extra cost. `epsilonflow ledger forfeit {run_id}`"
+            " gives it up, and the reservation then counts as spent.",
+        )
         for run_id, row in rows.items()
     ]
 

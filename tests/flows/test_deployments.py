@@ -341,8 +341,14 @@ def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
         assert kept == ["a bug"]
 
 
-def test_a_run_whose_worker_died_is_stuck_and_says_what_to_do() -> None:
-    """Nobody reads its console then, for which rich ends the process. Any other end of the process stays one."""
+@pytest.mark.parametrize(
+    ("deployment", "name", "message"),
+    [("an-id", "Stuck", "prefect worker start --pool local-pool"), ("", "Crashed", "the same command")],
+)
+def test_a_run_whose_output_nobody_reads_says_what_to_do(
+    deployment: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker died, or the command's output was cut off; rich ends the process. Any other end of it stays one."""
 
     def orphaned() -> None:
         try:
@@ -350,9 +356,11 @@ def test_a_run_whose_worker_died_is_stuck_and_says_what_to_do() -> None:
         except BrokenPipeError:
             raise SystemExit(1)  # noqa: B904 - as rich does
 
+    if deployment:
+        monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
     state: Any = deployed.flow_result(orphaned)
-    assert (state.name, state.type.value) == ("Stuck", "CRASHED")
-    assert "prefect worker start --pool local-pool" in state.message
+    assert (state.name, state.type.value) == (name, "CRASHED")
+    assert message in state.message
     with pytest.raises(SystemExit):
         deployed.flow_result(lambda: sys.exit(1))
 

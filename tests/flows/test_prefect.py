@@ -396,6 +396,7 @@ def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
         worker.wait()
     assert before_long(lambda: _state(server, run)["type"] == "CRASHED")
     assert "no sign of life" in _state(server, run)["message"]
+    _tell_again(server, run, "Stuck")
     again = body["parameters"] | {"accept_recipe": False}  # the schedule's own runs have other parameters
     scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = _filter(
@@ -409,6 +410,8 @@ def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
     prefect("worker", "start", "--pool", "local-pool", "--type", "process", "--run-once")
     state = _state(server, fresh["id"])
     assert (state["name"], "there is no block yet" in state["message"]) == ("Completed", True)
+    runs = _filter(server, "flow_runs", flow_runs={"deployment_id": {"any_": [deployment]}})
+    assert [each["parameters"] for each in runs].count(again) == 1  # also where the server hears of it twice
 
 
 def _deployment_with_schedule(server: str) -> tuple[str, dict[str, Any]]:
@@ -438,6 +441,21 @@ def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> No
         "related": related,
     }
     httpx.post(f"{server}/events", json=[event], timeout=_PATIENCE_SECONDS).raise_for_status()
+
+
+def _tell_again(server: str, run: str, name: str) -> None:
+    """Send the server an event of a run a second time, as a new one."""
+    about = {"resource": {"id": [f"prefect.flow-run.{run}"]}, "event": {"name": [f"prefect.flow-run.{name}"]}}
+    for _ in range(40):
+        found = httpx.post(
+            f"{server}/events/filter", json={"filter": about}, timeout=_PATIENCE_SECONDS
+        ).json()["events"]
+        if found:
+            break
+        time.sleep(0.25)
+    (event,) = found
+    again = [event | {"id": str(uuid4())}]
+    httpx.post(f"{server}/events", json=again, timeout=_PATIENCE_SECONDS).raise_for_status()
 
 
 def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server: str) -> None:
@@ -486,11 +504,26 @@ def test_a_server_shows_what_a_cancelled_run_holds(
     retrained.arrive("w3")
     with killed_in(train, "run_training"):
         retrained.deliver(1)
+    cards = retrained.root / "data/cards"
+    other = (cards / "tiny.yaml").read_text().replace("tiny", "other")
+    (cards / "other.yaml").write_text(other)
     quiet = {PREFECT_API_URL: server, PREFECT_LOGGING_TO_API_ENABLED: False}
     with temporary_settings(quiet), get_client(sync_client=True) as client:
-        flow_run = client.create_flow_run(retrain)
-        tell_of_reservation(retrain, flow_run, Cancelled())
-    asked = {"artifacts": {"key": {"any_": ["reservation"]}, "flow_run_id": {"any_": [str(flow_run.id)]}}}
-    (artifact,) = httpx.post(f"{server}/artifacts/filter", json=asked).raise_for_status().json()
-    run = retrained.rows("reserve")[-1]
+        runs = [client.create_flow_run(retrain, tags=[TAG, *tags]) for tags in ([], ["tiny"], ["other"])]
+        for flow_run in runs:
+            tell_of_reservation(retrain, flow_run, Cancelled())
+    artifacts = [
+        httpx.post(
+            f"{server}/artifacts/filter",
+            json={
+                "artifacts": {
+                    "key": {"any_": ["reservation"]},
+                    "flow_run_id": {"any_": [str(flow_run.id)]},
+                }
+            },
+        ).json()
+        for flow_run in runs
+    ]
+    assert [len(each) for each in artifacts] == [1, 1, 0]  # none about runs of another population
+    run, (artifact,) = retrained.rows("reserve")[-1], artifacts[1]
     assert f"epsilonflow ledger forfeit {run}" in artifact["data"] and artifact["type"] == "markdown"

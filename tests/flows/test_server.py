@@ -147,7 +147,8 @@ def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(
     place.arrive("w3")
     with killed_in(train, "run_training"):
         place.deliver(1)
-    (sentence,) = reservations.open_reservations(place.root)
+    ((population, sentence),) = reservations.open_reservations(place.root)
+    assert population == "tiny"
     run = place.rows("reserve")[-1]
     assert (
         run in sentence

@@ -110,6 +110,9 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
         "forecast", "patients", "--planned", "4", "--new-blocks", "--policy", "last", "--window", "4"
     ).stdout
     assert "The caps allow at least 1000 more retrainings of population patients." in text
+    assert "one retraining alone, as zCDP counts it at delta 1e-05. Its card claims no more" in " ".join(
+        text.split()
+    )
     each = json.loads(call("forecast", "patients", "--epsilon", "8", "--policy", "newest", "--json").stdout)
     assert each["fit"] == 0  # every charge counts twice
     assert "0 of 2 blocks can pay for this retraining" in each["end"]
