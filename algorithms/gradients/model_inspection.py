@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from algorithms.gradients.arithmetic import FEWEST
 from algorithms.gradients.clipping import L2
@@ -39,7 +40,7 @@ from algorithms.gradients.independence import (
     random_layer,
     still,
 )
-from algorithms.gradients.model import copy_module
+from algorithms.gradients.model import PerExampleModel, copy_module
 from algorithms.gradients.op_tracer import (
     MemoryTracer,
     Operations,
@@ -311,9 +312,32 @@ class _Recordable(_Independent):
     without_rule: tuple[str, ...]
 
 
+def _check_parameters(model: PerExampleModel) -> None:
+    """Raises UnsupportedModelError for parameters whose uses are hidden, or that do not fit into one vector."""
+    scripted = next((n for n, layer in model.module.named_modules() if isinstance(layer, ScriptModule)), None)
+    if scripted is not None:
+        where = f"its layer {scripted}" if scripted else "it"
+        raise UnsupportedModelError(
+            f"the model {model.name} has TorchScript in it ({where}), whose uses of parameters cannot be seen; make the"
+            " torch.nn.Module that it was made from, and load the weights by load_state_dict(scripted.state_dict())."
+        )
+    trained = [(name, part.dtype) for name, part in model.module.named_parameters() if part.requires_grad]
+    by_type = {dtype: name for name, dtype in reversed(trained)}
+    if len(by_type) > 1:
+        examples = " and ".join(f"{str(dtype).partition('.')[2]} ({name})" for dtype, name in by_type.items())
+        advice = "give model.float()"
+        if any(dtype.is_complex for dtype in by_type):
+            advice = "keep complex ones as real numbers, [..., 2], and use them by torch.view_as_complex"
+        raise UnsupportedModelError(
+            f"the model {model.name} has trained parameters of several types, {examples}, and all are one vector here;"
+            f" {advice}."
+        )
+
+
 def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits) -> _Described:
     """Refuse what is known to mix records, and find the form of the records and the extent of the inspection."""
     module = passes.model.module
+    _check_parameters(passes.model)
     check_layer_types(module)
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, UnsupportedModelError
+from algorithms.gradients import L2, Engine, PerExampleModel, UnsupportedModelError
 from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients.problems import Spec, Wired, check, frozen, problem
@@ -80,6 +80,33 @@ def test_a_model_that_fails_is_refused_in_one_sentence(name: str) -> None:
     spec, said = FAILING[name]
     with refused(rf"^the model made up raised {said}", UnsupportedModelError):
         problem(spec).engine()
+
+
+PARAMETERS = {
+    "complex and real": (
+        lambda: Wired(
+            lambda self, x: x @ self.w.real, w=nn.Parameter(torch.ones(4, 3) * 1j), b=nn.Linear(4, 3)
+        ),
+        r"float32 \(b\.weight\) and complex64 \(w\), .*torch\.view_as_complex",
+    ),
+    "two widths": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double()),
+        r"float64 \(1\.weight\) and float32 \(0\.weight\), .*model\.float\(\)",
+    ),
+    "scripted": (lambda: torch.jit.trace(nn.Linear(4, 3), torch.ones(2, 4)), r"TorchScript in it \(it\)"),
+    "a scripted layer": (
+        lambda: nn.Sequential(torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4)), nn.Linear(4, 3)),
+        r"\(its layer 0\), .*by load_state_dict\(scripted\.state_dict\(\)\)",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_that_do_not_fit_are_named_with_what_to_do(name: str) -> None:
+    make, said = PARAMETERS[name]
+    with refused(rf"^the model other has .*{said}", UnsupportedModelError):
+        Engine(PerExampleModel("other", make(), nn.CrossEntropyLoss(reduction="none")), input_shape=(4,))
 
 
 def test_checks_of_a_distribution_are_said_to_be_switched_off() -> None:
