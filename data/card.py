@@ -166,10 +166,18 @@ class DeclaredComposition(CardPart):
 
 
 class SplitRule(CardPart):
-    """The rule that decides for each record whether it is a test record: a public salt and the expected share."""
+    """The rule that decides for each record whether it is a test record: a public salt and the expected share.
+
+    copies: whether equal records are all on one side, or each on a side of its own. `together` suits records that may
+    be entered twice. `apart` suits tables in which many people have the same values: otherwise a model is tested on
+    none of the combinations that it was trained on. With `person`, all records of a person are on one side.
+    """
 
     salt: Word
     test_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)]
+    copies: Literal["together", "apart"] = Field(
+        default="together", exclude_if=lambda copies: copies == "together"
+    )
 
 
 class Person(CardPart):
@@ -328,6 +336,10 @@ class DataCard(CardPart):
         has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - beside)
         if has_test_set == (self.split is not None):
             raise ValueError("split is needed when the source has no test set, and only then")
+        if self.split is not None and self.split.copies == "apart" and self.person is not None:
+            raise ValueError(
+                "all records of a person are on one side; leave split.copies out, or person if each row is a person"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
 """Read the records of a card, from its files or from blocks of its population: split as it declares, and checked.
 
-If the source has no test set, each record's own content decides whether it is held out.
+If the source has no test set, each record's own content decides whether it is held out, and its number among equal
+records if the card says so.
 
 A record belongs to one block for good, since blocks can have separate budgets only if no record moves between them.
 Rows that arrive late belong in a new block. Keyed digests detect an exact duplicate of a block.
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,27 +66,74 @@ def split(blocks: Iterable[RecordBlock], rule: SplitRule) -> Iterator[RecordBloc
     """Divide records into training and test records by `rule`, in their order and regardless of their previous part.
 
     A record's side depends only on its own features and label, or on its key if it has one, and on the rule's public
-    salt. So adding or removing a record moves no other record, and equal records, or equal keys, stay together.
+    salt; with `copies: apart`, also on how many equal records of its block came before it. So one record more or less
+    changes one side by one record, and no other block.
     """
+    source, copies = None, _Copies()
     for block in blocks:
-        test = is_test(block.records, rule)
+        if block.source != source:
+            source, copies = block.source, _Copies()
+        numbers = copies.count(_identities(block.records)) if rule.copies == "apart" else None
+        test = is_test(block.records, rule, numbers)
         yield replace(block, part="train", records=block.records[~test])
         yield replace(block, part="test", records=block.records[test])
 
 
-def is_test(records: RecordBatch, rule: SplitRule) -> NDArray[np.bool_]:
-    """Whether a keyed BLAKE2b hash of each record's bytes is in the test fraction; bool [n]."""
+def is_test(
+    records: RecordBatch, rule: SplitRule, numbers: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
+    """Whether a keyed BLAKE2b hash of each record's bytes is in the test fraction; bool [n].
+
+    numbers: for each record, how many equal ones came before it, if each has a side of its own.
+    """
     salted = hashlib.blake2b(key=hashlib.sha256(rule.salt.encode()).digest(), digest_size=8)
-    keys = records.keys
-    if keys is None and records.features.dtype == object:
-        keys = [text.encode() for text in records.features]
     digests = bytearray()
-    for row in records.canonical() if keys is None else keys:
+    for row, number in zip(_contents_of(records), repeat(0) if numbers is None else numbers, strict=False):
         hasher = salted.copy()
         hasher.update(row)
+        if number:
+            hasher.update(b" copy %d" % number)
         digests += hasher.digest()
     coins: NDArray[np.bool_] = np.frombuffer(digests, "<u8").astype(float) < rule.test_fraction * 2.0**64
     return coins
+
+
+def _contents_of(records: RecordBatch) -> Iterable[bytes]:
+    """What decides the side of each record."""
+    if records.keys is None and records.features.dtype == object:
+        return (text.encode() for text in records.features)
+    return records.canonical() if records.keys is None else records.keys
+
+
+def _identities(records: RecordBatch) -> NDArray[np.bytes_]:
+    """A digest of all that is used of each record, groups for the evaluation included: equal ones are copies."""
+    groups = repeat(b"") if records.groups is None else (row.tobytes() for row in records.groups)
+    digests = (
+        hashlib.blake2b(b"%d " % len(row) + row + group, digest_size=16).digest()
+        for row, group in zip(_contents_of(records), groups, strict=False)
+    )
+    return np.array(list(digests), "S16")
+
+
+class _Copies:
+    """Numbers equal records in their order; 16 bytes a record, in sorted arrays of about doubling sizes."""
+
+    def __init__(self) -> None:
+        self._sorted: list[NDArray[np.bytes_]] = []
+
+    def count(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
+        """How many equal digests came before each of these, here and in earlier calls."""
+        order = np.argsort(digests, kind="stable")
+        some = digests[order]
+        numbers = np.empty(len(some), np.int64)
+        numbers[order] = np.arange(len(some)) - np.searchsorted(some, some)
+        for earlier in self._sorted:
+            numbers += np.searchsorted(earlier, digests, "right") - np.searchsorted(earlier, digests)
+        while self._sorted and len(self._sorted[-1]) <= len(some):
+            some = np.concatenate([self._sorted.pop(), some])
+            some.sort(kind="stable")
+        self._sorted.append(some)
+        return numbers
 
 
 def read(

@@ -474,7 +474,11 @@ def _card(declared: Declared, path: str, checksum: str) -> Document:
         "records": {"at_most": declared.at_most},
         **declared.predicts,
         "files": {"train": {"path": path, "keyed_sha256": checksum}},
-        "split": {"salt": declared.name, "test_fraction": 0.2},
+        "split": {
+            "salt": declared.name,
+            "test_fraction": 0.2,
+            **({"copies": "apart"} if declared.is_table and declared.person is None else {}),
+        },
         "reader": dict(declared.reader),
         **({} if declared.shape is None else {"shape": list(declared.shape)}),
         **(

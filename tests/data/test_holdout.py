@@ -1,5 +1,7 @@
 """Who is held out: each record decides for itself, by a rule that what moves a record changes and nothing else does."""
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from tests.support.parts import whole
 
 MOVES: dict[str, tuple[str, Any]] = {
     "salt": ("split.salt", "another"),
+    "copies": ("split.copies", "apart"),
     "fraction": ("split.test_fraction", 0.25),
     "bound": ("reader.columns.0.bounds", [0, 110]),
     "scale": ("reader.columns.0.scale", "log"),
@@ -124,6 +127,72 @@ def test_removing_a_record_moves_no_other(rows: list[tuple[float, int]], data: s
     before = is_test(records(rows), RULE)
     after = is_test(records(rows[:gone] + rows[gone + 1 :]), RULE) if len(rows) > 1 else np.array([], bool)
     assert np.delete(before, gone).tolist() == after.tolist()
+
+
+APART = RULE.model_copy(update={"copies": "apart"})
+
+
+def sides(
+    rows: list[tuple[float, int]], portion: int, groups: list[int] | None = None
+) -> tuple[Counter[Any], ...]:
+    """How often each record is on each side, of records that are read in portions."""
+    batch = records(rows) if groups is None else replace(records(rows), groups=np.array([groups]).T)
+    read = (RecordBlock("train", batch[at : at + portion]) for at in range(0, len(rows), portion))
+    counted: dict[str, Counter[Any]] = {"train": Counter(), "test": Counter()}
+    for block in split(read, APART):
+        of = block.records
+        group = [()] * len(of) if of.groups is None else map(tuple, of.groups.tolist())
+        counted[block.part].update(zip(of.features[:, 0].tolist(), of.labels.tolist(), group, strict=True))
+    return counted["train"], counted["test"]
+
+
+@given(rows=ROWS, data=st.data())
+def test_one_copy_more_changes_one_side_by_one_record(
+    rows: list[tuple[float, int]], data: st.DataObject
+) -> None:
+    """Wherever it is read, and whatever group it belongs to."""
+    gone, portion = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.integers(1, len(rows)))
+    groups = data.draw(st.lists(st.integers(0, 1), min_size=len(rows), max_size=len(rows)))
+    before = sides(rows, portion, groups)
+    after = sides(rows[:gone] + rows[gone + 1 :], portion, groups[:gone] + groups[gone + 1 :])
+    lost = [was - now for was, now in zip(before, after, strict=True)]
+    gained = [now - was for was, now in zip(before, after, strict=True)]
+    assert not any(gained)
+    assert sorted(side.total() for side in lost) == [0, 1]
+    x, y = rows[gone]
+    assert next(filter(None, lost)) == Counter([(x, y, (groups[gone],))])
+
+
+def test_of_many_equal_records_the_declared_share_is_held_out() -> None:
+    rows = [(float(x), 0) for x in range(3)] * 2_000
+    train, test = sides(rows, portion=700)
+    assert all(850 < test[x, 0, ()] < 1_150 for x in range(3))  # 6 standard deviations
+    assert all(train[x, 0, ()] + test[x, 0, ()] == 2_000 for x in range(3))
+
+
+@given(rows=ROWS)
+def test_records_without_copies_are_on_the_same_side_in_either_way(rows: list[tuple[float, int]]) -> None:
+    once = list({(x + 0.0, y): None for x, y in rows})
+    assert sides(once, portion=4)[1] == Counter(
+        (x, y, ()) for (x, y), side in zip(once, is_test(records(once), RULE), strict=True) if side
+    )
+
+
+def test_copies_in_another_block_of_the_population_move_nobody() -> None:
+    blocks = [
+        RecordBlock("train", records([(0.0, 0)] * count), source) for source, count in (("a", 7), ("b", 9))
+    ]
+    alone = [len(one.records) for one in split(blocks[1:], APART)]
+    assert [len(one.records) for one in split(blocks, APART)][2:] == alone
+    assert 0 < alone[0] < 9
+
+
+def test_people_have_no_copies(table: Document, card_of: CardOf) -> None:
+    columns = [*table["reader"]["columns"], {"name": "who", "kind": "ignored"}]
+    of_people = changed(table, "reader.columns", columns) | {"person": {"column": "who"}}
+    assert card_of(of_people).split.copies == "together"
+    with pytest.raises(ValueError, match=r"leave split\.copies out"):
+        card_of(changed(of_people, "split.copies", "apart"))
 
 
 @given(rows=ROWS)

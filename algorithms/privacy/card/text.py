@@ -75,7 +75,7 @@ HOLDOUT = {
 }
 _OTHER_SIDE = (
     " Without a column that names the person, a row that was corrected can be of the other side later, and its person"
-    " then pays for both."
+    " then pays for both. A row that equals one of the other side may lose what is lost there."
 )
 _PRICES = {
     "ADD_OR_REMOVE_ONE": "They are other people than those trained on, so the run costs the larger of the two.",
