@@ -43,7 +43,7 @@ from tasks.comparing.work import (
 from tasks.config import params
 from tasks.config.overrides import value_at
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import checkout
+from tasks.runs.stages import checkout, checkout_lock
 from tasks.tuning import READS, Tuning, load_here
 from tasks.tuning.search import FOLDER, SearchTrial, deliver, one_by_one, shares
 
@@ -189,11 +189,13 @@ def tune(
     def work() -> State[Any]:
         root, run_all = checkout(), partial(run_side_by_side, workers=workers)
         label_run("tune", Path(file).stem)  # also if it is refused
-        settings = load_here(root, Path(file), allow_code=allow_code)
-        trial = params.load(root / "params.yaml", reads=READS)
+        say = get_run_logger().info
+        with checkout_lock(root, say=say):  # a retraining has params.yaml while it trains
+            settings = load_here(root, Path(file), allow_code=allow_code)
+            trial = params.load(root / "params.yaml", reads=READS)
         names = trial.data.dataset, trial.algorithm_name
         label_run("tune", names[0], f"epsilon {settings.epsilon:g}", tags=names)
-        message = deliver(settings, root, say=get_run_logger().info, run_all=run_all)
+        message = deliver(settings, root, say=say, run_all=run_all)
         publish_search(settings, root / FOLDER, message)
         return Completed(message=message)
 

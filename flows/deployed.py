@@ -38,7 +38,14 @@ from tasks.runs.metrics import Rows
 from tasks.runs.reservations import open_reservations
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stage_main import refusals
-from tasks.runs.stages import EXISTING, StageFailedError, StageRefusedError, checkout, reproduce
+from tasks.runs.stages import (
+    EXISTING,
+    StageFailedError,
+    StageRefusedError,
+    checkout,
+    checkout_lock,
+    reproduce,
+)
 from tasks.runs.summary import outcome_sentence, run_summary
 
 REFUSED, STUCK, TAG = "Refused", "Stuck", "epsilonflow"
@@ -132,10 +139,11 @@ def stage_task(stage: str, root: Path) -> str:
 class TaskRunner:
     """Runs the steps as tasks of the current flow.
 
-    is_reused: whether training handed out an existing result.
+    is_reused: whether training handed out an existing result. outcome: of what the result is, as a sentence.
     """
 
     is_reused: bool = False
+    outcome: str = ""
 
     @contextmanager
     def stages(self, root: Path) -> Iterator[RunStage]:
@@ -152,7 +160,8 @@ class TaskRunner:
         get_run_logger().info(text)
 
     def result(self, root: Path) -> Rows:
-        """Publish the result."""
+        """Publish the result, while no other run changes it."""
+        self.outcome = outcome_sentence(root)
         return publish(root)
 
 
@@ -223,19 +232,19 @@ def pipeline(
     def run_here() -> State[Rows]:
         asked = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
         label_run("train", *(word for word in asked if word is not None))  # also if it is refused
-        root = checkout()
-        settings = apply_overrides(root, overrides).params
-        budget = settings.privacy.epsilon
-        words = "for an attack" if budget is None else f"epsilon {budget:g}"
-        trained = settings.data.dataset, settings.algorithm_name
-        label_run("train", trained[0], words, tags=trained)
-        # Before a stage starts, since DVC removes what it gave before.
-        preview_run(root, settings).check()
-        runner = TaskRunner()
+        root, runner = checkout(), TaskRunner()
+        with checkout_lock(root, say=runner.line):  # a retraining has params.yaml while it trains
+            settings = apply_overrides(root, overrides).params
+            budget = settings.privacy.epsilon
+            words = "for an attack" if budget is None else f"epsilon {budget:g}"
+            trained = settings.data.dataset, settings.algorithm_name
+            label_run("train", trained[0], words, tags=trained)
+            # Before a stage starts, since DVC removes what it gave before.
+            preview_run(root, settings).check()
         # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
         rows = run_pipeline(root, overrides, runner, keeps_overrides=deployment.id is None)
         what = f"{EXISTING}; it is" if runner.is_reused else "trained"
-        return Completed(data=rows, message=f"{what} {outcome_sentence(root)}")
+        return Completed(data=rows, message=f"{what} {runner.outcome}")
 
     return flow_result(run_here)
 
@@ -246,9 +255,9 @@ def report() -> State[Rows]:
 
     def report_here() -> State[Rows]:
         label_run("report")
-        root = checkout()
-        rows = run_report(root, TaskRunner())
-        return Completed(data=rows, message=f"the report is that of {outcome_sentence(root)}")
+        runner = TaskRunner()
+        rows = run_report(checkout(), runner)
+        return Completed(data=rows, message=f"the report is that of {runner.outcome}")
 
     return flow_result(report_here)
 

@@ -7,6 +7,7 @@ gives lower bounds on epsilon from the installed code, on synthetic records.
 import os
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
@@ -34,7 +35,7 @@ from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
 from tasks.retraining.delivery import DeliveryWork, Outcome, deliver
 from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
-from tasks.runs.stages import checkout
+from tasks.runs.stages import STAGES, checkout
 
 BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
@@ -51,7 +52,7 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     def work() -> State[Any]:
         label_run("retrain")
         root, say = checkout(), get_run_logger().info
-        work = DeliveryWork(load(root / file), root, stage_task, say, root / file, accept_recipe)
+        work = DeliveryWork(load(root / file), root, retraining_task, say, root / file, accept_recipe)
         settings = work.settings
         label_run("retrain", settings.name, settings.period(datetime.now(UTC)), tags=[settings.dataset])
         outcome = deliver(work)
@@ -68,9 +69,15 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     return flow_result(work)
 
 
+def retraining_task(stage: str, root: Path) -> None:
+    """Run a stage as a task; after the last one publish card and metrics, while no other run changes them."""
+    stage_task(stage, root)
+    if stage == STAGES[-1]:
+        publish(root)
+
+
 def publish_retraining(work: DeliveryWork, outcome: Outcome) -> None:
-    """Make the artifacts of a retraining: the card and metrics of its run, the models compared, the blocks' budgets."""
-    publish(work.root)
+    """Make the artifacts of a retraining about more than its run: the models compared and the blocks' budgets."""
     compared = [
         {"model": for_markdown(name), "held out": for_markdown(text)} for name, text in outcome.models
     ]

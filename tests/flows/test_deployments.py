@@ -14,19 +14,22 @@ from unittest.mock import MagicMock
 
 import pytest
 import sqlalchemy as sa
+from filelock import FileLock, Timeout
 from prefect.exceptions import CrashedRun, FailedRun
+from prefect.logging import disable_run_logger
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from algorithms.privacy.barrier.device import device_of
-from flows import deployed
+from flows import compare, deployed
 from flows import scheduled as module
 from flows.cli import runs
 from flows.cli.main import app
 from flows.deployed import REFUSED
 from flows.scheduled import BROKEN
+from tasks.config.params import ParamsRefusedError
 from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
 from tasks.runs.stages import StageFailedError
@@ -180,6 +183,27 @@ def test_a_run_that_charges_nothing_says_so(
     monkeypatch.setattr(deployed, "outcome_sentence", lambda root: "dp_sgd on digits.")
     state: Any = deployed.pipeline.fn()
     assert state.message == message
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "tune"])
+def test_params_are_read_while_no_other_run_changes_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a retraining does, which has the file while it trains."""
+    _checkout(tmp_path, monkeypatch)
+    shutil.copy(PROJECT / "params.yaml", tmp_path)
+    shutil.copytree(PROJECT / "data/cards", tmp_path / "data/cards")
+
+    def read(*_: object, **__: object) -> None:
+        with pytest.raises(Timeout):
+            FileLock(tmp_path / ".dvc/tmp/epsilonflow.lock").acquire(blocking=False)
+        raise ParamsRefusedError("seen.")
+
+    module, name = {"pipeline": (deployed, "preview_run"), "tune": (compare, "load_here")}[kind]
+    monkeypatch.setattr(module, name, read)
+    with disable_run_logger():
+        state: Any = {"pipeline": deployed.pipeline, "tune": compare.tune}[kind].fn()
+    assert state.message == "seen."
 
 
 DEPLOY = PROJECT / "deploy"

@@ -197,17 +197,18 @@ def test_a_retraining_shows_both_models_and_each_blocks_budget(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = dict[str, Any]()
-    monkeypatch.setattr(scheduled, "publish", lambda root: shown.update(published=root))
+    monkeypatch.setattr(scheduled, "publish", lambda root: shown.update(published=place.stages[-1]))
     monkeypatch.setattr(
         scheduled, "create_table_artifact", lambda rows, key, description: shown.update({key: rows})
     )
     place.deliver()
     place.arrive("w3")
-    second = place.deliver(1)
+    monkeypatch.setattr(scheduled, "stage_task", place.run_stage)
+    second = place.deliver(1, run_stage=scheduled.retraining_task)
     scheduled.publish_retraining(
         DeliveryWork(place.settings, place.root, place.run_stage, place.said.append), second
     )
-    assert shown["published"] == place.root
+    assert shown["published"] == "report"  # while the checkout is still locked
     new, old = (run.replace("_", "\\_") for run in reversed(place.rows("settle")))
     assert [row["model"] for row in shown["models"]] == [f"new: {new}", f"in use before: {old}"]
     assert all("accuracy" in row["held out"] for row in shown["models"])
