@@ -45,6 +45,9 @@ _ROWS = 256
 _LARGE = 2**19
 """Size of a parameter above which the gradients of a few records do not fit a CPU's cache."""
 
+_SMALL_TABLE = 2**10
+"""Numbers of an embedding's table whose gradients have all entries, used or not."""
+
 _FEW, _SHORT = 8, 64
 """Outer products per record up to which 64-bit products beat materialising small and large gradients."""
 
@@ -689,9 +692,21 @@ class EmbeddingGrad:
             .to(wide(self.grad_outputs).dtype)
         )
 
+    @property
+    def _is_small(self) -> bool:
+        """Whether each entry of the table has a slot: sorting lookups would take longer than what it saves."""
+        return (
+            self.entries <= self.indices.shape[1] or self.entries * self.grad_outputs.shape[2] <= _SMALL_TABLE
+        )
+
     @cached_property
     def _slots(self) -> Tensor:
-        """A slot below `length` for every lookup, [batch, length]; lookups of the same entry share a slot."""
+        """A slot for every lookup, [batch, length], below `length` or, in a small table, `entries`.
+
+        Lookups of the same entry share a slot.
+        """
+        if self._is_small:
+            return self.indices
         # Sorted, equal entries are neighbours, and how often the entry has changed so far numbers the different ones.
         # The scatter undoes the sort. Shapes do not depend on how many differ.
         entries, order = self.indices.sort(dim=1, stable=True)
@@ -701,16 +716,20 @@ class EmbeddingGrad:
 
     @cached_property
     def _slot_entries(self) -> Tensor:
-        """The entry of each slot, [batch, length]; 0 for unused slots."""
+        """The entry of each slot, [batch, slots]; 0 for unused slots, unless the table is small."""
+        if self._is_small:
+            return torch.arange(self.entries, device=self.indices.device).expand(len(self.indices), -1)
         if self.indices.shape[1] == 1:
             return self.indices
         return torch.zeros_like(self.indices).scatter_(1, self._slots, self.indices)
 
     @cached_property
     def _materialized_sums(self) -> Tensor:
-        """The sum of the output gradients in each slot, [batch, length, width], float64; zero for unused slots."""
-        grad_outputs = self.grad_outputs.double()
-        return grad_outputs if self.indices.shape[1] == 1 else _sum_by_slot(self._slots, grad_outputs)
+        """The sum of the output gradients in each slot, [batch, slots, width], float64; zero for unused slots."""
+        grad_outputs, (_, length) = self.grad_outputs.double(), self.indices.shape
+        if self._is_small:
+            return _sum_by_slot(self.indices, grad_outputs, self.entries)
+        return grad_outputs if length == 1 else _sum_by_slot(self._slots, grad_outputs, length)
 
     def square_norms(self) -> Tensor:
         return square_norms(self._materialized_sums)
@@ -729,6 +748,9 @@ class EmbeddingGrad:
         return add_rounding_margin(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        if self._is_small:
+            total.addmv_(self._materialized_sums.flatten(start_dim=1).T, weights)
+            return
         weighted = (self._materialized_sums * weights[:, None, None]).flatten(0, 1)
         total.view(self.entries, -1).index_add_(0, self._slot_entries.reshape(-1), weighted)
 
@@ -748,13 +770,13 @@ class EmbeddingGrad:
         return changed
 
 
-def _sum_by_slot(slots: Tensor, values: Tensor) -> Tensor:
-    """Sums of values [batch, length, k] by slot, slots [batch, length] -> [batch, length, k].
+def _sum_by_slot(slots: Tensor, values: Tensor, count: int) -> Tensor:
+    """Sums of values [batch, length, k] by slot below `count`, slots [batch, length] -> [batch, count, k].
 
     The addition is deterministic on a GPU too, if PyTorch is configured to be.
     """
-    batch, length, _ = values.shape
-    # One flat index_add for the batch: the slots of record i are rows i * length and on.
-    first = length * torch.arange(batch, device=values.device)[:, None]
-    sums = torch.zeros_like(values.flatten(0, 1))
-    return sums.index_add_(0, (first + slots).flatten(), values.flatten(0, 1)).view(values.shape)
+    batch, _, width = values.shape
+    # One flat index_add for the batch: the slots of record i are rows i * count and on.
+    first = count * torch.arange(batch, device=values.device)[:, None]
+    sums = values.new_zeros(batch * count, width)
+    return sums.index_add_(0, (first + slots).flatten(), values.flatten(0, 1)).view(batch, count, width)

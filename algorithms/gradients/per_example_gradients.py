@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -288,8 +288,9 @@ class PerExampleGradients:
             if len(parts) == len(self.slices):
                 total.add_(torch.cat([parts[name] for name in self.slices]).to(total.device))
                 return
-            for name, part in parts.items():
-                total[self.slices[name]].add_(part.to(total.device))
+            if parts:
+                places = _places(tuple((self.slices[name].start, self.slices[name].stop) for name in parts))
+                total.index_add_(0, places.to(total.device), torch.cat([*parts.values()]).to(total.device))
             weights = dict.fromkeys(self._others, weights)
         added = set()
         for name, weight in self._with_bias.items() if weights and total.device == self.losses.device else ():
@@ -323,6 +324,12 @@ class PerExampleGradients:
         added = torch.zeros_like(total, device=self.losses.device)  # the sum stays in main memory
         gradient.add_weighted(weights.double(), added)
         total += added.to(total.device)
+
+
+@lru_cache
+def _places(spans: tuple[tuple[int, int], ...]) -> Tensor:
+    """The indices from start to stop of each span, one after another."""
+    return torch.cat([torch.arange(*span) for span in spans])
 
 
 def all_finite(norms: Tensor) -> Tensor:

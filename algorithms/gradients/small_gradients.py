@@ -3,7 +3,7 @@
 Which gradients these are depends on the sizes of parameters, never on the number of records.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -16,14 +16,18 @@ from algorithms.gradients.ghost_clipping import (
     LinearGrad,
     PerExample,
     add_rows,
+    materialize,
     slice_of,
 )
 
-_FEW_NUMBERS = 512
+_FEW_NUMBERS = 1024
 """Size of a materialised parameter that is processed with others."""
 
 _NARROW = 256
 """Inputs and outputs of a linear layer, together, that is processed with others."""
+
+_SHORT_SEQUENCE = 1024
+"""Inputs and outputs of a record in a linear layer that is materialised in one product with others of its shape."""
 
 _FEWEST_NUMBERS = 128
 """Size of all narrow layers up to which they are materialised with the others."""
@@ -123,6 +127,7 @@ class SmallGradients:
     @cached_property
     def _rows(self) -> Tensor:
         """The materialised gradients next to each other, [batch, numbers]."""
+        _materialize_alike(self.materialized.values())
         return torch.cat([wide(each.rows) for each in self.materialized.values()], dim=1)
 
     @cached_property
@@ -156,6 +161,38 @@ class SmallGradients:
     @cached_property
     def _whole(self) -> Tensor:
         return _join_sides(self._sides)
+
+
+def _materialize_alike(gradients: Iterable[PerExample]) -> None:
+    """Materialise those of short sequences, all of one kind and shape by the same product or sum.
+
+    Each keeps its part, from which norms and sums are then computed.
+    """
+    products: dict[tuple[int, ...], list[LinearGrad]] = {}
+    sums: dict[int, list[BiasGrad]] = {}
+    for each in gradients:
+        layer = each.of if isinstance(each, BiasGrad) else each
+        if not isinstance(layer, LinearGrad) or "rows" in vars(each):
+            continue
+        (_, length, inputs), outputs = layer.inputs.shape, layer.grad_outputs.shape[2]
+        if length > 1 and length * (inputs + outputs) <= _SHORT_SEQUENCE:
+            if isinstance(each, BiasGrad):
+                sums.setdefault(length, []).append(each)
+            else:
+                products.setdefault((length, inputs, outputs), []).append(layer)
+    for layers in products.values():
+        if len(layers) > 1:
+            sides = ([each.inputs for each in layers], [each.grad_outputs for each in layers])
+            rows = materialize(*(torch.cat(side) for side in sides))
+            for layer, part in zip(layers, rows.tensor_split(len(layers)), strict=True):
+                vars(layer)["rows"] = part
+    for biases in sums.values():
+        if len(biases) > 1:
+            errors = [wide(each.of.grad_outputs) for each in biases]
+            widths = [error.shape[2] for error in errors]
+            parts = torch.cat(errors, dim=2).sum(dim=1).split_with_sizes(widths, dim=1)
+            for bias, part in zip(biases, parts, strict=True):
+                vars(bias)["rows"] = part
 
 
 def _join_sides(sides: Sequence[Tensor]) -> Tensor:

@@ -406,3 +406,20 @@ def test_the_precision_of_the_loss_is_not_that_of_the_sum() -> None:
     for i in range(50):
         bound = 0.5 * float(made.gradients[i].double().norm())
         assert float(engine.clipped_sum(*made.some([i]).arguments, L2(bound)).norm()) <= bound
+
+
+@pytest.mark.parametrize(("entries", "length"), [(5, 8), (8, 8), (60, 3), (700, 9), (700, 1)])
+def test_lookups_of_an_entry_are_added_up_in_tables_of_any_size(entries: int, length: int) -> None:
+    """In a slot for each entry, if the table is small or no longer than a record, else for each lookup."""
+    draw = torch.Generator().manual_seed(0)
+    words = torch.randint(min(4, entries), (6, length), generator=draw) * (entries // 4)
+    errors, weights = torch.randn(6, length, 2, generator=draw), torch.rand(6, generator=draw).double()
+    found = EmbeddingGrad(words % entries, errors, entries)
+    chosen = torch.nn.functional.one_hot(words % entries, entries).double()
+    expected = torch.einsum("nle,nlw->new", chosen, errors.double()).flatten(start_dim=1)
+    for some, rows in ((found, expected), (found.take(torch.tensor([4, 1])), expected[[4, 1]])):
+        assert torch.allclose(some.rows.double(), rows, atol=1e-5)
+        assert torch.allclose(some.square_norms(), rows.square().sum(dim=1), rtol=1e-6)
+        total = torch.ones(2 * entries, dtype=torch.float64)
+        some.add_weighted(weights[: len(rows)], total)
+        assert torch.allclose(total - 1.0, weights[: len(rows)] @ rows)

@@ -59,6 +59,34 @@ def test_norms_and_sums_are_those_of_all_gradients(large: bool, records: int, pa
     )
 
 
+def sequences(records: int, length: int) -> dict[str, PerExample]:
+    """Layers of which some have one shape, with biases of other widths, some of frozen layers."""
+    alike, other = [layer(records, 6, 4, length) for _ in range(3)], layer(records, 4, 6, length)
+    biases = {f"{number}.bias": BiasGrad(each) for number, each in enumerate((*alike[1:], other))}
+    frozen = BiasGrad(layer(records, 9, 2, length))
+    named = {str(number): each for number, each in enumerate((*alike, other))}
+    return {**biases, **named, "frozen.bias": frozen, "scale": DenseGrad(torch.randn(records, 5))}
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("length", [5, 400])
+def test_layers_of_one_shape_are_materialised_as_each_by_itself(length: int, padding: int) -> None:
+    """In one product, if they are short, else each in its own."""
+    torch.manual_seed(0)
+    gradients = sequences(FEW, length)
+    found = of(gradients, padding)
+    rows = torch.cat([written(each) for each in gradients.values()], dim=1)[: FEW - padding]
+    norms = rows.norm(dim=1)
+    torch.testing.assert_close(found.norms(L2(1.0)), norms, rtol=1e-6, atol=0.0)
+    for name, each in gradients.items():
+        torch.testing.assert_close(each.rows.double(), written(each), rtol=1e-5, atol=1e-4, msg=name)
+    bound = float(norms.median())
+    expected = (rows * (bound / norms).clamp(max=1.0)[:, None]).sum(dim=0)
+    torch.testing.assert_close(
+        found.clipped_sum(L2(bound)), expected, rtol=1e-5, atol=1e-5 * float(expected.norm())
+    )
+
+
 def test_narrow_layers_and_materialised_gradients_are_taken_together() -> None:
     """By the sizes of parameters, whatever the number of records."""
     torch.manual_seed(0)
