@@ -278,7 +278,7 @@ def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["L2", "L1", "PerLayer", "Affine"])
 def test_no_record_s_copy_of_a_large_table_is_written_down(kind: str) -> None:
-    made = problem(Spec(lambda: nn.Embedding(90, 3), (4,), entries=90))
+    made = problem(Spec(lambda: nn.Embedding(900, 3), (4,), entries=900))
     found = made.engine().contributions(*made.arguments)
     found.norms(naive.clippings(made.model, made.gradients)[kind])
     table, records = made.gradients[0].nbytes, len(found.losses) + found.padding
