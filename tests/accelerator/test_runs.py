@@ -1,6 +1,5 @@
 """Runs on the simulated accelerator that are shared by processes, killed, or calls of `fit`, and its encoders."""
 
-import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.support import bench
 from tests.support.gradients.networks import SPECS
 from tests.support.gradients.problems import problem
 from tests.support.processes import HANGS, in_processes
+from tests.support.warm_processes import warm_context
 
 CPU, RECORDS = torch.device("cpu"), 70
 SHARED: dict[str, dict[str, bool]] = {"records": {}, "trained parameters": {"shard_trained": True}}
@@ -91,7 +91,7 @@ def until_killed(folder: Path) -> None:
 
 
 def test_a_killed_process_is_resumed_bit_for_bit(sim: torch.device, tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=until_killed, args=(tmp_path / "killed",))
+    process = warm_context().Process(target=until_killed, args=(tmp_path / "killed",))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL and any((tmp_path / "killed").iterdir())

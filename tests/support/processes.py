@@ -1,11 +1,8 @@
 """Real processes that compute together, over gloo or NCCL."""
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
-from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +11,7 @@ from torch import distributed
 
 from algorithms.privacy.barrier.process_group import ProcessGroup
 from tests.support.device import DEVICE
+from tests.support.warm_processes import warm_pool
 
 T = TypeVar("T")
 PLACE = DEVICE if torch.accelerator.device_count() > 1 else torch.device("cpu")
@@ -39,23 +37,11 @@ def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Itera
 
 
 def in_processes(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """The results of calls in a process each; the first that fails ends the others, which may wait for it.
-
-    The processes stay for the next calls, since each takes seconds to start.
-    """
+    """The results of calls in a process each; the first that fails ends the others, which may wait for it."""
     calls = [(work, number, each) for number, each in enumerate(arguments)]
-    try:
-        results = dict(_pool(len(arguments)).imap_unordered(_call, calls, chunksize=1))
-    except BaseException:
-        _pool(len(arguments)).terminate()
-        _pool.cache_clear()
-        raise
-    return [results[number] for number in range(len(arguments))]
-
-
-@cache
-def _pool(count: int) -> Pool:
-    return multiprocessing.get_context("spawn").Pool(count)
+    with warm_pool(len(calls)) as pool:
+        results = dict(pool.imap_unordered(_call, calls, chunksize=1))
+    return [results[number] for number in range(len(calls))]
 
 
 def _call(call: tuple[Callable[..., T], int, tuple[Any, ...]]) -> tuple[int, T]:

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from tasks import calibrate, prepare, train
 from tasks.config import params
 from tasks.runs import store
 from tests.support.checkout import PROJECT
+from tests.support.warm_processes import ModuleProcess
 
 PARAMS: dict[str, Any] = {
     "data": {"dataset": "digits"},
@@ -107,11 +106,10 @@ class Workspace:
         receipt: dict[str, Any] = json.loads((self.root / "artifacts/receipt.json").read_text())
         return receipt
 
-    def start(self) -> "subprocess.Popen[bytes]":
+    def start(self) -> ModuleProcess:
         """Run the stage in a process of its own."""
         own = {"EPSILONFLOW_HOME": str(self.home), "PYTHONPATH": str(PROJECT)}
-        command = [sys.executable, "-m", "tasks.train"]
-        return subprocess.Popen(command, cwd=self.root, env=os.environ | own, stderr=subprocess.DEVNULL)
+        return ModuleProcess("tasks.train", cwd=self.root, env=os.environ | own)
 
     def model(self) -> str:
         return hashlib.sha256((self.root / "artifacts/model.safetensors").read_bytes()).hexdigest()

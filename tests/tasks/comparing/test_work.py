@@ -2,9 +2,8 @@
 
 import hashlib
 import json
+import os
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, csv_of, number
 from tests.support.comparisons import PROJECT, document, run_here, small, write
 from tests.support.public_texts import publish
+from tests.support.warm_processes import ModuleProcess
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +258,8 @@ def test_a_killed_comparison_leaves_only_finished_trials_and_goes_on(tmp_path: P
     content["methods"]["dp_sgd"]["algorithm"]["steps"] = 60
     del content["methods"]["plain"]
     root = small(tmp_path / "killed")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.comparisons", str(root), json.dumps(content)], cwd=PROJECT
-    )
+    arguments = (str(root), json.dumps(content))
+    process = ModuleProcess("tests.support.comparisons", *arguments, cwd=PROJECT, env=os.environ)
     place = work_of(write(root, content), root).place
     while len(place.finished_digests()) < 2 and process.poll() is None:
         time.sleep(0.005)

@@ -1,7 +1,6 @@
 """Several processes at one run: one charge, one trace, the result of one process, whichever of them is killed."""
 
 import hashlib
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -35,6 +34,7 @@ from tests.support.checkout import PROJECT
 from tests.support.processes import joined
 from tests.support.soak import soak_but
 from tests.support.waiting import before_long
+from tests.support.warm_processes import ModuleProcess, warm_pool
 from tests.support.workspace import Workspace
 
 SECONDS = 300
@@ -56,7 +56,7 @@ def checkpoints(place: Workspace) -> list[Path]:
     return [file for file in found if file.exists()]
 
 
-def until(holds: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+def until(holds: Callable[[], bool], process: ModuleProcess) -> None:
     for _ in range(100 * SECONDS):
         if holds():
             return
@@ -184,7 +184,7 @@ def test_processes_with_other_records_or_settings_are_refused_before_a_charge(
     (places["another owner key"].home / "owner.key").write_bytes(bytes(32))
     places["other slices"].set("performance", shard_trained=True)
     before, ends = reservations(workspace), {}
-    with multiprocessing.get_context("spawn").Pool(1) as second:
+    with warm_pool(1) as second:
         helping = second.apply_async(helped, (elsewhere, places))
         with joined(0, 2, elsewhere, secret=SECRET) as group:
             for name in places:
@@ -223,7 +223,7 @@ def test_whoever_connects_without_the_secret_is_told_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = []
-    with multiprocessing.get_context("spawn").Pool(1) as strangers:
+    with warm_pool(1) as strangers:
 
         class Stranger:
             def __init__(self, rank: int, count: int, file: Path, secret: bytes) -> None:
