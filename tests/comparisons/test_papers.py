@@ -244,6 +244,28 @@ def test_an_item_is_run_and_its_figure_drawn(tmp_path: Path, monkeypatch: pytest
     assert load(file).seeds == 5
 
 
+def test_a_paper_s_own_protocol_may_leave_definitions_out_and_a_figure_is_drawn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+    drawn: list[str] = []
+    monkeypatch.setattr(runs, "compare", lambda files, workers: compared.append(files[0].stem))
+    monkeypatch.setattr(deep_figures, "main", lambda figure, *_: drawn.append(figure))
+    item = Item(
+        shows="errors",
+        paper="-",
+        ours="-",
+        definitions=("adaclip.yaml", "adaclip-error.yaml"),
+        figure="adaclip-error",
+        full={"adaclip-error.yaml": {"seeds": 5}},
+    )
+    papers.run_item(item, tmp_path, full=False, workers=1)
+    assert compared == ["adaclip", "adaclip-error"] and drawn == ["adaclip-error"]
+    compared.clear()
+    papers.run_item(item, tmp_path, full=True, workers=1)
+    assert compared == ["adaclip-error-full"]
+
+
 def test_the_list_is_printed_and_unknown_items_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
