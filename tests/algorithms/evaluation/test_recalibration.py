@@ -105,6 +105,16 @@ def test_calibrated_probabilities_of_more_classes_are_left_alone(spread):
     assert recalibration_of(released_classes(draw, 0.35, 100)) is None
 
 
+@pytest.mark.parametrize(("people", "has_temperature"), [(2500, False), (7000, True)])
+def test_people_of_more_classes_must_stand_out_from_the_noise_in_their_number(people, has_temperature):
+    """It is released at a quarter of the weight of the gains, so with four times their noise."""
+    labels, half = np.ones(2 * people, dtype=int), np.arange(2 * people) % 2
+    scores = np.tile([0.9, 0.025, 0.025, 0.025, 0.025], (2 * people, 1))  # sure, and wrong
+    noise = 100 / np.sqrt(0.25**2 + 6 * (1 + 0.25**2))
+    cells = count(CLASSES, scores, labels, halves=half)
+    assert (recalibration_of(ReleasedHistogram(CLASSES, cells, noise)) is not None) is has_temperature
+
+
 def test_halves_are_needed():
     spec = histogram_for("two classes", 2)
     with pytest.raises(ValueError, match="halves"):
