@@ -121,8 +121,8 @@ class Passes:
             if not uses:
                 return losses, uses, ()
             with self._pinning(again=True):
-                edges, each = [use.edge for use in uses], torch.ones_like(losses)  # of the sum of the losses
-                back = torch.autograd.grad(losses, edges, each, allow_unused=True)
+                # Of a sum, since PyTorch imports SymPy to compare the shapes of losses with those of given gradients.
+                back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
             return losses, uses, back
 
         try:

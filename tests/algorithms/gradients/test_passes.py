@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -176,6 +177,15 @@ def test_a_model_that_takes_another_way_is_right(wiring: Callable[..., Tensor], 
     inputs[0, 1, 1] = 101.0
     check(made)
     check(replace(made, inputs=inputs))
+
+
+def test_gradients_are_computed_without_sympy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch imports it to compare the shapes of given gradients, which would take half a second of each run."""
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
+    made = problem(Spec(lambda: nn.Linear(4, 2), (4,)))
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
 
 
 def _looks_for_padding(self: Wired, tokens: Tensor) -> Tensor:
