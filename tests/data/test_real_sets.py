@@ -1,5 +1,6 @@
 """The data sets of the catalogue, against published facts about them; the made-up one as MATLAB draws it."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,13 @@ def test_digits(tmp_path: Path) -> None:
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert (parts.train.features.min(), parts.train.features.max()) == (0, 1)
     assert parts.train.features.shape[1:] == (1, 8, 8) and parts.train.features.dtype == np.float32
+
+
+def test_digits_are_read_without_the_import_of_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    declared = data_card("digits").reader
+    assert isinstance(declared, Digits)
+    assert len(whole(images.read_digits(declared, shape=(1, 8, 8))).train.labels) == 1797
 
 
 def test_digits_that_are_not_the_declared_ones_are_refused() -> None:
