@@ -5,10 +5,12 @@ import logging
 import os
 import re
 import subprocess
+import sys
 import threading
 from contextlib import chdir, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -240,6 +242,18 @@ def test_failure_within_a_session_prints_no_traceback(
         with session(Tracking(), job_type="train", group="a", name="a", config={}):
             raise OSError("the disk is full")
     assert capfd.readouterr().err == ""
+
+
+def test_no_session_starts_the_launch_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B imports it, which takes as long as W&B itself, for jobs that it started."""
+    asked = list[str]()
+    launch = ModuleType("wandb.sdk.launch.inputs.internal")
+    launch.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, launch.__name__, launch)
+    with places(tmp_path), chdir(tmp_path):  # noqa: SIM117
+        with session(Tracking(), job_type="train", group="a", name="a", config={}):
+            pass
+    assert asked == []
 
 
 def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
