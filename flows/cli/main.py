@@ -3,8 +3,6 @@
 Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
-import atexit
-import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +14,6 @@ from flows.cli.projects import data_app, doctor, init
 from flows.cli.running import SETTINGS, OneSentence, say
 from flows.cli.runs import advise, audit, compare, plan, retrain, run, track, tune
 from tasks.runs.checkout import append_checkout_to_path, find_checkout
-
-# Objects made by imports stay alive. Looking for garbage among them takes a third of a short command: after every 700
-# of them, and once more at its end.
-gc.set_threshold(50_000, 20, 50)
-atexit.register(gc.freeze)
 
 app = typer.Typer(
     cls=OneSentence,

@@ -3,7 +3,6 @@
 What it writes is for its owner only, and so are the records that it finds.
 """
 
-import atexit
 import errno
 import gc
 import logging
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from algorithms.plain_text import for_terminal
+from tasks import COLLECTION_THRESHOLDS
 from tasks.config.params import ParamsRefusedError
 from tasks.refusals import PIPELINE
 from tasks.runs.checkout import append_checkout_to_path
@@ -31,7 +31,8 @@ def main_of(function: Callable[[], object]) -> None:
     for ours in ("__main__", "algorithms", "data", "tasks"):
         logging.getLogger(ours).setLevel(logging.INFO)
     append_checkout_to_path(Path.cwd())
-    atexit.register(gc.freeze)  # a search for garbage at the end of a process takes tenths of a second
+    gc.freeze()  # of what the imports made there is no garbage to look for
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
     try:
         with for_the_owner_only(), PIPELINE.spoken():
             hide_records(Path(), Path(".dvc/cache"))

@@ -1,6 +1,7 @@
 """Stages: as a process, whose refusals are one sentence, and run by DVC: locks, and when one may be tried again."""
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -65,6 +66,24 @@ def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str]
     assert up_to_date(root, say=told.append)
     assert not reproduce("train", root=root, say=told.append)
     assert (root / "starts").read_text() == "x"
+
+
+def test_dvc_is_not_asked_about_a_checkout_in_which_no_stage_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[object]()
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **_: started.append(command))
+    assert not up_to_date(tmp_path, say=print) and not started
+
+
+def test_a_stage_looks_for_garbage_in_its_own_work_only_and_as_often_as_python_does() -> None:
+    """Not among the objects that imports made, of which none goes."""
+    seen = list[tuple[int, int]]()
+    gc.unfreeze()
+    gc.set_threshold(50_000)
+    main_of(lambda: seen.append((gc.get_freeze_count(), gc.get_threshold()[0])))
+    ((frozen, allocations),) = seen
+    assert frozen > 10_000 and allocations < 10_000
 
 
 def test_one_process_of_dvc_serves_all_requests_of_a_run(stage: Callable[[str], Path]) -> None:
