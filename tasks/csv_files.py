@@ -1,15 +1,18 @@
 """CSV files for people: whoever opens one in a spreadsheet runs no formula that a name or a record contains."""
 
 from pathlib import Path
-from typing import IO, Any
-
-import pandas as pd
+from typing import IO, TYPE_CHECKING, Any
 
 from algorithms.plain_text import for_csv, from_csv
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def write_csv(frame: pd.DataFrame, to: Path | IO[str], **settings: Any) -> None:
+
+def write_csv(frame: "pd.DataFrame", to: Path | IO[str], **settings: Any) -> None:
     """Write a table without its index; numbers stay as they are. settings: further ones of `DataFrame.to_csv`."""
+    import pandas as pd
+
     safe = frame.rename(columns=lambda name: for_csv(str(name)))
     for index, kind in enumerate(frame.dtypes):
         if not pd.api.types.is_numeric_dtype(kind):
@@ -18,6 +21,8 @@ def write_csv(frame: pd.DataFrame, to: Path | IO[str], **settings: Any) -> None:
     safe.to_csv(to, index=False, **settings)
 
 
-def read_csv(path: Path) -> pd.DataFrame:
+def read_csv(path: Path) -> "pd.DataFrame":
     """Read the texts of a table that `write_csv` wrote; numbers are texts, too."""
+    import pandas as pd
+
     return pd.read_csv(path, dtype=str, keep_default_na=False).map(from_csv)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from scipy.special import expit, logit
@@ -52,6 +51,11 @@ from tasks.runs import store
 from tasks.runs.metrics import metric_units
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
+
+if (
+    TYPE_CHECKING
+):  # pandas before torch would add to torch's import, which looks through all modules that are there
+    import pandas as pd
 
 READS: tuple[str, ...] = ()
 _INTERVALS = 10
@@ -593,6 +597,8 @@ def classification_metrics(evaluation: EvaluationResult, labels: NDArray[np.int6
 
 def write_plots(folder: Path, drawn: PredictionPairs) -> None:
     """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
+    import pandas as pd
+
     names, hits = np.array(drawn.names, object), drawn.predicted == drawn.real
     pairs = pd.DataFrame({"actual": names[drawn.real], "predicted": names[drawn.predicted]})
     classes = pd.Series(hits).groupby(drawn.real).agg(["mean", "size"]).reindex(range(len(names)))
@@ -600,7 +606,7 @@ def write_plots(folder: Path, drawn: PredictionPairs) -> None:
     write_tables(folder, pairs, pd.DataFrame(rows))
 
 
-def write_tables(folder: Path, confusion: pd.DataFrame, classes: pd.DataFrame) -> None:
+def write_tables(folder: Path, confusion: "pd.DataFrame", classes: "pd.DataFrame") -> None:
     """Write the tables of the figures of classes into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(confusion, folder / "confusion.csv")
@@ -609,7 +615,7 @@ def write_tables(folder: Path, confusion: pd.DataFrame, classes: pd.DataFrame) -
 
 def _of_release(
     path: Path, receipt: Receipt, public: DatasetInfo
-) -> tuple[dict[str, object], tuple[pd.DataFrame, pd.DataFrame]]:
+) -> tuple[dict[str, object], "tuple[pd.DataFrame, pd.DataFrame]"]:
     """Metrics with their intervals, and the plots' tables, from the histogram that training released.
 
     Raises RefusedError if it is missing or another than the receipt's; a run whose evaluation failed has none.
@@ -715,8 +721,10 @@ def _documents(
 
 def class_tables(
     released: ReleasedHistogram | None, names: Sequence[str]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> "tuple[pd.DataFrame, pd.DataFrame]":
     """The tables of predictions by class, from released cells; empty where none were released."""
+    import pandas as pd
+
     shown = None if released is None else released_confusion(released)
     if shown is None or len(names) != len(shown):
         shown, names = np.zeros((0, 0)), ()

@@ -130,13 +130,14 @@ def code_has_changed(stage: str, root: Path) -> bool:
 def _encoder_has_changed(data: Mapping[str, object], prepared: Path) -> bool:
     """Whether an encoder of the user's own has other code or weights than when the data were prepared."""
     from algorithms.extension import is_own
-    from data import DatasetInfo
     from tasks.config.params import DataParams
-    from tasks.prepare import encoder_of
 
     chosen = DataParams.model_validate(dict(data)).encoder
     if chosen is None or not is_own(chosen.name) or not (prepared / "public.json").exists():
         return False
+    from data import DatasetInfo
+    from tasks.prepare import encoder_of  # here, since few runs need it, and it imports every reader
+
     encoder = DatasetInfo.read(prepared).encoder
     return encoder is None or encoder.sha256 != encoder_of(chosen).sha256
 

@@ -165,6 +165,8 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
 
 def up_to_date(root: Path, *, say: Say) -> bool:
     """Whether DVC has nothing to do in the checkout at `root`. say: called if this waits for another dvc command."""
+    if not (root / "dvc.lock").exists():
+        return False  # no stage has ended, so that DVC, which takes a second to start, need not be asked
     with DvcProcess(root, say=say) as dvc:
         status, _ = dvc.request(ASK)
     return status == NOTHING_TO_DO
