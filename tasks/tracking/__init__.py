@@ -135,7 +135,7 @@ def session(
     import wandb  # here, since the import takes most of a second and may not be needed
 
     # It imports W&B Launch, which takes as long again, for inputs of a job that Launch started; none starts this.
-    wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[method-assign]
+    wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[assignment, method-assign]
     logged = wandb.init(
         project=settings.project,
         entity=settings.entity,
