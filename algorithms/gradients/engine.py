@@ -34,7 +34,7 @@ from algorithms.gradients.batch_invariance import (
     compare_batches,
     sizes_that_agree,
 )
-from algorithms.gradients.clipping import L2, Clipping, Normalised
+from algorithms.gradients.clipping import L1, L2, Box, Clipping, Normalised
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
@@ -711,7 +711,7 @@ def _add_to_shards(
         shards.add(part, index, total)
 
 
-def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
+def clip_and_sum(rows: Tensor, clipping: L1 | L2 | Box) -> Tensor:
     """The sum of the clipped rows, [batch, d] -> [d], in 64 bits; a row that is not finite counts as zero.
 
     Example:
@@ -722,11 +722,12 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
         [0.9, 1.2]
     """
     rows = rows.double()  # in which no square of a smaller number overflows
-    are_finite = PerExampleGradients.of_rows(rows).finite(clipping)
+    norms = PerExampleGradients.of_rows(rows).norms(clipping)
+    are_finite = all_finite(norms)
     # Zeros instead of fewer rows, whose number the host would have to wait for.
-    finite_rows = torch.where(are_finite[:, None], rows, 0.0)
+    finite_rows = PerExampleGradients.of_rows(torch.where(are_finite[:, None], rows, 0.0))
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    PerExampleGradients.of_rows(finite_rows).add_clipped_if_finite(clipping, total)
+    finite_rows.add_clipped_if_finite(clipping, total, torch.where(are_finite, norms, 0.0))
     return total
 
 

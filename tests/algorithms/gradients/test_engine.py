@@ -181,6 +181,19 @@ def test_a_record_whose_loss_is_not_finite_adds_nothing(name: str) -> None:
     assert naive.relative(found, expected) < 1e-5
 
 
+def test_rows_are_clipped_by_norms_that_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    norms_of = PerExampleGradients.norms
+
+    def norms(gradients: PerExampleGradients, clipping: L2) -> Tensor:
+        taken.append(len(gradients.losses))
+        return norms_of(gradients, clipping)
+
+    monkeypatch.setattr(PerExampleGradients, "norms", norms)
+    clip_and_sum(torch.ones(3, 2), L2(1.0))
+    assert taken == [3]
+
+
 def test_a_row_that_is_not_finite_adds_nothing() -> None:
     rows = torch.tensor([[3.0, 4.0], [math.nan, 0.0], [math.inf, 1.0], [0.3, 0.4]])
     torch.testing.assert_close(
