@@ -98,9 +98,9 @@ def audit_one(request: AuditRequest, root: Path, *, workers: int) -> tuple[bool,
     """Audit one method and keep the result below `root`; see `One`."""
     summary, page = run_audit(request, root, workers=workers)
     verdict = "the claim is VIOLATED" if summary.is_violated else "nothing speaks against the claim"
-    if summary.found > summary.claimed and not summary.is_violated:
+    if summary.epsilon_lower_bound > summary.claimed and not summary.is_violated:
         verdict = f"{verdict}, since chance explains the difference"
-    numbers = f"claimed {summary.claimed:.4g}, found {summary.found:.4g}"
+    numbers = f"claimed {summary.claimed:.4g}, found {summary.epsilon_lower_bound:.4g}"
     return summary.is_violated, f"{request.method}: {numbers}; {verdict} ({page})"
 
 
@@ -117,7 +117,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[A
         {
             "name": row.name,
             "claimed": row.claimed,
-            "found": row.attack.found,
+            "found": row.attack.epsilon_lower_bound,
             "is_violated": row.attack.is_violated,
         }
         for row in (

@@ -271,8 +271,8 @@ def _audit_line(question: str, audit: AuditSummary | None) -> Line:
         return _open(question, "no audit of the method is in this checkout: `epsilonflow audit`")
     verdict = "refutes" if audit.is_violated else "does not refute"
     fact = (
-        f"An audit of {audit.method} on made-up records {verdict} its claim: at least epsilon {audit.found:.3g}"
-        f" was found where {audit.claimed:.3g} was claimed."
+        f"An audit of {audit.method} on made-up records {verdict} its claim: at least epsilon"
+        f" {audit.epsilon_lower_bound:.3g} was found where {audit.claimed:.3g} was claimed."
     )
     return Line(question, fact, f"{audit_folder(audit.method)}/{AUDIT}, of {audit.at}")
 

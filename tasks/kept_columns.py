@@ -69,5 +69,5 @@ def with_columns(
         while len(left) < len(some.names) and (table := next(tables, None)) is not None:
             check_columns(table, keep, path)
             left = pd.concat([left, table.select(list(keep)).to_pandas()], ignore_index=True)
-        kept, left = left.iloc[: len(some.names)], left.iloc[len(some.names) :].reset_index(drop=True)
-        yield replace(some, kept=kept.reset_index(drop=True))
+        columns, left = left.iloc[: len(some.names)], left.iloc[len(some.names) :].reset_index(drop=True)
+        yield replace(some, input_columns=columns.reset_index(drop=True))

@@ -42,14 +42,15 @@ class Predictions:
     names: names of the records. predicted: a class; a number in its own units; the labels of the record, separated by
     semicolons; the perplexity of a text, empty if no token follows another; or the tags of the words, separated by
     spaces, for as many words as the model's tokens reach. scores: [n, classes], a number for each class or label; [n,
-    0] for other targets. is_probability: whether the scores are probabilities. kept: columns of the records' own file.
+    0] for other targets. is_probability: whether the scores are probabilities. input_columns: of the records' own file,
+    by `--keep`.
     """
 
     names: tuple[str, ...]
     predicted: tuple[str, ...]
     scores: NDArray[np.float64]
     is_probability: bool
-    kept: pd.DataFrame | None = None
+    input_columns: pd.DataFrame | None = None
 
 
 def predict(
@@ -198,8 +199,10 @@ def _frame(some: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
     scores = {f"{what} of {name}": score for name, score in zip(classes, some.scores.T, strict=False)}
     # The name of a file may have bytes that are no text.
     names = [name.encode("utf-8", "backslashreplace").decode() for name in some.names]
-    kept: dict[str, Any] = {} if some.kept is None else {str(name): some.kept[name] for name in some.kept}
-    return pd.DataFrame({"record": names, **kept, "predicted": some.predicted, **scores})
+    inputs = (
+        {} if some.input_columns is None else {str(name): part for name, part in some.input_columns.items()}
+    )
+    return pd.DataFrame({"record": names, **inputs, "predicted": some.predicted, **scores})
 
 
 def _parquet(

@@ -124,9 +124,9 @@ class Audit:
     canaries: int
 
     @property
-    def found(self) -> float:
+    def epsilon_lower_bound(self) -> float:
         """The largest lower bound on epsilon."""
-        return max((attack.found for attack in self.attacks), default=0.0)
+        return max((attack.epsilon_lower_bound for attack in self.attacks), default=0.0)
 
     @property
     def is_violated(self) -> bool:
@@ -134,11 +134,22 @@ class Audit:
         return any(row.is_violated for row in self.attacks) or any(row.is_violated for row in self.checks)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The audit as JSON values, with the verdict beside the evidence."""
-        document = asdict(self)
-        for name, rows in (("attacks", self.attacks), ("checks", self.checks)):
-            document[name] = [asdict(row) | {"is_violated": row.is_violated} for row in rows]
-        return document | {"found": self.found, "is_violated": self.is_violated}
+        """The audit as JSON values, with the verdict beside the evidence; `found` is a lower bound on epsilon."""
+        return asdict(self) | {
+            "attacks": [
+                {
+                    "name": row.name,
+                    "found": row.epsilon_lower_bound,
+                    "is_violated": row.is_violated,
+                    "detail": row.detail,
+                }
+                for row in self.attacks
+            ],
+            "checks": [asdict(row) | {"is_violated": row.is_violated} for row in self.checks],
+            "power": {"caught": self.power.caught, "found": self.power.epsilon_lower_bound},
+            "found": self.epsilon_lower_bound,
+            "is_violated": self.is_violated,
+        }
 
 
 def scores(game: Game, plan: Plan, seeds: Iterable[int]) -> Array:

@@ -214,10 +214,10 @@ def _search_threshold(agrees: Callable[[float], bool], largest: float) -> float:
 
 @dataclass(frozen=True)
 class Attack:
-    """A lower bound on epsilon. found: at 95 %. chance: below 1e-6 if it refutes the claim, otherwise 1."""
+    """An attack and what it shows: a lower bound on epsilon at 95 %, and whether it refutes the claim at 1e-6."""
 
     name: str
-    found: float
+    epsilon_lower_bound: float
     is_violated: bool
     detail: str
 
@@ -236,7 +236,7 @@ class Power:
     """What this audit would find with half of the claimed noise: how probably it sees that, and which epsilon."""
 
     caught: float
-    found: float
+    epsilon_lower_bound: float
 
 
 def many_runs(

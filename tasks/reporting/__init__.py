@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_detection_rate
@@ -126,16 +126,16 @@ class AuditSummary(BaseModel):
         method: That was audited.
         at: The time, by ISO 8601.
         claimed: Epsilon that the method claims.
-        found: Epsilon that the attacks found at least.
+        epsilon_lower_bound: Epsilon that the attacks found at least; `found` in files.
         is_violated: Whether that, or a check of a mechanism, refutes the claim.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, validate_by_name=True)
 
     method: str
     at: str
     claimed: float
-    found: float
+    epsilon_lower_bound: float = Field(alias="found")
     is_violated: bool
 
     @property

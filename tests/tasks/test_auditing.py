@@ -62,7 +62,7 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
     assert newest_audit("majority", tmp_path) is None
     summary, page = run_audit(AuditRequest("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
     document = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())
-    assert document.items() >= summary.model_dump().items()
+    assert document.items() >= summary.model_dump(by_alias=True).items()
     assert not summary.is_violated
     assert document["mechanisms"][0]["name"] == "Gaussian"
     assert page == tmp_path / "audits" / "majority" / "audit.html"
@@ -89,7 +89,7 @@ def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
         (0.05, False, "found 0.05; nothing speaks against the claim (page)"),
     ):
         result = AuditSummary(
-            method="sgd_adv", at="2026-01-01", claimed=0.1, found=found, is_violated=is_violated
+            method="sgd_adv", at="2026-01-01", claimed=0.1, epsilon_lower_bound=found, is_violated=is_violated
         )
         monkeypatch.setattr(auditing, "run_audit", lambda *_, result=result, **__: (result, Path("page")))
         violated, said = auditing.audit_one(AuditRequest("sgd_adv", {}), tmp_path, workers=1)

@@ -17,7 +17,9 @@ from tests.algorithms.privacy.conftest import KEY
 from tests.support.browser import seen
 from tests.support.synthetic_run import Folders, record, write_run
 
-AUDIT = AuditSummary(method="dp_sgd", found=1.25, claimed=3.0, is_violated=False, at="2026-01-31T00:00:00")
+AUDIT = AuditSummary(
+    method="dp_sgd", epsilon_lower_bound=1.25, claimed=3.0, is_violated=False, at="2026-01-31T00:00:00"
+)
 METRICS = {"test_accuracy": 0.8, "test_loss": 0.61}
 
 

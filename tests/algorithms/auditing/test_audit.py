@@ -90,14 +90,14 @@ def test_honest_methods_are_not_accused() -> None:
     for method in ("dp_sgd", "dp_gd", "objective_perturbation"):
         found = quick(method)
         assert not found.is_violated, found.to_json()
-        assert found.found <= found.claimed
+        assert found.epsilon_lower_bound <= found.claimed
 
 
 def test_the_bound_comes_close_to_the_claim_where_runs_are_many() -> None:
     """One Gaussian release, whose worst case is exactly the claim; the seed is fixed."""
     game = Game("dp_gd", {"steps": 1, "clip_norm": 1.0}, 4.0, 1e-5, 1)
     found = audit(game, runs=400, canaries=50)
-    assert 0.45 * found.claimed < found.found <= found.claimed
+    assert 0.45 * found.claimed < found.epsilon_lower_bound <= found.claimed
 
 
 def test_half_of_the_noise_would_have_been_seen() -> None:
@@ -160,6 +160,6 @@ def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pyte
     assert not any(found.attack.is_violated for found in audit_mechanisms(draws=200))
     exact = ("Gaussian", "Gaussian, correlated over four steps", "Laplace")
     honest = audit_mechanisms(draws=2000, only=exact)
-    assert all(0.75 * found.claimed < found.attack.found <= found.claimed for found in honest)
+    assert all(0.75 * found.claimed < found.attack.epsilon_lower_bound <= found.claimed for found in honest)
     half_the_noise(monkeypatch)
     assert all(found.attack.is_violated for found in audit_mechanisms(draws=2000, only=exact))
