@@ -18,6 +18,7 @@ from algorithms.core.user_level import user_level_model
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers, install_buffers
+from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
@@ -80,20 +81,18 @@ def train(
     this way, and whatever `reserve` raises.
     """
     _check_sharing(algorithm, compute, diagnostics)
-    state = algorithm.init(compute.at_home(model.initial_parameters()), plan)
-    start, last_norms = _Progress(state, buffers(model)), LastNorms()
+    first_state = algorithm.init(compute.at_home(model.initial_parameters()), plan)
+    start, last_norms = _Progress(first_state, buffers(model)), LastNorms()
     resumed = load(
         folder, start, run_id=run_id, last_norms=last_norms, slices=compute.slices, content=checkpoint
     )
     first_trace = Trace() if shared_features is None else _recost(plan, shared_features[1])
     progress, step, trace = resumed or (start, 0, first_trace)
-    rows, privacy_filter = plan.facts.rows_per_user, plan.open_filter()
-    for event in trace.events():
-        privacy_filter.charge(event)
+    rows = plan.facts.rows_per_user
     barrier = (barrier_of or Barrier)(
         open_records(),
         user_level_model(model, rows),
-        privacy_filter=privacy_filter,
+        privacy_filter=_filter_after(plan, trace),
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
@@ -107,22 +106,20 @@ def train(
             learned = (
                 shared_features[0] if shared_features else learn_features(features, barrier, model, plan)
             )
-            state = algorithm.init(compute.at_home(learned.start), plan)
-            progress = _Progress(state, learned.buffers)
+            progress = _Progress(algorithm.init(compute.at_home(learned.start), plan), learned.buffers)
         model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
-    state, feature_buffers = progress.state, progress.buffers
     checkpoints = _Checkpoints(folder, run_id, compute, checkpoint_seconds)
     for trace.step in range(step, plan.steps):
-        next_state = algorithm.step(state, plan, barrier)
-        if next_state is None:
+        state = algorithm.step(progress.state, plan, barrier)
+        if state is None:
             break
-        state = next_state
+        progress = replace(progress, state=state)
         on_step(trace.step + 1, *_progress_of(trace, plan))
         if on_state is not None:
             on_state(trace.step + 1, state)
-        checkpoints.save_if_due(_Progress(state, feature_buffers), trace, last_norms)
-    return Trained(collect(state, compute.slices), trace, model)
+        checkpoints.save_if_due(progress, trace, last_norms)
+    return Trained(collect(progress.state, compute.slices), trace, model)
 
 
 @dataclass
@@ -180,6 +177,14 @@ def _progress_of(trace: Trace, plan: Plan) -> tuple[float, float]:
     gradient = next((row for row in of_step if row.kind == "gradient"), last)
     is_known = last.epsilon < math.inf
     return min(last.epsilon, plan.target.budget.epsilon) if is_known else math.inf, gradient.noise_std
+
+
+def _filter_after(plan: Plan, trace: Trace) -> Filter:
+    """The plan's filter with the trace charged, so that a resumed run has no more left than it had."""
+    privacy_filter = plan.open_filter()
+    for event in trace.events():
+        privacy_filter.charge(event)
+    return privacy_filter
 
 
 def _recost(plan: Plan, trace: Trace) -> Trace:
