@@ -110,7 +110,7 @@ class TableHistograms:
         noise_std = self.settings.noise * self.sensitivity
         centre, scale = centre_and_scale(of_target, noise_std) if self.is_of_number else (0.0, 1.0)
         return {
-            **made.cpu().learned(counts, noise_std),
+            **made.cpu().buffers_from(counts, noise_std),
             "centre": torch.tensor(centre),
             "scale": torch.tensor(scale),
         }

@@ -121,7 +121,8 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]
     chosen += [settled[-1]] if chosen[-1] != settled[-1] else []
     pasts = [settlement(ledger, name, run_id) for run_id in chosen]
     spent = [
-        max([past.balance, *past.charged], key=lambda one: one.spent.epsilon).spent.epsilon for past in pasts
+        max([past.balance, *past.charged_balances], key=lambda one: one.spent.epsilon).spent.epsilon
+        for past in pasts
     ]
     cap = ledger.balance(name).cap.epsilon
     is_near = cap <= 4 * max(spent)

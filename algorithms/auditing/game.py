@@ -470,9 +470,9 @@ def _of_selection(answer: Answer, features: Array, replaced: Array) -> float:
         scores = -losses / answer.scale
         return float(scores[chosen_index] - np.logaddexp.reduce(scores))
 
-    def mixed(of: Array) -> float:
+    def log_of_mixture(of: Array) -> float:
         there = log_probability(np.clip(points @ of, 0.0, bound))
         none = log_probability(np.zeros(len(points)))
         return float(np.logaddexp(_log(1 - rate) + none, math.log(rate) + there))
 
-    return mixed(features) - mixed(replaced)
+    return log_of_mixture(features) - log_of_mixture(replaced)

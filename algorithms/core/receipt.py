@@ -71,8 +71,10 @@ def account_of(ledger: Ledger, population: str, run_id: str) -> RunAccount:
         head=ledger.head(),
         composition=past.balance.composition,
         ten_more=Amount(**vars(past.spent_after(10))),
-        blocks_per_person=past.balance.blocks_per_person if past.charged else None,
-        blocks=tuple(BlockSection(**dict(_account(balance)), name=balance.block) for balance in past.charged),
+        blocks_per_person=past.balance.blocks_per_person if past.charged_balances else None,
+        blocks=tuple(
+            BlockSection(**dict(_account(balance)), name=balance.block) for balance in past.charged_balances
+        ),
     )
 
 

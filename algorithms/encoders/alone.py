@@ -27,7 +27,7 @@ _WORDS = ("a", "film", "that", "I", "liked", "not", "at", "all", "1984", "Züric
 def in_portions(encode: Encode) -> Encode:
     """The function, called with `PORTION` records each time; blank images or texts are added and taken out again."""
 
-    def portioned(records: Any) -> NDArray[Any]:
+    def encode_in_portions(records: Any) -> NDArray[Any]:
         return np.concatenate(
             [
                 _of_a_portion(encode, records[start : start + PORTION])
@@ -35,7 +35,7 @@ def in_portions(encode: Encode) -> Encode:
             ]
         )
 
-    return portioned
+    return encode_in_portions
 
 
 def _of_a_portion(encode: Encode, records: Any) -> NDArray[Any]:

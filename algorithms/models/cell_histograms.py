@@ -154,7 +154,7 @@ class HistogramCells(TargetScaling):
         ]
         return tuple(sizes), tuple(weight * (1.0 - 2.0**-23) for weight in weights)
 
-    def learned(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
+    def buffers_from(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
         """counts, table: what follows from noisy counts of all histograms, float64 [cells]."""
         split = [
             _without_noise(one, noise_std) for one in torch.split(counts.double(), list(self.part_sizes))

@@ -224,13 +224,17 @@ def test_a_run_killed_after_its_histograms_releases_the_same_again_for_one_charg
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared(root, "two")
-    place, released, learned = Workspace(root, root / "home"), list[torch.Tensor](), HistogramCells.learned
+    place, released, learned = (
+        Workspace(root, root / "home"),
+        list[torch.Tensor](),
+        HistogramCells.buffers_from,
+    )
 
     def noting(cells: HistogramCells, counts: torch.Tensor, noise_std: float) -> dict[str, torch.Tensor]:
         released.append(counts.clone())
         return learned(cells, counts, noise_std)
 
-    monkeypatch.setattr(HistogramCells, "learned", noting)
+    monkeypatch.setattr(HistogramCells, "buffers_from", noting)
     place.write(document(root, "two", "dp_sgd", **HISTOGRAMS))
     with killed_in(DPSGD, "step"):
         place.train()

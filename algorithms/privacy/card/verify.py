@@ -407,7 +407,7 @@ def _differing(plan: PlanDocument, card: PrivacyCard) -> str | None:
 
 def _has_blocks(card: PrivacyCard, past: "Settlement") -> bool:
     blocks = card.accounting.blocks
-    charged = {balance.block: balance for balance in past.charged}
+    charged = {balance.block: balance for balance in past.charged_balances}
     stated = {} if blocks is None else {block.name: block for block in blocks.charged}
     names = [WHOLE_POPULATION] if blocks is None else [*stated]
     return names == [*past.run.amounts] and all(

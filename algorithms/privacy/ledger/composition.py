@@ -297,7 +297,7 @@ class Terms:
         """The terms as notes."""
         return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
 
-    def unbound(self, requested: "Terms", *, is_charged: bool) -> dict[str, str]:
+    def values_to_bind(self, requested: "Terms", *, is_charged: bool) -> dict[str, str]:
         """What other terms would bind in addition; nothing if they contradict these and must be refused.
 
         is_charged: whether a run was reserved in the population, after which bound values are final.

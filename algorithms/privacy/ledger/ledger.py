@@ -496,14 +496,14 @@ class Ledger:
     def _of_run(self, run_id: str) -> tuple[StatePart | None, LedgerState]:
         """A run and what it is charged to, which never changes; None if the ledger does not know it."""
 
-        def found(connection: Connection) -> tuple[StatePart | None, LedgerState]:
+        def load_run(connection: Connection) -> tuple[StatePart | None, LedgerState]:
             run = state_tables.find_run(connection, run_id)
             if run is None:
                 return None, LedgerState()
             part = StatePart(run.population, run_id, blocks=run.amounts)
             return part, state_tables.load(connection, part)
 
-        return self._store.read(found)
+        return self._store.read(load_run)
 
 
 def identity(ledger: Ledger) -> str | None:
@@ -531,7 +531,7 @@ class Settlement:
         return self._balances(self.state.blocks(self.population))
 
     @property
-    def charged(self) -> list[Balance]:
+    def charged_balances(self) -> list[Balance]:
         """The balances of the run's blocks; empty for a run on the whole population."""
         return self._balances([name for name in self.run.amounts if name != WHOLE_POPULATION])
 

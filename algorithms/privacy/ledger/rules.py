@@ -254,8 +254,8 @@ def declaration(state: LedgerState, population: str, cap: Budget, terms: Terms) 
                 " people."
             )
         return [Draft("population", population, cap, notes=terms.to_json())]
-    unbound = state.terms[population].unbound(terms, is_charged=state.is_charged(population))
-    return [Draft("cap", population, state.cap(population), notes={"bound": unbound})] if unbound else []
+    to_bind = state.terms[population].values_to_bind(terms, is_charged=state.is_charged(population))
+    return [Draft("cap", population, state.cap(population), notes={"bound": to_bind})] if to_bind else []
 
 
 def reservation(
