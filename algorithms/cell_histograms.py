@@ -45,10 +45,15 @@ class CellHistograms(Strict):
     seed: Annotated[int, Field(ge=0)] = 0
 
     def of_table(
-        self, sizes: Sequence[int], columns: Sequence[HistogramColumn], *, is_of_number: bool
+        self,
+        sizes: Sequence[int],
+        columns: Sequence[HistogramColumn],
+        *,
+        is_of_number: bool,
+        tree_share: float = 0.5,
     ) -> "TableHistograms":
         """The features for rows of a public layout; see `HistogramCells`."""
-        return TableHistograms(self, tuple(sizes), tuple(columns), is_of_number)
+        return TableHistograms(self, tuple(sizes), tuple(columns), is_of_number, tree_share)
 
     def releases(self, shape: Shape) -> list[Release]:
         """Raises RefusedError, as rows without a layout of cells have no histograms."""
@@ -77,6 +82,7 @@ class TableHistograms:
     sizes: tuple[int, ...]
     columns: tuple[HistogramColumn, ...]
     is_of_number: bool
+    tree_share: float = 0.5
 
     @property
     def sensitivity(self) -> float:
@@ -131,4 +137,5 @@ class TableHistograms:
             depth=chosen.depth,
             seed=chosen.seed,
             is_of_number=self.is_of_number,
+            tree_share=self.tree_share,
         )

@@ -33,7 +33,7 @@ from algorithms.evaluation.histogram import BINARY
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.card import DataCard, data_card
-from data.cells import tree_share
+from data.cells import usual_cells
 from data.description import DatasetInfo
 from data.formats import Table
 from data.prepared import Prepared, load
@@ -181,8 +181,9 @@ def prepared_as(way: str, card: dict[str, Any], root: Path) -> tuple[DataCard, D
     (root / "cards").mkdir(exist_ok=True)
     name, own = card["name"], json.loads(json.dumps(card))
     if way != "numbers":
-        share = tree_share("classes" if "classes" in card else "number")
-        own["reader"] |= {"cells": {"trees": 64, "tree_share": share}}
+        classes, records = len(card.get("classes", ())), card["records"]["train"]
+        cells = usual_cells("classes" if classes else "number", classes=classes, records=records)
+        own["reader"] |= {"cells": cells.model_dump(mode="json")}
         own.pop("shape", None)
     YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
     asked = params.parse({"data": {"dataset": name}}, reads=("data",))

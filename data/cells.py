@@ -20,6 +20,10 @@ from pydantic import Field, PositiveInt
 from data.targets import CardPart
 
 _MOST_TREES = 1024
+_FINE_GRIDS = (8, 32, 128, 512)
+_FEW_RECORDS, _MANY_RECORDS = 2000, 10_000
+Predicts: TypeAlias = Literal["classes", "labels", "number"]
+"""What is predicted: one of several classes, labels that are 0 or 1, or a number."""
 Values: TypeAlias = NDArray[np.float64]
 """Of a part, [n]: numbers as shares of their bounds, categories as their places; NaN if missing."""
 
@@ -29,7 +33,8 @@ class CellSettings(CardPart):
 
     grids: cells of each pair of grids, a linear and a logarithmic one, of a number's bounds. trees: how many random
     trees look at several columns at a time. depth: splits of a tree, which has 2^depth leaves. seed: of the
-    trees; public. tree_share: of a row's squared norm, what belongs to the trees, if there are any.
+    trees; public. constant_share: of a row's squared norm, what belongs to a cell that every row activates; 0 for none.
+    tree_share: of the rest, what belongs to the trees, if there are any.
     """
 
     grids: tuple[Annotated[int, Field(ge=2, le=4096)], ...] = Field(default=(4, 16, 64), min_length=1)
@@ -40,11 +45,27 @@ class CellSettings(CardPart):
     tree_share: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.5, exclude_if=lambda share: share == 0.5
     )
+    constant_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, exclude_if=lambda share: share == 0.0
+    )
 
 
-def tree_share(predicts: Literal["classes", "number"]) -> float:
-    """The share of a row's squared norm that suits trees, as docs/results/tables.md has it."""
-    return 0.25 if predicts == "classes" else 0.5
+def usual_cells(predicts: Predicts, *, classes: int, records: int) -> CellSettings:
+    """The settings that suit a table by public numbers alone; docs/results/tables.md has what they were chosen with.
+
+    A row whose cells nobody else has would be predicted by noise, so rows share a cell, but for a number, whose centre
+    is released. The fewer records there are, the more of the norm it takes to learn that cell.
+
+    classes: to predict. records: their number, or a bound on it.
+    """
+    if predicts == "number":
+        return CellSettings()
+    constant = 0.1 if records <= _FEW_RECORDS else 0.02
+    if predicts == "labels":
+        return CellSettings(constant_share=constant)
+    is_fine = classes > 2 and records >= _MANY_RECORDS
+    grids = _FINE_GRIDS if is_fine else CellSettings().grids
+    return CellSettings(grids=grids, tree_share=0.25, constant_share=constant)
 
 
 @dataclass(frozen=True)
@@ -213,15 +234,17 @@ class CellEncoding:
 
     @cached_property
     def facts(self) -> CellFacts:
-        """The layout. Trees share their part of the squared norm equally, columns the rest."""
-        sizes, weights = list[int](), list[float]()
-        of_trees = self.settings.tree_share if self.settings.trees else 0.0
+        """The layout. Trees share their part of the squared norm equally, columns the rest; a constant is last."""
+        sizes, weights, constant = list[int](), list[float](), self.settings.constant_share
+        of_trees = (1.0 - constant) * self.settings.tree_share if self.settings.trees else 0.0
         for column in self.columns:
             own = [size for part in column for size in self._sizes(part)]
             sizes += own
-            weights += [math.sqrt((1.0 - of_trees) / (len(self.columns) * len(own)))] * len(own)
+            weights += [math.sqrt((1.0 - constant - of_trees) / (len(self.columns) * len(own)))] * len(own)
         sizes += [2**self.settings.depth] * self.settings.trees
         weights += [math.sqrt(of_trees / max(1, self.settings.trees))] * self.settings.trees
+        if constant:
+            sizes, weights = [*sizes, 1], [*weights, math.sqrt(constant)]
         return CellFacts(tuple(sizes), tuple(_rounded_down(weight) for weight in weights))
 
     @cached_property
@@ -261,4 +284,6 @@ class CellEncoding:
             for split in splits:
                 leaf = 2 * leaf + split.holds(self.parts[split.part], values[split.part])
             part_codes.append(leaf)
+        if self.settings.constant_share:
+            part_codes.append(np.zeros(len(values[0]), np.int64))
         return np.stack(part_codes, axis=1).astype(np.float32)

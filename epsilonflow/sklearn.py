@@ -35,6 +35,7 @@ from algorithms.models.saved import load as load_model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import load_beside
 from algorithms.privacy.card.text import statement
+from data.cells import CellSettings, usual_cells
 from data.targets import Number
 from data.unseen import target_in
 from epsilonflow.sklearn_refusals import ESTIMATORS
@@ -127,15 +128,18 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = self.schema is not None
         return tags
 
-    def _encode(self, X: Any, *, reset: bool) -> tuple[TableEncoding | PreparedRecords, Any]:
-        """The declared encoding, and X as a table of its columns."""
+    def _encode(
+        self, X: Any, *, cells: CellSettings | None = None
+    ) -> tuple[TableEncoding | PreparedRecords, Any]:
+        """The declared encoding, and X as a table of its columns. cells: of a new encoding; None for that of `fit`."""
+        reset = cells is not None
         if self.schema is not None:
             if not reset and not hasattr(self, "n_features_in_"):  # of `load`, whose encoding checks X
                 return self.encoding_, X
             X = as_table(X)
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
-            return (encoding_of_schema(self.schema, self._kind) if reset else self.encoding_), X
+            return (self.encoding_ if cells is None else encoding_of_schema(self.schema, cells)), X
         if self.bounds is None:
             raise RefusedError(
                 "neither bounds nor schema were given, and reading the range of a column off the records would tell of"
@@ -143,12 +147,15 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 " without looking."
             )
         numbers = validate_data(self, X, reset=reset, dtype=np.float64)
-        encoding = encoding_of_bounds(self.bounds, numbers.shape[1], self._kind) if reset else self.encoding_
+        encoding = (
+            self.encoding_ if cells is None else encoding_of_bounds(self.bounds, numbers.shape[1], cells)
+        )
         return encoding, pd.DataFrame(numbers, columns=[str(k) for k in range(numbers.shape[1])])
 
     def _fit(self, X: Any, target: NDArray[Any], outputs: int, loss: Any) -> Self:
         """Train on a checked target and remember the cost."""
-        encoding, table = self._encode(X, reset=True)
+        cells = usual_cells(self._kind, classes=max(2, outputs), records=len(target))
+        encoding, table = self._encode(X, cells=cells)
         assert isinstance(encoding, TableEncoding)
         records = encoding.encode(table)
         if len(records) != len(target):
@@ -206,7 +213,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _outputs(self, X: Any) -> NDArray[np.float64]:
         check_is_fitted(self, "result_")
-        encoding, table = self._encode(X, reset=False)
+        encoding, table = self._encode(X)
         with torch.no_grad():
             scores = self.result_.model(torch.from_numpy(encoding.encode(table)))
         return np.asarray(scores.double().numpy(), np.float64)
@@ -284,7 +291,7 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
 
         Raises RefusedError where something is not declared or does not fit, before anything is spent.
         """
-        self._encode(X, reset=True)  # what is wrong with X is said first
+        self._encode(X, cells=CellSettings())  # what is wrong with X is said first
         if y is None:
             raise RefusedError(
                 "the estimator requires y to be passed, but the target y is None; give the class of each row."
@@ -380,7 +387,7 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train, as `DPClassifier.fit` does."""
-        self._encode(X, reset=True)
+        self._encode(X, cells=CellSettings())
         if y is None:
             raise RefusedError(
                 "the estimator requires y to be passed, but the target y is None; give the number of each row."

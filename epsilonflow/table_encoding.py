@@ -21,7 +21,7 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
 from algorithms.models.saved import TrainedModel
 from data.card import CARDS, DataCard, DataRefusedError, data_card
-from data.cells import CellSettings, tree_share
+from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
 from data.readers import encoding
 from data.unseen import reader_in
@@ -116,7 +116,7 @@ def usual_method(records: int, kind: Kind, outputs: int, steps: int) -> DPSGD:
     return DPSGD(steps=steps, expected_batch_size=batch, clip_norm=clip_norm, update=update)
 
 
-def encoding_of_bounds(bounds: Any, width: int, kind: Kind) -> TableEncoding:
+def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEncoding:
     """The encoding of arrays: one pair of bounds for all columns, or a bound or one for each column on each side."""
     try:
         low, high = bounds
@@ -127,14 +127,15 @@ def encoding_of_bounds(bounds: Any, width: int, kind: Kind) -> TableEncoding:
             f"bounds do not fit {width} columns; give (low, high) for all of them, or arrays of {width} each."
         ) from None
     columns = [{"name": str(index), "kind": "numeric", "bounds": pair} for index, pair in enumerate(pairs)]
-    return _encoding_of(columns, ("",), "bounds", _usual_cells(kind))
+    return _encoding_of(columns, ("",), "bounds", cells)
 
 
-def encoding_of_schema(schema: Any, kind: Kind) -> TableEncoding:
+def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
     """The encoding of DataFrames.
 
     schema: a data card, its name or its file; or a mapping of columns, each to (low, high), a list of its categories,
     or what a data card says of it, such as {"kind": "hashed", "cells": 64}. A missing number has cells of its own.
+    cells: unless a data card has its own.
     """
     if isinstance(schema, TableEncoding):
         return schema
@@ -151,7 +152,7 @@ def encoding_of_schema(schema: Any, kind: Kind) -> TableEncoding:
         ]
         dates = {part for one in reader.columns if isinstance(one, Date) for part in (one.month, one.day)}
         columns += [{"name": name, "kind": "ignored"} for name in sorted(dates)]
-        return _encoding_of(columns, reader.missing, "schema", reader.cells or _usual_cells(kind))
+        return _encoding_of(columns, reader.missing, "schema", reader.cells or cells)
     if not isinstance(schema, Mapping) or not schema:
         raise RefusedError(
             "schema is no mapping of columns; give {'age': (17, 90), 'job': ['clerk', 'nurse']}, or a data card."
@@ -160,7 +161,7 @@ def encoding_of_schema(schema: Any, kind: Kind) -> TableEncoding:
         [_column(str(name), given) for name, given in schema.items()],
         ("",),
         "schema",
-        _usual_cells(kind),
+        cells,
     )
 
 
@@ -186,10 +187,6 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
         return data_card(str(card), cards if (cards / f"{card}.yaml").is_file() else CARDS)
     except DataRefusedError as error:
         raise RefusedError(str(error)) from None
-
-
-def _usual_cells(kind: Kind) -> CellSettings:
-    return CellSettings(tree_share=tree_share(kind))
 
 
 def _column(name: str, declared: Any) -> dict[str, object]:

@@ -93,7 +93,15 @@ def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None
         )
         for column in public.cell_columns
     ]
-    return features.of_table(public.cells.sizes, columns, is_of_number=public.label_type.kind == "number")
+    front = sum(column.count for column in columns)
+    # What columns leave of the norm, from weights in 32 bits; a card without trees leaves nothing.
+    behind = round(math.fsum(weight**2 for weight in public.cells.weights[front:]), 6)
+    return features.of_table(
+        public.cells.sizes,
+        columns,
+        is_of_number=public.label_type.kind == "number",
+        tree_share=behind or 0.5,
+    )
 
 
 def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:

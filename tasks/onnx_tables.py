@@ -144,6 +144,8 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str,
                 codes.append(graph.add("Where", is_missing, graph.constant(2.0), above))
     if cells.trees:
         codes.append(_leaves(graph, cells, scales))
+    if cells.settings.constant_share:
+        codes.append(graph.add("Mul", codes[0], graph.constant(0.0)))
     return graph.concatenate(codes)
 
 

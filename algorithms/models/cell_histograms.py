@@ -51,7 +51,8 @@ class HistogramCells(TargetScaling):
     """Rows of cells with the leaves of learned trees, and the centre and the scale of a number to predict.
 
     sizes: the number of cells of each position of a row. columns: of the row's beginning. bins: quantile bins of each
-    number, 0 for none. is_of_number: whether a number is predicted. counts: of all histograms, as released.
+    number, 0 for none. is_of_number: whether a number is predicted. tree_share: of a row's squared norm afterwards,
+    what belongs to the trees. counts: of all histograms, as released.
     """
 
     counts: Tensor
@@ -70,6 +71,7 @@ class HistogramCells(TargetScaling):
         depth: int,
         seed: int,
         is_of_number: bool,
+        tree_share: float = 0.5,
     ) -> None:
         super().__init__(shape)
         self.columns = tuple(
@@ -90,9 +92,11 @@ class HistogramCells(TargetScaling):
             "depth": depth,
             "seed": seed,
             "is_of_number": is_of_number,
+            **({} if tree_share == 0.5 else {"tree_share": tree_share}),  # as models' files before it
         }
         self.is_around_the_model = is_of_number
         self._sizes, self._bins, self._trees, self._depth = tuple(sizes), bins, trees, depth
+        self._tree_share = tree_share if trees else 0.0
         self.parts = tuple(part for column in self.columns for part in column.parts)
         self._front = sum(column.count for column in self.columns)
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
@@ -137,16 +141,15 @@ class HistogramCells(TargetScaling):
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
-        half = 0.5 if self._trees else 1.0
         places = [index for index, column in enumerate(self.columns) for _ in column.parts]
         more = [sum(places[part] == index for part in self._binned) for index in range(len(self.columns))]
         each = [
-            math.sqrt(half / (len(self.columns) * (column.count + added)))
+            math.sqrt((1.0 - self._tree_share) / (len(self.columns) * (column.count + added)))
             for column, added in zip(self.columns, more, strict=True)
         ]
         weights = [each[index] for index, column in enumerate(self.columns) for _ in range(column.count)]
         weights += [each[places[part]] for part in self._binned]
-        weights += [math.sqrt(0.5 / max(1, self._trees))] * self._trees
+        weights += [math.sqrt(self._tree_share / max(1, self._trees))] * self._trees
         sizes = [
             *self._sizes[: self._front],
             *[self._bins + 1] * len(self._binned),

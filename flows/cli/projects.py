@@ -314,7 +314,7 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
     max_records = options.at_most or _number_asked(talk)
     taken = [column["name"] for column in columns if column["kind"] != "ignored"]
     person = _person_of(talk, options, header, taken)
-    table = project.table_of(columns, options.file, target, spellings, person["person"])
+    table = project.table_of(columns, options.file, target, spellings, max_records, person["person"])
     declared = project.Declared(
         name, table, target, max_records, file=options.file, **options.for_all_kinds, **person
     )

@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
-from data.cells import CellSettings, tree_share
+from data.cells import Predicts, usual_cells
 from data.documents import Document
 from data.files import checksum_for, hide, owner_key, read_json
 from data.readers.records import files_in
@@ -563,6 +563,7 @@ def table_of(
     file: Path | None,
     predicts: Document,
     spellings: Document,
+    at_most: int,
     person: str | None = None,
 ) -> Document:
     """The reader of a table of these columns, and of one with the person's id, of which nothing is made.
@@ -576,7 +577,10 @@ def table_of(
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
     reader |= {key: value for key, value in spellings.items() if key == "missing" or reader["kind"] == "csv"}
-    cells = CellSettings(tree_share=tree_share("classes" if "classes" in predicts else "number"))
+    kind: Predicts = (
+        "classes" if "classes" in predicts else "labels" if "labels" in predicts["target"] else "number"
+    )
+    cells = usual_cells(kind, classes=len(predicts.get("classes", ())), records=at_most)
     return {**reader, "cells": cells.model_dump(mode="json"), "columns": [dict(column) for column in columns]}
 
 

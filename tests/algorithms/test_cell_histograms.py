@@ -116,6 +116,14 @@ def test_the_rows_of_a_person_count_one_together() -> None:
     assert counts == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.parametrize(("trees", "share"), [(5, 0.25), (0, 0.25)])
+def test_trees_have_the_share_of_the_norm_that_the_table_gives_them(trees: int, share: float) -> None:
+    asked = CellHistograms(trees=trees, bins=4).of_table(SIZES, COLUMNS, is_of_number=False, tree_share=share)
+    squares = np.square(asked.module((len(SIZES),)).layout[1])
+    assert squares.sum() == pytest.approx(1.0, rel=1e-6) and squares.sum() <= 1.0
+    assert squares[len(squares) - trees :].sum() == pytest.approx(share if trees else 0.0, rel=1e-6)
+
+
 @pytest.mark.parametrize("noise", [QUIET, 30.0, 1e5])
 def test_trees_follow_from_the_released_counts_alone(noise: float) -> None:
     """Whatever the noise, what is learned is what a copy of the rule makes of the counts that left."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from data import DataRefusedError, dataset_info
-from data.cells import Categories, CellEncoding, CellSettings, Grids
+from data.cells import Categories, CellEncoding, CellSettings, Grids, usual_cells
 from data.description import rule_of
 from data.readers.encoding import features
 from data.reading import read
@@ -61,14 +61,19 @@ def records_of(document: Document, rows: list[str], path: Path, card_of: CardOf)
     return found
 
 
-@pytest.mark.parametrize("share", [{}, {"tree_share": 0.25}], ids=["half", "quarter"])
+@pytest.mark.parametrize(
+    "share", [{}, {"tree_share": 0.25}, {"constant_share": 0.1}], ids=["half", "quarter", "constant"]
+)
 def test_each_row_is_a_vector_of_norm_one(share: Document, tmp_path: Path, card_of: CardOf) -> None:
     facts = dataset_info(card_of(table(BINS | share))).cells
     assert facts is not None and len(facts.sizes) == len(facts.weights)
     norm = np.sqrt(np.square(np.array(facts.weights, np.float32).astype(np.float64)).sum())
     assert 1.0 - 1e-6 < norm <= 1.0  # whatever cells are active, and never above
-    of_trees = np.square(facts.weights[-BINS["trees"] :]).sum()
+    constant = share.get("constant_share", 0.0)
+    squares = np.square(facts.weights)[: -1 if constant else None]
+    of_trees = squares[-BINS["trees"] :].sum() / squares.sum()
     assert of_trees == pytest.approx(share.get("tree_share", 0.5), rel=1e-6)
+    assert squares.sum() == pytest.approx(1.0 - constant, rel=1e-6)
     found = records_of(table(BINS | share), lines(200), tmp_path / "t.csv", card_of)
     codes = np.stack([np.frombuffer(row, np.float32) for part in found.values() for row in part])
     assert (codes >= 0).all() and (codes < np.array(facts.sizes)).all() and (codes == np.floor(codes)).all()
@@ -137,7 +142,21 @@ def test_a_card_without_an_encoding_is_written_as_before(card_of: CardOf) -> Non
     text = card_of(document).model_dump_json()
     assert "cells" not in text and "ordered" not in text
     assert "cells" not in dataset_info(card_of(document)).to_json()
-    assert "tree_share" not in card_of(table(BINS)).model_dump_json()
+    text = card_of(table(BINS)).model_dump_json()
+    assert "tree_share" not in text and "constant_share" not in text
+
+
+def test_settings_follow_from_public_numbers() -> None:
+    """Numbers need no cell for all rows, as their centre is released; fine grids cost norm where records are few."""
+    few, many, several = (
+        usual_cells("classes", classes=classes, records=records)
+        for classes, records in ((2, 2000), (2, 2001), (5, 10_000))
+    )
+    assert (few.constant_share, many.constant_share, several.constant_share) == (0.1, 0.02, 0.02)
+    assert few.grids == many.grids == (4, 16, 64) and several.grids == (8, 32, 128, 512)
+    assert usual_cells("classes", classes=5, records=9999).grids == (4, 16, 64)
+    assert usual_cells("number", classes=0, records=500) == CellSettings()
+    assert usual_cells("labels", classes=0, records=500).constant_share == 0.1
 
 
 def test_trees_are_the_same_for_ever() -> None:

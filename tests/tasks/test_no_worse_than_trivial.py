@@ -29,7 +29,7 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data.card import DataCard
-from data.cells import tree_share
+from data.cells import usual_cells
 from tasks.config.overrides import recipe
 from tasks.preflight.sanity import sanity_warnings
 from tests.support.bench import MadeUp
@@ -79,11 +79,31 @@ def gain(seed: int, *, is_number: bool) -> float:
         labels = (chances + draw.gumbel(size=chances.shape)).argmax(1)
         target = {"classes": [f"k{one}" for one in range(count)]}
     at_most = 10 * n if seed % 3 == 2 else n
+    scores = scores_of(columns, values, target, labels, n=n, at_most=at_most, epsilon=epsilon, seed=seed)
+    real = labels[n:]
+    if is_number:
+        return 1.0 - float(np.square(scores[:, 0].clip(-1, 1) - real).mean() / real.var())
+    return float((scores.argmax(1) == real).mean() - np.bincount(real).max() / len(real))
+
+
+def scores_of(
+    columns: list[dict[str, Any]],
+    values: list[NDArray[Any]],
+    target: dict[str, Any],
+    labels: NDArray[Any],
+    *,
+    n: int,
+    at_most: int,
+    epsilon: float,
+    seed: int,
+) -> NDArray[np.float32]:
+    """The scores of the rows after the first n, by a model of these with the settings that `init` gives."""
+    kind = "classes" if "classes" in target else "number"
+    cells = usual_cells(kind, classes=len(target.get("classes", ())), records=at_most)  # type: ignore[arg-type]
     document = card(
         "made-up",
         records={"at_most": at_most},
-        reader=csv_of(*columns, label("y"))
-        | {"cells": {"trees": 16, "tree_share": tree_share("number" if is_number else "classes")}},
+        reader=csv_of(*columns, label("y")) | {"cells": cells.model_dump(mode="json") | {"trees": 16}},
         files={"train": {"path": "made-up.csv", "keyed_sha256": "0" * 64}},
         split={"salt": "x", "test_fraction": 0.2},
         **target,
@@ -93,11 +113,11 @@ def gain(seed: int, *, is_number: bool) -> float:
     assert encoding is not None
     rows = encoding.codes(values)
     chosen = recipe(known, "dp_sgd", epsilon)
-    outputs = known.label_type.outputs(None)
+    count = known.label_type.outputs(None)
     model = build(
         chosen.model,
         input_shape=(encoding.facts.total,),
-        classes=outputs,
+        classes=count,
         seed=0,
         predicts=known.label_type.kind,
     )
@@ -107,7 +127,7 @@ def gain(seed: int, *, is_number: bool) -> float:
     if features is not None:
         model = in_front(features.module((rows.shape[1],)), model)  # type: ignore[arg-type]
     method = from_settings({"name": "dp_sgd", **chosen.settings})
-    facts = PlanningFacts(None, model.parameter_count, 1, outputs, loss=model.bounds)
+    facts = PlanningFacts(None, model.parameter_count, 1, count, loss=model.bounds)
     counted = [(total_release(L2(1.0), Gaussian(100.0)).event(), 1)]  # what features divide their sums by
     prior = (*counted, *events) if events else ()
     plan = method.plan(Target(Budget(epsilon, 1e-5), prior_events=prior), facts)
@@ -124,11 +144,9 @@ def gain(seed: int, *, is_number: bool) -> float:
         on_step=lambda *_: None,
         features=features,
     )
-    found = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows[n:]))
-    scores, real = model.scores(found).numpy(), labels[n:]
-    if is_number:
-        return 1.0 - float(np.square(scores[:, 0].clip(-1, 1) - real).mean() / real.var())
-    return float((scores.argmax(1) == real).mean() - np.bincount(real).max() / len(real))
+    outputs = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows[n:]))
+    scores: NDArray[np.float32] = model.scores(outputs).numpy()
+    return scores
 
 
 @pytest.mark.parametrize("is_number", soak_but([False], [False, True]), ids=["classes", "number"])
@@ -136,6 +154,28 @@ def test_the_mean_is_not_below_the_trivial_model_by_two_standard_errors(is_numbe
     gains = np.array([gain(seed, is_number=is_number) for seed in SEEDS])
     assert gains.mean() > -2 * gains.std(ddof=1) / math.sqrt(len(gains)), gains
     assert gains.min() > -0.15, gains  # nor far below on any
+
+
+def test_a_content_that_nobody_had_gets_the_label_of_all_others() -> None:
+    """A table of seven contents and one label, of which one or two contents are held out, as equal rows are."""
+    shares = []
+    for seed in range(6):
+        draw, n = np.random.default_rng(seed), 480
+        held_out = draw.permutation(7)[: 1 + seed % 2]
+        places = np.concatenate([draw.choice(np.setdiff1d(np.arange(7), held_out), n), held_out])
+        label_of_all = seed % 3
+        scores = scores_of(
+            [category("x", *(f"c{one}" for one in range(7)))],
+            [places.astype(float)],
+            {"classes": [f"k{one}" for one in range(3)]},
+            np.full(len(places), label_of_all),
+            n=n,
+            at_most=n,
+            epsilon=1.0,
+            seed=seed,
+        )
+        shares.append(float((scores.argmax(1) == label_of_all).mean()))
+    assert np.mean(shares) >= 0.9, shares  # by noise alone, a third
 
 
 def test_steps_that_keep_to_a_noise_limit_are_not_doubted() -> None:
