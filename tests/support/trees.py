@@ -39,7 +39,9 @@ ROWS = [
 
 def write_model(folder: Path, name: str, *, cells: bool, columns: Any = COLUMNS, **more: Any) -> Csv:
     """A model's file with random weights, as a run releases it; returns the declared table."""
-    document = {"kind": "csv", "columns": columns} | ({"cells": {"trees": 16, "constant_share": 0.1}} if cells else {})
+    document = {"kind": "csv", "columns": columns} | (
+        {"cells": {"trees": 16, "constant_share": 0.1}} if cells else {}
+    )
     reader = Csv.model_validate_json(json.dumps(document))
     classes = more.get("classes", ["no", "yes"])
     facts = {"model": name, "model_settings": {}, "tokens": None, "classes": classes} | more
