@@ -36,7 +36,7 @@ HEAD = """# The zoo: architectures of other authors
 
 Made by `python -m benchmarks.zoo`, with random weights at tiny sizes (`benchmarks/architectures.py`). "Records a
 pass" is the physical batch, and that of an engine that expects {small} records, of which Poisson samples are often
-larger. "By record" lists operations without a rule; only for the parameters
+larger, after the smaller sizes in which records have the same bits. "By record" lists operations without a rule; only for the parameters
 that these use is a gradient materialised for each record. "Error" is the relative error of the clipped sum against a
 loop over {compared} records, in 32 bits. "Of plain" and "of Opacus" compare our speed in a clipped step of {batch}
 records with plain PyTorch's, and with that of the best mode of Opacus (hooks or ghost clipping) that accepts the
@@ -88,7 +88,7 @@ def row(name: str, architecture: Architecture) -> str:
     cells = (
         f"{model.parameter_count:,}",
         "batched" if engine.is_batched else "record by record",
-        f"{engine.physical_batch}, {small.physical_batch}",
+        f"{engine.physical_batch}, {'/'.join(map(str, (*small.smaller_sizes, small.physical_batch)))}",
         ", ".join(engine.operations_without_rule) or "-",
         f"{error(model, engine, inputs[:COMPARED], labels[:COMPARED]):.0e}",
         *speeds(architecture, model, engine, BATCH),
