@@ -36,8 +36,9 @@ HEAD = """# The zoo: architectures of other authors
 
 Made by `python -m benchmarks.zoo`, with random weights at tiny sizes (`benchmarks/architectures.py`). "Records a
 pass" is the physical batch, and that of an engine that expects {small} records, of which Poisson samples are often
-larger, after the smaller sizes in which records have the same bits. "By record" lists operations without a rule; only for the parameters
-that these use is a gradient materialised for each record. "Error" is the relative error of the clipped sum against a
+larger, after the smaller sizes in which records have the same bits. "By record" lists operations without a rule; only
+for the parameters that these use is a gradient materialised for each record.
+"Error" is the relative error of the clipped sum against a
 loop over {compared} records, in 32 bits. "Of plain" and "of Opacus" compare our speed in a clipped step of {batch}
 records with plain PyTorch's, and with that of the best mode of Opacus (hooks or ghost clipping) that accepts the
 model: 0.5 is half as fast; "at {small}" the same for {small} records, in the second engine. "Look" is the
