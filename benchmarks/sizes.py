@@ -226,7 +226,7 @@ def row(name: str) -> str:
     timed = {key: Timed(step) for key, step in steps.items()}
     rounds = alternate(timed, Plan(rounds=ROUNDS, warmup=1, repeat=True), time.process_time)
     ours, other = (1e3 * statistics.median(rounds[key]) for key in ("ours", "plain"))
-    grown = [_growth(steps[key]) for key in ("plain", "ours")]
+    grown = [growth(steps[key]) for key in ("plain", "ours")]
     path = "" if engine.is_batched else " (record by record)"
     cells = (
         name + path,
@@ -247,7 +247,7 @@ def _records(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.where(torch.arange(shape[0]) < lengths, words, 0)
 
 
-def _growth(step: Callable[[], object]) -> float:
+def growth(step: Callable[[], object]) -> float:
     """By how many MB a step makes the process grow at its peak."""
     step()
     gc.collect()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks import families, zoo
+from benchmarks import families, sizes, zoo
 from benchmarks.measure import Timed
 
 SECONDS = [
@@ -40,3 +40,12 @@ def test_an_architecture_has_its_row(
 def test_a_family_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     families.main(["starnet"])
     assert capsys.readouterr().out.startswith("starnet: starnet_s050, 64 pixels, batched, error ")
+
+
+def test_a_model_at_a_size_of_use_has_its_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "alternate", lambda *_: {"ours": [0.004] * 3, "plain": [0.003] * 3})
+    monkeypatch.setattr(sizes, "growth", lambda step: step() is None or 7.0)
+    sizes.main(["embedding bag"])
+    assert capsys.readouterr().out == "| embedding bag, 10,000 words | 3.0 | 4.0 | 0.75 | 7 | 7 |\n"
