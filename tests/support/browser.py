@@ -18,7 +18,7 @@ const light = (c) => { const [r, g, b] = c.map((v) => linear(v / 255));
 const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
 const under = (one) => { for (; one; one = one.parentElement) { const c = parts(getComputedStyle(one).backgroundColor);
   if (c.length === 3 || c[3] > .99) return c.slice(0, 3); } return [255, 255, 255]; };
-const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], texts: 0, scrolled: 0 };
+const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], small: [], texts: 0, scrolled: 0 };
 for (const one of document.querySelectorAll('.scroll')) found.scrolled += one.scrollWidth > one.clientWidth;
 for (const one of document.querySelectorAll('body *')) {
   const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
@@ -27,6 +27,7 @@ for (const one of document.querySelectorAll('body *')) {
   const [high, low] = [light(parts(style.color).slice(0, 3)), light(under(one))].sort((a, b) => b - a);
   const needed = size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
   found.texts += 1;
+  if (size < 11) found.small.push(one.textContent.trim().slice(0, 40));
   if ((high + .05) / (low + .05) < needed) found.faint.push(one.textContent.trim().slice(0, 40));
 }
 found.window = innerWidth;
@@ -39,11 +40,13 @@ parent.document.body.setAttribute('data-found', JSON.stringify(found));
 class Seen:
     """wide: pixels by which the page is wider than the window. faint: texts below the contrast of WCAG AA.
 
-    texts: how many were looked at. complaints: what the console says. scrolled: tables that have to be scrolled.
+    small: texts below 11 pixels. texts: how many were looked at. complaints: what the console says.
+    scrolled: tables that have to be scrolled.
     """
 
     wide: int
     faint: list[str]
+    small: list[str]
     texts: int
     complaints: list[str]
     scrolled: int
@@ -79,4 +82,6 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
     looked = json.loads(html.unescape(found[1]))
     assert looked["window"] == width
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Seen(looked["wide"], looked["faint"], looked["texts"], complaints, looked["scrolled"])
+    return Seen(
+        looked["wide"], looked["faint"], looked["small"], looked["texts"], complaints, looked["scrolled"]
+    )

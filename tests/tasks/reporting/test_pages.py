@@ -118,7 +118,7 @@ def test_the_ledgers_page_is_readable_at_any_width(
 ) -> None:
     found = seen(page(ledger), tmp_path, width=width, dark=dark)
     assert found.texts > 20
-    assert (found.wide, found.faint, found.complaints) == (0, [], [])
+    assert (found.wide, found.faint, found.small, found.complaints) == (0, [], [], [])
 
 
 def test_the_report_of_a_run_is_readable_on_a_phone(finished_once: Checkout, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_report_of_a_run_is_readable_on_a_phone(finished_once: Checkout, tmp
     assert "The area under the ROC curve is 0." in made and "off on average" in made
     found = seen(made, tmp_path, width=360)
     assert found.texts > 20
-    assert (found.wide, found.faint, found.complaints) == (0, [], [])
+    assert (found.wide, found.faint, found.small, found.complaints) == (0, [], [], [])
 
 
 def test_percentages_are_written_without_a_space() -> None:
@@ -152,11 +152,10 @@ def test_percentages_are_written_without_a_space() -> None:
 
 
 def test_the_look_itself_finds_what_is_wide_and_faint(tmp_path: Path) -> None:
-    bad = (
-        '<body style="background:#fff"><p style="color:#aaa">faint</p><div style="width:900px">w</div></body>'
-    )
+    texts = '<p style="color:#aaa">faint</p><p style="font-size:10px">tiny</p>'
+    bad = f'<body style="background:#fff">{texts}<div style="width:900px">w</div></body>'
     found = seen(bad, tmp_path, width=500)
-    assert found.faint == ["faint"] and found.wide > 300
+    assert (found.faint, found.small) == (["faint"], ["tiny"]) and found.wide > 300
 
 
 @pytest.mark.parametrize(
