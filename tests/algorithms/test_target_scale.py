@@ -41,10 +41,12 @@ def counts_of(labels: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.histogram(labels, histogram_edges().numpy())[0].astype(np.float64))
 
 
-@pytest.mark.parametrize(("mean", "deviation"), [(-0.9, 0.05), (-0.5, 0.2), (0.2, 0.25)])
+@pytest.mark.parametrize(
+    ("mean", "deviation"), [(-0.9, 0.05), (-0.5, 0.2), (0.2, 0.25), (0.3, 0.17), (0.6, 0.1)]
+)
 def test_the_scale_is_that_of_the_histogram(mean: float, deviation: float) -> None:
     labels = np.random.default_rng(0).normal(mean, deviation, 20_000).clip(-1, 1)
-    noisy = counts_of(labels) + torch.from_numpy(np.random.default_rng(1).normal(0, 30.0, 16))
+    noisy = counts_of(labels) + torch.from_numpy(np.random.default_rng(1).normal(0, 30.0, 23))
     centre, scale = centre_and_scale(noisy, noise=30.0)
     assert centre == pytest.approx(labels.mean(), abs=0.3 * deviation + 0.02)
     assert 0.8 < scale / (1.5 * labels.std()) < 1.6
@@ -52,11 +54,11 @@ def test_the_scale_is_that_of_the_histogram(mean: float, deviation: float) -> No
 
 def test_noise_alone_does_not_stretch_the_scale() -> None:
     """A number near its lowest, as with an outlier far away, in a range that is a hundred times too wide."""
-    counts = torch.zeros(16, dtype=torch.float64)
+    counts = torch.zeros(23, dtype=torch.float64)
     counts[0] = 1000.0
-    counts += torch.from_numpy(np.random.default_rng(2).normal(0, 50.0, 16)).clamp(max=149.0)
+    counts += torch.from_numpy(np.random.default_rng(2).normal(0, 50.0, 23)).clamp(max=149.0)
     assert centre_and_scale(counts, noise=50.0) == (pytest.approx(-1.0, abs=0.01), 0.02)
-    assert centre_and_scale(torch.zeros(16), noise=1e6)[1] == 0.02  # where nothing stands out
+    assert centre_and_scale(torch.zeros(23), noise=1e6)[1] == 0.02  # where nothing stands out
 
 
 def test_the_histogram_costs_its_share() -> None:
