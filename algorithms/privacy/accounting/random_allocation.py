@@ -32,6 +32,7 @@ from typing import Any
 import attrs
 import dp_accounting as dp
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri
 
@@ -59,7 +60,7 @@ _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
 _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 _MAX_ORDER = 256.0
-_FAR, _POINTS = 10.0, 2000
+_FAR, _POINTS, _MAX_PARTS_OF_CELL = 10.0, 2000, 512
 _LOG_RATES = (-10.0, 25.0, 4000)
 _HIGHER = np.array([5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0])
 
@@ -167,22 +168,28 @@ def _double(one: _Ratio) -> _Ratio:
     points for every i.
     """
     count, masses = len(one.masses), one.masses
-    apart = one.cell * np.arange(count)
-    places = (apart + np.log1p(np.exp(-apart))) / one.cell
-    low = np.floor(places).astype(int)
-    shares = np.expm1((places - low) * one.cell) / math.expm1(one.cell)
-    start = int(low[0])
-    low -= start
-    sums = np.zeros(count + int(low[-1]) + 2)
+    distances = np.arange(count)
+    # How far the place of a sum is above that of its larger point.
+    excesses = np.log1p(np.exp(-one.cell * distances)) / one.cell
+    points_up = np.floor(excesses).astype(int)
+    shares = np.expm1((excesses - points_up) * one.cell) / math.expm1(one.cell)
+    start, close = int(points_up[0]), max(1, int(np.count_nonzero(points_up)))
+    sums = np.zeros(count + 2)
     twice, first, second = 2.0 * masses, np.empty(count), np.empty(count)
-    for d in range(count):
+    for d in range(close):
         both, up = first[: count - d], second[: count - d]
         # Pairs (i, i + d) and (i + d, i) are alike, hence twice, except for d = 0.
         np.multiply((twice if d else masses)[: count - d], masses[d:], out=both)
         np.multiply(both, shares[d], out=up)
-        sums[low[d] + 1 : low[d] + 1 + count - d] += up
+        low = d + int(points_up[d]) - start
+        sums[low + 1 : low + 1 + count - d] += up
         both -= up
-        sums[low[d] : low[d] + count - d] += both
+        sums[low : low + count - d] += both
+    # Points far apart have a sum next above the larger one, for every distance: all at once.
+    is_far = distances >= close
+    for further, kernel in ((0, np.where(is_far, 1 - shares, 0.0)), (1, np.where(is_far, shares, 0.0))):
+        pairs = twice * np.convolve(masses, kernel)[:count]
+        sums[further : further + max(0, count - start)] += pairs[start:]
     # One of the two may be 0; where the other one lies below the new grid, it counts as 0, too.
     sums[: max(0, count - start)] += 2 * one.zero * masses[start:]
     missed = masses[:start]
@@ -310,25 +317,38 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
 
 def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Array:
     """Bounds on log E[S^-b] at powers b above 0, shape [powers]."""
-    points = np.append(0.0, np.exp(np.linspace(-0.5 / z**2 - _FAR / z, 0.5 / z**2 + _FAR / z, _POINTS)))
-    masses = _on_points(points, z)  # lower values make the moments larger
     logs = np.linspace(*_LOG_RATES)
-    transforms = np.log(np.array([masses @ np.exp(-rate / parts * points) for rate in np.exp(logs)]))
-    transforms = steps * transforms - np.exp(logs) * (1 - steps / parts)
-    found, log_r = [], float(logs[0] - logs[1])
+    log_r, reach = float(logs[0] - logs[1]), 0.5 / z**2 + _FAR / z
+    # Where the distance of rates is a whole number of those of points, a rate times a point is one of few products.
+    parts_of_cell = max(1, round(-log_r * _POINTS / (2 * reach)))
+    is_shared = parts_of_cell <= _MAX_PARTS_OF_CELL
+    step = -log_r / parts_of_cell if is_shared else 2 * reach / _POINTS
+    log_points = np.arange(-reach, reach + step, step)
+    points = np.append(0.0, np.exp(log_points))
+    masses = _on_points(points, z)  # lower values make the moments larger
+    if is_shared:
+        products = step * np.arange((len(logs) - 1) * parts_of_cell + len(log_points))
+        decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
+        means = masses[0] + sliding_window_view(decays, len(log_points))[::parts_of_cell] @ masses[1:]
+    else:
+        means = np.array([masses @ np.exp(-rate / parts * points) for rate in np.exp(logs)])
+    transforms = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
+    moments = []
     for b in powers:
         # The transform is convex, so that a chord bounds it in a cell: its ends' weights, at a ratio r of two rates.
         whole = -math.expm1(b * log_r) / b
         upper = (-math.expm1((b + 1) * log_r) / (b + 1) - math.exp(log_r) * whole) / -math.expm1(log_r)
-        ends = np.logaddexp(transforms[:-1] + math.log(whole - upper), transforms[1:] + math.log(upper))
-        cells = ends + b * logs[1:]
+        exponents = transforms + b * logs
+        largest = float(exponents.max())
+        weights = np.exp(exponents - largest)
+        weight = (whole - upper) * math.exp(-b * log_r) * weights[:-1].sum() + upper * weights[1:].sum()
         # Beyond the last rate exp(-l S) is at most (c / (e l S))^c, and S at least steps / parts of the geometric mean.
         c = b + _HIGHER
         tail_bound = c / (2 * z**2) * (1 + c / steps) + c * math.log(parts / steps)
         beyond = tail_bound + c * (np.log(c) - 1) + (b - c) * logs[-1] - np.log(c - b)
-        every = np.append(cells, b * logs[0] - math.log(b))
-        found.append(np.logaddexp(np.logaddexp.reduce(every), beyond.min()) - gammaln(b))
-    return np.array(found)
+        every = [largest + math.log(weight), b * logs[0] - math.log(b), beyond.min()]
+        moments.append(np.logaddexp.reduce(every) - gammaln(b))
+    return np.array(moments)
 
 
 def _on_points(points: Array, z: float) -> Array:

@@ -40,7 +40,7 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.accounting.pld import ComposedPLD, coarse_grid, sides_of
-from algorithms.privacy.accounting.random_allocation import divergences_of_pass, pair_of_pass
+from algorithms.privacy.accounting.random_allocation import divergences_of_pass, pair_of_pass, ratio_of_pass
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -350,3 +350,11 @@ def test_noise_without_end_costs_at_most_one_sum_over_all_records(steps: int) ->
     event = RandomAllocationDpEvent(7e8, 10**6, steps)
     # delta at epsilon 0 of one sum is 2 Phi(1 / (2 z)) - 1, about 1 / (z sqrt(2 pi)): less than this one.
     assert epsilon([(event, 1)], 1e-9) == 0.0
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.12, 0.3, 1.0])
+@pytest.mark.parametrize("finer", [0.1, 1.0])
+def test_a_pass_loses_no_mass_on_a_grid_of_any_width(noise: float, finer: float) -> None:
+    ratios, masses, lost = ratio_of_pass(noise, 13, 13, finer)
+    assert masses.sum() == pytest.approx(1.0, abs=1e-8)
+    assert masses @ ratios + lost == pytest.approx(1.0, abs=1e-8)
