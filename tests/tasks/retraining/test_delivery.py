@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Choice, Ledger
+from algorithms.privacy.ledger import Balance, Choice, Ledger
 from flows.cli.main import app
 from tasks import retraining, train
 from tasks.config.params import ParamsRefusedError
@@ -537,3 +537,14 @@ def test_a_full_disk_leaves_params_as_they_were(place: Place, monkeypatch: pytes
         patch.setattr(Path, "write_text", cut_short)
         place.deliver()
     assert (place.root / "params.yaml").read_text() == before
+
+
+def test_a_person_in_two_blocks_pays_each_block_s_price_once() -> None:
+    """Half of it for each block, whether the run reads one of the person's blocks or both."""
+    nothing, cap = Budget(0.0, 0.0), Budget(4.0, 1e-5)
+    balance = Balance("visits", cap, False, nothing, nothing, cap, block="w01", blocks_per_person=2)
+    for blocks in (1, 3):
+        epsilon, delta = delivery.epsilon_for(
+            (1.0, 1e-5), balance, blocks, 1e-9, lambda _: pytest.fail("no plan")
+        )
+        assert (epsilon, delta) == (0.5, 1e-9)
