@@ -40,7 +40,7 @@ from algorithms.gradients import (
     pad_to_multiple,
     split_passes,
 )
-from algorithms.gradients.arithmetic import WHOLE
+from algorithms.gradients.arithmetic import WHOLE, round_batch
 from algorithms.gradients.clipping import margin
 from algorithms.gradients.devices import upload
 from algorithms.gradients.memory import lacks_memory
@@ -324,6 +324,9 @@ def _try_statistic(statistic: Statistic, inputs: Tensor, labels: Tensor, size: i
             raise
         return None
 
+
+_MOST_STATISTICS, _STATISTIC_NUMBERS = 4096, 2**20
+"""How many records a pass of statistics has at most, and about how many numbers of records and statistics together."""
 
 _DOWN = 1.0 - 2.0**-50
 """A factor that keeps probabilities within those of the event despite rounding."""
@@ -647,7 +650,7 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of a statistic of the sample, clipped to the bound; shape [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64, device=self.compute.device)
-        for part in self._statistics(statistic, release, stream):
+        for part in self._statistics(statistic, dimension, release, stream):
             total += clip_and_sum(part.reshape(len(part), dimension), bound)
         return total.cpu()
 
@@ -657,7 +660,7 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of A^T A over the sample's clipped matrices A, as a vector [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64, device=self.compute.device)
-        for part in self._statistics(statistic, release, stream):
+        for part in self._statistics(statistic, dimension, release, stream):
             total += moment_sum(part, bound.norm)
         return total.cpu()
 
@@ -688,9 +691,19 @@ class UnnoisedQueries:
         """The records of the release's sample, in physical batches on the device."""
         return self._batches(self._sample(release, stream))
 
-    def _statistics(self, statistic: Statistic, release: Release, stream: Stream) -> Iterator[Tensor]:
-        """Statistics of the release's sample in passes of one size, which fill all kernels whatever the model's do."""
-        size = max(WHOLE, self.engine.physical_batch)
+    def _statistics(
+        self, statistic: Statistic, dimension: int, release: Release, stream: Stream
+    ) -> Iterator[Tensor]:
+        """Statistics of the release's sample in passes of one size, which fill all kernels whatever the model's do.
+
+        Passes are larger than the model's where records and statistics are short, as a count's are.
+        """
+        numbers = dimension + math.prod(self.records.features.shape[1:])
+        size = max(
+            WHOLE,
+            self.engine.physical_batch,
+            round_batch(min(_MOST_STATISTICS, _STATISTIC_NUMBERS // numbers)),
+        )
         rows = self._sample(release, stream)
         return _answers(statistic, self.compute.loader.batches(self.records, rows, size), size)
 
