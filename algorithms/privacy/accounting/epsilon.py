@@ -340,7 +340,7 @@ def _are_hardly_sampled(events: Schedule, delta: float) -> bool:
 LEVELS = 24
 """The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
 
-_NOISE_RANGE = (1e-6, 1e9)
+_NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
 _TOLERANCE, _WASTE, _NEAR_TARGET, _STEPS = 2e-4, 2e-4, 2e-3, 10
 _TINY, _HUGE = 1e-300, 1e300
 
@@ -401,7 +401,7 @@ def calibrate(
         adjacency: What the events are accounted under.
 
     Raises:
-        RefusedError: Where no multiplier up to 1e7 meets the target.
+        RefusedError: Where no multiplier up to 1e9 meets the target, or, by Rényi divergences, no sensible one.
 
     Example:
         >>> from dp_accounting import GaussianDpEvent
@@ -410,11 +410,13 @@ def calibrate(
         True
     """
     if accountant != "pld":
-        return search_outwards(
-            lambda z: epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency),
-            target.epsilon,
-            tolerance=2e-5,
-        )
+
+        def cost_at(z: float) -> float:
+            return epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency)
+
+        if accountant == "rdp":
+            _check_orders_reach(cost_at, target)
+        return search_outwards(cost_at, target.epsilon, factor=8.0, tolerance=2e-5)
 
     def cost(z: float) -> float:
         return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
@@ -467,6 +469,26 @@ def calibrate(
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)
     return search_outwards(cost, target.epsilon, start=noise, factor=factor)
+
+
+def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
+    """Refuses a target below what the orders state of a release that tells nearly nothing.
+
+    They state 0 once the total variation is below delta, which takes noise by which nothing is left to learn, unless
+    the release is of few records.
+    """
+    least = epsilon_of_rdp(np.full(len(ORDERS), 2 * target.delta**2), target.delta)
+    if target.epsilon <= least and cost(_MOST_SENSIBLE_NOISE) > target.epsilon:
+        raise RefusedError(
+            "Rényi divergences state no epsilon up to {least:.3g} at delta {delta:g} for noise multipliers up to"
+            " {noise:.0e}, and {epsilon:g} is asked for; set {target.accountant} to pld, or {target.epsilon} to more"
+            " than {least:.3g}.",
+            code="epsilon_below_orders",
+            least=least,
+            delta=target.delta,
+            noise=_MOST_SENSIBLE_NOISE,
+            epsilon=target.epsilon,
+        )
 
 
 def _by_secant(

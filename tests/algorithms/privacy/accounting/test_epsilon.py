@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import dp_accounting as dp
@@ -40,6 +41,7 @@ from algorithms.privacy.accounting.filters import (
     rho_of,
     rho_of_budget,
 )
+from algorithms.privacy.accounting.random_allocation import RandomAllocationDpEvent
 from algorithms.privacy.accounting.rdp import rdp_by_library, rdp_of_sampled_gaussian
 from tests.support.refusals import refused, refused_as
 
@@ -131,6 +133,39 @@ def test_what_has_no_cost_is_refused_in_one_sentence() -> None:
         RenyiFilter(1.5, small)
     with refused_as("no_bound_by_zcdp"):
         rho_of(dp.PoissonSampledDpEvent(0.1, GAUSSIAN))
+
+
+@pytest.mark.parametrize(
+    "event_at",
+    [dp.GaussianDpEvent, lambda z: RandomAllocationDpEvent(z, 100, 100)],
+    ids=["gaussian", "random_allocation"],
+)
+def test_a_target_below_what_the_orders_state_is_refused_at_once(
+    event_at: Callable[[float], dp.DpEvent],
+) -> None:
+    """At delta 1e-8, order 1024 states log(1 - 1/1024) - log(1024 delta) / 1023 = 0.010254 of what tells nothing."""
+    priced = []
+
+    def schedule_at(z: float) -> Schedule:
+        priced.append(z)
+        return [(event_at(z), 1)]
+
+    with refused_as("epsilon_below_orders", epsilon=0.01, least=pytest.approx(0.010254, rel=1e-4)):
+        calibrate(schedule_at, Budget(0.01, 1e-8), accountant="rdp")
+    assert len(priced) <= 2
+    noise = calibrate(schedule_at, Budget(0.0104, 1e-8), accountant="rdp")
+    assert 1 < noise < 1e4
+    assert 0 < epsilon([(event_at(noise), 1)], 1e-8, accountant="rdp") <= 0.0104
+
+
+def test_a_sample_of_hardly_anyone_meets_a_target_below_what_the_orders_state() -> None:
+    """Its total variation is at most the rate, so that it is private at any noise."""
+    noise = calibrate(
+        lambda z: [(dp.PoissonSampledDpEvent(1e-7, dp.GaussianDpEvent(z)), 1)],
+        Budget(0.003, 1e-5),
+        accountant="rdp",
+    )
+    assert noise < 10
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
