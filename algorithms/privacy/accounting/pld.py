@@ -175,10 +175,10 @@ def _edges_of_cells(count: int, grid: float, low: float, high: float) -> Indices
     scale = max(1.0, (high - low) / grid / _OUTSIDE)  # so many points outside, cells are two points wide
     steps = math.ceil(math.log1p(count / scale) / math.log1p(1 / scale))
     outside = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
-    every = np.concatenate(
-        [[0], first - outside[::-1], np.arange(first, last), last + outside, [last, count]]
-    )
-    return np.unique(np.clip(every, 0, count))
+    ascending = np.concatenate(
+        [[0], first - outside[::-1], np.arange(first, last + 1), last + outside, [count]]
+    ).clip(0, count)
+    return ascending[np.diff(ascending, prepend=-1) > 0]
 
 
 @dataclass(frozen=True)
@@ -358,10 +358,16 @@ class GridComposition:
         while True:
             tail = self._tilted_tail(tilt, delta, widening)
             epsilon = tail.epsilon(delta)
-            # Where losses take few values, epsilon may lie in a gap below the window.
-            if epsilon > tail.lowest or widening > _MAX_WIDENING or self._size > _MAX_POINTS:
+            # Where losses take few values, epsilon may lie in a gap below the window, unless that holds all losses.
+            is_whole = float(tail.losses[0]) <= self._lowest
+            if epsilon > tail.lowest or is_whole or widening > _MAX_WIDENING or self._size > _MAX_POINTS:
                 return epsilon
             widening = 4 * widening + 1
+
+    @property
+    def _lowest(self) -> float:
+        """The lowest sum."""
+        return math.fsum(count * float(points.losses[0]) for points, count in self._exact.parts)
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
@@ -375,7 +381,7 @@ class GridComposition:
         """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
         grid, parts = self._grid, self._exact.parts
         low, high, shift = self._window(tilt, delta)
-        lowest = math.fsum(count * float(points.losses[0]) for points, count in parts)
+        lowest = self._lowest
         low = max(lowest, low - widening * (high - low))
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
