@@ -340,6 +340,10 @@ class DataCard(CardPart):
             raise ValueError(
                 "all records of a person are on one side; leave split.copies out, or person if each row is a person"
             )
+        if self.split is not None and self.split.copies == "apart" and not isinstance(self.reader, Table):
+            raise ValueError(
+                "equal images or texts are on one side, whatever their labels; leave split.copies out"
+            )
         return self
 
     @model_validator(mode="after")

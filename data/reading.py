@@ -106,13 +106,20 @@ def _contents_of(records: RecordBatch) -> Iterable[bytes]:
 
 
 def _identities(records: RecordBatch) -> NDArray[np.bytes_]:
-    """A digest of all that is used of each record, groups for the evaluation included: equal ones are copies."""
-    groups = repeat(b"") if records.groups is None else (row.tobytes() for row in records.groups)
-    digests = (
-        hashlib.blake2b(b"%d " % len(row) + row + group, digest_size=16).digest()
-        for row, group in zip(_contents_of(records), groups, strict=False)
-    )
-    return np.array(list(digests), "S16")
+    """A digest of all that is used of each record, groups for the evaluation included: equal ones are copies.
+
+    Were it of less, copies would not be interchangeable, and one more of them could move another. Where features are
+    cells, the values that they are made of count instead, so that other cells move nobody.
+    """
+    used = records.features if records.values is None else records.values
+    parts = [used, records.labels] if records.groups is None else [used, records.labels, records.groups]
+    digests = []
+    for content, *row in zip(_contents_of(records), *parts, strict=True):
+        digest = hashlib.blake2b(b"%d " % len(content) + content, digest_size=16)
+        for part in row:
+            digest.update(part.tobytes())
+        digests.append(digest.digest())
+    return np.array(digests, "S16")
 
 
 class _Copies:

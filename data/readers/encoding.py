@@ -35,9 +35,13 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
     """
     if declared.cell_encoding is None:
         return _shares(table, declared, path)
+    return declared.cell_encoding.codes(_values(table, declared, path))
+
+
+def _values(table: pa.Table, declared: Table, path: str) -> list[Values]:
+    """The values of all parts of some rows, of which their cells are made."""
     check_columns(table, declared.content, path)
-    values = [part for column in declared.columns for part in parts_of(table, column, declared.missing, path)]
-    return declared.cell_encoding.codes(values)
+    return [part for column in declared.columns for part in parts_of(table, column, declared.missing, path)]
 
 
 def _shares(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
@@ -61,7 +65,9 @@ def records(
     that other cells move none of them.
     """
     check_columns(table, declared.in_the_file, path)
-    made = features(table, declared, path)
+    encoding = declared.cell_encoding if has_split else None
+    values = [] if encoding is None else _values(table, declared, path)
+    made = features(table, declared, path) if encoding is None else encoding.codes(values)
     targets = labels(table, declared.label_columns, label_type, declared.missing, path)
     groups = [
         positions(table[column.name], column.categories, f"{path}, column {column.name!r}")
@@ -69,11 +75,10 @@ def records(
         if isinstance(column, Ignored) and column.categories
     ]
     by_group = np.stack(groups, axis=1) if groups else None
-    if declared.cells is None or not has_split:
+    if encoding is None:
         return RecordBatch(made, targets, groups=by_group)
-    return RecordBatch(
-        made, targets, [*RecordBatch(_shares(table, declared, path), targets).canonical()], by_group
-    )
+    keys = [*RecordBatch(_shares(table, declared, path), targets).canonical()]
+    return RecordBatch(made, targets, keys, by_group, np.stack(values, axis=1))
 
 
 def _fill(

@@ -41,13 +41,16 @@ class RecordBatch:
     If a card declares a target, labels are as `data.readers.encoding.labels` returns them, before an encoder. If it
     declares tokens, features are int32. keys: for each record, what decides its side of the split, such as its person;
     None if the record itself decides. groups: [n, columns], the index of its category in each column that has some and
-    no feature, the number of categories for none of them; None without such columns.
+    no feature, the number of categories for none of them; None without such columns. values: [n, parts], of a table
+    whose features are cells, what any cells of a record depend on: more than its key, such as whether a number
+    is missing.
     """
 
     features: Features
     labels: NDArray[Any]
     keys: Sequence[bytes] | None = None
     groups: NDArray[np.int64] | None = None
+    values: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,7 +73,8 @@ class RecordBatch:
         if keys is not None:
             keys = keys[chosen] if isinstance(chosen, slice) else list(compress(keys, chosen))
         groups = None if self.groups is None else self.groups[chosen]
-        return RecordBatch(self.features[chosen], self.labels[chosen], keys, groups)
+        values = None if self.values is None else self.values[chosen]
+        return RecordBatch(self.features[chosen], self.labels[chosen], keys, groups, values)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from data import dataset_info
 from data.card import DataRefusedError, SplitRule
 from data.description import rule_of
 from data.readers.records import RecordBatch, RecordBlock
-from data.reading import is_test, split
+from data.reading import is_test, read, split
 from tests.data.conftest import CardOf, Document
 from tests.support.changed import changed
 from tests.support.parts import whole
@@ -185,6 +186,68 @@ def test_copies_in_another_block_of_the_population_move_nobody() -> None:
     alone = [len(one.records) for one in split(blocks[1:], APART)]
     assert [len(one.records) for one in split(blocks, APART)][2:] == alone
     assert 0 < alone[0] < 9
+
+
+def of_apart(table: Document, *changes: tuple[str, Any]) -> Document:
+    """The table with copies that have sides of their own, a default for a missing age, and the changes."""
+    for place, value in (("split.copies", "apart"), ("reader.columns.0.missing", 50), *changes):
+        table = changed(table, place, value)
+    return table
+
+
+def test_rows_whose_cells_differ_are_no_copies(table: Document, card_of: CardOf, tmp_path: Path) -> None:
+    """A missing number is replaced in what decides a row's side, and has cells of its own in what a model is given."""
+    card = card_of({**of_apart(table, ("reader.cells", {"grids": [4]})), "public": True})
+
+    def known(missing: int) -> Counter[tuple[str, bytes, int]]:
+        """How often each row with an age is on each side, after so many without."""
+        path, people = (
+            tmp_path / "tiny.csv",
+            [(town, of) for town in ("Rome", "Oslo", "Ulm") for of in ("no", "yes")],
+        )
+        ages = [""] * missing + ["50"] * 20
+        path.write_text("age,town,answer\n" + "".join(f"{age},{a},{b}\n" for age in ages for a, b in people))
+        counted: Counter[tuple[str, bytes, int]] = Counter()
+        for block in read(card, {"train": path}):
+            rows = zip(block.records.features, block.records.labels.tolist(), strict=True)
+            counted.update((block.part, row.tobytes(), of) for row, of in rows if row[0] < 4)
+        return counted
+
+    assert known(missing=0) == known(missing=1) == known(missing=7)
+    assert {part for part, *_ in known(missing=7)} == {"train", "test"}
+
+
+@given(zeros=st.lists(st.booleans(), min_size=2, max_size=30))
+def test_a_negative_zero_is_no_copy_of_a_zero(zeros: list[bool]) -> None:
+    """They are on one side, but a model may tell them apart."""
+    mixed = records([(-0.0 if negative else 0.0, 0) for negative in zeros])
+    counts = {
+        one.part: np.signbit(one.records.features).sum()
+        for one in split([RecordBlock("train", mixed)], APART)
+    }
+    alone = records([(-0.0, 0)] * sum(zeros))
+    assert counts == {one.part: len(one.records) for one in split([RecordBlock("train", alone)], APART)}
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_what_decides_who_is_a_copy_changes_the_rule(apart: bool, table: Document, card_of: CardOf) -> None:
+    """A column of groups makes copies differ, as cells do of a missing value; other cells do not."""
+    table = of_apart(table, ("split.copies", "apart" if apart else "together"))
+    columns = [*table["reader"]["columns"], {"name": "sex", "kind": "ignored"}]
+    rule = rule_of(card_of(changed(table, "reader.columns", columns)))
+    grouped = [*columns[:-1], {**columns[-1], "categories": ["f", "m"]}]
+    assert (rule_of(card_of(changed(table, "reader.columns", grouped))) != rule) == apart
+    cells = [rule_of(card_of(changed(table, "reader.cells", {"grids": [grid]}))) for grid in (4, 8)]
+    assert cells[0] == cells[1]
+    assert (cells[0] != rule) == apart
+
+
+def test_images_have_no_copies_apart(images: Document, card_of: CardOf) -> None:
+    of_rows = {"format": "csv", "kind": "image_table", "image": "pixels", "label": "answer", "mode": "L"}
+    files = {"train": {"path": "images.csv", "sha256": "0" * 64}}
+    split_rule = {"salt": "dots", "test_fraction": 0.5, "copies": "apart"}
+    with pytest.raises(ValueError, match=r"whatever their labels; leave split\.copies out"):
+        card_of(images | {"records": {"at_most": 3}, "files": files, "split": split_rule, "reader": of_rows})
 
 
 def test_people_have_no_copies(table: Document, card_of: CardOf) -> None:
