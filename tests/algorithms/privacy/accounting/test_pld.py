@@ -9,6 +9,7 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
+import scipy.fft
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -439,3 +440,18 @@ def test_the_tail_bound_of_normal_noise_is_chernoff_s(mu: float) -> None:
     chernoff = mu * mu / 2 + mu * math.sqrt(2 * math.log(1e5))
     assert chernoff * (1 - 1e-9) <= bound <= chernoff * 1.01
     assert points.tail_bound(1e-13, np.array([best])) == math.inf
+
+
+def test_a_window_that_holds_every_loss_is_not_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epsilon lies next to the largest loss, below which nothing is kept at so large a tilt."""
+    sizes, transform = [], scipy.fft.irfft
+
+    def counting(values: np.ndarray, size: int) -> np.ndarray:
+        sizes.append(size)
+        return np.asarray(transform(values, size))
+
+    monkeypatch.setattr(scipy.fft, "irfft", counting)
+    schedule: Schedule = [(PureDpEvent(float(one)), 1) for one in np.geomspace(0.4, 5.0, 24)]
+    largest = sum(event.epsilon for event, _ in schedule)
+    assert largest * 0.99 <= epsilon(schedule, 1e-5) <= largest * 1.001
+    assert len(sizes) == len(set(sizes))
