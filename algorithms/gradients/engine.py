@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -55,6 +55,7 @@ from algorithms.gradients.per_example_gradients import PerExampleGradients, all_
 from algorithms.gradients.placement import Shards, beside, shard_frozen
 from algorithms.gradients.refusals import refuse_failures, where_raised, without_wrappers
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
+from algorithms.gradients.vector_ends import VectorEnds
 
 _LOG = logging.getLogger(__name__)
 
@@ -304,10 +305,14 @@ class Engine:
     def _sizes_that_agree(self, device: torch.device) -> tuple[int, ...]:
         """The smaller sizes in passes of which records have the bits of those of the usual size."""
         usual, point = self.physical_batch, self._point_for_comparison(device)
+        uneven: set[int] = set()
 
         def compute(sample: SyntheticBatch, indices: Sequence[int], size: int) -> PassValues:
             self.physical_batch = size
-            parts = [part for part, _, _ in self.in_parts(point, sample.inputs, sample.labels)]
+            with VectorEnds(size) as ends:
+                parts = [part for part, _, _ in self.in_parts(point, sample.inputs, sample.labels)]
+            if not ends.are_even:
+                uneven.add(size)
             norms = torch.cat([part.norms(L2(1.0)) for part in parts])
             each = [(part, torch.tensor([index])) for part in parts for index in range(len(part.losses))]
             losses = torch.cat([part.losses for part in parts])
@@ -317,7 +322,7 @@ class Engine:
 
         try:
             with _threads_up_to(self.threads):
-                return sizes_that_agree(
+                agreeing = sizes_that_agree(
                     compute,
                     self.inspection.form,
                     usual,
@@ -327,6 +332,7 @@ class Engine:
                 )
         finally:
             self.physical_batch = usual
+        return tuple(size for size in agreeing if size not in uneven)
 
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""
@@ -338,10 +344,12 @@ class Engine:
     def compare_passes(self, point: Tensor, device: torch.device) -> BatchComparison:
         """Compare passes of the present size at a point [d]."""
         inspection, passes, size = self.inspection, self.passes, self.physical_batch
+        ends = VectorEnds(size)
 
         def compute(sample: SyntheticBatch, indices: Sequence[int]) -> PassValues:
             records = sample.inputs.to(device), sample.labels.to(device)
-            parts = [inspection for inspection, _, _ in self.in_parts(point, *records)]
+            with ends if device.type == "cpu" else nullcontext():
+                parts = [part for part, _, _ in self.in_parts(point, *records)]
             losses = torch.cat([part.losses for part in parts])
             # Processes with slices of the parameters answer no queries of losses.
             evaluated = self._losses(point, *records) if passes.shards is None else losses
@@ -360,7 +368,7 @@ class Engine:
 
         is_narrow = passes.model.precision == torch.bfloat16
         with _threads_up_to(self.threads):
-            return compare_batches(
+            comparison = compare_batches(
                 compute,
                 loss_alone,
                 inspection.form,
@@ -369,6 +377,7 @@ class Engine:
                 has_missing=not is_narrow,  # such records are computed again
                 tolerance=_ROUNDING_IN_16_BITS if is_narrow else _ROUNDING_ALONE,
             )
+        return replace(comparison, is_same=comparison.is_same and ends.are_even)
 
     @property
     def _seeds(self) -> int:

@@ -502,6 +502,38 @@ def test_a_size_in_which_records_have_other_bits_is_not_taken(name: str) -> None
     assert (engine.physical_batch, engine.smaller_sizes) == (32, (16,))
 
 
+class RarelyOther(nn.Module):
+    """Raises a number of 65 to a power, which PyTorch rounds otherwise at the end of a tensor, for one in fifty."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.layers, self.power = nn.ModuleList([nn.Linear(6, 65), nn.Linear(65, 2)]), power
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, 6] -> [batch, 2]."""
+        outputs: Tensor = self.layers[1]((2.0 + self.layers[0](inputs).tanh()) ** self.power)
+        return outputs
+
+
+@pytest.mark.parametrize(("power", "sizes"), [(1.0001, ()), (2, (16, 24))])
+def test_a_size_that_leaves_numbers_at_the_end_is_not_taken_even_if_made_up_records_agree(
+    power: float, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_invariance, "_is_same", lambda *_: True)
+    engine = problem(Spec(lambda: RarelyOther(power), (6,)), torch.float32).engine(expected_batch=16.0)
+    assert (engine.physical_batch, engine.smaller_sizes) == (32, sizes)
+
+
+def test_a_usual_size_leaves_no_numbers_at_the_end() -> None:
+    made = problem(Spec(lambda: RarelyOther(1.5), (6,)), torch.float32)
+    engine = made.engine(physical_batch=64)
+    assert engine.physical_batch == 64
+    engine = copy(engine)
+    engine.physical_batch = 12
+    point = made.model.initial_parameters()
+    assert not engine.compare_passes(point, point.device).is_same
+
+
 def test_passes_have_one_size_where_other_sizes_are_not_compared() -> None:
     made = small_network()
     in_16_bits = replace(made, model=replace(made.model, precision=BF16))
