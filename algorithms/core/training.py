@@ -100,7 +100,7 @@ def train(
         last_norms=last_norms,
         diagnostics=diagnostics,
     )
-    reserve()
+    reserve()  # after the barrier, whose inspection of the model may refuse
     if features is not None:
         if resumed is None:
             learned = (
@@ -110,7 +110,7 @@ def train(
         model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
     checkpoints = _Checkpoints(folder, run_id, compute, checkpoint_seconds)
-    for trace.step in range(step, plan.steps):
+    for trace.step in range(step, plan.steps):  # each row of the trace bears its step
         state = algorithm.step(progress.state, plan, barrier)
         if state is None:
             break

@@ -54,6 +54,9 @@ class RenyiBudget:
 
 FIXED = FixedSchedule()
 _EACH, _GROWTH, _GRID = 64, 16, 1e-3
+"""The epsilon so far is computed after each of the first 64 releases, then whenever their number has grown by a
+sixteenth, on a grid of 0.001.
+"""
 
 FilterSpec = FixedSchedule | ZCDPBudget | RenyiBudget
 """How a run's budget is enforced."""
@@ -335,7 +338,10 @@ def conversion(order: float, delta: float) -> float:
 
 
 def epsilon_of_zcdp(rho: float, delta: float) -> float:
-    """The smallest epsilon that rho-zCDP implies at `delta`, at the best real order."""
+    """The smallest epsilon that rho-zCDP implies at `delta`, at the best real order.
+
+    Every order gives a bound, so the search may miss the best one; it looks from 1 + 6e-6 to 7e10.
+    """
     if rho == 0:
         return 0.0
     best = minimize_scalar(

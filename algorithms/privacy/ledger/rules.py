@@ -295,7 +295,8 @@ def settlement(
     is_known = in_full and (is_basic or not events)
     happened = None if is_known else terms.composition.price(spent, events, run.adjacency, together)
     for block, amount in run.amounts.items():
-        reserved = float(amount[-1] / Fraction(terms.blocks_per_person))  # of two, epsilon is the run's own
+        # The last number of an amount is the price; under basic sums the first is epsilon, which is not divided.
+        reserved = float(amount[-1] / Fraction(terms.blocks_per_person))
         if happened is not None and not is_basic and happened > reserved * (1 + 1e-9):
             raise BudgetRefusedError(
                 f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
@@ -385,7 +386,11 @@ def _by_events(
 
 
 def _share(delta: float, draft: Draft) -> float:
-    """Of a delta that fits, what a run may state that reads several records of a person."""
+    """Of a delta that fits, what a run may state that reads several records of a person.
+
+    The delta of k records is the sum of exp(i epsilon) delta for i below k (Dwork and Roth 2014, Theorem 2.2), and the
+    ledger charges each of them a k-th of it. exp overflows above 709.
+    """
     together = draft.notes.get("together", 1)
     if not isinstance(together, int) or together == 1:
         return delta
