@@ -277,12 +277,16 @@ def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> P
     plan = at(low)
     while not withstands(plan, attack):
         low, high = low / 2, low
+        unreachable = RefusedError(
+            f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
+            f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
+        )
         if low < _MIN_EPSILON:
-            raise RefusedError(
-                f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
-                f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
-            )
-        plan = at(low)
+            raise unreachable
+        try:
+            plan = at(low)
+        except RefusedError as error:
+            raise (unreachable if error.code == "epsilon_below_orders" else error) from None
     while low == high < _MAX_EPSILON:
         if withstands(more := at(2 * high), attack):
             low, high, plan = 2 * high, 2 * high, more

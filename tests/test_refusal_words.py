@@ -45,6 +45,7 @@ NOT_OF_FIT = {
 }
 """Settings that fit has not, so that it meets no refusal that names them."""
 NOT_OF_ESTIMATORS = NOT_OF_FIT | {
+    "epsilon_below_orders": "of the accountant rdp",
     "filter_needs_delta": "of the accountant pure",
     "gaussian_pure": "of the accountant pure",
     "no_bound_by_rdp": "of the accountant rdp",

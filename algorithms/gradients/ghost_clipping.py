@@ -516,7 +516,7 @@ class LinearGrad(RowGrad):
 
     def row_products(self, directions: Tensor) -> RowProducts:
         if self.is_materialized:
-            return row_products(self.rows.view(-1, *directions.shape), directions)
+            return row_products(self.rows.view(len(self.rows), *directions.shape), directions)
         pairs = zip(self.inputs, self.grad_outputs, strict=True)
         if self.length > 1 and not self._prefers_gram:
             return join_row_products(

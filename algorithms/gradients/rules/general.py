@@ -389,7 +389,7 @@ def pull_back(
         if isinstance(part, RowGrad) and numbers >= _FEWEST_BY_ROWS:
             by_rows = pull_back_by_rows(part, end, starts)
         if by_rows is None:
-            through.append((end, part.rows.to(end.dtype).view(-1, *end.shape)))
+            through.append((end, part.rows.to(end.dtype).view(len(part.rows), *end.shape)))
         for name, gradient in (by_rows or {}).items():
             by_name.setdefault(name, []).append(gradient)
     for name, gradient in _through(through, starts).items() if through else ():
