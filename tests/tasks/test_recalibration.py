@@ -157,7 +157,11 @@ def test_the_model_of_more_classes_is_recalibrated(workspace: Workspace, declare
         float((torch.softmax(logs * beta, -1) - labels).square().sum(-1).mean())
         for beta in (temperature, 1.0)
     )
-    assert said["brier_score_gain"]["low"] < before - after < said["brier_score_gain"]["high"]
+    gain = said["brier_score_gain"]
+    sides = gain["value"] - gain["low"], gain["high"] - gain["value"]
+    # Three times the interval of 95 %: the noise is new in each run, and 95 % would fail one run in twenty.
+    assert gain["value"] - 3 * sides[0] < before - after < gain["value"] + 3 * sides[1]
+    assert gain["low"] > 0 and gain["high"] - gain["low"] < 0.06
     assert export(artifacts, "torchscript", root / "model.pt") < 1e-5
     assert "its Brier score is smaller by" in dict(run_summary(root))["recalibration"]
     assert "its Brier score is smaller by" in (artifacts / "report.html").read_text()
