@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from data.documents import Document
 from flows.cli.interview import BACK, Interview
 from flows.cli.running import SETTINGS, prefect_api_url, say, takes_options
 from tasks.runs.checkout import find_checkout, missing_in
 
 if TYPE_CHECKING:
+    from data.documents import Document
     from tasks.config.new_project import Declared
 
 _FREE_GB = 5.0
@@ -183,7 +183,7 @@ class _Options:
         return [path for path in (self.file, self.images, self.texts) if path is not None]
 
     @property
-    def for_all_kinds(self) -> Document:
+    def for_all_kinds(self) -> "Document":
         """What is declared of records of each kind."""
         return {
             "unit": "one person" if self.unit is None else self.unit,
@@ -339,7 +339,7 @@ def _say_next(folder: Path, declared: "Declared", options: list[str]) -> None:
 
 def _columns_asked(
     talk: Interview, header: Sequence[str], person: str | None
-) -> tuple[list[Document], list[str]]:
+) -> "tuple[list[Document], list[str]]":
     """Ask the owner of a table for its columns and classes; raises ParamsRefusedError if there is no terminal.
 
     header: the names of the file's columns, each of which is asked about; empty if there is no file yet.
@@ -364,7 +364,7 @@ def _columns_asked(
     return [*columns, {"name": label, "kind": "label"}], classes
 
 
-def _column_asked(talk: Interview, name: str) -> Document:
+def _column_asked(talk: Interview, name: str) -> "Document":
     """Ask what is made of a column."""
     kind = talk.ask(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
     column: Document = {"name": name, "kind": kind}
@@ -378,7 +378,7 @@ def _column_asked(talk: Interview, name: str) -> Document:
     return column
 
 
-def _person_of(talk: Interview, options: _Options, header: Sequence[str], taken: Sequence[str]) -> Document:
+def _person_of(talk: Interview, options: _Options, header: Sequence[str], taken: Sequence[str]) -> "Document":
     """The column of the person's id and how many rows of a person are used, as given, or asked for at a terminal.
 
     taken: names of columns of which something is made.
@@ -422,7 +422,7 @@ def _other_person(text: str, header: Sequence[str], taken: Sequence[str]) -> str
     return _one_of(name, header) if name and header else name
 
 
-def _other_column(text: str, columns: list[Document]) -> str:
+def _other_column(text: str, columns: "list[Document]") -> str:
     name = text.strip()
     if any(column["name"] == name for column in columns):
         raise ValueError(f"{name} has been entered; enter another column.")
