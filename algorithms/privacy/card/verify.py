@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
@@ -312,7 +310,9 @@ def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardCh
         return
     try:
         # pandas and pyarrow's data sets would take longer to import than all the rest.
-        with pq.ParquetFile(path) as file:
+        from pyarrow import parquet  # also slow, so only where there is a trace
+
+        with parquet.ParquetFile(path) as file:
             trace = file.read().to_pydict()
         left = trace_schedule(trace)
         released = trials_of(schedule) or [releases_in_order(schedule)]
