@@ -11,7 +11,7 @@ import torch
 
 from algorithms.core import checkpoint
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.ledger import Ledger
 from tests.soak.kills_check import ended_badly, fell, problems, rows_of
@@ -55,7 +55,7 @@ def release(place: Place, run_id: str, count: int) -> None:
         "clipping": "L2",
         "noise": "gaussian",
     }
-    trace = Trace([Row(release=n, step=n, epsilon=0.1, **words, **numbers) for n in range(count)])
+    trace = Trace([ReleaseRow(release=n, step=n, epsilon=0.1, **words, **numbers) for n in range(count)])
     state = {"parameters": torch.zeros(2)}
     checkpoint.save(folder, state, run_id=run_id, step=count, trace=trace, last_norms=LastNorms())
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from algorithms.core.method import STORED_AS
 from algorithms.errors import RefusedError
 from algorithms.gradients.placement import Shards, is_divided
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 
 _LOG = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def load(
     if norms is not None:
         last_norms.restore(norms)
     placed = {name: _placed_like(expected[name], tensor, slices) for name, tensor in tensors.items()}
-    return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
+    return unflatten(start, placed), facts["step"], Trace([ReleaseRow(**row) for row in facts["trace"]])
 
 
 def _read_file(file: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:

@@ -42,7 +42,7 @@ from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, trials_of
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
@@ -219,7 +219,7 @@ class SearchTrial:
             adjacency=adjacency_named(plan.adjacency),
         )
         row = asdict(score_trace.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
-        trace.rows.append(Row(**row))
+        trace.rows.append(ReleaseRow(**row))
         return score
 
     def _held_out_score(self, planned: EvaluationPlan, plan: Plan, trace: Trace, file: Path) -> float:

@@ -27,7 +27,7 @@ from algorithms import models
 from algorithms.core import checkpoint
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
@@ -186,7 +186,7 @@ def _training(folder: Path) -> Target:
     last, start = LastNorms(), {"parameters": torch.zeros(4), "momentum": torch.zeros(2, 3)}
     state = {name: torch.full_like(tensor, 0.5) for name, tensor in start.items()}
     rows = [
-        Row(
+        ReleaseRow(
             step, step, "sum", "gaussian", "poisson", 0.1, "flat", 1.0, "gaussian", 2.0, 2.0, 25.0, 0.1 * step
         )
         for step in range(3)

@@ -108,7 +108,7 @@ class Filter(Protocol):
         """Charge the event; raises BudgetRefusedError, and charges nothing, if the filter cannot pay for it."""
 
     def epsilon_spent(self, delta: float) -> float:
-        """The cost of the releases so far at `delta`; see `trace.Row` for when this is not a bound."""
+        """The cost of the releases so far at `delta`; see `trace.ReleaseRow` for when this is not a bound."""
 
 
 class CostCurve:

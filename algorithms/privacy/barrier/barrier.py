@@ -33,7 +33,7 @@ from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.record_loader import RecordArrays
-from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Row, Trace
+from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, ReleaseRow, Trace
 from algorithms.privacy.barrier.unnoised_queries import (
     LastNorms,
     Statistic,
@@ -123,7 +123,7 @@ class Correlation:
             correlator.draw(self._generator.stream(row.release).later(skip))
         self._terms, self._correlator, self._next = (first, dimension), correlator, len(rows)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[ReleaseRow]:
         """The trace's rows of the latest sequence of correlated steps."""
         rows = [row for row in self._trace.rows if row.noise == Correlated(1.0).name]
         starts = [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReleaseRow:
     """One release. epsilon: cost so far at the run's delta, by the plan's accountant or by the run's filter.
 
     It bounds the cost of a run that ends at a step fixed in advance. If releases are chosen adaptively, no theorem
@@ -53,14 +53,14 @@ class Row:
 class Trace:
     """The rows of a run so far. `step` is set by the training loop and stamped on the rows that follow."""
 
-    def __init__(self, rows: list[Row] | None = None) -> None:
+    def __init__(self, rows: list[ReleaseRow] | None = None) -> None:
         self.rows = list(rows or [])
         self.step = 0
 
     def record(self, release: Release, event: dp.DpEvent, *, noise_std: float, epsilon: float) -> None:
         """Add the row of a release that was just charged."""
         self.rows.append(
-            Row(
+            ReleaseRow(
                 release=len(self.rows),
                 step=self.step,
                 kind=release.kind,
@@ -85,7 +85,9 @@ class Trace:
         """Write the rows as Parquet."""
         import pandas as pd  # here and below, since a plan has no use for it
 
-        frame = pd.DataFrame([asdict(row) for row in self.rows], columns=list(Row.__dataclass_fields__))
+        frame = pd.DataFrame(
+            [asdict(row) for row in self.rows], columns=list(ReleaseRow.__dataclass_fields__)
+        )
         frame.to_parquet(to, index=False)
 
 

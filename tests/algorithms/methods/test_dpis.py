@@ -23,7 +23,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent
 from algorithms.privacy.accounting.filters import conversion
-from algorithms.privacy.barrier.trace import Row
+from algorithms.privacy.barrier.trace import ReleaseRow
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
     gradient_release,
@@ -287,7 +287,7 @@ def test_what_eats_the_budget_is_named(epsilon: float, before: Any, code: str) -
 
 def trained(
     made: DPIS, plan: Plan, folder: Path, *, stop_after: int | None = None
-) -> tuple[Tensor, list[Row]]:
+) -> tuple[Tensor, list[ReleaseRow]]:
     state, trace, *_ = bench.trained(made, plan, small_model(), folder, stop_after=stop_after)
     return made.released(state), trace.rows
 

@@ -22,7 +22,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter, ZCDPFilter
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.compute_config import ComputeConfig
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
@@ -315,7 +315,7 @@ def test_the_trace_survives_its_file(tmp_path: Any) -> None:
         "release step kind event sampling sampling_rate clipping clip_norm noise noise_multiplier noise_std"
     )
     assert list(written) == [*names.split(), "divisor", "epsilon"]
-    assert [Row(**read) for read in written.to_dict("records")] == trace.rows
+    assert [ReleaseRow(**read) for read in written.to_dict("records")] == trace.rows
     assert trace.events() == [dp.GaussianDpEvent(0.01)]
     assert (trace.rows[0].step, trace.rows[0].clip_norm, trace.rows[0].divisor) == (3, 1.0, 4.0)
 
