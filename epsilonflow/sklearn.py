@@ -36,8 +36,8 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import load_beside
 from algorithms.privacy.card.text import statement
 from data.cells import CellSettings, usual_cells
+from data.new_records import target_in
 from data.targets import Number
-from data.unseen import target_in
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from epsilonflow.table_encoding import (
     Kind,

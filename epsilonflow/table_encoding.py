@@ -23,8 +23,8 @@ from algorithms.models.saved import TrainedModel
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
+from data.new_records import reader_in
 from data.readers import encoding
-from data.unseen import reader_in
 
 Kind: TypeAlias = Literal["classes", "number"]
 """What an estimator predicts."""

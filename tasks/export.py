@@ -29,8 +29,8 @@ from algorithms.privacy.card import PrivacyCard, load_beside, verify, verify_car
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protection_sentence, statement
 from data.files import read_json
+from data.new_records import target_in
 from data.targets import Tags
-from data.unseen import target_in
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
 from tasks.runs.metrics import Metrics, is_private, metric_rows, tracker_key
 from tasks.runs.store import EVALUATION, sha256_of

@@ -24,9 +24,9 @@ from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
 from data.cells import CellEncoding, Grids
 from data.formats import Binned, Categorical, Date, Hashed, Numeric, Table, Timestamp
+from data.new_records import reader_in, target_in
 from data.readers import encoding
 from data.targets import Number
-from data.unseen import reader_in, target_in
 from tasks.onnx_dates import Moments, moments
 from tasks.onnx_graph import ML, Graph
 

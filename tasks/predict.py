@@ -28,8 +28,8 @@ from algorithms.models.objectives import MARGINS, next_token
 from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError
 from data.formats import Own
+from data.new_records import reader_in, records_in, target_in
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
-from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
 from tasks.prediction_passes import records_a_pass
 from tasks.prepare import encoder_of_model, loader_of, reader_of
@@ -64,7 +64,7 @@ def predict(
 
     Args:
         model: a model from `algorithms.load`, or the path of its file or folder.
-        path: see `data.unseen.records_in`.
+        path: see `data.new_records.records_in`.
         allow_code: code of the user's own, `package.module:factory`, that the model's file may name: a model, an
             encoder, a reader. No other code is imported, whatever the file says.
         threshold: of two classes, predict the second one where its probability exceeds this, instead of one half.

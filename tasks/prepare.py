@@ -24,11 +24,11 @@ from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
+from data.new_records import preparation_of
 from data.readers.records import OwnReader, RecordBlock
 from data.reading import Database, Digests, block_names, read, read_blocks, snapshot, word_list
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
-from data.unseen import preparation_of
 from tasks.config import data_mirror, database_url, first_checkout, home, params
 from tasks.config.params import Params, load
 from tasks.runs.stage_main import main_of

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from algorithms.model_facts import ModelFacts, facts_of
 from data.cells import CellEncoding, Grids, Part
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
+from data.new_records import reader_in, target_in
 from data.targets import Number
-from data.unseen import reader_in, target_in
 
 _MAX_DRAWN = 6
 _POINTS = 128

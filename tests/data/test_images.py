@@ -20,10 +20,10 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY, Places, checksum_for, fetch
+from data.new_records import preparation_of, records_in
 from data.readers import images
 from data.readers.images import in_mode
 from data.reading import read, row_reader
-from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import Parts, whole
 

@@ -20,13 +20,13 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.formats import OfRows
+from data.new_records import preparation_of, records_in
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
 from data.readers.records import Part, RecordBatch, RecordBlock
 from data.readers.rows import RowReader
 from data.reading import Digests, read, read_blocks
 from data.targets import IGNORED, Number
-from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import Parts, whole
 

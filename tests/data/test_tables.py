@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from data import DataRefusedError
 from data.description import rule_of
 from data.formats import Parquet
+from data.new_records import preparation_of, records_in
 from data.readers import encoding
 from data.readers import rows as rows_module
 from data.readers.records import RecordBatch
 from data.readers.rows import tables as read_tables
 from data.targets import Classes
-from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, train_records
 
 Encode = Callable[..., RecordBatch]

@@ -15,9 +15,9 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY
+from data.new_records import preparation_of, records_in
 from data.readers.records import RecordBatch
 from data.reading import Digests, read, read_blocks, row_reader, word_list
-from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import whole
 from tests.support.refusals import refused

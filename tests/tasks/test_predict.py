@@ -27,9 +27,9 @@ from algorithms.privacy.card import build, load
 from algorithms.privacy.card.text import statement
 from data import dataset_info
 from data.card import DataRefusedError, data_card
+from data.new_records import preparation_of, records_in
 from data.prepared import load_held_out
 from data.readers.texts import read_texts
-from data.unseen import preparation_of, records_in
 from flows.cli.main import app
 from tasks.export import NO_CARD, _of_a_library, export, release
 from tasks.predict import predict

@@ -14,8 +14,8 @@ import torch
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.models.saved import load
 from data.card import DataCard
+from data.new_records import reader_in
 from data.readers import encoding as rows
-from data.unseen import reader_in
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import LIGHT, png, shape_figure
 from tasks.reporting.shapes import Shape, explanation_of

@@ -46,8 +46,8 @@ _INK = 16.0
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """Some records: a name for each (a row's number from 1, or a file's name), and their features [n, *shape]."""
+class NewRecords:
+    """Records to predict on: a name for each (a row's number from 1, or a file's), and their features [n, *shape]."""
 
     names: tuple[str, ...]
     features: Features
@@ -97,7 +97,7 @@ def records_in(
     tokens: int | None = None,
     encode: Callable[[Any], Features] | None = None,
     own: OwnReader | None = None,
-) -> Iterator[Unseen]:
+) -> Iterator[NewRecords]:
     """Read the records of a file or folder in portions, as features of `shape`.
 
     path: CSV or Parquet for a table; an image, or a folder of images; a text file with one text per line, or a folder
@@ -138,14 +138,14 @@ def records_in(
             f"the records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
         )
     if encode is not None:
-        yield from (Unseen(some.names, encode(some.features)) for some in records)
+        yield from (NewRecords(some.names, encode(some.features)) for some in records)
     elif preparation["transform"] == "none":
         yield from records
     else:
         for some in records:
             whole = RecordBlock("test", RecordBatch(some.features, np.zeros(len(some.names), np.int64)))
             made = [block.records.features for block in scatter(card, [whole])]
-            yield Unseen(some.names, np.concatenate(made))
+            yield NewRecords(some.names, np.concatenate(made))
 
 
 def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
@@ -178,11 +178,11 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
     )
 
 
-def _number(portions: Iterable[Features]) -> Iterator[Unseen]:
+def _number(portions: Iterable[Features]) -> Iterator[NewRecords]:
     """Records by their numbers from 1."""
     count = 0
     for some in portions:
-        yield Unseen(tuple(str(count + index) for index in range(1, len(some) + 1)), some)
+        yield NewRecords(tuple(str(count + index) for index in range(1, len(some) + 1)), some)
         count += len(some)
 
 
@@ -253,16 +253,16 @@ def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Feat
             yield features
 
 
-def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[Unseen]:
+def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[NewRecords]:
     """Texts as tokens of the listed words, or unchanged without a list."""
     words = {word: index + 2 for index, word in enumerate(listed or ())}
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, some in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
             made = map(texts.without_breaks, some) if isinstance(reader, Reviews) else some
-            yield Unseen(names, np.array([*made], dtype=object))
+            yield NewRecords(names, np.array([*made], dtype=object))
         else:
-            yield Unseen(names, texts.token_rows(some, words, length=tokens_of.length))
+            yield NewRecords(names, texts.token_rows(some, words, length=tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
@@ -281,7 +281,7 @@ def _each_text(path: Path) -> Iterator[tuple[str, str]]:
         raise DataRefusedError(f"{path} holds a text that is not UTF-8; correct it.") from None
 
 
-def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
+def _images(path: Path, card: DataCard) -> Iterator[NewRecords]:
     if path.is_dir():
         files = [file for file in files_in(path) if file.suffix.lower() in _IMAGES]
         named = {file.relative_to(path).as_posix(): file for file in files}
@@ -292,10 +292,10 @@ def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
     scale = np.float32(_INK if isinstance(card.reader, Digits) else 255.0)
     for names, chosen in _batches(iter(named.items())):
         if isinstance(card.reader, Pixels):  # as in training, but what cannot be read is refused
-            yield Unseen(names, images.pixels(chosen, card.reader, card.input_shape, strict=True)[0])
+            yield NewRecords(names, images.pixels(chosen, card.reader, card.input_shape, strict=True)[0])
         else:
             pixels = np.stack([_pixels(file, card.input_shape) for file in chosen])
-            yield Unseen(names, (pixels / scale).clip(0.0, 1.0))
+            yield NewRecords(names, (pixels / scale).clip(0.0, 1.0))
 
 
 def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
