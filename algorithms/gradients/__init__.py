@@ -2,9 +2,9 @@
 
 The package needs PyTorch and nothing else of this project. `model` is what it takes: a module with the loss of each
 record; `packing`: records of several tensors. `engine` computes a sum, pass by pass; a pass records each operation that
-uses a parameter, and `rules` has the gradient of each such operation. `ghost_clipping` has their norms and weighted
-sums, `clipping` the bounds. `linear` has closed forms for linear models. `model_inspection` and `independence` refuse a
-model whose records cannot be clipped. `patches` is what changes PyTorch itself.
+uses a parameter, and `rules` has the gradient of each such operation. `parameter_gradients` has their norms and sums by
+ghost clipping, `clipping` the bounds. `linear` has closed forms for linear models. `model_inspection` and
+`independence` refuse a model whose records cannot be clipped. `patches` is what changes PyTorch itself.
 
 Settings of the process and what several processes share are imported by module: `devices`, `patches`, `placement`,
 `randomness`, `memory`.

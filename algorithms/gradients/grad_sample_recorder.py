@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from algorithms.gradients.double_backward import connect
-from algorithms.gradients.ghost_clipping import PerExample
+from algorithms.gradients.parameter_gradients import PerExample
 from algorithms.gradients.patches import ProcessSetting, reporting_applied
 
 

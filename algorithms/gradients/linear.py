@@ -23,8 +23,8 @@ from torch.nn import functional
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
 from algorithms.gradients.devices import upload
-from algorithms.gradients.ghost_clipping import product_in_64_bits
 from algorithms.gradients.model import PerExampleModel
+from algorithms.gradients.parameter_gradients import product_in_64_bits
 
 _HELD = 2**25
 """Size of the features, in numbers, up to which a second copy in 64 bits is kept."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import absolute_norms, rounding, square_distances, square_norms, wide
-from algorithms.gradients.ghost_clipping import (
+from algorithms.gradients.parameter_gradients import (
     PerExample,
     RowGrad,
     RowProducts,

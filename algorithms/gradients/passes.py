@@ -14,7 +14,6 @@ from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.errors import UnsupportedModelError
-from algorithms.gradients.ghost_clipping import DenseGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -29,6 +28,7 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.model import PerExampleModel
+from algorithms.gradients.parameter_gradients import DenseGrad, PerExample
 from algorithms.gradients.patches import with_visible_calls, without_autocast, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combine
 from algorithms.gradients.placement import Bringer, Shards

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.ghost_clipping import (
+from algorithms.gradients.normalised_weights import NormalisedGrad
+from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     DenseGrad,
     EmbeddingGrad,
@@ -21,7 +22,6 @@ from algorithms.gradients.ghost_clipping import (
     SlicedGrad,
     as_measured,
 )
-from algorithms.gradients.normalised_weights import NormalisedGrad
 from algorithms.gradients.patches import in_full_precision
 from algorithms.gradients.small_gradients import SmallGradients
 

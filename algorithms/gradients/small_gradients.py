@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import square_norms, wide
-from algorithms.gradients.ghost_clipping import (
+from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     LinearGrad,
     PerExample,

@@ -17,7 +17,15 @@ from algorithms.gradients.arithmetic import (
     square_norms,
     wide,
 )
-from algorithms.gradients.ghost_clipping import (
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    Gradients,
+    GradSampleRecorder,
+    Kwargs,
+    Layout,
+)
+from algorithms.gradients.parameter_gradients import (
     DenseGrad,
     RowGrad,
     RowProducts,
@@ -37,14 +45,6 @@ from algorithms.gradients.ghost_clipping import (
     row_slack,
     rows_of_product,
     slices,
-)
-from algorithms.gradients.grad_sample_recorder import (
-    Args,
-    Func,
-    Gradients,
-    GradSampleRecorder,
-    Kwargs,
-    Layout,
 )
 from algorithms.gradients.rules.general import general
 

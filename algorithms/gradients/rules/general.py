@@ -16,14 +16,6 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from algorithms.gradients.ghost_clipping import (
-    DenseGrad,
-    EmbeddingGrad,
-    LinearGrad,
-    PerExample,
-    RowGrad,
-    SlicedGrad,
-)
 from algorithms.gradients.grad_sample_recorder import (
     UNKNOWN,
     Args,
@@ -41,6 +33,14 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.normalised_weights import pull_back_by_rows
+from algorithms.gradients.parameter_gradients import (
+    DenseGrad,
+    EmbeddingGrad,
+    LinearGrad,
+    PerExample,
+    RowGrad,
+    SlicedGrad,
+)
 from algorithms.gradients.patches import APPLIED
 from algorithms.gradients.per_example_gradients import combine
 

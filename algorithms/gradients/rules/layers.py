@@ -14,14 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.ghost_clipping import (
-    BiasGrad,
-    DenseGrad,
-    EmbeddingGrad,
-    LinearGrad,
-    PerExample,
-    SlicedGrad,
-)
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -30,6 +22,14 @@ from algorithms.gradients.grad_sample_recorder import (
     Kwargs,
     Layout,
     UnrecordedError,
+)
+from algorithms.gradients.parameter_gradients import (
+    BiasGrad,
+    DenseGrad,
+    EmbeddingGrad,
+    LinearGrad,
+    PerExample,
+    SlicedGrad,
 )
 from algorithms.gradients.rules.general import general, summed_to
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.ghost_clipping import DenseGrad, LinearGrad, PerExample, as_measured
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -26,6 +25,7 @@ from algorithms.gradients.grad_sample_recorder import (
     Layout,
     name_of,
 )
+from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample, as_measured
 from algorithms.gradients.rules.general import elementwise, general
 
 _RECORD, _FOLDED = "Z", "Y"

@@ -30,8 +30,8 @@ from algorithms.gradients import (
     batch_invariance,
 )
 from algorithms.gradients.arithmetic import mean_places, smaller_sizes
-from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.parameter_gradients import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2, Affine, Engine, PerLayer
-from algorithms.gradients.ghost_clipping import prefers_gram
+from algorithms.gradients.parameter_gradients import prefers_gram
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian

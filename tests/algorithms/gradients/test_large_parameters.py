@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from algorithms.gradients import L2, PerLayer, ghost_clipping
+from algorithms.gradients import L2, PerLayer, parameter_gradients
 from algorithms.gradients.rules.convolution import ConvGrad
 from tests.support.gradients.forms import FORMS, NEAR, absolute, drawn, excess, written
 
@@ -11,8 +11,8 @@ from tests.support.gradients.forms import FORMS, NEAR, absolute, drawn, excess, 
 @pytest.fixture(autouse=True, params=[0, 64], ids=["singly", "in products of 64 bits"])
 def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every parameter was large, with records of many outer products, or of few."""
-    monkeypatch.setattr(ghost_clipping, "_LARGE", 0)
-    monkeypatch.setattr(ghost_clipping, "_SHORT", request.param)
+    monkeypatch.setattr(parameter_gradients, "_LARGE", 0)
+    monkeypatch.setattr(parameter_gradients, "_SHORT", request.param)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -36,5 +36,5 @@ def test_a_sum_is_that_of_the_gradients_and_nothing_large_is_kept(name: str) -> 
     gradient.add_weighted(weights, found)
     sizes = float(written(absolute(gradient))[0].norm())  # what cancels is rounded relative to this
     assert float((found - 1.0 - weights @ exact).norm()) <= 1e-5 * sizes * float(weights.sum())
-    if isinstance(gradient, ghost_clipping.LinearGrad | ConvGrad):
+    if isinstance(gradient, parameter_gradients.LinearGrad | ConvGrad):
         assert not {"rows", "_materialized_sums"} & vars(gradient).keys()

@@ -9,8 +9,8 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from algorithms.gradients import L2
-from algorithms.gradients.ghost_clipping import LinearGrad
 from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, pull_back_by_rows
+from algorithms.gradients.parameter_gradients import LinearGrad
 from tests.support.gradients import naive
 from tests.support.gradients.problems import SMALL, Spec, Wired, check, problem
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from algorithms.gradients import L2, Affine, PerExampleGradients
-from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, LinearGrad, PerExample
+from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.small_gradients import SmallGradients
 from tests.support.gradients.forms import written
 

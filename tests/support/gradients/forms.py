@@ -9,7 +9,8 @@ from torch import Tensor
 
 from algorithms.gradients import L1, Clipping, PerExampleGradients
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.ghost_clipping import (
+from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, RowMap
+from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     DenseGrad,
     EmbeddingGrad,
@@ -17,7 +18,6 @@ from algorithms.gradients.ghost_clipping import (
     PerExample,
     RowGrad,
 )
-from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, RowMap
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 
 Draw = Callable[[torch.Generator], PerExample]
