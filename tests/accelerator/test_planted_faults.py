@@ -87,7 +87,7 @@ def test_records_that_are_copied_before_their_charge(
     gradient = Barrier.gradient
 
     def early(self: Any, *args: Any, **kwargs: Any) -> Any:
-        queries = self._Barrier__exact
+        queries = self._Barrier__unnoised
         queries.compute.loader.load(queries.records, np.arange(4))
         return gradient(self, *args, **kwargs)
 

@@ -270,8 +270,10 @@ class Barrier:
         last_norms: LastNorms | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
-        self.__exact = UnnoisedQueries(records, model, compute or ComputeConfig(), last_norms or LastNorms())
-        self.__exact.compute.check_rounding(self.__exact.engine, private=generator.private)
+        self.__unnoised = UnnoisedQueries(
+            records, model, compute or ComputeConfig(), last_norms or LastNorms()
+        )
+        self.__unnoised.compute.check_rounding(self.__unnoised.engine, private=generator.private)
         self.__records = records
         self.__generator = generator
         self.__privacy_filter = privacy_filter
@@ -280,8 +282,8 @@ class Barrier:
         self.__trace = trace
         self.__diagnostics = diagnostics
         self.__correlation = Correlation(generator, trace, records)
-        self.__group = self.__exact.compute.group
-        self.__device = self.__exact.compute.device
+        self.__group = self.__unnoised.compute.group
+        self.__device = self.__unnoised.compute.device
         self.__process = os.getpid()
         self.__allocated = sum(row.sampling == "random allocation" for row in trace.rows)
 
@@ -306,7 +308,7 @@ class Barrier:
         """
         # Whatever can fail for public reasons fails here: nothing is charged yet, and no record has been read.
         check_gradient(self.__model, parameters, sampling, clipping)
-        slices = self.__exact.compute.slices
+        slices = self.__unnoised.compute.slices
         if slices is not None:
             check_slices(sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
@@ -326,12 +328,12 @@ class Barrier:
                 len(parameters),
                 skip=drawn,
                 correlator=correlator,
-                device=None if slices is not None else self.__exact.compute.home,
+                device=None if slices is not None else self.__unnoised.compute.home,
             )
             if self.__group.is_first
             else None
         )
-        total = self.__exact.clipped_sum(parameters, clipping, release, stream)
+        total = self.__unnoised.clipped_sum(parameters, clipping, release, stream)
         if noise_ahead is not None and stream.position != noise_ahead.start:
             raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
         if slices is not None:
@@ -363,7 +365,7 @@ class Barrier:
         release = releases.total_release(bound, noise, sampling)
         dimension = shape_of(statistic, self.__records, self.__model, self.__device).numel()
         stream = self.__charge(release, dimension=dimension)
-        total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
+        total = self.__unnoised.statistic_sum(statistic, bound, dimension, release, stream)
         return self.__group.broadcast(add_noise(total, release, stream))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Mechanism) -> Tensor:
@@ -384,7 +386,7 @@ class Barrier:
         columns = columns_of(statistic, self.__records, self.__model, self.__device)
         dimension = vector_length(columns)
         stream = self.__charge(release, dimension=dimension)
-        total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
+        total = self.__unnoised.second_moment_sum(statistic, bound, dimension, release, stream)
         noisy = self.__group.broadcast(add_noise(total, release, stream))
         return as_matrix(noisy, columns)
 
@@ -396,7 +398,7 @@ class Barrier:
         check_norms(self.__model, parameters)
         release = releases.norm_total_release(bound, noise)
         stream = self.__charge(release, dimension=1)
-        total = torch.tensor([self.__exact.norm_total(parameters, bound)], dtype=torch.float64)
+        total = torch.tensor([self.__unnoised.norm_total(parameters, bound)], dtype=torch.float64)
         return float(self.__group.broadcast(add_noise(total, release, stream)))
 
     def norm_count(
@@ -410,7 +412,7 @@ class Barrier:
         check_norms(self.__model, parameters, bound)
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
-        balance = self.__exact.norm_balance(parameters, bound, release, stream)
+        balance = self.__unnoised.norm_balance(parameters, bound, release, stream)
         total = torch.tensor([balance], dtype=torch.float64)
         return float(self.__group.broadcast(add_noise(total, release, stream)))
 
@@ -441,7 +443,7 @@ class Barrier:
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
-        losses = self.__exact.clipped_losses(candidates, release, stream)
+        losses = self.__unnoised.clipped_losses(candidates, release, stream)
         index = noisy_argmin(losses, release, stream)
         return int(self.__group.broadcast(torch.tensor([index])))
 
@@ -464,12 +466,12 @@ class Barrier:
         check_minimum(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)
         stream = self.__charge(release, dimension=self.__model.parameter_count)
-        return self.__group.broadcast(self.__exact.minimum(release, stream).float())
+        return self.__group.broadcast(self.__unnoised.minimum(release, stream).float())
 
     def with_model(self, model: Model) -> "Barrier":
         """A barrier for another model of the same records, with the same budget, noise and trace."""
         self.__check_process()
-        model, records = self.__exact.precompute_frozen_prefix(model)
+        model, records = self.__unnoised.precompute_frozen_prefix(model)
         return Barrier(
             records,
             model,
@@ -477,8 +479,8 @@ class Barrier:
             generator=self.__generator,
             delta=self.__delta,
             trace=self.__trace,
-            compute=self.__exact.compute,
-            last_norms=self.__exact.last_norms,
+            compute=self.__unnoised.compute,
+            last_norms=self.__unnoised.last_norms,
             diagnostics=self.__diagnostics,
         )
 
@@ -534,9 +536,11 @@ class Barrier:
         """Give the gradient's sample, drawn again with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
-        point = self.__exact.compute.at_home(parameters)
+        point = self.__unnoised.compute.at_home(parameters)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         release_and_step = len(self.__trace.rows) - 1, self.__trace.step
-        batches = self.__exact.sample_batches(release, self.__generator.stream(release_and_step[0]))
+        batches = self.__unnoised.sample_batches(release, self.__generator.stream(release_and_step[0]))
         answered = AnsweredGradient(point, clipping, release.divisor, *sums)
-        self.__diagnostics.measure(answered, self.__exact.engine, batches, release_and_step=release_and_step)
+        self.__diagnostics.measure(
+            answered, self.__unnoised.engine, batches, release_and_step=release_and_step
+        )

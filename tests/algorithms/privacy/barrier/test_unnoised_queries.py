@@ -232,7 +232,7 @@ def test_what_fails_on_any_records_is_said_in_full(kind: str, sampling: FullBatc
     mistake, words = MISTAKES[kind]
     model = Model("scattered", Scattered(mistake), cross_entropy, lambda outputs: outputs)
     asked = barrier(made_up(4000), model)
-    vars(asked)["_Barrier__exact"].engine.passes.model.module.is_ready = True
+    vars(asked)["_Barrier__unnoised"].engine.passes.model.module.is_ready = True
     with pytest.raises(QueryFailedError, match=rf"made-up records: \w+Error: .*{words}"):
         asked.gradient(
             model.initial_parameters(), sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0
@@ -249,7 +249,7 @@ def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() ->
     records = made_up()
     records.features[0] = np.nan
     asked = barrier(records, model)
-    vars(asked)["_Barrier__exact"].engine.passes.model.module.is_ready = True
+    vars(asked)["_Barrier__unnoised"].engine.passes.model.module.is_ready = True
     with pytest.raises(QueryFailedError, match="cause is withheld"):
         asked.gradient(
             model.initial_parameters(),
