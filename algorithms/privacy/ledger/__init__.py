@@ -2,7 +2,7 @@
 
 composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
 can be. planned_runs: the composition of a new population. rows: rows, the hashes that bind them, and the state that
-they add up to. rules: the rows of a run, and what is refused. state_tables: that state as tables beside the rows.
+they add up to. drafts: the rows that an act adds. rules: what is refused. state_tables: the state as tables.
 store: the tables in SQLite or PostgreSQL, made by migrations. ledger: the class, whose `reserve` charges a population
 and its blocks, and whose `verify` reads all rows one by one. location: where a home has its ledger, and what it
 remembers of it. administration: copies, and roles in PostgreSQL.

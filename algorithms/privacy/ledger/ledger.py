@@ -33,6 +33,7 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import rules, state_tables
 from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
+from algorithms.privacy.ledger.drafts import declaration_drafts, reservation_drafts, settlement_drafts
 from algorithms.privacy.ledger.policy import BlockBalance
 from algorithms.privacy.ledger.rows import (
     ADJACENCY,
@@ -182,10 +183,10 @@ class Ledger:
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
-        if rules.declaration(self._state(population, blocks=()), population, cap, terms):
+        if declaration_drafts(self._state(population, blocks=()), population, cap, terms):
             self._append(
                 StatePart(population, blocks=()),
-                lambda state: rules.declaration(state, population, cap, terms),
+                lambda state: declaration_drafts(state, population, cap, terms),
             )
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
@@ -279,7 +280,7 @@ class Ledger:
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, notes)
         # Priced before the database is locked: accountants take their time.
-        drafts = rules.reservation(self.terms(population), run, blocks, held or {})
+        drafts = reservation_drafts(self.terms(population), run, blocks, held or {})
 
         def decide(state: LedgerState) -> list[Draft]:
             rules.check_blocks(state, population, [draft.block for draft in drafts])
@@ -306,7 +307,7 @@ class Ledger:
         reserved, and RefusedError for a run that ended otherwise.
         """
         part, found = self._of_run(run_id)
-        drafts = rules.settlement(found, run_id, spent, events, model)
+        drafts = settlement_drafts(found, run_id, spent, events, model)
 
         def decide(state: LedgerState) -> list[Draft]:
             run = rules.find(state, run_id)

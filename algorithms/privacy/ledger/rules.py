@@ -1,15 +1,14 @@
-"""What the ledger refuses before a row is written, one sentence each; and the rows of a run, priced by its events."""
+"""What the ledger refuses before a row is written, one sentence each."""
 
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, Events, Terms, times
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, times
 from algorithms.privacy.ledger.rows import (
     NOISE_KEY,
     STATES,
@@ -194,6 +193,17 @@ def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> 
         )
 
 
+def check_new_population(state: LedgerState, population: str) -> None:
+    """Raises RefusedError for a name that differs from another in case or spaces alone. Two that are there stay."""
+    alike = [name for name in state.terms if _fold_name(name) == _fold_name(population)]
+    if alike:
+        raise RefusedError(
+            f"the ledger has a population {alike[0]!r}, and {population!r} differs in case or spaces alone, so"
+            " the same people would have two budgets; write its name as it is there, or choose another for other"
+            " people."
+        )
+
+
 def check_name(name: str, what: str) -> None:
     """Raises RefusedError for a name that no message could show."""
     if not name.strip() or not name.isprintable():
@@ -238,81 +248,6 @@ def _check_adjacency(state: LedgerState, draft: Draft) -> None:
             recorded=recorded,
             planned=planned,
         )
-
-
-def declaration(state: LedgerState, population: str, cap: Budget, terms: Terms) -> list[Draft]:
-    """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any.
-
-    Raises RefusedError for a new name that differs from another in case or spaces alone. Two that are there stay.
-    """
-    if population not in state.terms:
-        alike = [name for name in state.terms if _fold_name(name) == _fold_name(population)]
-        if alike:
-            raise RefusedError(
-                f"the ledger has a population {alike[0]!r}, and {population!r} differs in case or spaces alone, so"
-                " the same people would have two budgets; write its name as it is there, or choose another for other"
-                " people."
-            )
-        return [Draft("population", population, cap, notes=terms.to_json())]
-    to_bind = state.terms[population].values_to_bind(terms, is_charged=state.is_charged(population))
-    return [Draft("cap", population, state.cap(population), notes={"bound": to_bind})] if to_bind else []
-
-
-def reservation(
-    terms: Terms, run: Draft, blocks: Sequence[str], held: Mapping[str, Sequence[str]]
-) -> list[Draft]:
-    """The rows that reserve a run in its blocks; raises RefusedError where its events have no bound under the terms.
-
-    run: the row of a run on the whole population. held: digests of what the blocks hold. The price is computed here
-    and never taken from the notes.
-    """
-    if not blocks:
-        return []
-    together = terms.together(blocks)
-    price = terms.composition.price(run.budget, run.events, adjacency_of(run.notes), together)
-    notes = {key: note for key, note in run.notes.items() if key != "price"} | _notes(terms, price, together)
-    held_by = {block: {"held": sorted(held[block])} if block in held else {} for block in blocks}
-    return [replace(run, notes=notes | held_note, block=block) for block, held_note in held_by.items()]
-
-
-def settlement(
-    state: LedgerState, run_id: str, spent: Budget, events: Events, model: str | None
-) -> list[Draft]:
-    """The rows that settle an open run, none for another; model: the SHA-256 of what the run gave, by which a second
-    one is known.
-
-    A run settled at its full cost keeps its full price: when to end may have been chosen on the way, under a filter
-    of its own. One settled at less is priced by what happened.
-    Raises BudgetRefusedError where that costs more than was reserved, RefusedError where it has no bound.
-    """
-    run = find(state, run_id)
-    if run.status != "open":
-        return []
-    check_settles(run_id, run, spent)
-    terms = state.term(run.population)
-    drafts, together, in_full = [], terms.together(run.amounts), spent == run.reserved
-    is_basic = terms.composition.kind == "basic"
-    is_known = in_full and (is_basic or not events)
-    happened = None if is_known else terms.composition.price(spent, events, run.adjacency, together)
-    for block, amount in run.amounts.items():
-        # The last number of an amount is the price; under basic sums the first is epsilon, which is not divided.
-        reserved = float(amount[-1] / Fraction(terms.blocks_per_person))
-        if happened is not None and not is_basic and happened > reserved * (1 + 1e-9):
-            raise BudgetRefusedError(
-                f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
-                f" {reserved:g} it reserved; find out why it did more than it planned."
-            )
-        is_priced = any(amount) and (not is_basic or together > 1)
-        notes = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
-        notes |= {} if model is None else {"model": model}
-        drafts.append(Draft("settle", run.population, spent, run_id, events, notes, block))
-    return drafts
-
-
-def _notes(terms: Terms, price: float | None, together: int) -> dict[str, object]:
-    """What the ledger itself keeps in a row, whatever the caller's notes say."""
-    priced: dict[str, object] = {} if price is None else {"price": price}
-    return priced | ({"together": together} if terms.blocks_per_person > 1 else {})
 
 
 def blocks_in_words(blocks: Sequence[str]) -> str:
