@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.models.saved import load_model, set_temperature
+from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
-from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
@@ -107,6 +109,22 @@ class Job:
             self.prepared,
             home=home,
         )
+
+
+class EarlierSettlement(Enum):
+    """How the ledger has settled a run that was killed before its result was stored, and now does the same again."""
+
+    NONE = auto()
+    WITH_EVALUATION = auto()
+    WITHOUT_EVALUATION = auto()
+
+    @staticmethod
+    def of(settled: list[EventRow] | None, with_evaluation: Schedule) -> "EarlierSettlement":
+        """settled: the events of the settlement, if there is one. with_evaluation: what they are if it evaluated."""
+        if settled is None:
+            return EarlierSettlement.NONE
+        evaluated = settled == schedule_to_json(with_evaluation)
+        return EarlierSettlement.WITH_EVALUATION if evaluated else EarlierSettlement.WITHOUT_EVALUATION
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
@@ -192,30 +210,24 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
         trace = _train_into(folder, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (folder / PLAN).write_bytes(job.plan_file)
         plan, schedule = job.plan, run_lengths(trace.events())
-        settled = charge.settled_events
-        was_evaluated = (
-            None if settled is None else settled == schedule_to_json(plan.with_evaluation(schedule))
-        )
-        is_evaluated = _evaluate_into(folder, job, trace, charge, was_evaluated=was_evaluated)
+        earlier = EarlierSettlement.of(charge.settled_events, plan.with_evaluation(schedule))
+        is_evaluated = _evaluate_into(folder, job, trace, charge, earlier)
         trace.write(folder / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         released = plan if is_evaluated else plan.without_evaluation()
         return charge.settle(released, identity, folder, released.with_evaluation(schedule))
 
 
-def _evaluate_into(
-    folder: Path, job: Job, trace: Trace, charge: Charge, *, was_evaluated: bool | None
-) -> bool:
+def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier: EarlierSettlement) -> bool:
     """Release the evaluation of private held-out records by the released model in `folder`; returns whether it did.
 
     The run is charged and the model trained, so an error costs the metrics alone, and leaves nothing of a release. Its
     message is not shown, as it may hold a value of a record.
 
-    was_evaluated: what the ledger has of a run that was killed after it was settled, which does the same again; else
-    None. Raises RefusedError if that cannot be done now.
+    A run that was settled before does the same again. Raises RefusedError if that cannot be done now.
     """
     planned, steps = job.plan.evaluation, len(trace.rows)
-    if planned is None or was_evaluated is False:
+    if planned is None or earlier is EarlierSettlement.WITHOUT_EVALUATION:
         return False
     try:
         file = folder / "model.safetensors"
@@ -239,7 +251,7 @@ def _evaluate_into(
         if planned.spec.halves and (recalibration := recalibration_of(released)) is not None:
             set_temperature(file, recalibration.temperature)
     except Exception as error:
-        if was_evaluated:
+        if earlier is EarlierSettlement.WITH_EVALUATION:
             raise RefusedError(
                 f"run {charge.run.run_id} is settled with its evaluation, and the held-out records could not be"
                 f" evaluated again ({type(error).__name__}); start it again."
