@@ -16,8 +16,8 @@ if _here != Path(__file__).resolve().parents[1]:  # but for a checkout of this p
     _others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(folder for folder in _others if folder != str(_here))
 
-from flows.compare import tune  # noqa: E402
 from flows.deployed import pipeline, report  # noqa: E402
 from flows.scheduled import audit, retrain, verify  # noqa: E402
+from flows.tune import tune  # noqa: E402
 
 __all__ = ["audit", "pipeline", "report", "retrain", "tune", "verify"]

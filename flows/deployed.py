@@ -136,7 +136,7 @@ def stage_task(stage: str, root: Path) -> str:
 
 
 @dataclass
-class TaskRunner:
+class PrefectSteps:
     """Runs the steps as tasks of the current flow.
 
     is_reused: whether training handed out an existing result. outcome: of what the result is, as a sentence.
@@ -200,6 +200,12 @@ def _populations(tags: Iterable[str]) -> set[str]:
     return {data_card(tag, cards).population for tag in tags if tag in card_names(cards)}
 
 
+ONCE: dict[str, Any] = {"retries": 0, "persist_result": False}
+"""Arguments of a flow's or a task's decorator: it is never run again by itself, and Prefect stores no result."""
+
+TASK_ONCE: dict[str, Any] = {**ONCE, "cache_policy": NO_CACHE}
+"""Those of a task, whose result is also never taken from another run."""
+
 IF_STOPPED: dict[str, Any] = {
     hook: [tell_of_reservation] for hook in ("on_cancellation", "on_crashed", "on_failure")
 }
@@ -232,7 +238,7 @@ def pipeline(
     def run_here() -> State[Rows]:
         asked = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
         label_run("train", *(word for word in asked if word is not None))  # also if it is refused
-        root, runner = checkout(), TaskRunner()
+        root, runner = checkout(), PrefectSteps()
         with checkout_lock(root, say=runner.line):  # a retraining has params.yaml while it trains
             settings = apply_overrides(root, overrides).params
             budget = settings.privacy.epsilon
@@ -255,7 +261,7 @@ def report() -> State[Rows]:
 
     def report_here() -> State[Rows]:
         label_run("report")
-        runner = TaskRunner()
+        runner = PrefectSteps()
         rows = run_report(checkout(), runner)
         return Completed(data=rows, message=f"the report is that of {runner.outcome}")
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field, JsonValue
@@ -22,7 +21,9 @@ from algorithms.plain_text import for_markdown
 from data.card import data_card
 from flows.deployed import (
     IF_STOPPED,
+    ONCE,
     REFUSED,
+    TASK_ONCE,
     Delta,
     Epsilon,
     Seed,
@@ -40,7 +41,7 @@ from tasks.runs.stages import STAGES, checkout
 BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
 
-@flow(name="retrain", retries=0, persist_result=False, **IF_STOPPED)
+@flow(name="retrain", **ONCE, **IF_STOPPED)
 def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[Any]:
     """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 
@@ -95,7 +96,7 @@ def publish_retraining(work: DeliveryWork, outcome: Outcome) -> None:
     create_table_artifact(rows, key="budget", description=words)
 
 
-@flow(name="verify", retries=0, persist_result=False)
+@flow(name="verify", **ONCE)
 def verify(from_the_first_row: bool = False) -> State[Any]:
     """Recompute the ledger's chain, balances and prices, and sign its last row as a checkpoint; spends nothing.
 
@@ -120,13 +121,13 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
     return flow_result(work)
 
 
-@task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="audit", **TASK_ONCE)
 def audit_task(request: AuditRequest, workers: int) -> tuple[bool, str]:
     """Audit one method; returns whether its claim is violated, and the findings as a sentence."""
     return audit_one(request, checkout(), workers=workers)
 
 
-@flow(name="audit", retries=0, persist_result=False)
+@flow(name="audit", **ONCE)
 def audit(
     method: str | None = None,
     epsilon: Epsilon = 4.0,

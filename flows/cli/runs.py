@@ -265,7 +265,7 @@ def compare(
     if not verbose:
         quieten_prefect()
     from flows.compare import compare as run_comparison
-    from flows.compare import runner_named
+    from flows.task_runners import runner_named
 
     remaining = "finished runs are kept; the same command continues with the rest."
     for file in files:
@@ -317,7 +317,8 @@ def tune(
         return
     if not verbose:
         quieten_prefect()
-    from flows.compare import runner_named, search
+    from flows.task_runners import runner_named
+    from flows.tune import search
 
     chosen = runner_named(runner)
     state = stoppable(lambda: search(file, runner=chosen, workers=workers, allow_code=allow_code or ()), root)

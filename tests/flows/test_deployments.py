@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from algorithms.privacy.barrier.device import device_of
-from flows import compare, deployed
+from flows import deployed, tune
 from flows import scheduled as module
 from flows.cli import runs
 from flows.cli.main import app
@@ -199,10 +199,10 @@ def test_params_are_read_while_no_other_run_changes_them(
             FileLock(tmp_path / ".dvc/tmp/epsilonflow.lock").acquire(blocking=False)
         raise ParamsRefusedError("seen.")
 
-    module, name = {"pipeline": (deployed, "preview_run"), "tune": (compare, "load_here")}[kind]
+    module, name = {"pipeline": (deployed, "preview_run"), "tune": (tune, "load_here")}[kind]
     monkeypatch.setattr(module, name, read)
     with disable_run_logger():
-        state: Any = {"pipeline": deployed.pipeline, "tune": compare.tune}[kind].fn()
+        state: Any = {"pipeline": deployed.pipeline, "tune": tune.tune}[kind].fn()
     assert state.message == "seen."
 
 

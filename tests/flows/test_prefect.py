@@ -29,10 +29,12 @@ from typer.testing import CliRunner, Result
 from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
-from flows.compare import comparison, plan, run, task_runner, tune
+from flows.compare import comparison, plan, run
 from flows.deployed import TAG, pipeline, report, run_stage, tell_of_reservation
 from flows.scheduled import audit, retrain, verify
 from flows.server import install_automations, keep_schedules
+from flows.task_runners import task_runner
+from flows.tune import tune
 from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder

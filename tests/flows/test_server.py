@@ -19,10 +19,11 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 from prefect.states import Failed
 
 from algorithms.errors import RefusedError
-from flows import compare, deployed, scheduled, server
-from flows.compare import tune
+from flows import deployed, scheduled, server
+from flows import tune as tune_module
 from flows.deployed import pipeline, tell_of_reservation
 from flows.scheduled import retrain
+from flows.tune import tune
 from tasks import train
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining.delivery import DeliveryWork
@@ -167,9 +168,9 @@ def test_a_search_is_named_and_shows_its_card_and_the_winners_settings(
     (folder / "winner.yaml").write_text("algorithm: {name: dp_sgd, clip_norm: 0.3, steps: 4}\n")
     (folder / "privacy_card.json").write_text((GOLDEN / "card-00-dp_sgd.json").read_text())
     (place.root / "tune.yaml").write_text("space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 0.4\n")
-    monkeypatch.setattr(compare, "label_run", lambda *words, tags=(): labels.append((*words, tags)))
-    monkeypatch.setattr(compare, "deliver", lambda *_, **__: "the winner is in tuned.")
-    for module, name in ((compare, "create_table_artifact"), (deployed, "create_markdown_artifact")):
+    monkeypatch.setattr(tune_module, "label_run", lambda *words, tags=(): labels.append((*words, tags)))
+    monkeypatch.setattr(tune_module, "deliver", lambda *_, **__: "the winner is in tuned.")
+    for module, name in ((tune_module, "create_table_artifact"), (deployed, "create_markdown_artifact")):
         monkeypatch.setattr(
             module, name, lambda content, key, description: shown.update({key: (content, description)})
         )
