@@ -218,7 +218,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     norms: [batch], float64, upper bounds. bound: the allowed norm. dtype: of the gradients, which decides the margin
     below the bound for the rounding of norms.
     """
-    room = bound * (1.0 - margin(dtype))
+    room = bound * (1.0 - rounding_margin(dtype))
     if isinstance(clipping, Normalised):
         scales = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
@@ -226,7 +226,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     return hardshrink(scales, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
 
 
-def margin(dtype: torch.dtype) -> float:
+def rounding_margin(dtype: torch.dtype) -> float:
     """The relative margin below a bound that keeps a contribution within the bound despite rounding in `dtype`."""
     return 1e-12 if dtype == torch.float64 else 3e-6
 

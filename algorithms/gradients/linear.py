@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import pad_to_multiple
-from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.clipping import (
+    L1,
+    Affine,
+    Box,
+    Clipping,
+    Normalised,
+    PerLayer,
+    factors,
+    rounding_margin,
+)
 from algorithms.gradients.devices import upload
 from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.parameter_gradients import product_in_64_bits
@@ -30,7 +39,7 @@ _HELD = 2**25
 """Size of the features, in numbers, up to which a second copy in 64 bits is kept."""
 
 _LONGEST = 1e18
-"""The norm up to which a record's margins and clipping factors are normal numbers in 32 bits."""
+"""The norm up to which a record's outputs and clipping factors are normal numbers in 32 bits."""
 
 _TOGETHER = 2**17
 """How many outputs are computed together, so that they fit into a core's cache."""
@@ -86,8 +95,8 @@ class LineCandidates:
 
 
 @dataclass(frozen=True)
-class CachedMargins:
-    """The records' margins [n, o] at a point; they depend on the records, and are as private.
+class CachedOutputs:
+    """The records' outputs [n, o] at a point; they depend on the records, and are as private.
 
     asked: the caller's tensor for the point, as it was at `version`. parameters: [d], a copy of it.
     """
@@ -95,10 +104,10 @@ class CachedMargins:
     asked: Tensor
     version: int
     parameters: Tensor
-    margins: Tensor
+    outputs: Tensor
 
     def is_at(self, parameters: Tensor) -> bool:
-        """Whether these are the margins at the parameters.
+        """Whether these are the outputs at the parameters.
 
         On an accelerator the point is recognised as the same tensor alone: to compare values, the host would wait.
         """
@@ -244,7 +253,7 @@ _KINDS: Mapping[Callable[[Tensor, Tensor], Tensor], _LinearLoss] = {
 
 
 class LinearRecords:
-    """All records of a model that is one linear layer, stored by feature, with the margins of the last query.
+    """All records of a model that is one linear layer, stored by feature, with the outputs at the last query's point.
 
     A record that is not finite, or longer than 1e18, adds nothing to a gradient.
 
@@ -272,7 +281,7 @@ class LinearRecords:
         features = _by_feature(layer_inputs(model.module, inputs), layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
         usual = norms[1] <= _LONGEST
-        # For other records, margins that are affine in the step would be inf - inf, so their losses are computed for
+        # For other records, outputs that are affine in the step would be inf - inf, so their losses are computed for
         # each candidate. Zeros replace them here, which keeps the other records' positions.
         odd = torch.nonzero(~usual)[:, 0]  # the one wait for a device
         self._odd_losses = losses_of(model, labels[odd])
@@ -286,7 +295,7 @@ class LinearRecords:
             order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
             for order, values in self._norms.items()
         }
-        self._cached: CachedMargins | None = None
+        self._cached: CachedOutputs | None = None
 
     def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of clipped gradients of their losses, shape [d], float64.
@@ -299,7 +308,7 @@ class LinearRecords:
                 f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound."
             )
         bound = clipping.sensitivity
-        grad_outputs = self._losses.grad_outputs(self._margins_at(parameters))
+        grad_outputs = self._losses.grad_outputs(self._outputs_at(parameters))
         total = self._multiply_features(self._scale_grad_outputs(grad_outputs, clipping, bound))
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
@@ -309,27 +318,27 @@ class LinearRecords:
 
         A loss that is NaN counts as zero.
         """
-        slopes = self._margins(line.direction[None], self._features)[0].contiguous()
-        sums = self._losses.along(self._margins_at(line.origin), slopes, line.step_sizes, bound)
+        slopes = self._outputs(line.direction[None], self._features)[0].contiguous()
+        sums = self._losses.along(self._outputs_at(line.origin), slopes, line.step_sizes, bound)
         return sums + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
         """The sums of `losses_on`, [k], at any candidates [k, d], by a product for each."""
         sums = self._odd(candidates, bound)
         for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
-            margins = self._margins_in_any_place(candidates, self._features[:, records])
-            sums += self._losses.at(margins, records, bound)
+            outputs = self._outputs_in_padded_products(candidates, self._features[:, records])
+            sums += self._losses.at(outputs, records, bound)
         return sums
 
-    def _margins_at(self, parameters: Tensor) -> Tensor:
-        """The margins [n, o] at the parameters, kept for the next query: the same bits, cached or computed anew."""
+    def _outputs_at(self, parameters: Tensor) -> Tensor:
+        """The outputs [n, o] at the parameters, kept for the next query: the same bits, cached or computed anew."""
         if self._cached is None or not self._cached.is_at(parameters):
-            margins = self._margins(parameters[None], self._features)[0].contiguous()
+            outputs = self._outputs(parameters[None], self._features)[0].contiguous()
             point = parameters.detach().clone()
-            self._cached = CachedMargins(parameters, parameters._version, point, margins)
-        return self._cached.margins
+            self._cached = CachedOutputs(parameters, parameters._version, point, outputs)
+        return self._cached.outputs
 
-    def _margins(self, vectors: Tensor, features: Tensor) -> Tensor:
+    def _outputs(self, vectors: Tensor, features: Tensor) -> Tensor:
         """Outputs [k, n, o] for flat parameters [k, d] and records stored by feature."""
         count, outputs = len(vectors), self._layer.out_features
         weights, biases = (
@@ -338,10 +347,10 @@ class LinearRecords:
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
         return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
 
-    def _margins_in_any_place(self, vectors: Tensor, features: Tensor) -> Tensor:
-        """`_margins` in 64 bits and in padded products, whose results do not depend on the number of records."""
+    def _outputs_in_padded_products(self, vectors: Tensor, features: Tensor) -> Tensor:
+        """`_outputs` in 64 bits and in padded products, whose results do not depend on the number of records."""
         full = pad_to_multiple(features.T).T.contiguous()
-        return self._margins(vectors, full)[:, : features.shape[1]].double()
+        return self._outputs(vectors, full)[:, : features.shape[1]].double()
 
     def _multiply_features(self, grad_outputs: Tensor) -> Tensor:
         """Features times grad_outputs [n, o] -> [p, o], in 64 bits, so that no record affects another's rounding."""
@@ -350,19 +359,21 @@ class LinearRecords:
         return product_in_64_bits(self._features, grad_outputs)
 
     def _odd(self, candidates: Tensor, bound: float) -> Tensor:
-        """The clipped losses [k] of records without cached margins, minus those of the zeros that replace them."""
+        """The clipped losses [k] of records without cached outputs, minus those of the zeros that replace them."""
         if self._odd_features.shape[1] == 0:
             return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
-        margins = self._margins_in_any_place(candidates, self._odd_features)
-        zeros = self._odd_losses.at(torch.zeros_like(margins), slice(None), bound)
-        return self._odd_losses.at(margins, slice(None), bound) - zeros
+        outputs = self._outputs_in_padded_products(candidates, self._odd_features)
+        zeros = self._odd_losses.at(torch.zeros_like(outputs), slice(None), bound)
+        return self._odd_losses.at(outputs, slice(None), bound) - zeros
 
     def _scale_grad_outputs(self, grad_outputs: Tensor, clipping: Clipping, bound: float) -> Tensor:
         """Scale grad_outputs [n, o] so that their norm times the features' norm is within the bound."""
         order = 1 if isinstance(clipping, L1) else 2
         if grad_outputs.shape[1] == 1 and not isinstance(clipping, Normalised):
             # The norm of a single error is its absolute value, so clamping it clips the gradient.
-            limits = self._inverse_norms[order][:, None] * (bound * (1.0 - margin(grad_outputs.dtype)))
+            limits = self._inverse_norms[order][:, None] * (
+                bound * (1.0 - rounding_margin(grad_outputs.dtype))
+            )
             return grad_outputs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
         grad_outputs = torch.where(torch.isfinite(grad_outputs).all(dim=1, keepdim=True), grad_outputs, 0.0)
         sizes = torch.linalg.vector_norm(grad_outputs, order, dim=1, dtype=torch.float64)

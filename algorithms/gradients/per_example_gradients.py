@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
+from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, rounding_margin
 from algorithms.gradients.normalised_weights import NormalisedGrad
 from algorithms.gradients.parameter_gradients import (
     BiasGrad,
@@ -244,7 +244,7 @@ class PerExampleGradients:
             rows = gradient.rows
             above = torch.maximum(above, rows.amax(dim=1).double())
             below = torch.maximum(below, -rows.amin(dim=1).double())
-        return (above + below) * (1.0 + margin(self.dtype))
+        return (above + below) * (1.0 + rounding_margin(self.dtype))
 
     def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
         """The L2 norm over some parameters."""

@@ -41,7 +41,7 @@ from algorithms.gradients import (
     split_passes,
 )
 from algorithms.gradients.arithmetic import WHOLE, round_batch
-from algorithms.gradients.clipping import margin
+from algorithms.gradients.clipping import rounding_margin
 from algorithms.gradients.devices import upload
 from algorithms.gradients.memory import lacks_memory
 from algorithms.models import Model
@@ -235,7 +235,7 @@ def moment_sum(records: Tensor, bound: float) -> Tensor:
     finite = torch.isfinite(wide).flatten(1).all(dim=1)
     wide = torch.where(finite[:, None, None], wide, 0.0)
     norms = torch.linalg.vector_norm(wide, dim=(1, 2))
-    max_norm = math.sqrt(bound) * (1.0 - margin(torch.float64))
+    max_norm = math.sqrt(bound) * (1.0 - rounding_margin(torch.float64))
     rows = (wide * torch.clamp(max_norm / norms.clamp(min=1e-300), max=1.0)[:, None, None]).flatten(0, 1)
     return as_vector(rows.T @ rows)
 

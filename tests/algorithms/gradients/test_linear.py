@@ -188,7 +188,7 @@ def test_no_records_and_no_candidates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_cached_margins_change_no_bit_and_do_not_outlive_a_change_in_place(name: str) -> None:
+def test_cached_outputs_change_no_bit_and_do_not_outlive_a_change_in_place(name: str) -> None:
     model, parameters, inputs, labels = problem(name, 500, torch.float32)
     records, line = LinearRecords(model, inputs, labels), a_line(parameters)
     for _ in range(2):
