@@ -599,8 +599,8 @@ class BiasGrad:
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         add_rows(self.rows, weights, total)
 
-    def add_with_weight(self, weights: Tensor, total: Tensor, products: Tensor) -> None:
-        """`add_weighted`, and that of the layer's weight to `products`, if there is no sequence."""
+    def add_with_matrix(self, weights: Tensor, total: Tensor, products: Tensor) -> None:
+        """`add_weighted`, and that of the layer's matrix to `products`, if there is no sequence."""
         inputs, grad_outputs = self.of.inputs[:, 0], self.of.grad_outputs[:, 0]
         add_weighted_products(inputs, grad_outputs, weights, products.view(grad_outputs.shape[1], -1), total)
 

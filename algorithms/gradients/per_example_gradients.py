@@ -25,8 +25,9 @@ from algorithms.gradients.parameter_gradients import (
 from algorithms.gradients.patches import in_full_precision
 from algorithms.gradients.small_gradients import SmallGradients
 
-Weights: TypeAlias = Tensor | dict[str, Tensor]
-"""A factor of each record, [batch]; the same for all parameters, or by the name of the parameter."""
+RecordWeights: TypeAlias = Tensor | dict[str, Tensor]
+"""A factor of each record, [batch]; the same for all parameters, or by the name of the parameter. Here `weights` are
+always these, never a layer's."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class PerExampleGradients:
         """
         parts: list[tuple[PerExampleGradients, dict[str, Tensor], dict[str, Tensor]]] = []
         for records, record_norms in self._finite(clipping, norms):
-            weights, small = records._weights(record_norms, clipping), dict[str, Tensor]()
+            weights, small = records._record_weights(record_norms, clipping), dict[str, Tensor]()
             if isinstance(weights, Tensor):
                 small = records._small.weighted_sums(weights.double())
                 weights = dict.fromkeys(self.slices, weights)
@@ -210,7 +211,7 @@ class PerExampleGradients:
             wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
             yield from replace(others, gradients=wider, dtype=torch.float64)._finite(clipping, None)
 
-    def _weights(self, norms: Tensor, clipping: Clipping) -> Weights:
+    def _record_weights(self, norms: Tensor, clipping: Clipping) -> RecordWeights:
         """The factor of each record, for records of these norms."""
         if not isinstance(clipping, PerLayer):
             return factors(norms, clipping, clipping.sensitivity, self.dtype)
@@ -222,7 +223,7 @@ class PerExampleGradients:
 
     def _add(self, norms: Tensor, clipping: Clipping, total: Tensor) -> None:
         """Add the clipped contributions of records with these norms, all finite, to a total [d]."""
-        weights = self._weights(norms, clipping)
+        weights = self._record_weights(norms, clipping)
         if isinstance(clipping, Affine) and isinstance(weights, Tensor):
             # sum_i w_i (g_i - a) / b = (sum_i w_i g_i - a sum_i w_i) / b
             moved = torch.zeros_like(total)
@@ -278,7 +279,7 @@ class PerExampleGradients:
         size = sum(span.stop - span.start for span in self.slices.values())
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
-    def _add_weighted(self, weights: Weights, total: Tensor) -> None:
+    def _add_weighted(self, weights: RecordWeights, total: Tensor) -> None:
         """Add the weighted sum of the gradients to a total [d], float64.
 
         With the same weights for all parameters, small gradients are summed together.
@@ -293,20 +294,22 @@ class PerExampleGradients:
                 total.index_add_(0, places.to(total.device), torch.cat([*parts.values()]).to(total.device))
             weights = dict.fromkeys(self._others, weights)
         added = set()
-        for name, weight in self._with_bias.items() if weights and total.device == self.losses.device else ():
-            if name in weights and weights[name] is weights.get(weight):
-                gradient = self._without_padding(self.gradients[name])
+        for bias, matrix in (
+            self._matrix_of_bias.items() if weights and total.device == self.losses.device else ()
+        ):
+            if bias in weights and weights[bias] is weights.get(matrix):
+                gradient = self._without_padding(self.gradients[bias])
                 assert isinstance(gradient, BiasGrad)
-                parts_of_layer = total[self.slices[name]], total[self.slices[weight]]
-                gradient.add_with_weight(weights[name].double(), *parts_of_layer)
-                added |= {name, weight}
+                parts_of_layer = total[self.slices[bias]], total[self.slices[matrix]]
+                gradient.add_with_matrix(weights[bias].double(), *parts_of_layer)
+                added |= {bias, matrix}
         for name, each in weights.items():
             if name in self.gradients and name not in added:
                 self._add_weighted_of(name, each, total[self.slices[name]])
 
     @property
-    def _with_bias(self) -> dict[str, str]:
-        """By bias, the weights of linear layers without a sequence, where one product sums both."""
+    def _matrix_of_bias(self) -> dict[str, str]:
+        """By bias, the matrix of its linear layer, for layers without a sequence, where one product sums both."""
         products = {name: as_measured(each) for name, each in self.gradients.items()}
         linear = {id(each): name for name, each in products.items() if isinstance(each, LinearGrad)}
         biases = {name: each.of for name, each in self.gradients.items() if isinstance(each, BiasGrad)}
