@@ -28,7 +28,8 @@ from data.readers import encoding
 
 Kind: TypeAlias = Literal["classes", "number"]
 """What an estimator predicts."""
-_MAX_BATCH = 4096
+_BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
+"""A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """Where a gradient is as long as the error of one probability; docs/results/tables.md."""
 _RATES = {"classes": 3.8, "number": 0.95}
@@ -111,7 +112,7 @@ def usual_method(records: int, kind: Kind, outputs: int, steps: int) -> DPSGD:
     update = OptimizerConfig(
         learning_rate=_RATES[kind], momentum=0.9, schedule="linear", noise_limit=0.7, optimizer="sgd"
     )
-    batch = min(_MAX_BATCH, max(1, round(records / 10)))
+    batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))
     clip_norm = _CLIP_OF_TWO_CLASSES if kind == "classes" and outputs == 1 else 1.0
     return DPSGD(steps=steps, expected_batch_size=batch, clip_norm=clip_norm, update=update)
 

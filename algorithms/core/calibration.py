@@ -119,7 +119,7 @@ def plan_fixed(
             accountant=target.accountant,
             choices=" or ".join(costs),
         )
-    if costs[target.accountant] > target.budget.epsilon * (1 + 1e-9):
+    if costs[target.accountant] > target.budget.epsilon * (1 + SLACK):
         raise RefusedError(
             "the releases cost epsilon {cost:g}, the target is {epsilon:g}; set {target.epsilon} to more, or"
             " take more noise.",

@@ -55,6 +55,10 @@ from algorithms.privacy.documents import Amount, StatedPlan
 
 P = TypeVar("P")
 
+_RECOMPUTED, _LOOSER = 1e-6, 1e-2
+"""Relative: by how much the same cost may differ where another machine computes it, and how far a bound other than
+PLD's may be stated above what it costs here."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -239,7 +243,7 @@ class Plan:
         """
         costs, target = self._costs(), self.target.budget.epsilon
         cost = costs.get(self.accountant, math.inf)
-        if cost > target * (1 + 1e-6) and math.isfinite(cost):
+        if cost > target * (1 + _RECOMPUTED) and math.isfinite(cost):
             raise RefusedError(
                 "the plan's releases cost epsilon {cost:g}, its target is {epsilon:g}; {plan.remedy}.",
                 code="plan_above_target",
@@ -248,7 +252,7 @@ class Plan:
             )
         if self.evaluation is not None:
             least, stated = self.cost_held_out(self.evaluation.schedule), self.evaluation.epsilon
-            if stated < least * (1 - 1e-6):
+            if stated < least * (1 - _RECOMPUTED):
                 raise RefusedError(
                     "the plan states epsilon {stated:g} for the people held out, their evaluation costs"
                     " {least:g}; {plan.remedy}.",
@@ -258,7 +262,8 @@ class Plan:
                 )
         computed = {name: costs.get(name, math.inf) for name in self.epsilon}
         if any(
-            computed[name] > stated * (1 + 1e-6) or (name != "pld" and computed[name] < stated * (1 - 1e-2))
+            computed[name] > stated * (1 + _RECOMPUTED)
+            or (name != "pld" and computed[name] < stated * (1 - _LOOSER))
             for name, stated in self.epsilon.items()
         ):
             raise RefusedError(
@@ -292,7 +297,7 @@ class Plan:
                 return {"rdp": epsilon_of_zcdp(most, budget.delta)}
             case RenyiBudget(order, limit):
                 held = RenyiFilter(order, budget).limit
-                if not math.isclose(limit, held, rel_tol=1e-9):
+                if not math.isclose(limit, held, rel_tol=_RECOMPUTED):
                     raise RefusedError(
                         "the plan states a limit of {limit:g} at order {order:g}, its target leaves"
                         " {held:g}; {plan.remedy}.",

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Repeated, calibrated_multiplier, plan_fixed
+from algorithms.core.calibration import SLACK, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import PaperProtocol, PaperSwitch, paper_protocol
 from algorithms.core.minibatch import (
     DPSGDState,
@@ -307,7 +307,7 @@ class AdaCliP(SampledMethod):
             )
         usual = math.sqrt(self.h1 * highest) if self.paper_update else math.sqrt(highest)
         begin = usual if self.start is None else self.start
-        if begin**2 > highest * (1.0 + 1e-9):
+        if begin**2 > highest * (1.0 + SLACK):
             raise RefusedError(
                 "a start of {start:g} is above sqrt(h2) = {largest:g}, the most that s can be; set"
                 " {method.start} to at most that, or leave it empty.",

@@ -33,8 +33,12 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, RandomAllocation, Sampling
 
-STEPS_AT_ONE = 150
-"""Steps at epsilon 1 where the settings give none; they grow with its root, so that steps and noise stay in balance."""
+_STEPS_AT_ONE, _MIN_STEPS, _MAX_STEPS = 150, 10, 1000
+"""DP-GD's steps at epsilon 1 where the settings give none, and the fewest and most at any other. They grow with the
+root of epsilon, so that steps and noise stay in balance."""
+
+_BATCH_ABOVE_ROOT, _BUDGET_OF_A_STEP = 10, 500
+"""Defaults of the older analyses: records of a batch above the root of n, and the n epsilon that pays for one step."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class _LegacyAnalysis(Descent):
                 code="analysis_needs_delta",
                 method=name,
             )
-        size = self.expected_batch_size or min(records, math.isqrt(records) + 10)
+        size = self.expected_batch_size or min(records, math.isqrt(records) + _BATCH_ABOVE_ROOT)
         return batches(facts, expected_batch_size=size, sampling_rate=None)
 
 
@@ -165,7 +169,8 @@ class SGDAdv(_LegacyAnalysis):
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The noise by advanced composition, at what it costs; raises RefusedError where that is above the target."""
         sampled = self._batches(target, facts, "sgd_adv")
-        steps = self.steps or max(1, round((facts.records or 0) * target.budget.epsilon / 500))
+        budget = (facts.records or 0) * target.budget.epsilon
+        steps = self.steps or max(1, round(budget / _BUDGET_OF_A_STEP))
         return plan_fixed(
             gradient_steps(sampled, L2(self.clip_norm), steps),
             target=target,
@@ -187,8 +192,11 @@ def noise_multiplier_by_advanced_composition(budget: Budget, *, steps: int, samp
     return 2 / amplified * math.sqrt(2 * math.log(1.25 / step_delta))
 
 
-MOMENTS = np.arange(1, 33)
-MIN_MULTIPLIER, MAX_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
+_MOMENTS = np.arange(1, 33)
+"""Those of the privacy loss that the first moments accountant bounds."""
+
+_MIN_MULTIPLIER, _MAX_MULTIPLIER, _MULTIPLIER_TOLERANCE = 0.3, 1e6, 1e-6
+"""Noise multipliers between which the search by moments looks, and how exactly, relatively."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +245,8 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
 
     A moment m of the privacy loss is m times the Rényi divergence of order m + 1 (Abadi et al. 2016, Theorem 2).
     """
-    divergences = rdp(events_of(releases), orders=tuple(float(moment + 1) for moment in MOMENTS))
-    return float(np.min(divergences - math.log(delta) / MOMENTS))
+    divergences = rdp(events_of(releases), orders=tuple(float(moment + 1) for moment in _MOMENTS))
+    return float(np.min(divergences - math.log(delta) / _MOMENTS))
 
 
 def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
@@ -246,16 +254,16 @@ def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
     found = find_smallest(
         lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),
         budget.epsilon,
-        low=MIN_MULTIPLIER,
-        high=MAX_MULTIPLIER,
-        tolerance=TOLERANCE,
+        low=_MIN_MULTIPLIER,
+        high=_MAX_MULTIPLIER,
+        tolerance=_MULTIPLIER_TOLERANCE,
     )
     if found is None:
         raise RefusedError(
             "the moments accountant states no epsilon below {smallest:.4g} at delta {delta:g}, and"
             " {epsilon:g} was asked for; raise epsilon, or set {method.noise_multiplier}.",
             code="below_moments",
-            smallest=-math.log(budget.delta) / MOMENTS[-1],
+            smallest=-math.log(budget.delta) / _MOMENTS[-1],
             delta=budget.delta,
             epsilon=budget.epsilon,
         )
@@ -308,7 +316,7 @@ class DPGD(Descent):
 
 def steps_for(epsilon: float) -> int:
     """The number of steps for an epsilon where the settings give none."""
-    return round(min(1000.0, max(10.0, STEPS_AT_ONE * math.sqrt(epsilon))))
+    return round(min(_MAX_STEPS, max(_MIN_STEPS, _STEPS_AT_ONE * math.sqrt(epsilon))))
 
 
 @dataclass(frozen=True)

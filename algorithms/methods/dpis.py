@@ -61,6 +61,9 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release, norm_total_release
 from algorithms.privacy.mechanisms.sampling import Importance
 
+_NO_PROBABILITY_ABOVE_1 = 1 + 1e-6
+"""A factor of the least fraction, so that rounding puts no probability above 1."""
+
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 
 RepeatedEvent = tuple[float, int]
@@ -302,7 +305,7 @@ class DPIS(Strict):
                 max(adaptive.factor * largest / records, adaptive.min_clip_norm), adaptive.max_clip_norm
             )
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
-        min_fraction = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
+        min_fraction = self.oversampling * plan.sampling_rate * _NO_PROBABILITY_ABOVE_1
         fraction = min(max(total / (records * clip_norm), min_fraction), 1.0)
         return epoch.with_numbers(clip_norm=clip_norm, fraction=fraction)
 

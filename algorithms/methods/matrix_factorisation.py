@@ -56,6 +56,9 @@ _MAX_WEIGHTS, _MAX_SEARCH_WEIGHTS = 2**21, 2**16
 """The most weights of gradients in iterates, of a workload and in a search; fewer rows of longer runs are counted."""
 MAX_STEPS = 50_000
 """The largest number of steps."""
+_ROUNDING = 1e-12
+"""Relative, of 1 / (1 / k), which is a whole number k."""
+
 _MAX_BANDS = 64
 """Bands that "auto" tries: each is a vector of memory."""
 _SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 8
@@ -457,7 +460,7 @@ class MatrixFactorisation(SampledMethod):
                 )
             yield best_buffered(self.update, self.steps, self.buffers, ordered), ordered
             return
-        max_bands = ordered or math.floor(1 / sampled.rate * (1 + 1e-12))
+        max_bands = ordered or math.floor(1 / sampled.rate * (1 + _ROUNDING))
         if ordered is None and self.bands != "auto" and self.bands > max_bands:
             raise RefusedError(
                 "{bands} bands were asked for, and one of as many parts of the records has less than a batch"

@@ -30,6 +30,10 @@ from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
 
 MIN_SHARE = 1e-3
+"""The least that noise may fall to, relative to that of the first step."""
+
+_PART_OF_A_STEP = 1e-9
+"""By so little, in epochs, a whole number of epochs may be missed by rounding; far below one step."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class DPSGDDecay(SampledMethod):
 
     def shares(self, sampling_rate: float) -> Array:
         """sigma / sigma_0 of each step, shape [steps]."""
-        epochs = np.floor(np.arange(self.steps) * sampling_rate + 1e-9)
+        epochs = np.floor(np.arange(self.steps) * sampling_rate + _PART_OF_A_STEP)
         shares: Array
         match self.form:
             case "exponential":
@@ -74,7 +78,7 @@ class DPSGDDecay(SampledMethod):
             case "step":
                 shares = (1.0 - self.rate) ** np.floor(epochs / self.period)
             case "polynomial":
-                left = 1.0 - epochs / max(1.0, np.ceil(self.steps * sampling_rate - 1e-9))
+                left = 1.0 - epochs / max(1.0, np.ceil(self.steps * sampling_rate - _PART_OF_A_STEP))
                 shares = (1.0 - self.end) * left**self.power + self.end
         if shares[-1] < MIN_SHARE:
             raise RefusedError(

@@ -337,18 +337,26 @@ def conversion(order: float, delta: float) -> float:
     return math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
 
+_LOG_ORDERS_ABOVE_1, _ORDER_TOLERANCE = (-12.0, 25.0), 1e-9
+"""ln(order - 1) of the orders that are tried, from 1 + 6e-6 to 7e10, and how exactly the best of them is found."""
+
+_MIN_RHO, _RHO_TOLERANCE, _RHO_LEFT_OVER = math.exp(-60.0), 1e-10, 1e-9
+"""The smallest rho that is looked for, and, relative to it, how exactly it is found and what is left over, so that
+neither that nor rounding puts epsilon above the budget."""
+
+
 def epsilon_of_zcdp(rho: float, delta: float) -> float:
     """The smallest epsilon that rho-zCDP implies at `delta`, at the best real order.
 
-    Every order gives a bound, so the search may miss the best one; it looks from 1 + 6e-6 to 7e10.
+    Every order gives a bound, so the search may miss the best one.
     """
     if rho == 0:
         return 0.0
     best = minimize_scalar(
         lambda x: (1 + math.exp(x)) * rho + conversion(1 + math.exp(x), delta),
-        bounds=(-12.0, 25.0),
+        bounds=_LOG_ORDERS_ABOVE_1,
         method="bounded",
-        options={"xatol": 1e-9},
+        options={"xatol": _ORDER_TOLERANCE},
     )
     return max(0.0, float(best.fun))
 
@@ -367,8 +375,8 @@ def rho_of_budget(budget: Budget) -> float:
         lambda x: epsilon_of_zcdp(1 / x, budget.delta),
         budget.epsilon,
         low=1 / budget.epsilon,
-        high=math.exp(60.0),
-        tolerance=1e-10,
+        high=1 / _MIN_RHO,
+        tolerance=_RHO_TOLERANCE,
     )
     if inverse is None:
         raise RefusedError(
@@ -376,9 +384,9 @@ def rho_of_budget(budget: Budget) -> float:
             code="rho_too_small",
             epsilon=budget.epsilon,
             delta=budget.delta,
-            smallest=math.exp(-60.0),
+            smallest=_MIN_RHO,
         )
-    return (1 - 1e-9) / inverse
+    return (1 - _RHO_LEFT_OVER) / inverse
 
 
 def rho_of(event: dp.DpEvent) -> float:

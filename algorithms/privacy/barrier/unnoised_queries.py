@@ -178,8 +178,8 @@ def loss_sums(
     return totals
 
 
-_NO_BOUND = 1e150
-"""Above the norm of any record and gradient, yet finite."""
+_NO_BOUND, _NEAR_ZERO = 1e150, 1e-300
+"""Above the norm of any record and gradient, yet finite; and a number above 0 that is below any other."""
 
 
 def solve_minimum(
@@ -214,7 +214,7 @@ def _on_the_result(problem: Minimum, release: Release) -> Release:
     stopped = Minimum(
         clip_norm=2 * problem.tolerance,
         regularisation=problem.regularisation,
-        tolerance=1e-300,
+        tolerance=_NEAR_ZERO,
         input_norm=problem.input_norm,
         curvature=problem.curvature,
     )
@@ -236,7 +236,7 @@ def moment_sum(records: Tensor, bound: float) -> Tensor:
     wide = torch.where(finite[:, None, None], wide, 0.0)
     norms = torch.linalg.vector_norm(wide, dim=(1, 2))
     max_norm = math.sqrt(bound) * (1.0 - rounding_margin(torch.float64))
-    rows = (wide * torch.clamp(max_norm / norms.clamp(min=1e-300), max=1.0)[:, None, None]).flatten(0, 1)
+    rows = (wide * torch.clamp(max_norm / norms.clamp(min=_NEAR_ZERO), max=1.0)[:, None, None]).flatten(0, 1)
     return as_vector(rows.T @ rows)
 
 

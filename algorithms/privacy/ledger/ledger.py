@@ -70,7 +70,9 @@ from algorithms.privacy.ledger.store import (
 )
 
 T = TypeVar("T")
-_UNDER = 1 - 1e-9
+_UNDER, _UNDER_BY_BASIC = 1 - 1e-9, 1 - 1e-2
+"""Parts of what a run's events cost here that its row has to charge: all but rounding; under basic composition, whose
+prices come from grids of privacy losses that another version may make finer, all but a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -616,8 +618,7 @@ def _check_price(state: LedgerState, entry: Entry) -> bool:
         return False
     adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(notes)
     cost = _cost(composition, entry.budget, entry.events, adjacency, notes.get("together", 1))
-    # Another version's grids of privacy losses may be a little finer.
-    if notes["price"] < cost * (_UNDER if composition.kind != "basic" else 1 - 1e-2):
+    if notes["price"] < cost * (_UNDER if composition.kind != "basic" else _UNDER_BY_BASIC):
         raise LedgerBrokenError(
             f"row {entry.seq} charges run {entry.run_id!r} {notes['price']:g}, its events cost {cost:g}; find out"
             " which software wrote it."
