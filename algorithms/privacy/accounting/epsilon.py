@@ -167,8 +167,12 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_SEARCH_ERROR, _EXTRAPOLATED_ERROR, _SEARCH_GRID, _ESTIMATE_GRID = 3e-4, 2e-3, 1e-3, 1e-2
+_SEARCH_ERROR, _EXTRAPOLATED_ERROR = 3e-4, 2e-3
+"""By these shares a cost may be off while noise is searched for: of a first grid, and after extrapolation from it."""
+_SEARCH_GRID, _ESTIMATE_GRID = 1e-3, 1e-2
+"""Distances of privacy losses on the grids of single mechanisms, for the same search and for its first estimates."""
 _NEXT_TO, _FINER = 1e-3, 8.0
+"""A cost within this share above a stated one is computed again, on a grid so many times finer."""
 
 
 def compose_loss(
@@ -341,7 +345,11 @@ LEVELS = 24
 """The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
 
 _NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
-_TOLERANCE, _WASTE, _NEAR_TARGET, _STEPS = 2e-4, 2e-4, 2e-3, 10
+"""Noise multipliers that are looked at, and the one above which no sum of usual size is told from noise."""
+_TOLERANCE, _WASTE, _NEAR_TARGET = 2e-4, 2e-4, 2e-3
+"""Shares: of a multiplier, to which it is found; of epsilon, that it may leave unspent; and that rough costs may."""
+_STEPS, _MIN_STEEPNESS = 10, 0.1
+"""Of the secant method: how many it takes, and the least fall of log cost by log noise that it believes."""
 _TINY, _HUGE = 1e-300, 1e300
 
 
@@ -409,59 +417,43 @@ def calibrate(
         >>> 3.73 < found < 3.74  # 3.7306 by the Gaussian mechanism's closed form
         True
     """
-    if accountant != "pld":
+    if accountant == "pld":
+        return _calibrate_by_pld(schedule_at, target, adjacency)
 
-        def cost_at(z: float) -> float:
-            return epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency)
+    def cost(z: float) -> float:
+        return epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency)
 
-        if accountant == "rdp":
-            _check_orders_reach(cost_at, target)
-        return search_outwards(cost_at, target.epsilon, factor=8.0, tolerance=2e-5)
+    if accountant == "rdp":
+        _check_orders_reach(cost, target)
+    return search_outwards(cost, target.epsilon, factor=8.0, tolerance=2e-5)
+
+
+def _calibrate_by_pld(
+    schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
+) -> float:
+    """`calibrate` by privacy loss distributions: on coarse grids first, since a fine one may take seconds."""
 
     def cost(z: float) -> float:
         return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
 
-    @lru_cache
-    def coarse(z: float) -> float:
-        spent = target.epsilon / 2  # how much less it is does not matter
-        for plds in sides(z, _SEARCH_GRID):
-            found, _ = epsilon_of(
-                plds,
-                target.delta,
-                floor=spent,
-                first=_SEARCH_ERROR,
-                error=_EXTRAPOLATED_ERROR,
-                near=target.epsilon,
-            )
-            spent = max(spent, found)
-        return spent
-
-    @lru_cache
-    def estimate(z: float) -> float:
-        return max(coarse_grid(plds, target.delta, _SEARCH_ERROR)[1] for plds in sides(z, _ESTIMATE_GRID))
-
-    def sides(z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
-        events = _translate(merge_events(schedule_at(z)), adjacency)
-        return sides_of(pairs_of(events, adjacency, grid))
-
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):
-        if _are_hardly_sampled(
-            _translate(merge_events(schedule_at(_NOISE_RANGE[0])), adjacency), target.delta
-        ):
+        rough = _RoughCosts(schedule_at, target, adjacency)
+        if _are_hardly_sampled(rough.events(_NOISE_RANGE[0]), target.delta):
             return _NOISE_RANGE[0]
         # Near what is released beside the noise, an estimate may never get down to the target.
-        noise = search_outwards(estimate, target.epsilon, factor=2.0, tolerance=0.05)
-        steep = (_log(estimate(noise)) - _log(estimate(1.01 * noise))) / math.log(1.01)
+        noise = search_outwards(rough.estimate, target.epsilon, factor=2.0, tolerance=0.05)
+        steep = (_log(rough.estimate(noise)) - _log(rough.estimate(1.01 * noise))) / math.log(1.01)
         noise, steep, is_near = _by_secant(
-            coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET
+            rough.coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET
         )
         if is_near:
-            noise *= math.exp(
-                (_log(coarse(noise)) - _log((1 - _WASTE / 2) * target.epsilon)) / max(steep, 0.1)
-            )
+            above = _log(rough.coarse(noise)) - _log((1 - _WASTE / 2) * target.epsilon)
+            noise *= math.exp(above / max(steep, _MIN_STEEPNESS))
         else:
-            noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.02, tolerance=_SEARCH_ERROR)
+            noise = search_outwards(
+                rough.coarse, target.epsilon, start=noise, factor=1.02, tolerance=_SEARCH_ERROR
+            )
         factor = 1.02
         noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=_WASTE)
         if is_exact:
@@ -469,6 +461,43 @@ def calibrate(
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)
     return search_outwards(cost, target.epsilon, start=noise, factor=factor)
+
+
+class _RoughCosts:
+    """Epsilons of a schedule at noise multipliers, on grids of privacy losses that do for a search; kept."""
+
+    def __init__(
+        self, schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
+    ) -> None:
+        self._schedule_at, self._target, self._adjacency = schedule_at, target, adjacency
+        self.coarse, self.estimate = lru_cache(self._coarse), lru_cache(self._estimate)
+
+    def events(self, z: float) -> Schedule:
+        """The events at a multiplier, under add-or-remove-one."""
+        return _translate(merge_events(self._schedule_at(z)), self._adjacency)
+
+    def _coarse(self, z: float) -> float:
+        """To a thousandth or so; at least half the target, as how much less it is does not matter."""
+        spent = self._target.epsilon / 2
+        for plds in self._sides(z, _SEARCH_GRID):
+            found, _ = epsilon_of(
+                plds,
+                self._target.delta,
+                floor=spent,
+                first=_SEARCH_ERROR,
+                error=_EXTRAPOLATED_ERROR,
+                near=self._target.epsilon,
+            )
+            spent = max(spent, found)
+        return spent
+
+    def _estimate(self, z: float) -> float:
+        """On one grid alone."""
+        sides = self._sides(z, _ESTIMATE_GRID)
+        return max(coarse_grid(plds, self._target.delta, _SEARCH_ERROR)[1] for plds in sides)
+
+    def _sides(self, z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
+        return sides_of(pairs_of(self.events(z), self._adjacency, grid))
 
 
 def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
@@ -512,7 +541,7 @@ def _by_secant(
         if earlier and here and abs(earlier[1] - here[1]) > 10 * waste:  # else grids tell more than the noise
             steep = (earlier[1] - here[1]) / (here[0] - earlier[0])
         earlier = here or earlier
-        step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, 0.1)
+        step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, _MIN_STEEPNESS)
         stretch = 1.0 if here else 2 * stretch  # far away, costs tell the direction alone
         noise *= math.exp(min(max(stretch * step, -0.5), 0.5))
         if not low < noise < high or (here is None and 0 < low < high < math.inf):

@@ -437,6 +437,22 @@ def _fold(masses: Array, indices: Indices, size: int) -> Array:
     return np.bincount(indices % size, weights=masses, minlength=size).astype(np.float64)
 
 
+def _tilted(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
+    """The masses times exp(tilt * loss), divided by their sum, and the logarithm of that sum."""
+    exponents = points.logarithms + tilt * points.losses
+    largest = float(exponents.max())  # taken out, so that nothing overflows
+    weights = np.exp(exponents - largest)
+    total = float(weights.sum())
+    weights /= total
+    return weights, largest + math.log(total)
+
+
+def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
+    """log |1 + x|, also for small x; modulus: |x|."""
+    log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
+    return np.where(modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), _MIN_MODULUS)))
+
+
 @dataclass(frozen=True)
 class _Product:
     """The transform of a sum of tilted losses, which is the product of the parts' transforms to their counts.
@@ -486,13 +502,8 @@ class _Product:
         log_moduli: list[Array] = []
         norms = []
         for (points, count), indices in zip(parts, positions, strict=True):
-            exponents = points.logarithms + tilt * points.losses
-            largest = float(exponents.max())
-            # Tilt and normalise; the largest exponent is taken out, so that nothing overflows.
-            weights = np.exp(exponents - largest)
-            total = float(weights.sum())
-            weights /= total
-            log_moment += count * (largest + math.log(total))
+            weights, log_total = _tilted(points, tilt)
+            log_moment += count * log_total
             centre = int(np.argmax(weights))
             index += count * int(indices[centre])
             # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
@@ -501,16 +512,13 @@ class _Product:
             x = (fft.rfft(_fold(rest, indices - indices[centre], size)) - float(rest.sum()))[frequencies]
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
-            log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
-            log_modulus = np.where(
-                modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), _MIN_MODULUS))
-            )
+            log_modulus = _log_modulus_of_1_plus(x, modulus)
             log_product = log_product + count * log_modulus
             is_large = log_product > _LOG_NOTHING
             if is_large.mean() < 0.5:
-                frequencies, log_product, argument, conditioning, x, modulus, log_modulus = (
-                    array[is_large]
-                    for array in (frequencies, log_product, argument, conditioning, x, modulus, log_modulus)
+                frequencies, x = frequencies[is_large], x[is_large]
+                log_product, argument, conditioning, modulus, log_modulus = (
+                    array[is_large] for array in (log_product, argument, conditioning, modulus, log_modulus)
                 )
                 log_moduli = [array[is_large] for array in log_moduli]
             angle = np.arctan2(x.imag, 1 + x.real)
