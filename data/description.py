@@ -63,14 +63,16 @@ def _of_the_split(card: DataCard, rule: SplitRule) -> dict[str, Any]:
         "classes": card.classes,
         "shape": (card.reader.width,) if isinstance(card.reader, Table) else card.input_shape,
         **({} if card.target is None else {"target": card.target.model_dump(mode="json")}),
-        **({} if rule.copies == "together" else {"copies differ in": _copies(card.reader)}),
+        **(
+            {"copies differ in": _copies(card.reader)}
+            if rule.copies == "apart" and isinstance(card.reader, Table)
+            else {}
+        ),
     }
 
 
-def _copies(reader: Format) -> dict[str, Any]:
+def _copies(reader: Table) -> dict[str, Any]:
     """What, beside what decides a record's own side, decides which records are copies of each other."""
-    if not isinstance(reader, Table):
-        return {}
     ignored = [one for one in reader.columns if isinstance(one, Ignored)]
     groups = {one.name: sorted(one.categories) for one in ignored if one.categories}
     return {"cells": reader.cells is not None, "groups": groups}

@@ -21,12 +21,12 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import absolute_norms, rounding, square_distances, square_norms, wide
+from algorithms.gradients.arithmetic import rounding, square_norms, wide
 from algorithms.gradients.parameter_gradients import (
+    FromRows,
     PerExample,
     RowGrad,
     RowProducts,
-    add_rows,
     as_measured,
     slices,
 )
@@ -80,7 +80,7 @@ class RowMap:
 
 
 @dataclass(frozen=True)
-class NormalisedGrad:
+class NormalisedGrad(FromRows):
     """Gradients of a weight whose map by rows a layer uses; of: those of the mapped weight."""
 
     of: RowGrad
@@ -105,12 +105,6 @@ class NormalisedGrad:
     def square_norms(self) -> Tensor:
         return square_norms(self.rows) if "rows" in vars(self) else self.map.square_norms(self.products)
 
-    def absolute_norms(self) -> Tensor:
-        return absolute_norms(self.rows)
-
-    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        return square_distances(self.rows, shift, scale)
-
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         added = torch.zeros_like(total)
         as_measured(self.of).add_weighted(weights, added)
@@ -124,7 +118,7 @@ class NormalisedGrad:
 
 
 @dataclass(frozen=True)
-class RowFactorGrad:
+class RowFactorGrad(FromRows):
     """Gradients of a parameter with one number for each row, such as a gain; coefficients: [2, rows], of Q^T e."""
 
     of: NormalisedGrad
@@ -135,18 +129,6 @@ class RowFactorGrad:
     def rows(self) -> Tensor:
         values = (self.coefficients[:, None] * self.of.products.along).sum(dim=0)
         return values.to(wide(self.of.of.grad_outputs).dtype)
-
-    def square_norms(self) -> Tensor:
-        return square_norms(self.rows)
-
-    def absolute_norms(self) -> Tensor:
-        return absolute_norms(self.rows)
-
-    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        return square_distances(self.rows, shift, scale)
-
-    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        add_rows(self.rows, weights, total)
 
     def take(self, chosen: Tensor | slice) -> "RowFactorGrad":
         return RowFactorGrad(self.of.take(chosen), self.coefficients)

@@ -404,24 +404,28 @@ class PerExample(Protocol):
         ...
 
 
+class FromRows:
+    """Norms and sums of a `PerExample` whose materialised gradients are cheap enough to compute them from."""
+
+    def square_norms(self: PerExample) -> Tensor:
+        return square_norms(self.rows)
+
+    def absolute_norms(self: PerExample) -> Tensor:
+        return absolute_norms(self.rows)
+
+    def square_distances(self: PerExample, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        return square_distances(self.rows, shift, scale)
+
+    def add_weighted(self: PerExample, weights: Tensor, total: Tensor) -> None:
+        add_rows(self.rows, weights, total)
+
+
 @dataclass(frozen=True)
-class DenseGrad:
+class DenseGrad(FromRows):
     """Materialised gradients, shape [batch, numel]."""
 
     rows: Tensor
     is_materialized = True
-
-    def square_norms(self) -> Tensor:
-        return square_norms(self.rows)
-
-    def absolute_norms(self) -> Tensor:
-        return absolute_norms(self.rows)
-
-    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        return square_distances(self.rows, shift, scale)
-
-    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        add_rows(self.rows, weights, total)
 
     def take(self, chosen: Tensor | slice) -> "DenseGrad":
         return DenseGrad(self.rows[chosen])
@@ -572,7 +576,7 @@ class LinearGrad(RowGrad):
 
 
 @dataclass(frozen=True)
-class BiasGrad:
+class BiasGrad(FromRows):
     """Gradients of a linear layer's bias, shape [outputs]: sums of the output gradients in its weight's gradients."""
 
     of: LinearGrad
@@ -589,15 +593,9 @@ class BiasGrad:
     def square_norms(self) -> Tensor:
         return self.of.grad_output_squares if self.of.length == 1 else square_norms(self.rows)
 
-    def absolute_norms(self) -> Tensor:
-        return absolute_norms(self.rows)
-
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         rows = self.rows
         return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale, cancels=cancels)
-
-    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        add_rows(self.rows, weights, total)
 
     def add_with_matrix(self, weights: Tensor, total: Tensor, products: Tensor) -> None:
         """`add_weighted`, and that of the layer's matrix to `products`, if there is no sequence."""
