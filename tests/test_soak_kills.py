@@ -11,8 +11,8 @@ import torch
 
 from algorithms.core import checkpoint
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import ReleaseRow, Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.ledger import Ledger
 from tests.soak.kills_check import ended_badly, fell, problems, rows_of
 from tests.soak.kills_place import POPULATION, Place, make

@@ -22,8 +22,8 @@ from torch import Tensor
 from algorithms.core.method import STORED_AS
 from algorithms.errors import RefusedError
 from algorithms.gradients.placement import Shards, is_divided
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import ReleaseRow, Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms
 
 _LOG = logging.getLogger(__name__)
 

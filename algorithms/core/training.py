@@ -20,8 +20,8 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers, install_buffers
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.mechanisms.noise import Generator
 
 OnStep = Callable[[int, float, float], None]

@@ -16,7 +16,7 @@ from algorithms.gradients import Packing
 from algorithms.models import Model
 from algorithms.models.objectives import IGNORED
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.barrier.unnoised_queries import Statistic
+from algorithms.privacy.barrier.statistics import Statistic
 
 
 class RowWise(nn.Module):

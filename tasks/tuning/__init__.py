@@ -28,7 +28,7 @@ from algorithms.privacy.accounting.epsilon import (
 )
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED
-from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
+from algorithms.privacy.barrier.statistics import Statistic, shape_of
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo

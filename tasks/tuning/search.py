@@ -42,8 +42,8 @@ from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, trials_of
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import ReleaseRow, Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.card.text import rounded_up

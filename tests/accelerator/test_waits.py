@@ -115,7 +115,7 @@ recorded = functools.cache(record)
 
 SUM = {"unnoised_queries._sum_on_device": 1}
 CHOICE = {"unnoised_queries.clipped_losses": 1}
-IMPORTANCE = {"unnoised_queries.importance_sum": 1}
+IMPORTANCE = {"importance_sampling.importance_sum": 1}
 STATISTIC = {"unnoised_queries.statistic_sum": 1}
 ONE_SUM = (408 + 8 * 15, SUM)
 """Noise in 64 bits for 51 parameters, and the indices of the 15 records that are drawn in this step of 40."""

@@ -32,10 +32,10 @@ from algorithms.models.feature_transforms import (
 )
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.barrier import unnoised_queries
+from algorithms.privacy.barrier import frozen_prefix as frozen_prefix_module
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.frozen_prefix import frozen_prefix
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import frozen_prefix
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch
@@ -406,7 +406,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
         real = getattr(owner, way)
         monkeypatch.setattr(owner, way, lambda *of, **named: taken.add(way) or real(*of, **named))
 
-    noted(unnoised_queries, "_apply_maps")
+    noted(frozen_prefix_module, "_apply_maps")
     noted(LinearRecords, "clipped_sum")
     for there in (3, COUNT, COUNT + 1, 4000):  # of the last, the features alone need a megabyte
         taken.clear()

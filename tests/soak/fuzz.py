@@ -27,8 +27,8 @@ from algorithms import models
 from algorithms.core import checkpoint
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import ReleaseRow, Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore

@@ -32,17 +32,11 @@ from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.record_loader import RecordArrays
+from algorithms.privacy.barrier.statistics import Statistic, as_matrix, columns_of, shape_of, vector_length
 from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, ReleaseRow, Trace
-from algorithms.privacy.barrier.unnoised_queries import (
-    LastNorms,
-    Statistic,
-    UnnoisedQueries,
-    as_matrix,
-    columns_of,
-    shape_of,
-    vector_length,
-)
+from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from algorithms.privacy.mechanisms import release as releases
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator, Stream, add_steps

@@ -1,11 +1,11 @@
 """The exact minimum of a regularised sum of losses over all records, for a linear model with one output.
 
 A record's loss is convex in the output. It is continued linearly where its gradient would exceed the bound, so the sum
-is still convex (Redberg, Koskela and Wang 2023, on generalised linear models).
+is still convex (Redberg, Koskela and Wang 2023, on generalised linear models). `solve_minimum` adds the noise.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -16,6 +16,17 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.gradients import PerExampleModel, layer_inputs, linear_layer
+from algorithms.models import Model
+from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.release import (
+    Minimum,
+    NoNoise,
+    ObjectiveNoise,
+    Release,
+    add_noise,
+    draws,
+    minimum_release,
+)
 
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -27,6 +38,10 @@ _ROUNDING = 1e-14
 """Relative size below which a step only changes rounding."""
 _INSIDE = 1.0 - 1e-12
 """A factor that keeps a clipped gradient within its bound despite rounding."""
+_NO_BOUND = 1e150
+"""Above the norm of any record and gradient, yet finite."""
+_NO_TOLERANCE = 1e-300
+"""A tolerance has to be above 0; this one adds nothing to a sensitivity."""
 
 
 class OutOfReachError(ArithmeticError):
@@ -170,3 +185,42 @@ def exact_minimum(problem: PerturbedObjective) -> Tensor:
         options={"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-6},
     )
     return torch.from_numpy(solution.x)
+
+
+def solve_minimum(
+    model: Model, features: NDArray[np.float32], labels: NDArray[np.int64], release: Release, stream: Stream
+) -> Tensor:
+    """The answer to the release of a minimum, noise included, shape [d], float64."""
+    problem = release.clipping
+    if not isinstance(problem, Minimum):
+        raise TypeError(f"{release} does not ask for a minimum")
+    tilt = np.zeros(model.parameter_count)
+    if isinstance(release.noise, ObjectiveNoise):
+        tilt = release.noise_scale * draws(release, stream, len(tilt))
+    whole = PerturbedObjective(
+        model,
+        features,
+        labels,
+        clip_norm=problem.clip_norm,
+        input_norm=problem.input_norm,
+        regularisation=problem.regularisation,
+        tilt=torch.from_numpy(tilt),
+    )
+    if isinstance(release.noise, NoNoise):
+        return exact_minimum(replace(whole, clip_norm=_NO_BOUND, input_norm=_NO_BOUND))
+    solution = minimum(whole, tolerance=problem.tolerance)
+    return add_noise(solution, _on_the_result(problem, release), stream)
+
+
+def _on_the_result(problem: Minimum, release: Release) -> Release:
+    """The noise on the solver's result: as requested, or, with noise in the objective, what hides where it stopped."""
+    if not isinstance(release.noise, ObjectiveNoise):
+        return release
+    stopped = Minimum(
+        clip_norm=2 * problem.tolerance,
+        regularisation=problem.regularisation,
+        tolerance=_NO_TOLERANCE,
+        input_norm=problem.input_norm,
+        curvature=problem.curvature,
+    )
+    return minimum_release(stopped, release.noise.on_result())

@@ -329,7 +329,9 @@ def test_a_checkpoint_without_its_last_norms_would_not_repeat(
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     expected, _ = trained(made, plan, tmp_path / "whole")
-    monkeypatch.setattr("algorithms.privacy.barrier.unnoised_queries.LastNorms.to_tensor", lambda self: None)
+    monkeypatch.setattr(
+        "algorithms.privacy.barrier.importance_sampling.LastNorms.to_tensor", lambda self: None
+    )
     with pytest.raises(StoppedError):
         trained(made, plan, tmp_path / "broken", stop_after=4)
     assert not torch.equal(trained(made, plan, tmp_path / "broken")[0], expected)

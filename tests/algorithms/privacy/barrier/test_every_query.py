@@ -19,8 +19,8 @@ from algorithms.gradients import L1, L2, Engine, Normalised, PerLayer
 from algorithms.models import Model
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.statistics import as_vector
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import as_vector
 from algorithms.privacy.mechanisms.noise import (
     grid_step,
     scale_on_grid,

@@ -19,8 +19,8 @@ from algorithms.gradients import L1, L2, Affine, Engine, Normalised
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.importance_sampling import LastNorms, are_below, importance_sum
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms, are_below, importance_sum
 from algorithms.privacy.mechanisms.noise import is_below, seeded_generator
 from algorithms.privacy.mechanisms.release import (
     Gaussian,

@@ -17,9 +17,8 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, compose_loss, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.barrier.minimum import OutOfReachError, PerturbedObjective, minimum
+from algorithms.privacy.barrier.minimum import OutOfReachError, PerturbedObjective, minimum, solve_minimum
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import solve_minimum
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, ObjectiveNoise, minimum_release
 from tests.support.barriers import (

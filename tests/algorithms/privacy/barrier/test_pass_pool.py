@@ -14,8 +14,9 @@ from algorithms.gradients import L2, split_passes
 from algorithms.privacy.barrier import pass_pool
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.record_loader import OnDevice, RecordArrays, load_ahead
-from algorithms.privacy.barrier.unnoised_queries import LastNorms, UnnoisedQueries
+from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, gradient_release
 from algorithms.privacy.mechanisms.sampling import Poisson

@@ -9,13 +9,8 @@ import torch
 
 from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.barrier.unnoised_queries import (
-    MappedRecords,
-    as_matrix,
-    as_vector,
-    moment_sum,
-    vector_length,
-)
+from algorithms.privacy.barrier.frozen_prefix import MappedRecords
+from algorithms.privacy.barrier.statistics import as_matrix, as_vector, moment_sum, vector_length
 from algorithms.privacy.mechanisms.release import Gaussian
 from tests.support.barriers import Free, barrier
 from tests.support.bench import made_up, with_record
