@@ -65,7 +65,7 @@ def two_classes(positive: float, mean: tuple[float, float], spread: tuple[float,
     predicted = (odds > 0).astype(np.float64)
     cut = 1 / (1 + np.exp(-np.clip(odds, -8, 8)))
     truth = {
-        "accuracy": float(each @ (predicted == labels)),
+        "accuracy": 1.0 - float(each @ (predicted != labels)),  # exactly 1 without mistakes
         "majority_accuracy": max(positive, 1 - positive),
         "positive_share": positive,
         "auc": roc_auc_score(labels, odds, sample_weight=each),

@@ -94,7 +94,8 @@ def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> D
         >>> spec = histogram_for("two classes", 2)
         >>> cells = count(spec, np.stack([1 - chances, chances], axis=1), labels)
         >>> decision = cheapest_threshold(ReleasedHistogram(spec, cells, 0.0), (1.0, 10.0))
-        >>> decision.at.recall.value, round(decision.cost.value, 3), round(decision.constant_cost.value, 3)
+        >>> recall, cost, constant = decision.at.recall.value, decision.cost.value, decision.constant_cost.value
+        >>> round(recall, 3), round(cost, 3), round(constant, 3)
         (1.0, 0.04, 0.6)
     """
     if released.has_invalid or released.spec.kind != BINARY:
