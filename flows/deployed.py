@@ -35,7 +35,7 @@ from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.preflight.preview import preview_run
 from tasks.refusals import PIPELINE
 from tasks.runs.metrics import Rows
-from tasks.runs.reservations import open_reservations
+from tasks.runs.reservations import Reservation, open_reservations
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stage_main import refusals
 from tasks.runs.stages import (
@@ -168,34 +168,36 @@ class PrefectSteps:
 def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Say in the log and in an artifact of a run that was stopped what stays reserved for it; a hook.
 
-    Not in its state, whose message Prefect writes last. A refused run was not stopped.
+    Not in its state, whose message Prefect writes last. A refused run was not stopped, nor were earlier ones, whose
+    reservations `epsilonflow doctor` names.
     """
-    reservations = list[tuple[str, str]]()
-    with suppress(*refusals()):  # as where the ledger is away, which the state says
-        if state.name != REFUSED:
-            reservations = open_reservations(checkout(), also_running=True)
-    if not reservations:
+    if state.name == REFUSED:
         return
     with get_client(sync_client=True) as client:
-        own = _populations(client.read_flow_run(flow_run.id).tags)
-        sentences = [text for population, text in reservations if not own or population in own]
-        if sentences:
-            flow_run_logger(flow_run).warning(" ".join(sentences))
-            again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
-            text = "\n\n".join(map(for_markdown, [*sentences, again]))
-            client.create_artifact(
-                ArtifactCreate(
-                    key="reservation",
-                    type="markdown",
-                    description="what stays reserved for runs that were stopped",
-                    data=text,
-                    flow_run_id=flow_run.id,
-                )
+        begun = client.read_flow_run(flow_run.id)
+        reservations = list[Reservation]()
+        with suppress(*refusals()):  # as where the ledger is away, which the state says
+            if begun.start_time is not None:
+                own = _populations(begun.tags)
+                held = open_reservations(checkout(), since=begun.start_time)
+                reservations = [one for one in held if one.population in own]
+        if not reservations:
+            return
+        flow_run_logger(flow_run).warning(" ".join(one.sentence() for one in reservations))
+        again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
+        client.create_artifact(
+            ArtifactCreate(
+                key="reservation",
+                type="markdown",
+                description="what stays reserved for runs that were stopped",
+                data="\n\n".join([*(one.sentence(for_markdown) for one in reservations), again]),
+                flow_run_id=flow_run.id,
             )
+        )
 
 
 def _populations(tags: Iterable[str]) -> set[str]:
-    """The populations of the data sets that a run has as tags; empty where it was stopped before it got them."""
+    """The populations of the data sets that a run has as tags, which it gets before it reserves anything."""
     cards = checkout() / "data" / "cards"
     return {data_card(tag, cards).population for tag in tags if tag in card_names(cards)}
 

@@ -70,8 +70,8 @@ def tune(
             trial = params.load(root / "params.yaml", reads=READS)
         names = trial.data.dataset, trial.algorithm_name
         label_run("tune", names[0], f"epsilon {settings.epsilon:g}", tags=names)
-        message = deliver(settings, root, say=say, run_all=run_all)
-        publish_search(settings, root / FOLDER, message)
+        publish = partial(publish_search, settings, root / FOLDER)
+        message = deliver(settings, root, say=say, run_all=run_all, publish=publish)
         return Completed(message=message)
 
     return flow_result(work)

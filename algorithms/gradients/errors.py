@@ -29,5 +29,7 @@ class RecordsNotIndependentError(ValueError):
 class ProcessLostError(RuntimeError):
     """Another of the processes that share a sum or parameters has ended."""
 
-    def __init__(self) -> None:
-        super().__init__("another process of this run has ended; start all of them again.")
+    def __init__(
+        self, message: str = "another process of this run has ended; start all of them again."
+    ) -> None:
+        super().__init__(message)

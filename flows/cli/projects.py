@@ -562,7 +562,7 @@ def _stopped_runs(root: Path) -> tuple[bool | None, str]:
         return None, "run this in a checkout to see those that it began"
     from tasks.runs.reservations import open_reservations
 
-    sentences = [sentence for _, sentence in open_reservations(root)]
+    sentences = [reservation.sentence() for reservation in open_reservations(root)]
     return (None, " ".join(sentences)) if sentences else (True, "none waits to be resumed")
 
 

@@ -399,10 +399,18 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         return _hand_out(search, result, root, home)
 
 
-def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all: Runs) -> str:
+def deliver(
+    tuning: Tuning,
+    root: Path,
+    *,
+    say: Callable[[str], object],
+    run_all: Runs,
+    publish: Callable[[str], object] = lambda _: None,
+) -> str:
     """Prepare, plan and run a search in the locked checkout at `root`; returns the outcome as a sentence.
 
     say: called if this waits for another run. run_all: runs the trials, such as `in_threads` with a number of threads.
+    publish: called with the sentence before another search may replace the result.
     Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for invalid settings and data.
     """
     with checkout_lock(root, say=say):
@@ -419,15 +427,17 @@ def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         is_done = ledger.head() == head
-    log_winner(root / FOLDER, settings.tracking, root=root)
-    note = reuse_note(receipt, is_public=public.is_public) if is_done else None
-    each = read_json(root / FOLDER / "plan.json")["search"]["each"]
-    cost = "without a bound" if receipt.cost is None else rounded_up(receipt.cost)
-    reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
-    return (
-        f"the winner of search {receipt.run_id} is in {FOLDER}; all of it cost epsilon"
-        f" {cost}, a trial by itself {rounded_up(each)}{reused}"
-    )
+        log_winner(root / FOLDER, settings.tracking, root=root)
+        note = reuse_note(receipt, is_public=public.is_public) if is_done else None
+        each = read_json(root / FOLDER / "plan.json")["search"]["each"]
+        cost = "without a bound" if receipt.cost is None else rounded_up(receipt.cost)
+        reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
+        sentence = (
+            f"the winner of search {receipt.run_id} is in {FOLDER}; all of it cost epsilon"
+            f" {cost}, a trial by itself {rounded_up(each)}{reused}"
+        )
+        publish(sentence)
+    return sentence
 
 
 def shares(trials: Sequence[SearchTrial], workers: int) -> list[Sequence[SearchTrial]]:
@@ -591,21 +601,19 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Receipt:
-    """Copy the result into `tuned`, with its card and its page."""
+    """Copy the result into `tuned`, with its card and its page, which are made before what is there is deleted."""
+    receipt, plan = Receipt.read(result / "receipt.json"), PlanDocument.read(result / "plan.json")
+    winner = YAML(typ="safe", pure=True).load(result / "winner.yaml")
+    card = _card(search, plan, receipt, pd.read_parquet(result / "trace.parquet"), signing_key(home))
+    page = _page(search, plan, receipt, winner, _winner_score(result, search))
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
     for stale in folder.iterdir():
         stale.unlink()
     for path in (path for path in result.iterdir() if path.name != SEARCH):
         write_whole(folder / path.name, partial(shutil.copyfile, path))
-    receipt = Receipt.read(folder / "receipt.json")
-    plan = PlanDocument.read(folder / "plan.json")
-    frame = pd.read_parquet(folder / "trace.parquet")
-    winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
-    card = _card(search, plan, receipt, frame, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
-    score = _winner_score(folder, search)
-    (folder / PAGE).write_text(_page(search, plan, receipt, winner, score), encoding="utf-8")
+    (folder / PAGE).write_text(page, encoding="utf-8")
     return receipt
 
 

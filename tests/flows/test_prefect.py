@@ -18,9 +18,10 @@ import pandas as pd
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Running
 from prefect.testing.cli import CycloptsCliRunner
 from prefect.utilities.callables import parameter_schema
 from ruamel.yaml import YAML
@@ -498,20 +499,25 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
     assert [_state(server, run)["type"] for run in (ended, other)] == ["RUNNING", "RUNNING"]
 
 
-def test_a_server_shows_what_a_cancelled_run_holds(
+def test_a_server_shows_what_a_cancelled_run_holds_and_not_what_others_do(
     server: str,
     retrained: Retrained,  # noqa: F811
 ) -> None:
-    retrained.deliver()
-    retrained.arrive("w3")
-    with killed_in(train, "run_training"):
-        retrained.deliver(1)
     cards = retrained.root / "data/cards"
     other = (cards / "tiny.yaml").read_text().replace("tiny", "other")
     (cards / "other.yaml").write_text(other)
     quiet = {PREFECT_API_URL: server, PREFECT_LOGGING_TO_API_ENABLED: False}
     with temporary_settings(quiet), get_client(sync_client=True) as client:
-        runs = [client.create_flow_run(retrain, tags=[TAG, *tags]) for tags in ([], ["tiny"], ["other"])]
+
+        def begin(*tags: str) -> FlowRun:
+            return client.create_flow_run(retrain, tags=[TAG, *tags], state=Running())
+
+        retrained.deliver()
+        retrained.arrive("w3")
+        runs = [begin("tiny"), begin(), begin("other")]  # the second was stopped before it began to train
+        with killed_in(train, "run_training"):
+            retrained.deliver(1)
+        runs = [*runs, begin("tiny"), client.create_flow_run(retrain, tags=[TAG, "tiny"])]
         for flow_run in runs:
             tell_of_reservation(retrain, flow_run, Cancelled())
     artifacts = [
@@ -526,6 +532,6 @@ def test_a_server_shows_what_a_cancelled_run_holds(
         ).json()
         for flow_run in runs
     ]
-    assert [len(each) for each in artifacts] == [1, 1, 0]  # none about runs of another population
-    run, (artifact,) = retrained.rows("reserve")[-1], artifacts[1]
-    assert f"epsilonflow ledger forfeit {run}" in artifact["data"] and artifact["type"] == "markdown"
+    assert [len(each) for each in artifacts] == [1, 0, 0, 0, 0]
+    run, (artifact,) = retrained.rows("reserve")[-1], artifacts[0]
+    assert f"`epsilonflow ledger forfeit {run}`" in artifact["data"] and artifact["type"] == "markdown"

@@ -3,7 +3,9 @@
 import json
 import os
 import sys
-from datetime import timedelta
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,7 +150,8 @@ def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(
     place.arrive("w3")
     with killed_in(train, "run_training"):
         place.deliver(1)
-    ((population, sentence),) = reservations.open_reservations(place.root)
+    (held,) = reservations.open_reservations(place.root)
+    population, sentence = held.population, held.sentence()
     assert population == "tiny"
     run = place.rows("reserve")[-1]
     assert (
@@ -169,7 +172,12 @@ def test_a_search_is_named_and_shows_its_card_and_the_winners_settings(
     (folder / "privacy_card.json").write_text((GOLDEN / "card-00-dp_sgd.json").read_text())
     (place.root / "tune.yaml").write_text("space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 0.4\n")
     monkeypatch.setattr(tune_module, "label_run", lambda *words, tags=(): labels.append((*words, tags)))
-    monkeypatch.setattr(tune_module, "deliver", lambda *_, **__: "the winner is in tuned.")
+
+    def deliver(*_: object, publish: Callable[[str], object], **__: object) -> str:
+        publish("the winner is in tuned.")
+        return "the winner is in tuned."
+
+    monkeypatch.setattr(tune_module, "deliver", deliver)
     for module, name in ((tune_module, "create_table_artifact"), (deployed, "create_markdown_artifact")):
         monkeypatch.setattr(
             module, name, lambda content, key, description: shown.update({key: (content, description)})
@@ -191,7 +199,10 @@ def test_a_ledger_that_is_away_gives_no_traceback_about_what_is_reserved(
     monkeypatch.setenv("EPSILONFLOW_LEDGER_URL", "postgresql+psycopg://runner@127.0.0.1:1/ledger")
     with pytest.raises(RefusedError):
         reservations.open_reservations(place.root)
-    tell_of_reservation(pipeline, FlowRun(flow_id=ID), Failed(message="the ledger is away"))
+    begun = FlowRun(flow_id=ID, start_time=datetime.now(UTC))
+    client = nullcontext(SimpleNamespace(read_flow_run=lambda _: begun))
+    monkeypatch.setattr(deployed, "get_client", lambda **_: client)
+    tell_of_reservation(pipeline, begun, Failed(message="the ledger is away"))
 
 
 def test_a_retraining_shows_both_models_and_each_blocks_budget(

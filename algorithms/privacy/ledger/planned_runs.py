@@ -129,7 +129,7 @@ def explain(choice: ChosenComposition, runs: int) -> str:
     """
     match choice.reason:
         case "costs-less":
-            return f"{runs:,} such runs take epsilon {choice.all:.3g}, and {choice.sums:.3g} if their epsilons add up"
+            return f"{runs:,} such runs take epsilon {choice.all:.3g}, where their epsilons add up to {choice.sums:.3g}"
         case "sums-cost-less":
             return (
                 f"the epsilons of {runs:,} runs add up to {choice.sums:.3g}, which no Rényi order undercuts"

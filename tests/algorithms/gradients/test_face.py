@@ -1,6 +1,7 @@
 """The manual of the package: its example runs as it is printed, its names are there, and it needs PyTorch alone."""
 
 import ast
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -36,3 +37,8 @@ def test_the_package_imports_pytorch_and_nothing_else() -> None:
                 imported.add(str(node.module))
     others = {name for name in imported if name.partition(".")[0] not in {*sys.stdlib_module_names, "torch"}}
     assert others and all(f"{name}.".startswith(f"{gradients.__name__}.") for name in others)
+
+
+def test_the_loss_of_a_process_can_be_told_to_another() -> None:
+    lost = gradients.ProcessLostError()
+    assert str(pickle.loads(pickle.dumps(lost))) == str(lost)

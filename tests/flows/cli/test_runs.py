@@ -5,12 +5,14 @@ import json
 import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import typer
+from filelock import FileLock, Timeout
 from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -289,8 +291,17 @@ def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest
     (here.root / "tune.yaml").write_text(
         "epsilon: 4.0\nspace: {algorithm.update.learning_rate: [0.5, 2.0]}\ntrials: {mean: 2}\n"
     )
+    is_free = list[bool]()
+
+    def is_lock_free(folder: Path, *_: object, root: Path) -> bool:
+        with suppress(Timeout), FileLock(root / ".dvc/tmp/epsilonflow.lock").acquire(blocking=False):
+            is_free.append(True)
+        return True
+
+    monkeypatch.setattr("tasks.tuning.search.log_winner", is_lock_free)
     found = call("tune")
     assert found.exit_code == 0, found.output
+    assert not is_free, "another search could replace the winner before it is logged"
     assert re.match(r"the winner of search \w+-1 is in tuned; all of it cost epsilon 3\.9", found.stdout)
     assert found.stderr == "searching: at most epsilon 4 for all trials together ...\n"
     assert call("card", "verify", "tuned/privacy_card.json").exit_code == 0

@@ -423,6 +423,18 @@ def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
     assert not list((own_home / "runs").iterdir())
 
 
+def test_a_result_that_cannot_be_handed_out_leaves_that_of_another_search(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, ledger = search_of(place), ledger_of(own_home)
+    tune(search, ledger=ledger, home=own_home, root=place)
+    before = {path.name: path.read_bytes() for path in (place / "tuned").iterdir()}
+    monkeypatch.setattr(searching, "_page", lambda *_: _refuse("the disk is full."))
+    with pytest.raises(RefusedError, match="the disk is full"):
+        tune(search, ledger=ledger, home=own_home, root=place)
+    assert {path.name: path.read_bytes() for path in (place / "tuned").iterdir()} == before
+
+
 def mixing(_: ModelSpec) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
 
