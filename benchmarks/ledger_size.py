@@ -18,12 +18,13 @@ from rich.table import Table
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Choice, Entry, Head, Ledger, Spread, forecast
+from algorithms.privacy.ledger.composition import RowNotes
 from algorithms.privacy.ledger.rows import NOTHING, Draft, seal
 from algorithms.privacy.ledger.store import open_store
 from benchmarks.postgres import server
 
 _COST = Budget(0.001, 1e-12)
-_TERMS = {"public": False, "composition": {"kind": "basic"}, "blocks_per_person": 1, "bound": {}}
+_TERMS: RowNotes = {"public": False, "composition": {"kind": "basic"}, "blocks_per_person": 1, "bound": {}}
 _TRIES = 200
 
 

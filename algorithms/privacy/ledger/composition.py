@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget, EventRow
@@ -270,6 +270,32 @@ UNIT = "unit"
 """The name of the term that fixes what one record of a population is, since amounts of other units do not add up."""
 
 
+class RowNotes(TypedDict, total=False):
+    """What the ledger itself reads in a row's notes; a run's notes may hold more, for people.
+
+    Of a population: public, composition, blocks_per_person, bound. Of a change of a cap: bound; declared or retired,
+    for a block; overruled, the blocks that may hold the same, and by whom. Of a run: price, by the composition;
+    together, how many records of a person it may read; adjacency; retraining, the scheduled one that it belongs to;
+    noise_key and model, digests; held, digests of what a block holds.
+    """
+
+    public: bool
+    composition: dict[str, str | float]
+    blocks_per_person: int
+    bound: dict[str, str]
+    declared: bool
+    retired: bool
+    overruled: list[str]
+    by: str
+    price: float | None
+    together: int
+    adjacency: str
+    retraining: str
+    noise_key: str
+    model: str
+    held: list[str]
+
+
 @dataclass(frozen=True)
 class Terms:
     """The terms of a population, which never change.
@@ -288,14 +314,19 @@ class Terms:
     bound: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, notes: Mapping[str, Any]) -> "Terms":
+    def from_notes(cls, notes: RowNotes) -> "Terms":
         """The terms in the notes of a population's row."""
         composition = Composition.from_json(notes["composition"])
         return cls(notes["public"], composition, notes["blocks_per_person"], notes["bound"])
 
-    def to_json(self) -> dict[str, object]:
-        """The terms as notes."""
-        return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
+    def to_notes(self) -> RowNotes:
+        """The notes of a population's row."""
+        return RowNotes(
+            public=self.public,
+            composition=self.composition.to_json(),
+            blocks_per_person=self.blocks_per_person,
+            bound=dict(self.bound),
+        )
 
     def values_to_bind(self, requested: "Terms", *, is_charged: bool) -> dict[str, str]:
         """What other terms would bind in addition; nothing if they contradict these and must be refused.
@@ -322,7 +353,7 @@ class Terms:
         price = self.composition.price(cost, events, adjacency, together)
         return self.charge(cost, {"price": price, "together": together})
 
-    def charge(self, budget: Budget, notes: Mapping[str, Any]) -> Amount:
+    def charge(self, budget: Budget, notes: RowNotes) -> Amount:
         """The amount of a run in a block; nothing for a run without noise, which is recorded but not added.
 
         notes: of its row, with its price and the number of records of a person that it may read.

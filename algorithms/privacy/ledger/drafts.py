@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.composition import Events, Terms
+from algorithms.privacy.ledger.composition import Events, RowNotes, Terms
 from algorithms.privacy.ledger.rows import Draft, LedgerState, adjacency_of
 from algorithms.privacy.ledger.rules import check_new_population, check_settles, find
 
@@ -21,7 +21,7 @@ def declaration_drafts(state: LedgerState, population: str, cap: Budget, terms: 
     """
     if population not in state.terms:
         check_new_population(state, population)
-        return [Draft("population", population, cap, notes=terms.to_json())]
+        return [Draft("population", population, cap, notes=terms.to_notes())]
     to_bind = state.terms[population].values_to_bind(terms, is_charged=state.is_charged(population))
     return [Draft("cap", population, state.cap(population), notes={"bound": to_bind})] if to_bind else []
 
@@ -38,9 +38,13 @@ def reservation_drafts(
         return []
     together = terms.together(blocks)
     price = terms.composition.price(run.budget, run.events, adjacency_of(run.notes), together)
-    notes = {key: note for key, note in run.notes.items() if key != "price"} | _notes(terms, price, together)
-    held_by = {block: {"held": sorted(held[block])} if block in held else {} for block in blocks}
-    return [replace(run, notes=notes | held_note, block=block) for block, held_note in held_by.items()]
+    notes = run.notes.copy()
+    notes.pop("price", None)
+    notes |= _notes(terms, price, together)
+    held_notes = {
+        block: RowNotes(held=sorted(held[block])) if block in held else RowNotes() for block in blocks
+    }
+    return [replace(run, notes=notes | held_note, block=block) for block, held_note in held_notes.items()]
 
 
 def settlement_drafts(
@@ -72,12 +76,17 @@ def settlement_drafts(
             )
         is_priced = any(amount) and (not is_basic or together > 1)
         notes = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
-        notes |= {} if model is None else {"model": model}
+        if model is not None:
+            notes["model"] = model
         drafts.append(Draft("settle", run.population, spent, run_id, events, notes, block))
     return drafts
 
 
-def _notes(terms: Terms, price: float | None, together: int) -> dict[str, object]:
+def _notes(terms: Terms, price: float | None, together: int) -> RowNotes:
     """What the ledger itself keeps in a row, whatever the caller's notes say."""
-    priced: dict[str, object] = {} if price is None else {"price": price}
-    return priced | ({"together": together} if terms.blocks_per_person > 1 else {})
+    notes = RowNotes()
+    if price is not None:
+        notes["price"] = price
+    if terms.blocks_per_person > 1:
+        notes["together"] = together
+    return notes

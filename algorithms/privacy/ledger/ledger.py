@@ -23,7 +23,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -32,7 +32,14 @@ from sqlalchemy.engine import Connection
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import rules, state_tables
-from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
+from algorithms.privacy.ledger.composition import (
+    BASIC,
+    WHOLE_POPULATION,
+    Composition,
+    Events,
+    RowNotes,
+    Terms,
+)
 from algorithms.privacy.ledger.drafts import declaration_drafts, reservation_drafts, settlement_drafts
 from algorithms.privacy.ledger.policy import BlockBalance
 from algorithms.privacy.ledger.rows import (
@@ -235,7 +242,7 @@ class Ledger:
         rules.check_name(by, "name of who overrules")
 
         def decide(state: LedgerState) -> list[Draft]:
-            cap, notes = state.cap(population), {"overruled": blocks, "by": by}
+            cap, notes = state.cap(population), RowNotes(overruled=blocks, by=by)
             is_known = (population, frozenset(blocks)) in state.allowed
             return [] if is_known else [Draft("cap", population, cap, notes=notes)]
 
@@ -280,7 +287,8 @@ class Ledger:
         to a private population, and for a run_id of another reservation or of a run that has ended.
         """
         rules.check_name(run_id, "run_id")
-        run = Draft("reserve", population, cost, run_id, events, notes)
+        row_notes = cast("RowNotes", dict(notes))
+        run = Draft("reserve", population, cost, run_id, events, row_notes)
         # Priced before the database is locked: accountants take their time.
         drafts = reservation_drafts(self.terms(population), run, blocks, held or {})
 
@@ -289,7 +297,7 @@ class Ledger:
             if run_id in state.runs:
                 rules.check_resumes(state.runs[run_id], drafts)
                 return []
-            rules.check_once(state, population, notes)
+            rules.check_once(state, population, row_notes)
             # Again, since another run may have charged these blocks with other content after `check_contents`.
             rules.check_repeats(state, population, held or {})
             rules.check_changes(state, population, held or {})
@@ -613,14 +621,15 @@ def _check_price(state: LedgerState, entry: Entry) -> bool:
     composition = state.terms[entry.population].composition
     if entry.run_id is None or entry.events == "[]":
         return False
-    notes = json.loads(entry.about)
-    if notes.get("price") is None or (composition.kind == "basic" and notes.get("together", 1) == 1):
+    notes: RowNotes = json.loads(entry.about)
+    price = notes.get("price")
+    if price is None or (composition.kind == "basic" and notes.get("together", 1) == 1):
         return False
     adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(notes)
     cost = _cost(composition, entry.budget, entry.events, adjacency, notes.get("together", 1))
-    if notes["price"] < cost * (_UNDER if composition.kind != "basic" else _UNDER_BY_BASIC):
+    if price < cost * (_UNDER if composition.kind != "basic" else _UNDER_BY_BASIC):
         raise LedgerBrokenError(
-            f"row {entry.seq} charges run {entry.run_id!r} {notes['price']:g}, its events cost {cost:g}; find out"
+            f"row {entry.seq} charges run {entry.run_id!r} {price:g}, its events cost {cost:g}; find out"
             " which software wrote it."
         )
     return True

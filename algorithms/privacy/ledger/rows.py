@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Any, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
@@ -29,6 +29,7 @@ from algorithms.privacy.ledger.composition import (
     Amount,
     Composition,
     Events,
+    RowNotes,
     Terms,
     plus,
     times,
@@ -59,7 +60,7 @@ class Draft:
     budget: Budget
     run_id: str | None = None
     events: Events = ()
-    notes: Mapping[str, object] = field(default_factory=dict)
+    notes: RowNotes = field(default_factory=RowNotes)
     block: str = WHOLE_POPULATION
 
 
@@ -185,7 +186,7 @@ Account = tuple[str, str]
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
 """The adjacency of a run whose notes name none."""
-NOISE_KEY = "noise_key"
+NOISE_KEY: Final = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
 ROUNDING = Fraction(1, 10**12)
 NAMES_IN_A_MESSAGE = 10
@@ -232,7 +233,7 @@ class LedgerState:
 
     def add(self, entry: Entry) -> None:
         """Add a verified row; rows must come in order."""
-        notes = json.loads(entry.about)
+        notes: RowNotes = json.loads(entry.about)
         match entry.kind:
             case "reserve":
                 self._reserve(entry, notes)
@@ -241,7 +242,7 @@ class LedgerState:
             case "forfeit":
                 self._end(entry, notes, "forfeited")
             case "population":
-                self.terms[entry.population] = Terms.from_json(notes)
+                self.terms[entry.population] = Terms.from_notes(notes)
                 self.caps[entry.population, entry.block] = entry.budget
             case "cap" if notes.get("retired"):
                 self.retired.add((entry.population, entry.block))
@@ -342,7 +343,7 @@ class LedgerState:
         for name, value in vars(other).items():
             getattr(self, name).update(value)
 
-    def _reserve(self, entry: Entry, notes: Mapping[str, Any]) -> None:
+    def _reserve(self, entry: Entry, notes: RowNotes) -> None:
         account, run_id = (entry.population, entry.block), entry.run_id or ""
         adjacency = adjacency_of(notes)
         self.adjacencies.setdefault(entry.population, adjacency)
@@ -363,7 +364,7 @@ class LedgerState:
         self.charges[account] = self.charges.get(account, 0) + 1
         self._move(account, amount, "open")
 
-    def _end(self, entry: Entry, notes: Mapping[str, Any], status: Status) -> None:
+    def _end(self, entry: Entry, notes: RowNotes, status: Status) -> None:
         run = self.runs[entry.run_id or ""]
         amount = before = run.amounts[entry.block]
         if status == "settled" and any(before):
@@ -400,7 +401,7 @@ def replay(entries: Iterable[Entry], *, state: LedgerState | None = None) -> Led
     return state
 
 
-def adjacency_of(notes: Mapping[str, object]) -> str:
+def adjacency_of(notes: RowNotes) -> str:
     """The adjacency in the notes of a run."""
     return str(notes.get("adjacency", ADJACENCY))
 

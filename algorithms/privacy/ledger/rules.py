@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, times
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, RowNotes, times
 from algorithms.privacy.ledger.rows import (
     NOISE_KEY,
     STATES,
@@ -124,7 +124,7 @@ def check_resumes(run: ReservedRun, drafts: Sequence[Draft]) -> None:
         )
 
 
-def check_once(state: LedgerState, population: str, notes: Mapping[str, object]) -> None:
+def check_once(state: LedgerState, population: str, notes: RowNotes) -> None:
     """Raises BudgetRefusedError for a scheduled retraining that was charged before, however that run ended."""
     retraining = notes.get("retraining")
     charged = state.run_of(population, retraining) if isinstance(retraining, str) else None

@@ -317,7 +317,7 @@ def from_document(document: StateJson) -> LedgerState:
 
 
 def _read_population(state: LedgerState, row: Any) -> None:
-    state.terms[row.population] = Terms.from_json(json.loads(row.terms))
+    state.terms[row.population] = Terms.from_notes(json.loads(row.terms))
     state.allowed |= {(row.population, frozenset(pair)) for pair in json.loads(row.allowed)}
     if row.adjacency is not None:
         state.adjacencies[row.population] = row.adjacency
@@ -335,7 +335,7 @@ def _open_account(state: LedgerState, row: Any) -> None:
 
 def _population_row(state: LedgerState, population: str) -> Row:
     pairs = sorted(sorted(pair) for name, pair in state.allowed if name == population)
-    terms = canonical(state.terms[population].to_json())
+    terms = canonical(state.terms[population].to_notes())
     return {"population": population, "terms": terms, "allowed": canonical(pairs)}
 
 

@@ -268,7 +268,7 @@ def test_a_hash_is_of_the_rows_sorted_json(
 
 def test_runs_of_many_different_costs_add_up_exactly() -> None:
     costs = [Budget(number / 1000, float(f"{number}e-9")) for number in range(1, 200)]
-    drafts = [Draft("population", "p", Budget(100, 1), notes=Terms(False, BASIC, 1).to_json())]
+    drafts = [Draft("population", "p", Budget(100, 1), notes=Terms(False, BASIC, 1).to_notes())]
     drafts += [Draft("reserve", "p", cost, f"run {cost.epsilon}") for cost in costs]
     drafts += [Draft("settle", "p", Budget(0.0005, 0), f"run {cost.epsilon}") for cost in costs[100:]]
     rows, head = [], NOTHING
