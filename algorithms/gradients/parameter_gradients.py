@@ -80,7 +80,7 @@ def materialize(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 def add_weighted_products(
     inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None = None
 ) -> None:
-    """Add sum_i weights_i grad_outputs_i inputs_i^T to a total, and sum_i weights_i errors_i to a bias's.
+    """Add sum_i weights_i grad_outputs_i inputs_i^T to a total, and sum_i weights_i grad_outputs_i to a bias's.
 
     [n, p], [n, o], [n], and [o, p] and [o], float64.
 
@@ -88,29 +88,30 @@ def add_weighted_products(
     others, so that one more record could change all contributions (Casacuberta et al. 2022, "Widespread underestimation
     of sensitivity in differentially private libraries and how to fix it").
     """
+    for x, e, w in _in_64_bits(inputs, grad_outputs, weights):
+        if bias is not None:
+            bias.addmv_(e.T, w)
+        # E^T diag(w) X: the weights go to the narrower factor, so one matrix product sums all records.
+        if x.shape[1] < e.shape[1]:
+            x = x * w[:, None]
+        else:
+            e = e * w[:, None]
+        total.addmm_(e.T, x)
+
+
+def _in_64_bits(
+    inputs: Tensor, grad_outputs: Tensor, weights: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """A few rows at a time, in float64; the next ones overwrite them."""
     (_, p), o = inputs.shape, grad_outputs.shape[1]
     size = max(1, rows_of_product(p, o, inputs.device))
     if len(weights) <= size:
-        return _add_product(inputs.double(), grad_outputs.double(), weights, total, bias)
+        yield inputs.double(), grad_outputs.double(), weights
+        return
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
     parts = (torch.split(part, size) for part in (inputs, grad_outputs, weights))
     for some, their, each in zip(*parts, strict=True):
-        _add_product(seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each, total, bias)
-    return None
-
-
-def _add_product(
-    inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None
-) -> None:
-    """`add_weighted_products` of a few rows in float64; the narrower side takes the weights."""
-    if bias is not None:
-        bias.addmv_(grad_outputs.T, weights)
-    # E^T diag(w) X: the weights go to one factor, so one matrix product sums all records.
-    if inputs.shape[1] < grad_outputs.shape[1]:
-        inputs = inputs * weights[:, None]
-    else:
-        grad_outputs = grad_outputs * weights[:, None]
-    total.addmm_(grad_outputs.T, inputs)
+        yield seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each
 
 
 @lru_cache
