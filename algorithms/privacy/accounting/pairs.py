@@ -20,7 +20,9 @@ from algorithms.privacy.accounting.pld import PLDPair
 TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
 _CORNERS, _LARGEST_LOSS = 4000, 500.0
+"""Points at which a curve is taken on each side of 0, and the epsilon from which on a tail is too heavy."""
 _MIN_STEP, _LARGEST_STEP, _STEPS = 1e-6, 10.0, 50_000
+"""The epsilons, beside 0, at which `shift_of_selection` takes its bound, and how many."""
 _ROUNDING = 2e-15
 
 Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]

@@ -24,7 +24,13 @@ _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 _LARGE_ORDER = 64.0
 _TERMS, _AT_ONCE, _NEGLIGIBLE = 1000, 50, 30.0
-_WIDTH, _STEP, _POINTS_AT_ONCE, _MIN_TAIL = 12.0, 2 / 3, 4096, 1e-300
+"""Of a series: how many terms it has at most and are taken together, and how far below the sum, as a logarithm, the
+largest of them is where it ends."""
+_WIDTH, _STEP, _POINTS_AT_ONCE = 12.0, 2 / 3, 4096
+"""Of an integral over a normal variable: how far beyond its means it goes and its step, both in standard deviations,
+and how many points are taken together."""
+_MIN_TAIL = 1e-300
+"""The chance of losses that are taken for the largest one."""
 
 
 def rdp_by_library(
