@@ -4,6 +4,7 @@
 
 dpis-noise: Figure 1 of Wei, Bao, Xiao and Yang 2022 (DPIS): sigma_G, the noise on the mean gradient times the batch
 size, in units of the clip norm, by epoch. For DPIS it is the noise multiplier times K / (N C), else the multiplier.
+dpis-gradients: accuracy of DPIS and DP-SGD by the number of gradients that they compute, at the best learning rate.
 adp-sgd-noise: Figure 1 of Wu et al. 2021 (ADP-SGD): the noise of each step, relative to constant noise for the same
 batches and steps at the same epsilon.
 adaclip-error: Figure 3 of Pichapati et al. 2019 (AdaCliP): the error of released mean gradients against the exact ones
@@ -105,6 +106,39 @@ def _by_epoch(run: Run) -> dict[str, Any]:
     return {"epoch": means.index, "noise": means.to_numpy()}
 
 
+def accuracy_by_gradients(comparison: Path) -> Found:
+    """The accuracy of DPIS and DP-SGD by the gradients computed; the best learning rate by the mean over seeds.
+
+    DP-SGD computes its batch a step; DPIS its batch times the oversampling, and each epoch those of all records.
+    """
+    rows = [
+        {
+            **run.place,
+            "label": "DPIS" if run.algorithm == "dpis" else "DP-SGD",
+            "gradients": _computed(run),
+            "rate": run.cell["settings"]["update"]["learning_rate"],
+            "accuracy": run.results["accuracy"],
+        }
+        for run in runs(comparison, "trace")
+        if run.algorithm in ("dpis", "dp_sgd")
+    ]
+    if not rows:
+        columns = ["dataset", "model", "label", "epsilon", "gradients", "rate", "accuracy"]
+        return Found(pd.DataFrame(columns=columns), ["There is no run of DPIS or DP-SGD in this comparison."])
+    keys = ["dataset", "model", "label", "epsilon", "gradients"]
+    means = pd.DataFrame(rows).groupby([*keys, "rate"], sort=False)["accuracy"].mean().reset_index()
+    return Found(means.loc[means.groupby(keys, sort=False)["accuracy"].idxmax()].reset_index(drop=True), [])
+
+
+def _computed(run: Run) -> float:
+    """How many gradients of records a run computes, as expected."""
+    settings, steps = run.cell["settings"], run.results["steps"]
+    if run.algorithm == "dp_sgd":
+        return float(steps * settings["expected_batch_size"])
+    every_epoch = settings["epochs"] * run.results["records"]
+    return float(steps * settings["oversampling"] * settings["expected_batch_size"] + every_epoch)
+
+
 def relative_noise(comparison: Path) -> Found:
     """ADP-SGD's noise multiplier at each step, relative to constant noise for as many steps of such batches."""
     tables, missing, all_runs = [], [], list(runs(comparison, "trace"))
@@ -169,6 +203,13 @@ def _draw_noise(table: pd.DataFrame) -> Figure:
     return over_steps(table, x="epoch", y="noise", words="noise $\\sigma_G$", theme=LIGHT)
 
 
+def _draw_accuracy(table: pd.DataFrame) -> Figure:
+    figure = over_steps(table, x="gradients", y="accuracy", words="accuracy", theme=LIGHT)
+    for axes in figure.axes:
+        axes.set(xscale="log", yscale="linear")
+    return figure
+
+
 def _draw_relative(table: pd.DataFrame) -> Figure:
     return over_steps(table, x="step", y="noise", words="noise, relative to constant", theme=LIGHT)
 
@@ -180,6 +221,7 @@ def _draw_ratio(table: pd.DataFrame) -> Figure:
 
 FIGURES: dict[str, tuple[Callable[[Path], Found], Callable[[pd.DataFrame], Figure]]] = {
     "dpis-noise": (sampled_noise, _draw_noise),
+    "dpis-gradients": (accuracy_by_gradients, _draw_accuracy),
     "adp-sgd-noise": (relative_noise, _draw_relative),
     "adaclip-error": (error_ratio, _draw_ratio),
 }

@@ -33,7 +33,7 @@ from tests.support.soak import soak_but
 
 # Typed from the papers, as far as their texts are at hand.
 PRINTED = {
-    "000": "table-1 table-2 figure-1 figure-2 figure-3 appendix-b",
+    "000": "table-1 table-2 figure-1 figure-2 figure-3 section-4-3 appendix-b",
     "001": "table-1 table-2 table-3 table-4 table-5 table-6"
     " figure-1 figure-2 figure-3 figure-4 figure-5 figure-6 figure-7 figure-8",
     "002": "table-1 table-2 figure-1 figure-2 figure-3 figure-4",

@@ -13,7 +13,7 @@ import typer
 from algorithms.methods.momentum import Curvature
 from comparisons import adaclip_toy, deep_figures, noise_power, rates
 from comparisons.adaclip_toy import METHODS, distances, model, plan_of, records, start_of
-from comparisons.deep_figures import error_ratio, relative_noise, runs, sampled_noise
+from comparisons.deep_figures import accuracy_by_gradients, error_ratio, relative_noise, runs, sampled_noise
 from comparisons.rates import (
     MOMENTA,
     QUADRATIC,
@@ -221,6 +221,15 @@ def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: Compariso
     assert missing[0] == "There is no trace of dpis at epsilon 1; its curve is left out."
 
 
+def test_importance_samples_pay_with_gradients_for_all_records(finished: ComparisonWork) -> None:
+    table, missing = accuracy_by_gradients(finished.place.folder)
+    results = {run.algorithm: run.results for run in runs(finished.place.folder, "trace")}
+    assert missing == [] and list(table["label"]) == ["DPIS", "DP-SGD"]
+    of_epochs = 2 * results["dpis"]["records"]  # of two steps each
+    assert list(table["gradients"]) == [4 * BATCH + of_epochs, STEPS * BATCH]
+    assert list(table["accuracy"]) == [results["dpis"]["accuracy"], results["dp_sgd"]["accuracy"]]
+
+
 def test_relative_noise_starts_below_constant_noise_and_ends_above(finished: ComparisonWork) -> None:
     table, missing = relative_noise(finished.place.folder)
     assert missing == []
@@ -262,7 +271,8 @@ def test_every_figure_is_written(
     for figure in deep_figures.FIGURES:
         deep_figures.main(figure, finished.place.folder, tmp_path)
         assert not pd.read_csv(tmp_path / f"{figure}.csv").empty
-        assert b"relative" in (tmp_path / f"{figure}.png").read_bytes() or figure == "dpis-noise"
+        words = {"dpis-noise": b"noise", "dpis-gradients": b"accuracy"}.get(figure, b"relative")
+        assert words in (tmp_path / f"{figure}.png").read_bytes()
 
 
 def test_the_gradient_of_a_record_is_its_distance() -> None:
