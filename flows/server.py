@@ -41,7 +41,11 @@ _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _SUBJECT = "'epsilonflow: ' ~ flow_run.name ~ ' is ' ~ flow_run.state.name"
-_TEXT = "(flow_run.state.message or 'it has no message.') ~ ' ' ~ (flow_run | ui_url)"
+_LATE = "no worker took it. Start one, or resume the work pool or the deployment if it is paused."
+_NO_MESSAGE = (
+    f"('{_LATE}' if flow_run.state.name == 'Late' else 'it has no message.')"  # Prefect gives a late run none
+)
+_TEXT = f"(flow_run.state.message or {_NO_MESSAGE}) ~ ' ' ~ (flow_run | ui_url)"
 PAYLOAD = f"{{{{ {{'text': {_SUBJECT} ~ ': ' ~ {_TEXT}}} | tojson }}}}"
 """What a URL is sent, as a template of Prefect's."""
 
@@ -150,7 +154,7 @@ async def _install(wanted: list[Automation]) -> None:
 
 
 def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Automation]:
-    """What marks runs as stuck whose worker died, begins stuck retrainings again, and ends a wait that is too long."""
+    """What ends runs whose worker died or that wait for too long, and begins stuck retrainings again."""
     minutes = stuck_after.total_seconds() / 60
     crash = ChangeFlowRunState(
         name=STUCK,
@@ -166,9 +170,17 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
         message=f"waited {hours:g} hours for another run of this deployment to end. Nothing was spent for this one;"
         " end or cancel the other one, then start this one again.",
     )
+    cancelled = ChangeFlowRunState(
+        name="Cancelled",
+        state=StateType.CANCELLED,
+        force=False,
+        message=f"cancelled {minutes:g} minutes ago, and ended here as its worker or machine has died."
+        " `epsilonflow doctor` says what stays reserved for it.",
+    )
     waiting = _absence(["AwaitingConcurrencySlot"], ["Running", "Cancelling", *_ENDS], max_wait)
     begun = _absence(["Pending"], ["Running", "Scheduled", "Cancelling", *_ENDS], stuck_after)
-    running = _absence(["heartbeat"], ["heartbeat", *_ENDS], stuck_after)
+    running = _absence(["heartbeat"], ["heartbeat", "Cancelling", *_ENDS], stuck_after)
+    cancelling = _absence(["Cancelling"], ["heartbeat", *_ENDS], stuck_after)
     retraining = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": "retrain"})
     parameters = {
         "file": "{{ flow_run.parameters.file }}",
@@ -184,6 +196,9 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
             actions=[again],
         ),
         Automation(name="epsilonflow: a run that waited too long", trigger=waiting, actions=[cancel]),
+        Automation(
+            name="epsilonflow: a cancelled run whose worker died", trigger=cancelling, actions=[cancelled]
+        ),
     ]
 
 

@@ -465,9 +465,9 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
     """It has given a sign of life, and then no other; a flow without our tag may be silent for as long as it likes."""
     flow = httpx.post(f"{server}/flows/", json={"name": "nightly"}).raise_for_status().json()["id"]
     made = {"flow_id": flow, "state": {"type": "RUNNING"}}
-    dead, ended, other = (
+    dead, ended, other, cancelled = (
         httpx.post(f"{server}/flow_runs/", json=made | {"tags": tags}).raise_for_status().json()["id"]
-        for tags in ([TAG], [TAG], [])
+        for tags in ([TAG], [TAG], [], [TAG])
     )
     scheduled = {"flow_id": flow, "state": {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}}
     waiting = (
@@ -481,9 +481,15 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
             (ended, "heartbeat", [tag]),
             (ended, "Refused", [tag]),
             (dead, "heartbeat", [tag]),
+            (cancelled, "heartbeat", [tag]),
         ):
             _tell(server, name, run, related)
+        body = {
+            "state": {"type": "CANCELLING", "name": "Cancelling"}
+        }  # as its page does; nobody is there to end it
+        httpx.post(f"{server}/flow_runs/{cancelled}/set_state", json=body).raise_for_status()
         assert before_long(lambda: _state(server, dead)["type"] == "CRASHED")
+        assert before_long(lambda: _state(server, cancelled)["type"] == "CANCELLED")
 
         def ended_waiting() -> bool:
             """Prefect tries for the slot again and again, and says so each time."""

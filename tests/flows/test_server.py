@@ -96,14 +96,22 @@ def test_a_stuck_retraining_is_begun_again_with_its_parameters() -> None:
     assert set(action.parameters) == set(retrain.parameters.properties)  # type: ignore[union-attr]
 
 
-def test_the_text_for_a_url_is_json_whatever_the_message_holds() -> None:
+def _sent(state: str, message: str | None) -> str:
     templates = Environment()
     templates.filters["ui_url"] = lambda run: "http://127.0.0.1/runs"
-    state = SimpleNamespace(name="Refused", message='set "delta" lower.\nThen run it again.')
-    run = SimpleNamespace(name="train adult epsilon 0.5", state=state)
-    sent = json.loads(templates.from_string(server.PAYLOAD).render(flow_run=run))
-    said = f"epsilonflow: train adult epsilon 0.5 is Refused: {state.message} http://127.0.0.1/runs"
-    assert sent == {"text": said}
+    run = SimpleNamespace(name="train adult epsilon 0.5", state=SimpleNamespace(name=state, message=message))
+    return str(json.loads(templates.from_string(server.PAYLOAD).render(flow_run=run))["text"])
+
+
+def test_the_text_for_a_url_is_json_whatever_the_message_holds() -> None:
+    message = 'set "delta" lower.\nThen run it again.'
+    said = f"epsilonflow: train adult epsilon 0.5 is Refused: {message} http://127.0.0.1/runs"
+    assert _sent("Refused", message) == said
+
+
+def test_the_text_about_a_late_run_says_what_to_do_as_its_state_has_no_message() -> None:
+    assert "resume the work pool or the deployment if it is paused" in _sent("Late", None)
+    assert "Failed: it has no message." in _sent("Failed", None)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
