@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -579,9 +578,15 @@ def _owner_key(_root: Path) -> tuple[bool | None, str]:
     return not others, f"{path}{' can be read by other users; run chmod 600 on it' if others else ''}"
 
 
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
 def _dvc(root: Path) -> tuple[bool, str]:
     inside = (root / ".dvc").is_dir()
-    return inside, f"{version('dvc')}{'' if inside else ', but this folder has no .dvc'}"
+    return inside, f"{_version('dvc')}{'' if inside else ', but this folder has no .dvc'}"
 
 
 def _prefect(root: Path) -> tuple[bool | None, str]:
@@ -590,20 +595,20 @@ def _prefect(root: Path) -> tuple[bool | None, str]:
     url = prefect_api_url()
     if url is None:
         start = "epsilonflow server start"
-        return None, f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one"
+        return None, f"{_version('prefect')}, without a server, which runs do not need; `{start}` starts one"
     try:
         httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
     except httpx.HTTPError:
         how = "start it by `epsilonflow server start`, or unset PREFECT_API_URL to run without one"
-        return False, f"{version('prefect')}, but no server answers at {url}; {how}"
-    return True, f"{version('prefect')}, with a server, which shows all runs"
+        return False, f"{_version('prefect')}, but no server answers at {url}; {how}"
+    return True, f"{_version('prefect')}, with a server, which shows all runs"
 
 
 def _wandb(root: Path) -> tuple[bool | None, str]:
     from tasks.config import params
 
     if not (root / "params.yaml").exists():
-        return None, version("wandb")
+        return None, _version("wandb")
     mode = params.load(root / "params.yaml", reads=("tracking",)).tracking.mode
     netrc = Path.home() / ".netrc"
     has_key = "WANDB_API_KEY" in os.environ or (
@@ -612,7 +617,7 @@ def _wandb(root: Path) -> tuple[bool | None, str]:
     named = f"{'WANDB_MODE' if os.environ.get('WANDB_MODE') else 'tracking.mode'} is {mode}"
     if mode == "online" and not has_key:
         return False, f"{named}, but you are not logged in: `wandb login`"
-    return True, f"{version('wandb')}, {named}"
+    return True, f"{_version('wandb')}, {named}"
 
 
 def _mirror(_root: Path) -> tuple[bool | None, str]:
@@ -634,8 +639,8 @@ def _extras(_root: Path) -> tuple[bool | None, str]:
     packages |= {"encoders": "wordllama", "export": "onnxruntime", "docs": "mkdocs"}
     there = [extra for extra, package in packages.items() if find_spec(package)]
     try:
-        version("epsilonflow")
-    except PackageNotFoundError:
+        _version("epsilonflow")
+    except ModuleNotFoundError:
         return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
     absent = ", ".join(sorted(packages.keys() - there)) or "none"
     text = f"{', '.join(there) or 'none'}; not installed: {absent}"

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_type_hi
 
 import typer
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.core import TyperGroup
 
 from algorithms.plain_text import for_terminal
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from prefect.client.schemas.objects import State
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
     from flows.pipeline import RunStage
     from tasks.runs.metrics import Rows
@@ -147,7 +146,7 @@ class StageOutput:
     console: PlainConsole = field(
         default_factory=lambda: PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     )
-    _bar: Progress | None = None
+    _bar: "Progress | None" = None
     _task: "TaskID | None" = None
 
     def begin(self, stage: str) -> None:
@@ -207,6 +206,8 @@ class StageOutput:
 
     def _advance(self, words: str, step: int, steps: int, rest: str) -> None:
         if self._bar is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
             columns = (
                 TextColumn(f"  {words}"),
                 BarColumn(),

@@ -62,7 +62,7 @@ OF_A_CARD = {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalc
     ("commands", "unneeded"),
     [
         (["ledger show"], {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
-        (["--help"], {"numpy", "pydantic", "ruamel.yaml", "torch"}),
+        (["--help"], {"numpy", "pydantic", "ruamel.yaml", "torch", "rich.progress", "importlib.metadata"}),
         (["run --help", "card verify", "card show"], OF_A_CARD),
         (["run"], {"torch", "prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),  # which is done
         (["plan"], {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
