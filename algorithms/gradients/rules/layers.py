@@ -359,7 +359,8 @@ _BUILT_IN: dict[Func, tuple[str, ...]] = {
 }
 
 
-_SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
+_ATTENTION = inspect.signature(functional.multi_head_attention_forward).parameters
+_DEFAULTS = {name: argument.default for name, argument in _ATTENTION.items()}
 _UNSUPPORTED = ("static_k", "static_v")
 
 
@@ -368,9 +369,7 @@ def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, k
 
     A record may have several consecutive rows of the batch, such as its patches or channels.
     """
-    bound = _SIGNATURE.bind(*args, **kwargs)
-    bound.apply_defaults()
-    call = bound.arguments
+    call = _DEFAULTS | _arguments_by_name(func, args, kwargs)
     used = [name for name in _UNSUPPORTED if call[name] is not None and call[name] is not False]
     if used or call["query"].dim() != 3:
         raise UnrecordedError(f"multi-head attention with {', '.join(used) or 'a single record'}")
