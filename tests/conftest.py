@@ -1,10 +1,14 @@
 """No test sees the budget, the runs, the servers or the accounts of the person who runs it."""
 
 import gc
+import hashlib
 import os
+import random
+import secrets
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -32,6 +36,9 @@ _PERSONAL = (
 )
 _CHECKOUT = ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_ARTIFACT_DIR")
 
+_SEED = 20_260_101
+"""One that no test gives itself, so that no input is drawn equal to a parameter."""
+
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -57,6 +64,31 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, value in (_SETTINGS | {name: str(folder / name.lower()) for name in _FOLDERS}).items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Tests that give no seed draw the same numbers, whichever files this process has run before."""
+    random.seed(_SEED)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(_SEED)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(_SEED)
+
+
+@pytest.fixture
+def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of noise and of owners that are the same in every run: what they decide by chance, they decide once.
+
+    For tests of how good a model or a statistic is, that fresh noise or other held-out people would fail now and then.
+    Names of temporary files are drawn, too, as often as time wants, so that each length has a sequence of its own.
+    """
+    numbers: defaultdict[int | None, Iterator[int]] = defaultdict(count)
+
+    def token_bytes(size: int | None = None) -> bytes:
+        return hashlib.shake_256(f"secret {size} {next(numbers[size])}".encode()).digest(size or 32)
+
+    monkeypatch.setattr(secrets, "token_bytes", token_bytes)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1737,6 +1737,7 @@ def test_a_notebook_completes_every_public_name() -> None:
     assert all(hasattr(algorithms, name) for name in dir(algorithms))
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_the_notebook_runs() -> None:
     """Its cells, in their order, in one namespace, with the outputs that it was saved with in place."""
     notebook = json.loads((PROJECT / "examples/fit.ipynb").read_text())

@@ -92,6 +92,7 @@ def test_a_regressor_passes_scikit_learns_checks_but_for_the_forbidden() -> None
     _check(DPRegressor(bounds=(-10, 10), target_bounds=(-10, 10), **FAST))
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_a_mixed_table_is_learned_from_its_schema() -> None:
     X, y = table(2000)
     model = DPClassifier(epsilon=8, schema=SCHEMA, classes=["young", "old"], steps=60).fit(X, y)
@@ -104,6 +105,7 @@ def test_a_mixed_table_is_learned_from_its_schema() -> None:
     assert verify(model.result_.card, unsigned=True).passed
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_a_number_is_predicted_within_its_bounds() -> None:
     X, _ = table(1000)
     model = DPRegressor(epsilon=8, schema=SCHEMA, target_bounds=(0, 1), steps=60).fit(X, X["age"] / 100)

@@ -168,6 +168,7 @@ def table(path: Path) -> pd.DataFrame:
     return frame
 
 
+@pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize(
     ("target", "holdout"),
     [({"counts": True}, "public"), ({"quantile": 0.8}, "public"), ({"counts": True}, "private")],
@@ -255,6 +256,7 @@ def test_a_model_that_is_worse_than_a_constant_is_called_so(metrics: dict[str, f
     assert (warning is None) == (words == "better than") and words in f"{warning}better than"
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_estimators_take_the_losses() -> None:
     draw = np.random.default_rng(4)
     X = draw.uniform(0, 1, size=(2000, 2))

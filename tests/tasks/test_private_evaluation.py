@@ -842,6 +842,7 @@ TARGETS: dict[str, tuple[dict[str, Any], list[str], str]] = {
 }
 
 
+@pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_kind_of_target_is_evaluated_privately(
     name: str, workspace: Workspace, declared: Callable[..., None]
@@ -865,6 +866,7 @@ def test_every_kind_of_target_is_evaluated_privately(
     assert "held-out metrics" in dict(run_summary(workspace.root))
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_metrics_are_given_by_a_column_that_the_model_ignores(
     workspace: Workspace, declared: Callable[..., None]
 ) -> None:

@@ -29,6 +29,7 @@ from tests.support.own_records import declared, finish
 from tests.support.workspace import Workspace, killed_in, prepared_digits, workspace
 
 __all__ = ["declared", "prepared_digits", "workspace"]
+pytestmark = pytest.mark.usefixtures("same_secrets")
 
 Declared = Callable[..., None]
 

@@ -99,6 +99,7 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, **model: An
     return metrics_of(place)
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_a_search_takes_the_settings_with_the_best_r2(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPSILONFLOW_HOME", str(root / "home"))
     public, base = prepare.DatasetInfo.read(root / "datasets/prepared"), document(root, "dp_sgd")
@@ -121,6 +122,7 @@ def test_labels_are_clamped_to_their_bounds_and_scaled(root: Path) -> None:
     assert labels == pytest.approx((2 * (prices.clip(LOW, HIGH) - LOW) / (HIGH - LOW) - 1).astype(np.float32))
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = run(root, monkeypatch, "dp_sgd")
     assert set(measured) == {
@@ -143,6 +145,7 @@ def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch
     assert load(root / "artifacts").target == {"bounds": [LOW, HIGH]}
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_a_line_search_predicts_numbers_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(root, monkeypatch, "dp_agd")["test_r2"] > 0.3
 

@@ -34,6 +34,7 @@ from tests.support.own_records import finish
 from tests.support.soak import soak_but
 from tests.support.workspace import Workspace, killed_in
 
+pytestmark = pytest.mark.usefixtures("same_secrets")
 CELLS = {"grids": [4, 16], "trees": 8}
 HISTOGRAMS = {"features": {"name": "histograms", "noise": 5.0, "bins": 4}}
 COLUMNS = [number("size", 0, 1000) | {"missing": 500.0}, category("kind", "old", "new")]

@@ -401,6 +401,7 @@ def test_a_plan_edited_by_hand_is_refused(workspace: Workspace) -> None:
     assert workspace.run_folders == []
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_evaluation_scores_the_model_and_takes_the_result_up(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

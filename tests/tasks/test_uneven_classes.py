@@ -212,6 +212,7 @@ def table(path: Path) -> None:
     path.write_text("\n".join(["x,y", *rows]) + "\n")
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_costs_on_a_card_reach_the_page_and_predictions_and_change_no_run(
     workspace: Workspace, declared: Callable[..., None]
 ) -> None:

@@ -43,6 +43,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize("name", TARGETS)
 def test_differences_of_a_shape_are_those_of_the_models_predictions(
     workspace: Workspace, declared: Callable[..., None], name: str

@@ -76,6 +76,7 @@ def test_a_search_costs_the_larger_of_its_trainings_and_its_evaluations(place: P
     assert list(kinds) == [*["gradient"] * 4, "evaluation"]
 
 
+@pytest.mark.usefixtures("same_secrets")
 def test_trials_train_on_all_training_records_and_are_scored_on_the_others(
     place: Path, own_home: Path
 ) -> None:
