@@ -198,17 +198,31 @@ def spellings_of_schema(path: Path) -> Document:
     An empty field is missing, too. Raises ParamsRefusedError for what cannot be declared so.
     """
     schema = read_json(path)
-    missing = schema.get("missingValues", [])
+    shared = schema.get("missingValues", [])
+    read = [field for field in schema["fields"] if not field.get("ignore")]
+    lists = [_spellings(field.get("missingValues", shared), path) for field in read]
+    if any({*one} != {*lists[0]} for one in lists):
+        raise ParamsRefusedError(
+            f"{path}: missingValues differ between fields, and a table is read with one list; write missing values"
+            " alike in the table and list them beside `fields`."
+        )
     marks = [field.get("decimalChar", ".") for field in schema["fields"] if field.get("type") == "number"]
-    if not isinstance(missing, list) or not all(isinstance(one, str) for one in missing):
-        raise ParamsRefusedError(f'{path}: missingValues must be a list of texts; write it as in ["", "NA"].')
     if any(mark not in (".", ",") or mark != marks[0] for mark in marks):
         raise ParamsRefusedError(
             f"{path}: decimalChar must be a point or a comma, the same for all numbers; change it."
         )
     decimal = {"decimal": ","} if "," in marks else {}
-    spellings = dict.fromkeys(["", *(text.strip() for text in missing)])  # values are trimmed, too
-    return decimal | ({"missing": list(spellings)} if missing else {})
+    missing = lists[0] if lists else [""]
+    return decimal | ({"missing": missing} if len(missing) > 1 or shared else {})
+
+
+def _spellings(listed: Any, path: Path) -> list[str]:
+    """How a missing value is written: as it is listed, by texts or with labels beside them, or as an empty field."""
+    each: list[Any] = listed if isinstance(listed, list) else [None]
+    texts: list[Any] = [one.get("value") if isinstance(one, dict) else one for one in each]
+    if not all(isinstance(text, str) for text in texts):
+        raise ParamsRefusedError(f'{path}: missingValues must be a list of texts; write it as in ["", "NA"].')
+    return [*dict.fromkeys(["", *(text.strip() for text in texts)])]  # values are trimmed, too
 
 
 def _with_enum(field: Document) -> Document:

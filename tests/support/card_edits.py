@@ -67,6 +67,10 @@ def _state_more(card: Document, draw: random.Random) -> None:
     costs[name] = (costs[name] or 1.0) * draw.choice((1.005, 1.5, 3.0))
 
 
+def _leave_a_cost_out(card: Document, draw: random.Random) -> None:
+    card["accounting"]["epsilon"][draw.choice(("pld", "rdp", "pure"))] = None
+
+
 def _promise_other(card: Document, draw: random.Random) -> None:
     card["setting"]["epsilon"] = draw.choice((None, 0.1, 50.0))
 
@@ -193,6 +197,7 @@ def _other_checksum(card: Document, draw: random.Random) -> None:
 EDITS: tuple[Callable[[Document, random.Random], None], ...] = (
     _understate,
     _state_more,
+    _leave_a_cost_out,
     _promise_other,
     _change_noise,
     _change_rate,

@@ -33,7 +33,13 @@ from scipy.optimize import brentq
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pairs_of, parts, rule_of
-from algorithms.privacy.accounting.events import PAID_IN_ORDER, Schedule, disjoint_parts_of, unroll
+from algorithms.privacy.accounting.events import (
+    PAID_IN_ORDER,
+    Schedule,
+    check_payments,
+    disjoint_parts_of,
+    unroll,
+)
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
     ComposedPLD,
@@ -271,6 +277,7 @@ def _epsilon(key: ReprKey) -> float:
         how = {"accountant": accountant, "adjacency": adjacency, "discretisation": discretisation}
         return max(epsilon(part, delta, **how) for part in disjoint)
     if accountant == "pure":
+        check_payments(schedule)
         return math.fsum(count * pure_epsilon(as_add_remove(adjacency, event)) for event, count in schedule)
     if accountant == "rdp":
         for event, _ in schedule:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import dp_accounting as dp
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
@@ -76,22 +77,22 @@ def unroll(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
         >>> unroll([(CorrelatedDpEvent(2.0, [2.0], [], [], 0, 4, 1.0, 4), 1)])
         [(GaussianDpEvent(noise_multiplier=1.0), 1)]
     """
-    _check_payments(schedule)
+    check_payments(schedule)
     return [
         (part, times * count) for event, count in schedule for part, times in rule_of(event).releases(event)
     ]
 
 
-def _check_payments(schedule: Schedule) -> None:
+def check_payments(schedule: Schedule) -> None:
     """Raises RefusedError for steps that no event before them has paid for, at any depth of nesting."""
     check_paid(schedule)
     check_passes(schedule)
     for event, _ in schedule:
         if isinstance(event, dp.ComposedDpEvent):
-            _check_payments(_composed_rows(event))
+            check_payments(_composed_rows(event))
         else:
             for inner in parts(event):
-                _check_payments([(inner, 1)])
+                check_payments([(inner, 1)])
 
 
 def _composed_rows(event: dp.ComposedDpEvent) -> list[tuple[dp.DpEvent, int]]:
@@ -107,19 +108,39 @@ def schedule_to_json(schedule: Schedule) -> list[EventRow]:
     return [{"event": event_to_json(event), "count": count} for event, count in schedule]
 
 
+MAX_NESTING = 18
+"""Of the events that an event of a document stands in: enough for a search over compositions on disjoint people."""
 _MOST = 2**53
 """Of the releases in a row, as counted exactly in a float."""
 
 
 def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, int]]:
-    """The schedule that `schedule_to_json` wrote; raises RefusedError where a row is not {"event", "count"}."""
+    """The schedule that `schedule_to_json` wrote.
+
+    Raises RefusedError where a row is not {"event", "count"}, and for events in more than `MAX_NESTING` others.
+    """
     for row in document:
         count = row.get("count")
         if set(row) != {"event", "count"} or type(count) is not int or not 1 <= count <= _MOST:
             raise RefusedError(
                 "a schedule's row must hold an event and a count of at least 1; check the document."
             )
+        if _is_nested_too_deeply(row["event"]):
+            raise RefusedError(f"an event stands inside more than {MAX_NESTING} others; check the document.")
     return [(event_from_json(row["event"]), row["count"]) for row in document]
+
+
+def _is_nested_too_deeply(event: Any) -> bool:
+    inside = [event]
+    for _ in range(MAX_NESTING + 1):
+        holders = [one for one in inside if isinstance(one, dict)]
+        inside = [part for one in holders for part in _held_in(one)]
+    return bool(inside)
+
+
+def _held_in(event: dict[str, Any]) -> list[Any]:
+    parts = event.get("events")
+    return [*([event["event"]] if "event" in event else []), *(parts if isinstance(parts, list) else [])]
 
 
 def merge_neighbours(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:

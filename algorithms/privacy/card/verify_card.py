@@ -479,7 +479,8 @@ def check_promise(card: Card) -> Iterator[Check]:
         stated, passed = accounting["epsilon"][name], True
         detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
         if stated is None:
-            passed = bound is None or name != held_to  # not every accountant's has to be stated
+            # only what has no formula may be left out
+            passed = bound is None or (name != held_to and (name == "pld" or has_profile_alone(rows)))
         elif bound is None:
             passed, detail = False, f"stated {in_digits(stated)}, which was not computed: {reasons[name]}"
         else:

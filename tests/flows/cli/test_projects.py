@@ -416,6 +416,23 @@ def test_a_schema_says_how_missing_values_and_decimals_are_written(schema: str, 
     assert isinstance(reader, Csv) and (reader.missing, reader.decimal) == (("", "NA", "-"), ",")
 
 
+def test_missing_values_of_each_field_are_read_where_they_are_the_same(schema: str, tmp_path: Path) -> None:
+    document = json.loads(Path(schema).read_text())
+    for field in document["fields"]:
+        field["missingValues"] = ["NA", {"value": "-99", "label": "not asked"}]
+    Path(schema).write_text(json.dumps(document))
+    made = call("init", "clinic", "--from", schema, "--at-most", "900")
+    assert made.exit_code == 0, made.output
+    reader = data_card("clinic", tmp_path / "clinic/data/cards").reader
+    assert isinstance(reader, Csv) and reader.missing == ("", "NA", "-99")
+    document["fields"][0]["missingValues"] = ["NA"]
+    Path(schema).write_text(json.dumps(document))
+    refused = call("init", "other", "--from", schema, "--at-most", "900")
+    assert refused.exit_code == 2 and "missingValues differ between fields" in " ".join(
+        refused.output.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

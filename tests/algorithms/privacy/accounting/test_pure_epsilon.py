@@ -24,7 +24,12 @@ from algorithms.privacy.accounting.epsilon import (
     pure_epsilon,
     rdp,
 )
-from algorithms.privacy.accounting.events import PureDpEvent, Schedule
+from algorithms.privacy.accounting.events import (
+    CorrelatedStepDpEvent,
+    PureDpEvent,
+    RandomAllocationStepDpEvent,
+    Schedule,
+)
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from tests.support.refusals import refused_as
 
@@ -281,3 +286,10 @@ def test_a_hundred_million_releases_are_still_close(nested: bool) -> None:
     schedule: Schedule = [(dp.SelfComposedDpEvent(one, count), 1)] if nested else [(one, count)]
     normal = epsilon([(dp.GaussianDpEvent(10.0), 1)], delta)
     assert normal * (1 - 1e-5) <= epsilon(schedule, delta) <= 1.001 * normal
+
+
+@pytest.mark.parametrize("step", [CorrelatedStepDpEvent(1.0, 10, 1.0), RandomAllocationStepDpEvent(1.0, 10)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_that_nothing_has_paid_for_has_no_pure_epsilon_either(step: dp.DpEvent, nested: bool) -> None:
+    with pytest.raises(RefusedError, match="none before them has paid"):
+        epsilon([(dp.SelfComposedDpEvent(step, 5) if nested else step, 5)], 0.0, accountant="pure")

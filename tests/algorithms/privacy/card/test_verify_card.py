@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from contextlib import nullcontext
 from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import adjacency_named
 from algorithms.privacy.accounting.event_rules import EitherDpEvent, SampledGroupDpEvent
 from algorithms.privacy.accounting.events import (
@@ -35,7 +37,7 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
     trial_event,
 )
-from algorithms.privacy.card import public_key_of, recompute, verify_card
+from algorithms.privacy.card import load, public_key_of, recompute, verify, verify_card
 from algorithms.privacy.card.schema import CompositionSection, PrivacyCard
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.card_edits import both_verdicts, edited, sign
@@ -373,6 +375,61 @@ def test_hostile_numbers_are_no_guarantee(
     (tmp_path / "privacy_card.json").write_bytes(sign(document, KEY))
     assert verify_card.main([str(tmp_path)]) in (1, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bounds_once")
+@pytest.mark.parametrize(("wrappings", "is_read"), [(18, True), (19, False), (60, False)])
+def test_both_verifiers_read_events_to_the_same_depth(
+    wrappings: int, is_read: bool, built: PrivacyCard, tmp_path: Path
+) -> None:
+    event = reduce(
+        lambda inner, _: {"type": "ComposedDpEvent", "events": [inner]},
+        range(wrappings),
+        {"type": "GaussianDpEvent", "noise_multiplier": 5.0},
+    )
+    path = tmp_path / "privacy_card.json"
+    path.write_bytes(sign(built.to_json() | {"events": [{"event": event, "count": 1}]}, KEY))
+    with nullcontext() if is_read else pytest.raises(RefusedError, match="inside more than 18"):
+        verify(load(path), tmp_path, key=OWNER)
+    with nullcontext() if is_read else pytest.raises(verify_card.BadCardError, match="too deeply"):
+        verify_card.load(path)
+
+
+def _stating_what_it_costs(card: dict[str, Any], events: list[dict[str, Any]], cost: float) -> bytes:
+    """A card at delta 0 that is consistent but for what its events cost."""
+    card["events"] = events
+    releases = sum(row["count"] for row in events)
+    card["mechanism"] |= {
+        "releases": releases,
+        "queries": [card["mechanism"]["queries"][0] | {"count": releases}],
+    }
+    card["accounting"] |= {
+        "accountant": "pure",
+        "delta": 0.0,
+        "epsilon": {"pld": None, "rdp": None, "pure": cost},
+        "composition": FIXED,
+    }
+    card["accounting"]["target"] = {"epsilon": None, "delta": 0.0}
+    card["setting"] |= {"epsilon": cost, "delta": 0.0}
+    return sign(card, KEY)
+
+
+@pytest.mark.parametrize(
+    ("event", "cost", "holds"),
+    [
+        ({"type": "CorrelatedStepDpEvent", "noise_multiplier": 1.0, "parts": 10, "rate": 1.0}, 0.0, False),
+        ({"type": "RandomAllocationStepDpEvent", "noise_multiplier": 1.0, "parts": 10}, 0.0, False),
+        ({"type": "PureDpEvent", "epsilon": 0.125}, 0.5, True),
+        ({"type": "PureDpEvent", "epsilon": 0.125}, 0.125, False),
+    ],
+    ids=["correlated step", "step of a pass", "pure", "pure, understated"],
+)
+def test_a_step_that_nothing_has_paid_for_is_no_release_of_epsilon_0(
+    event: dict[str, Any], cost: float, holds: bool, built: PrivacyCard, tmp_path: Path
+) -> None:
+    path = tmp_path / "privacy_card.json"
+    path.write_bytes(_stating_what_it_costs(built.to_json(), [{"event": event, "count": 4}], cost))
+    assert both_verdicts(path, OWNER) == (holds, holds)
 
 
 def test_a_card_that_would_be_gigabytes_when_indented_is_refused_in_little_memory(
