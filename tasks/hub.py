@@ -43,6 +43,17 @@ class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
         self._scores = model.scores
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+        """The model of a folder; buffers that are in no file, which transformers leaves unset, are made again."""
+        loaded = super().from_pretrained(*arguments, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        in_file = model.state_dict()
+        for name, buffer in cls(model.config, options.get("allow_code", ())).named_buffers():
+            if name not in in_file:
+                model.get_buffer(name).copy_(buffer)
+        return loaded
+
     def _init_weights(self, module: Any) -> None:
         """Do nothing, since every weight is in the file."""
 

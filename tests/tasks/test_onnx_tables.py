@@ -278,6 +278,13 @@ def test_an_estimator_of_other_records_names_its_encoder(tmp_path: Path) -> None
             estimator.predict(wrong)
 
 
+@pytest.mark.filterwarnings("ignore:No privacy card")
+def test_transformers_loads_buffers_that_are_in_no_file(tmp_path: Path) -> None:
+    """Of cells, for one: transformers leaves them unset, as memory happens to be."""
+    write_model(tmp_path, "additive", cells=True)
+    assert export(tmp_path, "huggingface", tmp_path / "out") < 1e-6
+
+
 @pytest.mark.parametrize("kind", ["private", "seeded"])
 def test_every_form_says_what_the_card_says_of_privacy(kind: Any, tmp_path: Path) -> None:
     """A page, the registry and the model card have tests of their own."""
