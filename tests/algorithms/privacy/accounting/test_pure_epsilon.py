@@ -293,3 +293,10 @@ def test_a_hundred_million_releases_are_still_close(nested: bool) -> None:
 def test_a_step_that_nothing_has_paid_for_has_no_pure_epsilon_either(step: dp.DpEvent, nested: bool) -> None:
     with pytest.raises(RefusedError, match="none before them has paid"):
         epsilon([(dp.SelfComposedDpEvent(step, 5) if nested else step, 5)], 0.0, accountant="pure")
+
+
+def test_a_search_has_no_pure_epsilon_so_its_intervals_never_count_laplace_noise() -> None:
+    search = dp.dp_event.RepeatAndSelectDpEvent(dp.LaplaceDpEvent(2.0), 3.0, 1.0)
+    with pytest.raises(RefusedError, match="a search") as refused:
+        epsilon([(search, 1)], 0.0, accountant="pure")
+    assert "delta is 0" in str(refused.value)
