@@ -105,7 +105,7 @@ def _nist(card: PrivacyCard, audit: AuditSummary | None, metrics: Metrics | None
             ),
             Line(
                 "4.3 Are algorithm and implementation correct, floating-point arithmetic included?",
-                f"{words.noise(card)} {words.software(card)}. {words.rounding(ran.rounding, ran.device)}",
+                f"{words.noise(card)}. {words.software(card)}. {words.rounding(ran.rounding, ran.device)}",
                 "card: implementation; recomputed by verify_card.py",
             ),
             _audit_line("4.3 Was the implementation tested against its claim?", audit),

@@ -151,11 +151,11 @@ def _composition(card: PrivacyCard) -> str:
 
 def _mechanisms(card: PrivacyCard) -> str:
     kinds = dict.fromkeys(
-        f"{query.noise} noise on a {query.kind} with {query.clipping} bounds and {query.sampling} sampling"
+        f"{query.kind}: {query.noise} noise, {query.clipping} bounds, {query.sampling} sampling"
         for query in card.mechanism.queries
     )
     return (
-        f"{'; '.join(kinds)}. {words.noise(card)} Software: {words.software(card)}."
+        f"{'; '.join(kinds)}. {words.noise(card)}. Software: {words.software(card)}."
         f" {words.rounding(card.implementation.rounding, card.implementation.device)} {words.side_channels(card)}"
     )
 

@@ -48,6 +48,12 @@ def test_each_fact_names_fields_that_the_card_has(tmp_path: Path) -> None:
                 part = part[key]
 
 
+def test_facts_beside_each_other_are_sentences(tmp_path: Path) -> None:
+    _, card = run_in(tmp_path)
+    facts = [line.fact or "" for line in lines(card)]
+    assert any("key from the operating system. " in fact for fact in facts)
+
+
 def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
     _, card = run_in(tmp_path)
     without, given = lines(card), lines(card, METRICS, AUDIT)

@@ -61,6 +61,12 @@ def tiers(schema: Any, entry: Any) -> list[int]:
     ]
 
 
+def test_mechanisms_are_written_in_sentences(private: PrivacyCard) -> None:
+    written = str(registry_entry(private, data_card(deployment=DEPLOYMENT)))
+    assert "gradient: gaussian noise, L2 bounds, poisson sampling" in written
+    assert "key from the operating system. Software:" in written
+
+
 def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) -> None:
     schema = YAML(typ="safe", pure=True).load(SCHEMA)
     entry = YAML(typ="safe", pure=True).load(
