@@ -58,6 +58,8 @@ P = TypeVar("P")
 _RECOMPUTED, _LOOSER = 1e-6, 1e-2
 """Relative: by how much the same cost may differ where another machine computes it, and how far a bound other than
 PLD's may be stated above what it costs here."""
+_ROUNDING = 1e-9
+"""Relative, of a filter's limit, which has a closed form that every machine computes alike."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ class Plan:
                 return {"rdp": epsilon_of_zcdp(most, budget.delta)}
             case RenyiBudget(order, limit):
                 held = RenyiFilter(order, budget).limit
-                if not math.isclose(limit, held, rel_tol=_RECOMPUTED):
+                if not math.isclose(limit, held, rel_tol=_ROUNDING):
                     raise RefusedError(
                         "the plan states a limit of {limit:g} at order {order:g}, its target leaves"
                         " {held:g}; {plan.remedy}.",
