@@ -124,7 +124,7 @@ def as_vectors(features: np.ndarray) -> Tensor:
     return functional.pad(torch.tensor(features).flatten(1), (0, 1), value=1.0)
 
 
-def trained(case: Case, rate: float, *, steps: int, generator: torch.Generator) -> Tensor:
+def descend(case: Case, rate: float, *, steps: int, generator: torch.Generator) -> Tensor:
     """The weights after `steps` steps from zero, [d, classes]."""
     weights = torch.zeros(case.inputs.shape[1], CLASSES)
     for _ in range(steps):
@@ -154,7 +154,7 @@ def main(
         generator = torch.Generator().manual_seed(seed)
         case = case_of(shape, data.train, epsilon=epsilon, generator=generator)
         for rate in RATES:
-            weights = trained(case, rate, steps=steps, generator=generator)
+            weights = descend(case, rate, steps=steps, generator=generator)
             right = float(((held_out @ weights).argmax(dim=1) == labels).float().mean())
             rows.append({"epsilon": epsilon, "shape": name, "rate": rate, "seed": seed, "accuracy": right})
     folder.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def best_multipliers(lengths: Array, rates: Array, scale: float, *, sharpness: f
     return np.asarray((2.0 / sharpness * lambertw(scale * lengths / rates**2).real) ** -0.5)
 
 
-def calibrated(multipliers: Array, rates: Array, epsilon: float) -> float:
+def factor_at(multipliers: Array, rates: Array, epsilon: float) -> float:
     """What `multipliers` have to be multiplied by to cost epsilon, where both change in at most 24 levels."""
     values, counts = in_levels(multipliers)
     ends = np.cumsum(counts)
@@ -62,17 +62,17 @@ def disturbance(schedule: str, epsilon: float, *, steps: int = STEPS) -> float:
     if schedule in ("constant", "paper"):
         candidates = [np.ones(steps) if schedule == "constant" else lengths**-0.5]
     else:
-        candidates = [fitted(lengths, rates, epsilon, sharpness) for sharpness in SHARPNESS]
-    noises = [multipliers * calibrated(multipliers, rates, epsilon) for multipliers in candidates]
+        candidates = [best_at(lengths, rates, epsilon, sharpness) for sharpness in SHARPNESS]
+    noises = [multipliers * factor_at(multipliers, rates, epsilon) for multipliers in candidates]
     return min(float(np.sqrt(np.sum((lengths * noise / rates) ** 2))) for noise in noises)
 
 
-def fitted(lengths: Array, rates: Array, epsilon: float, sharpness: float) -> Array:
+def best_at(lengths: Array, rates: Array, epsilon: float, sharpness: float) -> Array:
     """The multipliers of `best_multipliers` at about the s that costs epsilon."""
     scale = 0.5 * RATE**2 / float(lengths.mean())
     for _ in range(ROUNDS):
         multipliers = best_multipliers(lengths, rates, scale, sharpness=sharpness)
-        scale /= calibrated(multipliers, rates, epsilon) ** 2
+        scale /= factor_at(multipliers, rates, epsilon) ** 2
     return best_multipliers(lengths, rates, scale, sharpness=sharpness)
 
 

@@ -115,7 +115,7 @@ def accuracy_by_gradients(comparison: Path) -> Found:
         {
             **run.place,
             "label": "DPIS" if run.algorithm == "dpis" else "DP-SGD",
-            "gradients": _computed(run),
+            "gradients": _gradients_of(run),
             "rate": run.cell["settings"]["update"]["learning_rate"],
             "accuracy": run.results["accuracy"],
         }
@@ -130,7 +130,7 @@ def accuracy_by_gradients(comparison: Path) -> Found:
     return Found(means.loc[means.groupby(keys, sort=False)["accuracy"].idxmax()].reset_index(drop=True), [])
 
 
-def _computed(run: Run) -> float:
+def _gradients_of(run: Run) -> float:
     """How many gradients of records a run computes, as expected."""
     settings, steps = run.cell["settings"], run.results["steps"]
     if run.algorithm == "dp_sgd":

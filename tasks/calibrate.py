@@ -275,12 +275,12 @@ def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> P
     """Plan with the largest epsilon, to within half a percent, that keeps the attack to what is allowed."""
     low = high = 1.0
     plan = at(low)
+    unreachable = RefusedError(
+        f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
+        f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
+    )
     while not withstands(plan, attack):
         low, high = low / 2, low
-        unreachable = RefusedError(
-            f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
-            f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
-        )
         if low < _MIN_EPSILON:
             raise unreachable
         try:

@@ -10,12 +10,12 @@ from tasks.config import home
 from tasks.runs import store
 from tasks.runs.ledger import open_ledger
 
-_SECOND = 10**9  # in the unit of a file's time
+_SECOND = 10**9  # in nanoseconds, the unit of a file's time
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a stopped run holds of a population, and the command that resumes it, as for Markdown."""
+    """What a stopped run holds of a population. resume: what resumes it, with commands in backticks."""
 
     population: str
     run_id: str

@@ -160,7 +160,7 @@ def test_the_model_of_more_classes_is_recalibrated(workspace: Workspace, declare
     )
     gain = said["brier_score_gain"]
     sides = gain["value"] - gain["low"], gain["high"] - gain["value"]
-    # Three times the interval of 95 %: the noise is new in each run, and 95 % would fail one run in twenty.
+    # Three times the interval of 95 %, which one draw of the noise in twenty leaves.
     assert gain["value"] - 3 * sides[0] < before - after < gain["value"] + 3 * sides[1]
     assert gain["low"] > 0 and gain["high"] - gain["low"] < 0.06
     assert export(artifacts, "torchscript", root / "model.pt") < 1e-5

@@ -437,7 +437,7 @@ def _fold(masses: Array, indices: Indices, size: int) -> Array:
     return np.bincount(indices % size, weights=masses, minlength=size).astype(np.float64)
 
 
-def _tilted(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
+def _tilt(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
     """The masses times exp(tilt * loss), divided by their sum, and the logarithm of that sum."""
     exponents = points.logarithms + tilt * points.losses
     largest = float(exponents.max())  # taken out, so that nothing overflows
@@ -502,7 +502,7 @@ class _Product:
         log_moduli: list[Array] = []
         norms = []
         for (points, count), indices in zip(parts, positions, strict=True):
-            weights, log_total = _tilted(points, tilt)
+            weights, log_total = _tilt(points, tilt)
             log_moment += count * log_total
             centre = int(np.argmax(weights))
             index += count * int(indices[centre])

@@ -7,17 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import (
-    Clipping,
-    Engine,
-    split_passes,
-)
+from algorithms.gradients import Clipping, Engine, split_passes
 from algorithms.gradients.devices import upload
 from algorithms.privacy.barrier.record_loader import Batch, Rows
 from algorithms.privacy.mechanisms.noise import Stream, is_below
-from algorithms.privacy.mechanisms.sampling import (
-    Importance,
-)
+from algorithms.privacy.mechanisms.sampling import Importance
 
 _DOWN = 1.0 - 2.0**-50
 """A factor that keeps probabilities within those of the event despite rounding."""
