@@ -122,11 +122,12 @@ def test_an_edited_plan_is_refused(kind: str, change: dict[str, Any]) -> None:
         Plan.from_document(with_entries(PLANS[kind]().to_document(), **change)).check()
 
 
-def test_a_lower_limit_with_the_epsilon_that_fits_it_is_refused() -> None:
+@pytest.mark.parametrize("by", [0.5, 1e-7])
+def test_a_lower_limit_with_the_epsilon_that_fits_it_is_refused(by: float) -> None:
     plan = renyi()
     assert isinstance(plan.filter, RenyiBudget)
-    lower = replace(plan.filter, limit=plan.filter.limit - 0.5)
-    edited = replace(plan, filter=lower, epsilon={"rdp": plan.epsilon["rdp"] - 0.5})
+    lower = replace(plan.filter, limit=plan.filter.limit - by)
+    edited = replace(plan, filter=lower, epsilon={"rdp": plan.epsilon["rdp"] - by})
     with refused_as("plan_misstates_limit"):
         Plan.from_document(edited.to_document()).check()
 
