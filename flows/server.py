@@ -66,13 +66,24 @@ def prefect(*arguments: str, url: str, root: Path | None = None) -> None:
 
 
 def start_server(port: int) -> str:
-    """Start a server in the background, if none runs there, and wait until it answers; returns the URL of its API."""
+    """Start a server in the background, if none runs there, and wait until it answers; returns the URL of its API.
+
+    Raises ParamsRefusedError if another program has the port, and StageFailedError if no server starts.
+    """
     url = f"http://127.0.0.1:{port}/api"
     try:
-        httpx.get(f"{url}/health", timeout=5)
+        health = httpx.get(f"{url}/health", timeout=5)
     except httpx.HTTPError:
         _forget_dead_server()
         prefect("server", "start", "--background", "--host", "127.0.0.1", "--port", str(port), url=url)
+    else:
+        if health.status_code not in (
+            httpx.codes.OK,
+            httpx.codes.SERVICE_UNAVAILABLE,
+        ):  # a busy one is unavailable
+            raise ParamsRefusedError(
+                f"another program than Prefect answers at {url}; name another port by --port."
+            )
     prefect("server", "status", "--wait", "--timeout", "120", url=url)
     return url
 

@@ -4,9 +4,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime, timedelta
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -117,6 +119,15 @@ def test_the_text_about_a_late_run_says_what_to_do_as_its_state_has_no_message()
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParamsRefusedError, match="--file"):
         server.deploy(tmp_path / "prefect.yaml", tmp_path, "http://127.0.0.1:9/api")
+
+
+def test_a_port_of_another_program_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "prefect", lambda *arguments, url: pytest.fail(str(arguments)))
+    other = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    with closing(other.socket):
+        Thread(target=other.handle_request, daemon=True).start()
+        with pytest.raises(ParamsRefusedError, match="another program than Prefect"):
+            server.start_server(other.server_port)
 
 
 def test_a_server_that_died_with_its_machine_does_not_keep_another_from_starting(
