@@ -131,6 +131,7 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     learned = f"{features}: learned by a release before training, which the epsilon below counts"
     return [
         ("data set", settings.data.dataset),
+        *_promise_rows(settings),
         *([] if features == "none" else [("features", learned)]),
         ("algorithm", settings.algorithm_name),
         ("steps", f"{plan.steps:,}"),
@@ -142,6 +143,15 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("delta", f"{plan.target.budget.delta:g}"),
         *_attack_rows(settings, plan),
     ]
+
+
+def _promise_rows(settings: Params) -> list[tuple[str, str]]:
+    """Why the epsilon below is no promise, if it is none."""
+    if settings.privacy.noise == "seeded":
+        return [("promises", "no privacy: anyone can compute seeded noise and take it away")]
+    if settings.privacy.diagnostics:
+        return [("promises", "no privacy: diagnostics are shown without noise")]
+    return []
 
 
 def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:

@@ -189,6 +189,23 @@ def test_the_plan_names_the_features_that_are_learned(visits: Visits) -> None:
         assert "features" not in rows if words is None else rows["features"].startswith(words)
 
 
+def test_the_plan_of_a_run_that_is_not_private_says_so(visits: Visits) -> None:
+    place = visits.place
+    visits.prepare(CARD)
+    place.set("data", dataset="visits")
+    settings = params.load(place.root / "params.yaml", reads=GROUPS)
+    preview, promises = preview_run(place.root, settings), dict[str, object]()
+    for name, changed in {"usual": {}, "shown": {"diagnostics": True}, "seeded": {"noise": "seeded"}}.items():
+        privacy = settings.privacy.model_copy(update=changed)
+        table = cost_table(preview, settings.model_copy(update={"privacy": privacy}))
+        promises[name] = dict(zip(*(column.cells for column in table.columns), strict=True)).get("promises")
+    assert promises == {
+        "usual": None,
+        "seeded": "no privacy: anyone can compute seeded noise and take it away",
+        "shown": "no privacy: diagnostics are shown without noise",
+    }
+
+
 def test_a_run_that_a_filter_refuses_is_told_what_it_would_take_of_the_cap(visits: Visits) -> None:
     """At a delta far below its own, which is that of the cap, a run takes more than its epsilon."""
     visits.prepare(re.sub("cap: .*", "cap: {epsilon: 1.5, delta: 1e-9}\ncomposition: {kind: zcdp}", CARD))

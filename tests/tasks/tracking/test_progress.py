@@ -14,7 +14,7 @@ from rich.console import Console
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import Composition, Ledger
-from tasks.runs.summary import run_summary, two_columns
+from tasks.runs.summary import outcome_sentence, run_summary, two_columns
 from tasks.tracking import live as module
 from tasks.tracking.live import progress
 from tests.support.checkout import PROJECT
@@ -72,7 +72,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_receipt(root: Path, **entries: str) -> None:
+def write_receipt(root: Path, **entries: Any) -> None:
     made = Receipt.read(write_run(root / f"of {len(entries['dataset'])} letters").artifacts / "receipt.json")
     (root / "artifacts" / "receipt.json").write_text(with_entries(made, **entries).to_text())
 
@@ -131,6 +131,15 @@ def test_epsilon_is_rounded_up_as_on_the_card(root: Path) -> None:
 
 def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
     assert finished(root, epsilon=None)["epsilon of this run"] == "not private"
+
+
+@pytest.mark.parametrize("changed", [{"private_noise": False}, {"diagnostics": True}])
+def test_a_run_whose_noise_or_diagnostics_promise_nothing_is_called_not_private(
+    root: Path, changed: dict[str, bool]
+) -> None:
+    write_receipt(root, population="people", dataset="d" * 7, **changed)
+    assert finished(root)["epsilon of this run"] == "not private"
+    assert " on ddddddd without privacy: " in outcome_sentence(root)
 
 
 def test_a_result_of_another_machine_has_a_population_that_this_ledger_does_not_know(root: Path) -> None:
