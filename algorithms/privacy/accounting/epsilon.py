@@ -177,6 +177,8 @@ _SEARCH_ERROR, _EXTRAPOLATED_ERROR = 3e-4, 2e-3
 """By these shares a cost may be off while noise is searched for: of a first grid, and after extrapolation from it."""
 _SEARCH_GRID, _ESTIMATE_GRID = 1e-3, 1e-2
 """Distances of privacy losses on the grids of single mechanisms, for the same search and for its first estimates."""
+_SEARCH_KINDS = 16
+"""The most kinds of samples that noise is searched with; their costs differ by less than a search's grids do."""
 _NEXT_TO, _FINER = 1e-3, 8.0
 """A cost within this share above a stated one is computed again, on a grid so many times finer."""
 
@@ -332,14 +334,21 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
     if grid is not None:
-        return compose_pld(events, adjacency, delta, grid).epsilon(delta), grid
+        return min(compose_pld(events, adjacency, delta, grid).epsilon(delta), _sum_of_pure(events)), grid
     cost = 0.0
     for plds in sides_of(pairs_of(events, adjacency)):
         cost, grid = max((cost, grid), epsilon_of(plds, delta, floor=cost), key=itemgetter(0))
     if cost == math.inf:  # the tail of a search or of a user's own mechanism is known down to some delta only
         with suppress(RefusedError):
             return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta), None
-    return cost, grid
+    return min(cost, _sum_of_pure(events)), grid
+
+
+def _sum_of_pure(events: Schedule) -> float:
+    """What purely private events add up to, which no grid needs to state more than; infinite for others."""
+    with suppress(RefusedError):
+        return math.fsum(count * pure_epsilon(event) for event, count in events)
+    return math.inf
 
 
 def _are_hardly_sampled(events: Schedule, delta: float) -> bool:
@@ -504,7 +513,37 @@ class _RoughCosts:
         return max(coarse_grid(plds, self._target.delta, _SEARCH_ERROR)[1] for plds in sides)
 
     def _sides(self, z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
-        return sides_of(pairs_of(self.events(z), self._adjacency, grid))
+        return sides_of(pairs_of(_in_few_kinds(self.events(z)), self._adjacency, grid))
+
+
+def _in_few_kinds(events: Schedule) -> Schedule:
+    """About the same cost from fewer kinds of samples, for a search: no bound, and never what is stated.
+
+    Neighbours by rate and noise share their geometric means.
+    """
+    is_sample = [
+        isinstance(event, dp.PoissonSampledDpEvent)
+        and isinstance(event.event, dp.GaussianDpEvent)
+        and event.sampling_probability > 0
+        for event, _ in events
+    ]
+    if sum(is_sample) <= _SEARCH_KINDS:
+        return events
+    others = [row for row, sample in zip(events, is_sample, strict=True) if not sample]
+    table = np.array(
+        sorted(
+            (math.log(event.sampling_probability), math.log(event.event.noise_multiplier), count)
+            for (event, count), sample in zip(events, is_sample, strict=True)
+            if sample
+        )
+    )
+    course = np.cumsum(np.abs(np.diff(table[:, :2], axis=0, prepend=table[:1, :2])).sum(axis=1))
+    cells = np.minimum((course / max(course[-1], _TINY) * _SEARCH_KINDS).astype(int), _SEARCH_KINDS - 1)
+    few = []
+    for rows in (table[cells == cell] for cell in np.unique(cells)):
+        rate, noise = np.exp(np.average(rows[:, :2], axis=0, weights=rows[:, 2])).tolist()
+        few.append((dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), int(rows[:, 2].sum())))
+    return [*others, *few]
 
 
 def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:

@@ -110,6 +110,11 @@ class DiscretePLD:
     masses: Array
     infinity_mass: float
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest finite loss."""
+        return float(self.losses[0]), float(self.losses[-1])
+
     @cached_property
     def logarithms(self) -> Array:
         """Of the masses."""
@@ -151,18 +156,22 @@ def discretise(
     tail: float,
     low_tail: float = 0.0,
     decisive: tuple[float, float] | None = None,
+    ends: tuple[float, float] | None = None,
 ) -> tuple[DiscretePLD, Indices]:
     """A loss on points of an equidistant grid that dominates that of a distribution, and the points' indices.
 
     tail, low_tail: as in `tail_truncation` and `low_tail_truncation`. decisive: as in `PLDSum.decisive_losses`, where
-    one epsilon matters.
+    one epsilon matters. ends: The losses between which the tails leave the rest, where they are known; any two bound.
     """
-    rough = _edges(pld, tail, low_tail)
-    count = math.floor((rough[-1] - rough[0]) / grid) + 2
+    if ends is None:
+        rough = _edges(pld, tail, low_tail)
+        ends = float(rough[0]), float(rough[-1])
+    lowest, highest = ends
+    count = math.floor((highest - lowest) / grid) + 2
     indices = np.arange(count + 1)
     if decisive is not None:
-        indices = _edges_of_cells(count, grid, decisive[0] - rough[0], decisive[1] - rough[0])
-    edges = rough[0] + grid * indices
+        indices = _edges_of_cells(count, grid, decisive[0] - lowest, decisive[1] - lowest)
+    edges = np.asarray(lowest + grid * indices, dtype=np.float64)
     return connect_the_dots(edges, pld.cells(edges)), indices
 
 
@@ -333,7 +342,11 @@ class GridComposition:
     ) -> None:
         tail, low_tail = tail_truncation(plds, delta), low_tail_truncation(plds)
         self._grid, self._size = grid, 0
-        every = [discretise(pld, grid, tail, low_tail, decisive) for pld, _ in plds]
+        ends = [points.ends for points, _ in rough.parts] if rough else [None] * len(plds)
+        every = [
+            discretise(pld, grid, tail, low_tail, decisive, known)
+            for (pld, _), known in zip(plds, ends, strict=True)
+        ]
         self._exact = PLDSum([(points, count) for (points, _), (_, count) in zip(every, plds, strict=True)])
         self._indices = [indices for _, indices in every]
         # A grid of few points may be so coarse that its losses spread further than the distributions do.

@@ -10,6 +10,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import scipy.fft
+from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -182,6 +183,41 @@ def test_several_records_that_are_replaced_cost_no_less_than_the_worst_neighbour
     gains = np.maximum(ways[0] - math.exp(stated) * ways[1], 0.0)
     assert gains.sum() * (outputs[1] - outputs[0]) <= delta
     assert stated > epsilon([(group, 1)], delta)  # what adding or removing them costs would not do
+
+
+@pytest.mark.parametrize(("single", "count"), [(1.5, 24), (2.65, 10)])
+def test_purely_private_releases_cost_no_more_than_their_sum(single: float, count: int) -> None:
+    """At a delta far below the chance that all tell their most, randomised responses cost next to all of it."""
+    total = single * count
+    for schedule in ([(PureDpEvent(single), count)], [(PureDpEvent(single), 1)] * count):
+        assert total - 1e-8 <= epsilon(schedule, 1e-12) <= total
+        assert total - 1e-8 <= epsilon(schedule, 1e-12, discretisation=1e-3) <= total
+
+
+def test_noise_for_many_kinds_of_samples_costs_what_the_library_finds_too() -> None:
+    """The library's bound from below is no more than what is stated, and its bound from above hardly less."""
+    target, shares = 1.0, np.linspace(0.9, 0.3, 18).tolist()
+
+    def steps(noise: float) -> Schedule:
+        return [(sampled(0.01 / share, noise / share), 20) for share in shares]
+
+    multiplier = calibrate(steps, Budget(target, 1e-5))
+    stated = epsilon(steps(multiplier), 1e-5)
+    assert 0.9997 * target <= stated <= target
+    bounds = []
+    for is_pessimistic in (False, True):
+        sum_of_losses = None
+        for share in shares:
+            one = privacy_loss_distribution.from_gaussian_mechanism(
+                multiplier / share,
+                sampling_prob=0.01 / share,
+                value_discretization_interval=5e-4,
+                pessimistic_estimate=is_pessimistic,
+                use_connect_dots=is_pessimistic,
+            ).self_compose(20)
+            sum_of_losses = one if sum_of_losses is None else sum_of_losses.compose(one)
+        bounds.append(sum_of_losses.get_epsilon_for_delta(1e-5))
+    assert bounds[0] <= stated <= bounds[1] * 1.001
 
 
 @given(
