@@ -73,8 +73,9 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, object]:
                 "composition": f"{_composition(card)} {words.across_runs(card.accounting.across_runs)}",
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": f"{words.transform(card.mechanism)}"
-                f" {words.features(card.mechanism.features)} {words.tuning(card)}",
+                "preprocessing_and_hyperparameter_tuning": f"Transform: {words.transform(card.mechanism)}"
+                f" Learned features: {words.features(card.mechanism.features)} Trying out settings:"
+                f" {words.tuning(card)}",
                 "mechanisms": _mechanisms(card),
                 **({} if deployed.justification is None else {"justification": deployed.justification}),
             },

@@ -65,6 +65,12 @@ def test_mechanisms_are_written_in_sentences(private: PrivacyCard) -> None:
     written = str(registry_entry(private, data_card(deployment=DEPLOYMENT)))
     assert "gradient: gaussian noise, L2 bounds, poisson sampling" in written
     assert "key from the operating system. Software:" in written
+    # A row of a table is held to its bounds and encoded, so that the records are not used as they are.
+    assert (
+        "Transform: Nothing but reading: each record by itself is held to what is declared of it" in written
+    )
+    assert "which is free. Learned features: Nothing was learned" in written
+    assert "Trying out settings: Not part of this run's epsilon." in written
 
 
 def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) -> None:

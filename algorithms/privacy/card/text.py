@@ -33,9 +33,12 @@ SO_FAR = (
     "Releases were chosen adaptively: an epsilon so far is what those up to a step add up to. No theorem makes it the"
     " cost of a run that is ended there because of what was seen; what holds is the epsilon of the whole filter."
 )
-NOTHING_LEARNED = "none; nothing was learned from the records before training."
+NOTHING_LEARNED = "Nothing was learned from the records before training."
 TRANSFORMS = {
-    "none": "none; the records are used as they were read.",
+    "none": (
+        "Nothing but reading: each record by itself is held to what is declared of it, such as bounds, categories and"
+        " sizes, and encoded as numbers, which is free."
+    ),
     "scattering": "Scattering coefficients of each image, a fixed transform of each record by itself, which is free.",
     "encoder": (
         "The {width} features that the frozen public encoder {name} makes of each record by itself, which is free. Its"
@@ -83,7 +86,7 @@ _PRICES = {
 }
 NOT_EVALUATED = "The held-out records are private, and nothing of them was released."
 TUNING = (
-    "not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
+    "Not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
     " settings that were chosen by looking at these records elsewhere are charged nowhere."
 )
 _GENERATORS = {
@@ -295,7 +298,7 @@ def tuning(card: PrivacyCard) -> str:
     trials = trials_of(card.schedule)
     if trials is None:
         return TUNING
-    what = "the cost is that of a whole search, of which this model is the winner"
+    what = "The cost is that of a whole search, of which this model is the winner"
     return f"{what}; a trial had one of {len(trials)} settings."
 
 

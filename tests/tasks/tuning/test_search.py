@@ -95,7 +95,7 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
     assert verified.passed, verified.failures
     assert written.setting.epsilon == pytest.approx(search.search_plan.cost)
-    assert "the cost is that of a whole search" in text.markdown(written)
+    assert "The cost is that of a whole search" in text.markdown(written)
     check_charged(written, ledger)
     assert sorted(path.name for path in (own_home / "runs" / receipt.run_id).iterdir()) == [
         "lock",
