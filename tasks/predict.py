@@ -43,7 +43,7 @@ class Predictions:
     semicolons; the perplexity of a text, empty if no token follows another; or the tags of the words, separated by
     spaces, for as many words as the model's tokens reach. scores: [n, classes], a number for each class or label; [n,
     0] for other targets. is_probability: whether the scores are probabilities. input_columns: of the records' own file,
-    by `--keep`.
+    by `--keep`. numbers: those that are predicted, unrounded, NaN for none; None if none are.
     """
 
     names: tuple[str, ...]
@@ -51,6 +51,7 @@ class Predictions:
     scores: NDArray[np.float64]
     is_probability: bool
     input_columns: pd.DataFrame | None = None
+    numbers: NDArray[np.float64] | None = None
 
 
 def predict(
@@ -127,10 +128,9 @@ def _predict_batch(
         tags = tuple(" ".join(target.tags[index] for index in row[first]) for row, first in rows)
         return Predictions(names, tags, none, False)
     if isinstance(target, NextToken):
-        return Predictions(names, _perplexities(model, features, scores, target), none, False)
+        return _of_numbers(names, _perplexities(model, features, scores, target))
     if isinstance(target, Number):
-        numbers = target.in_units(scores[:, 0].double().numpy())
-        return Predictions(names, tuple(f"{n:.6g}" for n in numbers), none, False)
+        return _of_numbers(names, target.in_units(scores[:, 0].double().numpy()))
     if isinstance(target, Labels):
         labels = tuple(";".join(itertools.compress(target.labels, one)) for one in (scores > 0).tolist())
         return Predictions(names, labels, scores.double().sigmoid().numpy(), True)
@@ -140,12 +140,20 @@ def _predict_batch(
     return Predictions(names, predicted, shown.numpy(), is_probability)
 
 
-def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
-    """The perplexity of each text."""
+def _of_numbers(names: tuple[str, ...], numbers: NDArray[np.float64]) -> Predictions:
+    """Predictions that are numbers, NaN for none."""
+    texts = tuple("" if np.isnan(n) else f"{n:.6g}" for n in numbers.tolist())
+    return Predictions(names, texts, np.zeros((len(names), 0)), False, numbers=numbers)
+
+
+def _perplexities(
+    model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken
+) -> NDArray[np.float64]:
+    """The perplexity of each text, NaN where no token follows another."""
     _, labels = target.align_labels(tokens.numpy(), tokens.numpy(), model.facts.padding)
     losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
     follows = (labels[:, 1:] != IGNORED).any(axis=1)
-    return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))
+    return np.where(follows, losses.exp().numpy(), np.nan)
 
 
 def write(
@@ -154,9 +162,9 @@ def write(
     """Write predictions to CSV, or to Parquet if `to` ends in .parquet; yields the number of records so far.
 
     A row has the record's name, the prediction, and for each class its probability or score. `privacy` is what the
-    model's card says; it becomes metadata of a Parquet file, and CSV has no place for it. A file is replaced when all
-    is written, and stays as it is if something fails or there are no records. Only its owner can read it. Raises
-    DataRefusedError for another ending.
+    model's card says; it becomes metadata of a Parquet file, and CSV has no place for it. Numbers to predict are
+    doubles in Parquet. A file is replaced when all is written, and stays as it is if something fails or there are no
+    records. Only its owner can read it. Raises DataRefusedError for another ending.
     """
     if not isinstance(to, Path):
         yield from _csv(predictions, classes, to)
@@ -215,7 +223,10 @@ def _parquet(
     count = 0
     try:
         for some in predictions:
-            table = pa.Table.from_pandas(_frame(some, classes), preserve_index=False)
+            frame = _frame(some, classes)
+            if some.numbers is not None:
+                frame["predicted"] = some.numbers
+            table = pa.Table.from_pandas(frame, preserve_index=False)
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), "privacy": privacy})
             writer = writer or parquet.ParquetWriter(to, table.schema)
             writer.write_table(table)

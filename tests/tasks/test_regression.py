@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from ruamel.yaml import YAML
@@ -24,6 +25,7 @@ from tasks import calibrate, evaluate, prepare
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
+from tasks.predict import write as write_predictions
 from tasks.runs.metrics import metric_rows, report_text
 from tasks.runs.summary import run_summary
 from tasks.tuning import Tuning, plan_search
@@ -129,7 +131,12 @@ def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch
         "test_r2", "test_rmse", "test_mae", "mean_rmse", "test_loss", "gain",
         "epsilon", "delta", "run_id",
     }  # fmt: skip
-    said = [row for some in predict(root / "artifacts", root / "test.csv") for row in some.predicted]
+    batches = [*predict(root / "artifacts", root / "test.csv")]
+    said = [row for some in batches for row in some.predicted]
+    assert [*write_predictions(batches, (), root / "predicted.parquet")][-1] == len(said)
+    stored = pd.read_parquet(root / "predicted.parquet")["predicted"]
+    assert stored.dtype == np.float64 and [f"{number:.6g}" for number in stored] == said
+    assert any(float(text) != number for text, number in zip(said, stored, strict=True))  # unrounded
     found = np.array(said, float)
     real = np.loadtxt(root / "test.csv", delimiter=",", skiprows=1, usecols=2).clip(LOW, HIGH)
     assert measured["test_rmse"] == pytest.approx(np.sqrt(np.square(found - real).mean()), rel=1e-4)
