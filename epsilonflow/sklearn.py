@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -34,7 +35,7 @@ from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import load_beside
-from algorithms.privacy.card.text import statement
+from algorithms.privacy.card.text import rounded_up, statement
 from data.cells import CellSettings, usual_cells
 from data.new_records import target_in
 from data.targets import Number
@@ -201,10 +202,13 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     def _warn_of_sum(same: Sequence[_Fit]) -> None:
         """Warn of several fits on the same records."""
         if len(same) > 1:
-            epsilon, delta = sum(one.epsilon for one in same), sum(one.delta for one in same)
+            epsilon, delta = (
+                float(rounded_up(float(sum(Decimal(repr(cost)) for cost in costs))))
+                for costs in zip(*((one.epsilon, one.delta) for one in same), strict=True)
+            )
             warnings.warn(
                 f"{len(same)} fits of this process were on the same records, or nearly: together they cost epsilon"
-                f" {epsilon:.4g} at delta {delta:.3g}, as each fit of a search or of a cross-validation is paid for by"
+                f" {epsilon:g} at delta {delta:g}, as each fit of a search or of a cross-validation is paid for by"
                 " itself. To choose settings for one price, use `epsilonflow tune`; to hold all fits to a budget, give"
                 " population=.",
                 PrivacyCostWarning,
