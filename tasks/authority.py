@@ -168,8 +168,8 @@ def _edpb(card: PrivacyCard, audit: AuditSummary | None) -> Source:
             ),
             Line(
                 "Analysis: can an audit by documents evaluate these measures?",
-                "The card is signed, and epsilon is recomputed from its events by `card verify` and by verify_card.py,"
-                " which is one file without epsilonflow.",
+                "The card is signed, and epsilon is recomputed from its events by epsilonflow card verify, and by"
+                " verify_card.py, which is one file without epsilonflow.",
                 "card: events, evidence",
             ),
             _audit_line("Testing: was the method tested for membership inference?", audit),
@@ -204,7 +204,7 @@ def _ai_act(card: PrivacyCard, metrics: Metrics | None) -> Source:
         (
             _open(
                 "1(a) What are the intended purpose, the provider, and the version in relation to previous ones?",
-                "`deployment` of the data card may say so",
+                "deployment in the data card may say so",
             ),
             Line(
                 "1(c) Which versions of software are relevant?",
@@ -268,7 +268,7 @@ def _ai_act(card: PrivacyCard, metrics: Metrics | None) -> Source:
 
 def _audit_line(question: str, audit: AuditSummary | None) -> Line:
     if audit is None:
-        return _open(question, "no audit of the method is in this checkout: `epsilonflow audit`")
+        return _open(question, "no audit of the method is in this checkout; epsilonflow audit makes one")
     verdict = "refutes" if audit.is_violated else "does not refute"
     fact = (
         f"An audit of {audit.method} on made-up records {verdict} its claim: at least epsilon"

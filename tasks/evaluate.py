@@ -27,6 +27,7 @@ from algorithms.evaluation import (
     calibration_error_of,
     cheapest_threshold,
     class_metrics_of,
+    confusion_of,
     count,
     group_differences,
     groups_of,
@@ -725,7 +726,7 @@ def class_tables(
     """The tables of predictions by class, from released cells; empty where none were released."""
     import pandas as pd
 
-    shown = None if released is None else released_confusion(released)
+    shown = None if released is None else confusion_of(released)
     if shown is None or len(names) != len(shown):
         shown, names = np.zeros((0, 0)), ()
     rows = np.rint(np.maximum(shown, 0.0)).astype(np.int64)  # predicted by label
@@ -743,14 +744,6 @@ def class_tables(
         pd.DataFrame(pairs, columns=["actual", "predicted", "count"]),
         pd.DataFrame(shares, columns=["class", "accuracy", "records"]),
     )
-
-
-def released_confusion(released: ReleasedHistogram) -> NDArray[np.float64] | None:
-    """The noisy table of predicted class by label, [classes, classes], if the histogram has one."""
-    try:
-        return released.table("score x label, 2" if released.spec.kind == BINARY else "predicted x label")
-    except KeyError:
-        return None
 
 
 def _receipt_of(model: Path) -> Receipt:

@@ -274,12 +274,22 @@ def _trace_curve(trace: pd.DataFrame) -> CostCurve:
     return CostCurve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
+def overall_accuracy(metrics: Metrics, classes: pd.DataFrame) -> float:
+    """The share of right answers: for private records an estimate, which noisy counts by class do not add up to."""
+    estimate, counts = (
+        metrics.get("test_accuracy"),
+        classes["records"],
+    )  # all 0 if no held-out text has a word
+    if isinstance(estimate, Mapping):
+        return float(estimate["value"])
+    return float((classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))
+
+
 def _drawings(run: RunResults, curve: CostCurve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its alternative text."""
     bound, target = _trace_curve(run.trace), run.plan.target.epsilon
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
-    counts = run.classes["records"]  # all 0 if no held-out text has a word
-    overall = float((run.classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))
+    overall = overall_accuracy(run.metrics, run.classes)
     spent = (
         f"The privacy spent rises to {curve.epsilon[-1]:.3g}."
         if curve.epsilon

@@ -22,7 +22,13 @@ from algorithms.evaluation.histogram import (
     count,
     histogram_for,
 )
-from algorithms.evaluation.imbalance import ClassMetrics, Decision, cheapest_threshold, class_metrics_of
+from algorithms.evaluation.imbalance import (
+    ClassMetrics,
+    Decision,
+    cheapest_threshold,
+    class_metrics_of,
+    confusion_of,
+)
 from algorithms.evaluation.intervals import Estimate
 from algorithms.evaluation.recalibration import Recalibration, recalibration_of
 
@@ -42,6 +48,7 @@ __all__ = [
     "calibration_error_of",
     "cheapest_threshold",
     "class_metrics_of",
+    "confusion_of",
     "count",
     "expected_errors",
     "expected_group_errors",

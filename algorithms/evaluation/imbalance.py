@@ -78,6 +78,15 @@ def class_metrics_of(released: ReleasedHistogram) -> tuple[ClassMetrics, ...]:
     )
 
 
+def confusion_of(released: ReleasedHistogram) -> Floats | None:
+    """Noisy counts of predicted class by label, [classes, classes], from the cells of metrics; None without any."""
+    if released.spec.kind == BINARY:
+        weights = np.stack(confusion_at(released.spec.bins, released.spec.bins // 2))
+        counts: Floats = (weights @ scored_cells(released.view()).values).reshape(2, 2).T
+        return counts
+    return released.view().tables.get("predicted x label")
+
+
 def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> Decision | None:
     """The threshold at which mistakes cost least in the released histogram; None where it says nothing of two classes.
 

@@ -246,7 +246,7 @@ def _private_text(metrics: Metrics) -> ReportText:
     text = (
         f"The held-out records are private. One noised histogram of them was released ({private_words(metrics)}), and"
         f" all numbers follow from it; each has its 95% interval, which counts the noise and that these people are a"
-        f" sample. {'; '.join(shown)}{'.' if shown else ''}"
+        f" sample{': ' if shown else ''}{'; '.join(shown)}."
     )
     if drowned:
         text += f" Not shown, as noise drowns them: {', '.join(drowned)}."

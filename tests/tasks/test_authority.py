@@ -49,7 +49,8 @@ def test_each_fact_names_fields_that_the_card_has(tmp_path: Path) -> None:
 
 
 def test_facts_beside_each_other_are_sentences(tmp_path: Path) -> None:
-    _, card = run_in(tmp_path)
+    folders, card = run_in(tmp_path)
+    assert "`" not in page(card, folders.artifacts, tmp_path)
     facts = [line.fact or "" for line in lines(card)]
     assert any("key from the operating system. " in fact for fact in facts)
 
@@ -99,11 +100,12 @@ def test_a_seeded_run_says_first_that_it_is_not_private(tmp_path: Path) -> None:
     assert statement(card) in text
 
 
-def test_sentences_are_read_on_a_phone_without_scrolling_sideways(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [390, 1200])
+def test_sentences_are_read_without_scrolling_sideways(tmp_path: Path, width: int) -> None:
     """Also beside a digest, which is one long word."""
     folders, card = run_in(tmp_path)
     text = page(card, folders.artifacts, tmp_path).replace(MUST_ANSWER, f"SHA-256 {64 * 'a'}")
-    shown = seen(text, tmp_path, width=390)
+    shown = seen(text, tmp_path, width=width)
     assert (shown.wide, shown.scrolled, shown.faint, shown.complaints) == (0, 0, [], [])
 
 

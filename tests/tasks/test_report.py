@@ -18,7 +18,7 @@ from data import DatasetInfo
 from data.card import DataRefusedError
 from data.files import public_key
 from tasks.config import home
-from tasks.report import Report, epsilon_curve, report
+from tasks.report import Report, epsilon_curve, overall_accuracy, report
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, with_entries, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
@@ -124,8 +124,40 @@ def test_the_page_says_what_runs_took_of_the_cap_and_what_ten_more_would(tmp_pat
     said = re.search(r"When this run was done: (\S+) of (\S+) was spent", text)
     assert said is not None, text[text.find("When this run") :][:300]
     spent = made.run.receipt.ledger.spent.epsilon
-    assert said.groups() == (rounded_up(spent, 8), "10")
+    assert said.groups() == (rounded_up(spent), "10")
     assert "After ten more runs like this one, 6.25 would be spent." in text
+    assert "do not add up" not in text
+
+
+def test_the_page_says_why_spent_and_left_exceed_the_cap(tmp_path: Path) -> None:
+    """Under Renyi one run has spent more than its own epsilon, and what is left is what one more could have."""
+    folders = write_run(tmp_path)
+    path = folders.artifacts / "receipt.json"
+    receipt = read_json(path)
+    receipt["ledger"] |= {
+        "composition": {"kind": "renyi", "order": 4.6},
+        "spent": {"epsilon": 1.4116041, "delta": 1e-3},
+        "remaining": {"epsilon": 9.83819, "delta": 1e-3},
+        "ten_more": {"epsilon": 3.0297059, "delta": 1e-3},
+    }
+    write_json(path, receipt)
+    make(folders)
+    text = " ".join(Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text.split())
+    assert "When this run was done: 1.412 of 10 was spent, 9.8381 was left." in text
+    assert "After ten more runs like this one, 3.03 would be spent." in text
+    assert "Here epsilons do not add up: Rényi at order 4.6 adds up other amounts" in text
+
+
+def test_noisy_counts_by_class_do_not_state_another_accuracy() -> None:
+    """Of private records the headline is estimated from all of the histogram, and classes from a part of it."""
+    classes = pd.DataFrame({"class": ["a", "b"], "accuracy": [0.5, 1.0], "records": [60, 20]})
+    estimate = {"value": 0.7, "low": 0.6, "high": 0.8}
+    private = {"held_out": "private", "evaluation_epsilon": 1.0}
+    assert overall_accuracy(private | {"test_accuracy": estimate}, classes) == 0.7
+    assert overall_accuracy(private | {"test_accuracy": None}, classes) == 0.625
+    assert overall_accuracy({"test_accuracy": 0.625}, classes) == 0.625
+    empty = pd.DataFrame({"class": ["a"], "accuracy": [math.nan], "records": [0]})
+    assert overall_accuracy({"test_micro_f1": 0.0}, empty) == 0.0
 
 
 def test_a_run_on_a_whole_population_has_no_history(page: str, finished: Report) -> None:
