@@ -100,10 +100,8 @@ def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str
     after = ledger.spent_if_repeated(name, 10)
     assert after is not None  # there was a run
     where = " into every block that is not retired" if last.block != WHOLE_POPULATION else ""
-    return (
-        f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit{where}. After ten more like it, epsilon"
-        f" {_number(after.epsilon)} would be spent."
-    )
+    later = f" After ten more like it, epsilon {_number(after.epsilon)} would be spent." if fits >= 10 else ""
+    return f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit{where}.{later}"
 
 
 def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object] | None:

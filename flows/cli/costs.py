@@ -288,8 +288,11 @@ def _composition_rows(preview: RunPreview) -> list[tuple[str, str]]:
     rule = [("runs add up by", added)]
     if not preview.spent_after or preview.public.is_public:
         return rule
-    one, more = (_text(spent.epsilon) for spent in preview.spent_after)
-    return [*rule, ("spent after this run", f"epsilon {one}; after ten more like it: epsilon {more}")]
+    one, more = preview.spent_after
+    is_within = more.epsilon <= preview.cap.epsilon and more.delta <= preview.cap.delta
+    later = f"after ten more like it: epsilon {_text(more.epsilon)}"
+    later = later if is_within else "ten more like it would exceed the cap"
+    return [*rule, ("spent after this run", f"epsilon {_text(one.epsilon)}; {later}")]
 
 
 def _pair(budget: Budget) -> str:

@@ -277,9 +277,12 @@ def show_balances(
         for name in dict.fromkeys(balance.population for balance in balances if not balance.public):
             one, ten = (ledger.spent_if_repeated(name, runs) for runs in (1, 10))
             if one is not None and ten is not None:
+                cap = ledger.balance(name).cap
+                is_within = ten.epsilon <= cap.epsilon and ten.delta <= cap.delta
+                later = f"epsilon {_text(ten.epsilon)}" if is_within else "would exceed the cap"
                 say(
                     f"{name}: one more run like the last one would make it epsilon {_text(one.epsilon)}, and ten more"
-                    f" epsilon {_text(ten.epsilon)}."
+                    f" {later}."
                 )
 
 

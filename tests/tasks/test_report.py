@@ -145,6 +145,11 @@ def test_the_page_says_why_spent_and_left_exceed_the_cap(tmp_path: Path) -> None
     text = " ".join(Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text.split())
     assert "When this run was done: 1.412 of 10 was spent, 9.8381 was left." in text
     assert "After ten more runs like this one, 3.03 would be spent." in text
+    receipt["ledger"]["ten_more"]["epsilon"] = 10.5
+    write_json(path, receipt)
+    make(folders)
+    page = (folders.artifacts / "report.html").read_text(encoding="utf-8")
+    assert "Ten more runs like this one would exceed that." in page
     assert "Here epsilons do not add up: Rényi at order 4.6 adds up other amounts" in text
 
 

@@ -86,6 +86,9 @@ def test_it_shows_what_one_more_run_and_ten_more_would_take(
     assert shown is not None
     for text, runs in zip(shown.groups(), (3, 12), strict=True):
         assert float(text) == pytest.approx(runs * 0.25 + conversion, rel=1e-4)
+    ledger.set_cap("patients", Budget(3.0, 1e-5))
+    assert "make it epsilon 1.96" in call("show").stdout
+    assert "ten more would exceed the cap." in " ".join(call("show").stdout.split())
 
 
 def test_a_block_has_a_cap_of_its_own_and_retires(ledger: Ledger) -> None:

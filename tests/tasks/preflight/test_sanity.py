@@ -251,5 +251,6 @@ def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits
     assert added[1].strip() == str(
         Ledger.open(f"sqlite:///{place.home}/ledger.sqlite").balance("visits").composition
     )
-    second = re.search(r"spent after this run\W+epsilon (\S+);", plan())
+    Ledger.open(f"sqlite:///{place.home}/ledger.sqlite").set_cap("visits", Budget(later - 0.1, 1e-5))
+    second = re.search(r"spent after this run\W+epsilon (\S+); ten more like it would exceed the cap", plan())
     assert second is not None and spent < float(second[1]) < later

@@ -60,6 +60,7 @@ def test_the_ledgers_page_says_who_spent_what_and_what_is_left(ledger: Ledger) -
     assert "Population patients &lt;b&gt;" in text and "<b>" not in re.findall("patients.{10}", made)[0]
     assert "2 epsilon spent, of 4 1 reserved by open runs 1 left for one more run" in text
     assert "1 more run like the last one fit" in text
+    assert "ten more" not in text  # which would exceed the cap
     assert "2026-W02 0 0 4 4" in text
     assert "5f0c3a9be1d27742-1 dp_sgd, visits 2026-W01 1 open abababab" in text
     assert "Epsilon spent, from" in text and "the cap." in text
@@ -99,11 +100,12 @@ def test_the_ledgers_page_explains_numbers_that_do_not_add_up(own_home: Path) ->
     spent, left = ledger.balance("visits").spent.epsilon, ledger.balance("visits").remaining.epsilon
     assert spent + left > 3.0
     text = re.sub(r"\s+", " ", page(ledger))
-    assert "block 2026-W01, which has spent the most; the others have more left" in text
+    assert "block 2026-W01, which has spent the most; no other has less left" in text
+    assert "the axis goes from 0 to 3, the cap" in text
     assert "Here epsilons do not add up" in text and "spent and left together may exceed the cap" in text
     assert "like the last one fit into every block that is not retired" in text
     ledger.retire_block("visits", "2026-W01")
-    assert "2026-W01, which has spent the most, and is retired; the others" in re.sub(
+    assert "2026-W01, which has spent the most, and is retired; no other" in re.sub(
         r"\s+", " ", page(ledger)
     )
 
