@@ -128,7 +128,10 @@ class _Forecast:
 
     def price(self, ledger: "Ledger") -> "Price":
         """The price of each retraining at `epsilon`, for all blocks of a person."""
+        from fractions import Fraction
+
         from algorithms.privacy.accounting import Budget
+        from tasks.config.params import ParamsRefusedError
 
         assert self.epsilon is not None
         whole, delta = ledger.balance(self.population), self.delta
@@ -137,6 +140,12 @@ class _Forecast:
             share = min(1.0, self.epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
             delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
         cost = whole.composition.amount_of(Budget(self.epsilon, delta))
+        if not any(cost):
+            least = whole.composition.as_budget((Fraction(1, 10**9),), delta).epsilon
+            raise ParamsRefusedError(
+                f"{whole.composition} counts at least epsilon {least:.4g} for a retraining at delta {delta:g}, so no"
+                f" forecast is one of epsilon {self.epsilon:g}; give a larger --epsilon, or --planned instead."
+            )
         return tuple(float(part) * whole.blocks_per_person for part in cost)
 
 
@@ -301,8 +310,9 @@ def init(
 ) -> None:
     """Create a ledger. On PostgreSQL it has the roles owner, runner and auditor, which the database enforces.
 
-    Run it again to give a role to more users. PostgreSQL takes the password of the URL's user from PGPASSWORD
-    or from a password file (PGPASSFILE).
+    Run it again to give a role to more users.
+
+    PostgreSQL takes the password of the URL's user from PGPASSWORD or from a password file (PGPASSFILE).
     """
     from algorithms.privacy.ledger import init as make
     from tasks.config import checked_url, ledger_url
@@ -444,8 +454,11 @@ def overrule(
 ) -> None:
     """Declare, as the owner of the data, who is in a block that was refused.
 
-    With two blocks: they have the same content, but hold different people. With one: its content may change after a
-    charge, but everybody in it stays in it. The ledger records who declared it.
+    With two blocks: they have the same content, but hold different people.
+
+    With one: its content may change after a charge, but everybody in it stays in it.
+
+    The ledger records who declared it.
     """
     from algorithms.privacy.ledger import system_user
 

@@ -44,9 +44,11 @@ def check_data(
 ) -> None:
     """Check a data card, the checksums of its files, and that every record can be read. Spends nothing.
 
-    Says in words what more than a hundredth of the values undergo, and what else looks wrong. Shows how many values
-    would be clamped, replaced or refused: always for public records, with --counts for private ones. All this depends
-    on the records and protects nobody, so keep it to yourself.
+    Says in words what more than a hundredth of the values undergo, and what else looks wrong.
+
+    Shows how many values would be clamped, replaced or refused: of private records with --counts alone.
+
+    All this depends on the records and protects nobody, so keep it to yourself.
     """
     from data.card import DataRefusedError
     from tasks.check_data import look

@@ -125,6 +125,16 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert ledger.head() == before
 
 
+def test_a_retraining_below_what_a_composition_counts_is_not_forecast_as_free(ledger: Ledger) -> None:
+    """At order 6 and delta 1e-5 any release counts at least log(5/6) - log(6e-5) / 5 = 1.762."""
+    ledger.declare("guests", Budget(6.0, 1e-5), public=False, composition=Composition("renyi", 6.0))
+    assert call("forecast", "guests", "--epsilon", "1.8").exit_code == 0
+    refused = call("forecast", "guests", "--epsilon", "0.5")
+    assert refused.exit_code == 2 and "at least epsilon 1.762 for a retraining" in " ".join(
+        refused.output.split()
+    )
+
+
 def test_hourly_retrainings_are_forecast_by_the_hour(ledger: Ledger) -> None:
     shown = call("forecast", "patients", "--planned", "4", "--every", str(1 / 24)).stdout
     rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in shown.splitlines() if "│" in line]

@@ -1,5 +1,6 @@
 """The command `epsilonflow`: what it says, what it refuses, and that it spends nothing unasked."""
 
+import inspect
 import io
 import json
 import re
@@ -524,3 +525,16 @@ def test_the_help_is_in_groups_that_begin_with_setting_up() -> None:
     assert [shown.index(title) for title in titles] == sorted(shown.index(title) for title in titles)
     assert shown.index("init ") < shown.index("doctor ") < shown.index("Plan and run")
     assert "─ Commands ─" not in shown  # each is in a group
+
+
+def test_the_help_of_each_command_has_no_paragraph_that_breaks_in_the_middle() -> None:
+    """Typer keeps the line breaks of all paragraphs but the first, which a narrow terminal breaks again."""
+
+    def commands(group: typer.Typer) -> list[Any]:
+        return group.registered_commands + [
+            one for part in group.registered_groups for one in commands(part.typer_instance)
+        ]
+
+    texts = [inspect.getdoc(one.callback) or "" for one in commands(app)]
+    assert len(texts) > 30
+    assert [text for text in texts if any("\n" in part for part in text.split("\n\n")[1:])] == []

@@ -105,9 +105,7 @@ def test_the_ledgers_page_explains_numbers_that_do_not_add_up(own_home: Path) ->
     assert "Here epsilons do not add up" in text and "spent and left together may exceed the cap" in text
     assert "like the last one fit into every block that is not retired" in text
     ledger.retire_block("visits", "2026-W01")
-    assert "2026-W01, which has spent the most, and is retired; no other" in re.sub(
-        r"\s+", " ", page(ledger)
-    )
+    assert "2026-W01, which has spent the most, and is retired; no other" in re.sub(r"\s+", " ", page(ledger))
 
 
 def test_a_ledger_without_rows_has_a_page(own_home: Path) -> None:
