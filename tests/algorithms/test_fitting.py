@@ -727,8 +727,8 @@ def test_records_and_targets_of_several_parts(name: str) -> None:
     for value, gradient, parameter in zip(found, gradients, parameters, strict=True):
         step = torch.zeros_like(parameter) if gradient is None else gradient
         torch.testing.assert_close(value, parameter.detach() - rate * step, atol=1e-6, rtol=1e-4)
-    few = DPSGD(steps=2, expected_batch_size=4)
-    private = call(model=model, loss=loss, X=X, y=y, method=few, delta=1e-2)
+    all_of_them = DPSGD(steps=2, expected_batch_size=_TEXTS)
+    private = call(model=model, loss=loss, X=X, y=y, method=all_of_them, delta=1e-2)
     assert private.card.setting.guarantee == "private"
     assert private.model.state_dict().keys() == model.state_dict().keys()
 

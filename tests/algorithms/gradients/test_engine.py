@@ -115,7 +115,7 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
     few = Engine(heavy, input_shape=(100_000,), memory_mb=2)
     assert 1 < few.physical_batch < 32 and "processes 2 records a pass" in caplog.text
     assert "memory_mb=18" in caplog.text
-    given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (7, 63, 200)}
+    given = {asked: made.engine(physical_batch=asked, limits=BRIEF).physical_batch for asked in (7, 63, 200)}
     assert given == {7: 7, 63: 32, 200: 192}
 
 
