@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -49,7 +49,7 @@ def rule_of(card: DataCard) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def _of_the_split(card: DataCard, rule: SplitRule) -> dict[str, Any]:
+def _of_the_split(card: DataCard, rule: SplitRule) -> dict[str, object]:
     """Here and below, keys with their default values are left out, so that keys that are added later change no rule."""
     split = rule.model_dump(mode="json", exclude_defaults=True)
     if card.person is not None:
@@ -71,7 +71,7 @@ def _of_the_split(card: DataCard, rule: SplitRule) -> dict[str, Any]:
     }
 
 
-def _copies(reader: Table) -> dict[str, Any]:
+def _copies(reader: Table) -> dict[str, object]:
     """What, beside what decides a record's own side, decides which records are copies of each other."""
     ignored = [one for one in reader.columns if isinstance(one, Ignored)]
     groups = {one.name: sorted(one.categories) for one in ignored if one.categories}
@@ -88,12 +88,12 @@ def _encoding(reader: Format) -> object:
     return {"columns": columns, "missing": sorted(set(reader.missing)), **_writing(reader)}
 
 
-def _writing(reader: Format) -> dict[str, Any]:
+def _writing(reader: Format) -> dict[str, object]:
     """How a text's bytes become characters and numbers, where it is not as usual."""
     return reader.model_dump(include={"decimal", "encoding"}, exclude_defaults=True)
 
 
-def _of_the_files(card: DataCard) -> dict[str, Any]:
+def _of_the_files(card: DataCard) -> dict[str, object]:
     if any(_holdout_checksums(files) != _holdout_checksums(card.files) for files in card.alternatives):
         raise DataRefusedError(
             f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"

@@ -310,17 +310,21 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
     figure, axes = empty(theme)
     places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
     spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
-    # Gaps between very many bars would be uneven.
-    shape: dict[str, Any] = (
-        {"width": 0.8} if len(blocks) <= _MAX_BARS else {"width": 1.0, "antialiased": False}
-    )
+    has_gaps = len(blocks) <= _MAX_BARS  # between very many bars they would be uneven
     for chosen, colour, alpha, words in (
         (~retired, theme.accent, 1.0, "spent"),
         (retired, theme.muted, 0.55, "spent, retired"),
     ):
         if chosen.any():
             axes.bar(
-                places[chosen], spent[chosen], color=colour, alpha=alpha, label=words, linewidth=0, **shape
+                places[chosen],
+                spent[chosen],
+                color=colour,
+                alpha=alpha,
+                label=words,
+                linewidth=0,
+                width=0.8 if has_gaps else 1.0,
+                antialiased=has_gaps,
             )
     top = _caps(axes, places, cap, float(spent.max()), theme)
     axes.set(xlabel="block", ylabel="privacy spent (epsilon)", ylim=(0, top or 1.0))
@@ -332,13 +336,12 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
 def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
     """Draw the cap of each block, or name it in the legend if it is far above; returns the end of the axis."""
     highest = float(cap.max())
-    style: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
     if 0 < spent * _OUT_OF_SIGHT < highest:
         number = f"{highest:,.0f}" if highest >= 1000 else f"{highest:g}"
-        axes.plot([], [], label=f"cap {number}, far above", **style)
+        axes.plot([], [], label=f"cap {number}, far above", color=theme.second, linestyle="--")
         return 1.1 * spent
     edges = np.append(places - 0.5, places[-1] + 0.5)
-    axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", **style)
+    axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", color=theme.second, linestyle="--")
     return 1.08 * max(spent, highest)
 
 
