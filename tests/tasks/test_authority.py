@@ -2,10 +2,12 @@
 
 import dataclasses
 import html
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from algorithms.privacy.card import PrivacyCard, build
@@ -15,6 +17,7 @@ from tasks.authority import MUST_ANSWER, Line, page, sources
 from tasks.reporting import AuditSummary
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.browser import seen
+from tests.support.cards import DEPLOYMENT, animals
 from tests.support.synthetic_run import Folders, record, write_run
 
 AUDIT = AuditSummary(
@@ -63,7 +66,7 @@ def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
     violated = lines(card, METRICS, AUDIT.model_copy(update={"is_violated": True}))
     assert any("refutes its claim" in (line.fact or "") for line in violated)
     # Whether it is lawful, harmless or anonymous is nobody's to say but yours.
-    for words in ("suited to this use", "likelihoods insignificant", "discriminatory"):
+    for words in ("meaningful privacy in this use", "likelihoods insignificant", "discriminatory"):
         (line,) = [line for line in given if words in line.question]
         assert line.fact is None
 
@@ -88,9 +91,75 @@ def test_each_source_has_a_date_and_says_how_near_its_questions_are(tmp_path: Pa
     text = html.unescape(page(card, folders.artifacts, tmp_path))
     for words in ("March 2025. Paraphrased", "17 December 2024. Paraphrased", "13 June 2024. Shortened"):
         assert words in text
-    # The points of Annex IV on data and accuracy, by their numbers in the Regulation.
-    for point in ("1(a)", "1(c)", "2(a)", "2(b)", "2(c)", "2(d)", "2(g)"):
-        assert f"<td>{point} " in text
+    # What could not be read is named, and so is what the wording of each question rests on.
+    for words in ("sections 2 to 4 of the initial public draft", "sections 3.2.2 and 3.2.3 was not read"):
+        assert words in text
+
+
+def test_every_section_and_every_point_has_a_line(tmp_path: Path) -> None:
+    """By the contents of the draft of SP 800-226 and the points of Annex IV in the Regulation."""
+    _, card = run_in(tmp_path)
+    nist, _, ai_act = sources(card, None, None)
+    sections = [
+        *(
+            "2.2",
+            "2.3",
+            "2.4",
+            "2.5",
+            "2.6",
+            "3.1",
+            "3.2",
+            "3.3.1",
+            "3.3.2",
+            "3.3.3",
+            "3.4",
+            "3.5",
+            "3.6",
+            "3.7",
+        ),
+        *("4.1", "4.2", "4.3", "4.4", "4.5"),
+    ]
+    for section in sections:
+        assert any(section in line.question.split() for line in nist.lines), section
+    asked = " ".join(line.question for line in ai_act.lines).replace("1(e) to 1(h)", "1(e) 1(f) 1(g) 1(h)")
+    points = [*(f"1({part})" for part in "abcdefgh"), *(f"2({part})" for part in "abcdefgh"), *"3456789"]
+    assert [point for point in points if point not in asked.split()] == []
+
+
+def test_questions_are_those_of_their_sections(tmp_path: Path) -> None:
+    """4.5 is on collecting less, 2.5 on comparing guarantees; what all runs cost together is in 2.2."""
+    _, card = run_in(tmp_path)
+    asked = {line.question: line for line in lines(card)}
+    (collected,) = [line for question, line in asked.items() if question.startswith("4.5 ")]
+    (compared,) = [line for question, line in asked.items() if question.startswith("2.5 ")]
+    assert "be collected at all" in collected.question and collected.fact is None
+    assert compared.fact == (
+        "With those of the same delta, 1e-05, and the same unit, one record (one drawing), added or removed."
+    )
+    (together,) = [line for question, line in asked.items() if "all analyses of the same data" in question]
+    assert together.question.startswith("2.2 ") and "all runs add up" in (together.fact or "")
+
+
+def test_adaptive_releases_are_not_said_to_be_fixed_before(tmp_path: Path) -> None:
+    _, card = run_in(tmp_path)
+    composition = card.accounting.composition.model_copy(update={"kind": "zcdp"})
+    adaptive = card.model_copy(
+        update={"accounting": card.accounting.model_copy(update={"composition": composition})}
+    )
+    for some, fixed in ((card, True), (adaptive, False)):
+        (line,) = [line for line in lines(some) if line.question.startswith("4.1 ")]
+        assert ("were fixed before the first one, so" in (line.fact or "")) is fixed
+        assert ("chosen adaptively" in (line.fact or "")) is not fixed
+
+
+def test_purpose_and_provider_are_those_of_the_data_card(tmp_path: Path) -> None:
+    folders, card = run_in(tmp_path)
+    assert "planning of beds" not in page(card, folders.artifacts, tmp_path)
+    (tmp_path / "data/cards").mkdir(parents=True)
+    document = json.loads(animals().model_dump_json()) | {"deployment": DEPLOYMENT}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "data/cards/animals.yaml")
+    text = page(card, folders.artifacts, tmp_path)
+    assert "Purpose: planning of beds. Provider: The clinic. Version: run" in text
 
 
 def test_a_seeded_run_says_first_that_it_is_not_private(tmp_path: Path) -> None:

@@ -11,31 +11,15 @@ from typer.testing import CliRunner
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.card import PrivacyCard, build
-from data.card import DataCard
 from flows.cli.main import app
 from tasks.export import model_card
 from tasks.registry import as_yaml, registry_entry
 from tests.algorithms.privacy.conftest import KEY
-from tests.support.cards import card, category, csv_of, label
+from tests.support.cards import DEPLOYMENT, animals
 from tests.support.synthetic_run import record, write_run
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 SCHEMA = Path(__file__).parents[1] / "support/standards/dp-deployments-schema.yaml"
-DEPLOYMENT = {
-    "curators": ["The clinic"],
-    "use": "planning of beds",
-    "region": "Norway",
-    "contact": "privacy@example.org",
-    "published": "2026-01-31",
-}
-
-
-def data_card(**more: Any) -> DataCard:
-    document = card("animals", classes=["cat", "dog"], records={"at_most": 500}, **more)
-    document["reader"] = csv_of(category("fur", "long", "short"), label("kind"))
-    document["files"] = {"train": {"path": "train.csv", "keyed_sha256": "0" * 64}}
-    document["split"] = {"salt": "s", "test_fraction": 0.3}
-    return DataCard.model_validate_json(json.dumps(document))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +46,7 @@ def tiers(schema: Any, entry: Any) -> list[int]:
 
 
 def test_mechanisms_are_written_in_sentences(private: PrivacyCard) -> None:
-    written = str(registry_entry(private, data_card(deployment=DEPLOYMENT)))
+    written = str(registry_entry(private, animals(deployment=DEPLOYMENT)))
     assert "gradient: gaussian noise, L2 bounds, poisson sampling" in written
     assert "key from the operating system. Software:" in written
     # A row of a table is held to its bounds and encoded, so that the records are not used as they are.
@@ -75,9 +59,7 @@ def test_mechanisms_are_written_in_sentences(private: PrivacyCard) -> None:
 
 def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) -> None:
     schema = YAML(typ="safe", pure=True).load(SCHEMA)
-    entry = YAML(typ="safe", pure=True).load(
-        as_yaml(registry_entry(private, data_card(deployment=DEPLOYMENT)))
-    )
+    entry = YAML(typ="safe", pure=True).load(as_yaml(registry_entry(private, animals(deployment=DEPLOYMENT))))
     jsonschema.validate(entry, schema)
     assert sum(tier > 1 for tier in tiers(schema, entry)) >= 14
     deployment = entry["deployment"]
@@ -91,13 +73,13 @@ def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) ->
 
 def test_what_the_form_cannot_say_is_refused(private: PrivacyCard, seeded: PrivacyCard) -> None:
     with pytest.raises(RefusedError, match="guarantee is 'seeded'"):
-        registry_entry(seeded, data_card(deployment=DEPLOYMENT))
+        registry_entry(seeded, animals(deployment=DEPLOYMENT))
     with pytest.raises(RefusedError, match="no section `deployment`"):
-        registry_entry(private, data_card())
+        registry_entry(private, animals())
 
 
-def test_the_section_changes_no_digest_of_a_data_card() -> None:
-    assert data_card(deployment=DEPLOYMENT).model_dump_json() == data_card().model_dump_json()
+def test_the_section_changes_no_digest_of_a_animals() -> None:
+    assert animals(deployment=DEPLOYMENT).model_dump_json() == animals().model_dump_json()
 
 
 def test_the_command_writes_the_entry(
@@ -106,7 +88,7 @@ def test_the_command_writes_the_entry(
     (tmp_path / "data/cards").mkdir(parents=True)
     (tmp_path / "params.yaml").touch()
     (tmp_path / "dvc.yaml").touch()
-    document = json.loads(data_card().model_dump_json()) | {"deployment": DEPLOYMENT}
+    document = json.loads(animals().model_dump_json()) | {"deployment": DEPLOYMENT}
     YAML(typ="safe", pure=True).dump(document, tmp_path / "data/cards/animals.yaml")
     (tmp_path / "privacy_card.json").write_bytes(private.to_bytes())
     monkeypatch.chdir(tmp_path)
@@ -114,7 +96,7 @@ def test_the_command_writes_the_entry(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "entry.yaml").read_text() == as_yaml(
-        registry_entry(private, data_card(deployment=DEPLOYMENT))
+        registry_entry(private, animals(deployment=DEPLOYMENT))
     )
     assert CliRunner().invoke(app, arguments).exit_code != 0  # it is there already
 
