@@ -24,6 +24,7 @@ from algorithms.gradients import Packing, Padding, RowModule
 from algorithms.gradients.model import copy_module
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.gradients.randomness import same_randomness
+from algorithms.models.feature_transforms import in_front
 from algorithms.models.libraries import tell_if_library_needs_torchvision
 from algorithms.models.mapped_arrays import (
     as_type,
@@ -33,8 +34,10 @@ from algorithms.models.mapped_arrays import (
     take_rows,
 )
 from algorithms.models.model import LossBounds, Model, ModelRefusedError, batch_experts, check_module
-from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are
+from algorithms.models.number_losses import CountLoss, QuantileLoss
+from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are, squared_error
 from algorithms.models.packed_records import pack, packing_of
+from algorithms.target_scale import TargetScale
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -362,6 +365,20 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         padding=records.padding,
     )
     return model, classes, records
+
+
+def on_its_scale(model: Model, loss: object, records: GivenRecords, scale: TargetScale) -> Model:
+    """The model on the scale of the one number that it predicts; raises RefusedError for another shape or loss."""
+    if isinstance(model.module, RowModule) or tuple(_probe(model.module, records).shape) != (2, 1):
+        raise RefusedError(
+            "target_scale is of one number for each record, and the model gives another shape; let it give [batch, 1]."
+        )
+    if loss is squared_error or _without_reduction(loss)[0] in ("mse_loss", "MSELoss"):
+        model = replace(model, losses=squared_error)
+    elif isinstance(loss, CountLoss | QuantileLoss):
+        model = replace(model, losses=loss, scores=loss.scores)
+    scale.check(model)
+    return in_front(scale.module(()), model)
 
 
 def _class_range(labels: NDArray[Any], ignored: int | None) -> tuple[int, int]:

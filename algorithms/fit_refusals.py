@@ -4,7 +4,7 @@ from algorithms.errors import Words
 
 FIT = Words(
     prefixes={"method": "method."},
-    names={"method.kind": "method"},
+    names={"method.kind": "method", "learned.kind": "target_scale"},
     sentences={
         "answer_short_of_memory": "memory did not suffice for an answer; set memory_mb to less.",
         "computes_in_16_bits": "the model {model} computes in 16 bits somewhere, by conversions of its own, though its"

@@ -13,6 +13,7 @@ import math
 import secrets
 import tempfile
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.checkpoint import cpu_copies
+from algorithms.core.learned_features import schedule_of
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
@@ -41,14 +43,24 @@ from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import GivenRecords, Losses, check_index, group_rows_by_user, model_of, records_of
+from algorithms.fit_inputs import (
+    GivenRecords,
+    Losses,
+    check_index,
+    group_rows_by_user,
+    model_of,
+    on_its_scale,
+    records_of,
+)
 from algorithms.fit_refusals import FIT, LEFT_OPEN
 from algorithms.gradients import RowModule
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Model
+from algorithms.models.scaled_target import PredictedNumber, ScaledTarget, TargetScaling
 from algorithms.privacy.accounting import MAX_EPSILON, Budget, EventRow
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.accounting.gaussian import noise_for_share
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.trace import Trace
@@ -66,6 +78,7 @@ from algorithms.privacy.ledger import (
     open_newest,
 )
 from algorithms.privacy.mechanisms.noise import generator_of
+from algorithms.target_scale import TargetScale
 
 
 @dataclass(frozen=True)
@@ -197,6 +210,7 @@ def fit(
     accept_rounding: bool = False,
     memory_mb: int = 1024,
     on_step: Callable[[Step], object] | None = None,
+    target_scale: float | None = None,
 ) -> Fitted:
     """Train a copy of a module under differential privacy.
 
@@ -251,6 +265,10 @@ def fit(
         memory_mb: Memory for per-record work, in MB.
         on_step: Called after each step with what is released of it. An exception of its own ends training; what was
             charged stays charged.
+        target_scale: The share of the budget's squared mu, such as 0.05, that goes to a release of the centre and the
+            scale of y before training (`algorithms.target_scale`), for a number that is scaled to [-1, 1] by public
+            bounds and a model with one output. Errors are then clipped on that scale, the result's model gives the
+            number itself, and a `Step` has the parameters of your module, which predicts on the scale.
 
     Returns:
         The trained module, the trace, the cost and the privacy card.
@@ -293,16 +311,22 @@ def fit(
     compute = ComputeConfig(
         device_of(str(device)), memory_mb, None, number=public_count, accept_rounding=accept_rounding
     )
-    target = Target(Budget(epsilon, delta), accountant, count_noise)
+    scale = None if target_scale is None else _scale_of_target(target_scale, epsilon, delta)
+    before = () if scale is None else tuple(schedule_of(scale, (), public_count, count_noise))
+    target = Target(Budget(epsilon, delta), accountant, count_noise, before)
+    given, on_scale = model, trained
+    if scale is not None:
+        given = ScaledTarget(OrderedDict(features=TargetScaling(), model=model))
+        on_scale = on_its_scale(trained, loss, records, scale)
     plan = _plan(
-        method, target, trained, classes=classes, records=public_count, rows_per_user=rows, noise=noise
+        method, target, on_scale, classes=classes, records=public_count, rows_per_user=rows, noise=noise
     )
     document = PlanDocument(
         **dict(plan.to_document()),
         algorithm=name,
         settings=settings,
-        features={"name": "none"},
-        model=_model_of_plan(model, trained, seed=seed),
+        features={"name": "none"} if scale is None else {"name": "target_scale", "noise": scale.noise},
+        model=_model_of_plan(given, on_scale, seed=seed),
         dataset=dataset,
         noise=noise,
         diagnostics=False,
@@ -319,10 +343,10 @@ def fit(
         )
         shown = _Shown(on_step, plan, lambda state: _tensors_to_publish(trained, method.released(state)))
         with account.closing(run):
-            state, trace, _ = train(
+            state, trace, on_scale = train(
                 method,
                 plan,
-                trained,
+                on_scale,
                 open_records=lambda: records,
                 generator=generator,
                 run_id=run.run_id,
@@ -331,10 +355,23 @@ def fit(
                 checkpoint_seconds=math.inf,
                 on_step=shown.note,
                 on_state=None if on_step is None else shown.show,
+                features=scale,
                 reserve=lambda: account.reserve(run),
             )
-            released = _tensors_to_publish(trained, method.released(state))
-            return _settle_and_publish(run, account, trace, released, trained=trained, given=model)
+            released = _tensors_to_publish(on_scale, method.released(state))
+            return _settle_and_publish(run, account, trace, released, trained=on_scale, given=given)
+
+
+def _scale_of_target(share: float, epsilon: float, delta: float) -> TargetScale:
+    """The release of a number's centre and scale that takes a share of the budget's squared mu."""
+    if not 0 < share < 1:
+        raise RefusedError(f"target_scale is {share:g}; give a share of the budget, such as 0.05.")
+    if not 0 < delta < 1:
+        raise RefusedError(
+            f"delta is {delta:g}, and a number's scale is released with Gaussian noise; set delta to one above 0,"
+            " customarily to 1/n or less."
+        )
+    return TargetScale(noise_for_share(share, epsilon, delta))
 
 
 def _group_by_person(
@@ -428,6 +465,8 @@ def _settle_and_publish(
     }
     frame = pd.read_parquet(table)
     module = _fill_module(trained.module, released, like=given)
+    if isinstance(module, ScaledTarget):
+        module = PredictedNumber(trained).eval()
     try:
         card = run.settle(account, files, frame, schedule_to_json(run_lengths(trace.events())))
     except BaseException as error:
@@ -445,6 +484,7 @@ _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "per_person": (Integral | None, "a whole number"),
     "dataset": (str, "a text"),
     **dict.fromkeys(("unit", "population", "ledger"), (str | None, "a text")),
+    "target_scale": (Real | None, "a number"),
 }
 
 

@@ -30,6 +30,7 @@ from ruamel.yaml import YAML
 from algorithms.core.training import train
 from algorithms.evaluation import ReleasedHistogram, cheapest_threshold, count, histogram_for
 from algorithms.evaluation.histogram import BINARY
+from algorithms.privacy.accounting.gaussian import noise_for_share
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data.card import DataCard, data_card
@@ -41,7 +42,6 @@ from data.readers.records import RecordBatch
 from tasks.calibrate import features_for, model_for, plan_for
 from tasks.config import data_mirror, params
 from tasks.config.overrides import Recipe, recipe
-from tasks.config.step_sizes import noise_for_share
 from tasks.evaluate import EvaluationResult, compute_metrics, evaluate
 from tasks.prepare import prepare
 

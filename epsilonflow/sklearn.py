@@ -30,10 +30,11 @@ from algorithms.errors import RefusedError
 from algorithms.fitting import Fitted
 from algorithms.fitting import fit as train
 from algorithms.models.number_losses import CountLoss, QuantileLoss
-from algorithms.models.objectives import MARGINS
+from algorithms.models.objectives import MARGINS, squared_error
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from algorithms.privacy.card import load_beside
 from algorithms.privacy.card.text import rounded_up, statement
 from data.cells import CellSettings, usual_cells
@@ -73,7 +74,7 @@ FORBIDDEN_CHECKS: dict[str, str] = {
 
 
 _LOSSES: Mapping[str, Callable[[float], Any]] = {
-    "squared_error": lambda _: "mse_loss",
+    "squared_error": lambda _: squared_error,
     "poisson": lambda _: CountLoss(),
     "quantile": QuantileLoss,
 }
@@ -122,6 +123,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
     _kind: ClassVar[Kind]
+    _target_scale: ClassVar[float | None] = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -163,7 +165,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise RefusedError(
                 f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
             )
-        method = self.method or usual_method(len(records), self._kind, outputs, self.steps)
+        method = self.method or usual_method(len(records), loss, outputs, self.steps)
         try:
             with ESTIMATORS.spoken():
                 result: Fitted = train(
@@ -180,6 +182,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                     cap=self.cap,
                     ledger=self.ledger,
                     device=self.device,
+                    target_scale=self._target_scale,
                 )
         except BaseException as error:
             if isinstance(charged := getattr(error, "charged", None), Budget):
@@ -335,6 +338,9 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
 class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     """A regression of tables that is trained under differential privacy.
 
+    A twentieth of the squared mu of the budget goes to a release of the target's centre and scale before training, as
+    in a run of the pipeline; the card lists it.
+
     Args:
         target_bounds: (low, high) of the target, to which it and predictions are clamped; from what you know without
             looking. A data card as `schema` may declare them instead.
@@ -353,6 +359,7 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     """
 
     _kind = "number"
+    _target_scale = SHARE_OF_FEATURES
 
     def __init__(
         self,
@@ -438,10 +445,7 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[np.float64]:
         """The predicted number of each row, within the target's bounds."""
         check_is_fitted(self, "result_")
-        outputs = self._outputs(X)
-        if self.loss == "poisson" and isinstance(self.result_, Fitted):  # of `load`, they are scores already
-            outputs = CountLoss().scores(torch.from_numpy(outputs)).numpy()
-        return self.target_.in_units(outputs[:, 0])
+        return self.target_.in_units(self._outputs(X)[:, 0])
 
 
 def load(path: str | Path) -> DPClassifier | DPRegressor:

@@ -19,6 +19,7 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
+from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
@@ -32,8 +33,9 @@ _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """Where a gradient is as long as the error of one probability; docs/results/tables.md."""
-_RATES = {"classes": 3.8, "number": 0.95}
-"""Half of the rates at which descent with momentum 0.9 on vectors of norm 1 could diverge."""
+_NOISE_LIMITS = {"classes": 0.7, "number": 0.35}
+"""How far all noise together may move a parameter, of a number in its released scale; docs/results/tables.md."""
+_MOMENTUM = 0.9
 _TARGET = {"name": "(target)", "kind": "label"}
 
 
@@ -107,10 +109,17 @@ def as_table(X: Any) -> pd.DataFrame:
     return X
 
 
-def usual_method(records: int, kind: Kind, outputs: int, steps: int) -> DPSGD:
+def usual_method(records: int, loss: Any, outputs: int, steps: int) -> DPSGD:
     """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate."""
+    kind: Kind = "classes" if loss == "cross_entropy" else "number"
+    usual = CROSS_ENTROPY if kind == "classes" else SQUARED
+    curvature = getattr(loss, "curvature", usual.curvature)
     update = OptimizerConfig(
-        learning_rate=_RATES[kind], momentum=0.9, schedule="linear", noise_limit=0.7, optimizer="sgd"
+        learning_rate=float(f"{(1.0 + _MOMENTUM) / curvature:.2g}"),  # half of where descent could diverge
+        momentum=_MOMENTUM,
+        schedule="linear",
+        noise_limit=_NOISE_LIMITS[kind],
+        optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))
     clip_norm = _CLIP_OF_TWO_CLASSES if kind == "classes" and outputs == 1 else 1.0

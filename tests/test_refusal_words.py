@@ -35,7 +35,7 @@ PROGRAMS = {
 }
 """Files of `algorithms` that may name a command."""
 NOT_OF_FIT = {
-    "learned.": "fit learns no features",
+    "learned.": "fit learns the scale of a number at most",
     "network.": "fit takes a module as it is, in 32 bits",
     "records.": "fit takes arrays",
     "compute.shard_": "fit is one process",

@@ -47,6 +47,17 @@ class ScaledTarget(nn.Sequential):
         return torch.cat([outputs, beside + scaling.centre, beside + scaling.scale], dim=-1)
 
 
+class PredictedNumber(ScaledTarget):
+    """A trained model on its own scale, whose output is the number itself: [batch, ...] -> [batch, 1]."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(OrderedDict(model.module.named_children()))
+        self.scores = model.scores
+
+    def forward(self, records: Tensor) -> Tensor:
+        return self.scores(super().forward(records))
+
+
 def scaled_squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Half the squared error of each record in units of the scale, outputs [batch, 3], labels [batch] -> [batch]."""
     output, centre, scale = outputs.unbind(-1)

@@ -20,6 +20,7 @@ from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
+from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES, noise_for_share
 from data.card import DataCard, DataRefusedError, RecordCounts, data_card
 from data.description import cells_of, feature_norms
 from data.documents import Document, DocumentError, load_yaml
@@ -48,8 +49,6 @@ _NOISE_OF_A_NUMBER = 0.35
 """The same where a number is predicted, in units of its scale."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """The clip norm of unit vectors with two classes, whose gradients are as long as an error, at most 1."""
-_SHARE_OF_FEATURES = 0.05
-"""The share of the squared mu of the budget that a release of a number's scale, or of all histograms, takes."""
 _DEVIATIONS_FOR_HISTOGRAMS = 40.0
 """How many standard deviations of a count the records have to be, for histograms; ten times as many where only an upper
 bound on their number is public; docs/results/tables.md."""
@@ -170,9 +169,7 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
 
 def _features_of_a_number(card: DataCard, epsilon: float) -> Document:
     """The centre and scale of the number, released before training; with all histograms where records are enough."""
-    from tasks.config.step_sizes import noise_for_share
-
-    noise = float(f"{noise_for_share(_SHARE_OF_FEATURES, epsilon):.3g}")
+    noise = float(f"{noise_for_share(SHARE_OF_FEATURES, epsilon):.3g}")
     encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
     assert encoding is not None
     of_a_count = noise * math.sqrt(1 + sum(len(column.parts) for column in encoding.histograms))
@@ -204,7 +201,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
 
 
 def _reasons_of_features(name: str) -> dict[str, str]:
-    share = f"{_SHARE_OF_FEATURES:.0%} of the squared mu of the budget"
+    share = f"{SHARE_OF_FEATURES:.0%} of the squared mu of the budget"
     if name == "histograms":
         enough = f"{_DEVIATIONS_FOR_HISTOGRAMS:g} standard deviations of a count"
         return {

@@ -10,10 +10,7 @@ squared error's slope grows with the error, so that one diverges.
 
 import math
 
-from scipy.optimize import brentq
-
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 
 
 def stable_rate(bounds: LossBounds | None, norm: float, momentum: float) -> float:
@@ -28,15 +25,6 @@ def stable_rate(bounds: LossBounds | None, norm: float, momentum: float) -> floa
     """
     curvature = math.inf if bounds is None else bounds.curvature * norm**2
     return (1.0 + momentum) / curvature if 0.0 < curvature < math.inf else math.inf
-
-
-def noise_for_share(share: float, epsilon: float, delta: float = 1e-5) -> float:
-    """The noise multiplier of a Gaussian release that takes a share of the squared mu of a budget.
-
-    A Gaussian mechanism has mu, its sensitivity over its standard deviation; squares of mu add up.
-    """
-    mu = brentq(lambda one: gaussian_epsilon(one, delta) - epsilon, 1e-6, 1e3)
-    return 1.0 / (float(mu) * math.sqrt(share))
 
 
 def diverges(bounds: LossBounds | None) -> bool:

@@ -38,6 +38,8 @@ from algorithms.fit_inputs import model_of, records_of
 from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.libraries import imported_library
+from algorithms.models.number_losses import CountLoss, QuantileLoss
+from algorithms.models.objectives import squared_error
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.record_loader import RecordLoader
@@ -373,6 +375,54 @@ def test_a_population_that_is_charged_in_another_ledger_is_refused(
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
     call(**other)
+
+
+def a_number(**changes: Any) -> fitting.Fitted:
+    X, _ = two_classes(400)
+    y = (0.3 + 0.02 * np.tanh(X[:, 0])).astype(np.float32)
+    asked = {"model": linear(1), "loss": "mse_loss", "X": X, "y": y, "target_scale": 0.05}
+    return call(**(asked | changes))
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse_loss", nn.MSELoss(), squared_error, CountLoss(), QuantileLoss(0.5)], ids=str
+)
+def test_a_number_is_trained_and_predicted_on_its_released_scale(loss: Any, tmp_path: Path) -> None:
+    steps: list[fitting.Step] = []
+    result = a_number(loss=loss, on_step=steps.append)
+    assert len(result.trace) == FEW.steps + 1 and result.epsilon["pld"] <= 3.0
+    assert verify(result.card, unsigned=True).passed
+    result.save(tmp_path)
+    tensors, X = load_file(tmp_path / "model.safetensors"), torch.randn(5, 5)
+    assert abs(float(tensors["features.centre"]) - 0.3) < 0.1 and float(tensors["features.scale"]) < 0.2
+    own = linear(1)
+    own.load_state_dict(steps[-1].parameters)
+    centre, scale = tensors["features.centre"], tensors["features.scale"]
+    if isinstance(loss, CountLoss):
+        rate = (centre + 1) / 2 * own(X).clamp(max=1).exp()
+        below = own(X)[:, 0] <= 1
+        assert below.any() and torch.allclose(result.model(X)[below], (2 * rate - 1)[below], atol=1e-5)
+    else:
+        assert torch.allclose(result.model(X), centre + scale * own(X), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target_scale": 5}, "give a share of the budget"),
+        ({"target_scale": "0.05"}, "give a number"),
+        ({"delta": 0.0}, "set delta to one above 0"),
+        ({"model": linear(2), "loss": lambda outputs, y: (outputs[:, 0] - y).square()}, "another shape"),
+        ({"loss": lambda outputs, y: (outputs[:, 0] - y).abs()}, "target_scale puts .* a loss of its own"),
+        ({"loss": "l1_loss"}, "target_scale puts .* a loss of its own"),
+    ],
+)
+def test_a_scale_that_cannot_be_is_refused_before_anything_is_spent(
+    changes: Any, sentence: str, own_home: Path
+) -> None:
+    with pytest.raises(RefusedError, match=sentence):
+        a_number(**changes, population="people", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home) in ([], ["population"])
 
 
 @pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), 20_000])

@@ -20,11 +20,10 @@ from algorithms.models import Model, build
 from algorithms.models.feature_transforms import in_front, install_buffers
 from algorithms.models.saved import architecture
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.gaussian import gaussian_epsilon
+from algorithms.privacy.accounting.gaussian import gaussian_epsilon, noise_for_share
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.target_scale import centre_and_scale, histogram_edges
-from tasks.config.step_sizes import noise_for_share
 from tests.support.bench import MadeUp
 from tests.support.device import DEVICE
 from tests.support.refusals import refused_as

@@ -1,5 +1,6 @@
 """The estimators keep scikit-learn's contract, read nothing off the records, and say what fits cost together."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +22,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import epsilonflow.sklearn
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods.momentum import HeavyBall
+from algorithms.models.number_losses import CountLoss, QuantileLoss
+from algorithms.models.objectives import squared_error
+from algorithms.privacy.accounting.gaussian import gaussian_delta
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.card import verify
 from algorithms.privacy.ledger import Ledger
@@ -130,10 +134,35 @@ def test_a_data_card_is_a_schema_and_declares_the_classes(tmp_path: Path) -> Non
 
 
 def test_settings_follow_from_the_kind_of_target() -> None:
-    two, three, number = (
-        usual_method(5000, *of, 10) for of in (("classes", 1), ("classes", 3), ("number", 1))
+    two, three, number, count, quantile = (
+        usual_method(5000, loss, outputs, 10)
+        for loss, outputs in (
+            *(("cross_entropy", 1), ("cross_entropy", 3)),
+            *((squared_error, 1), (CountLoss(), 1), (QuantileLoss(0.9), 1)),
+        )
     )
     assert (two.clip_norm, three.clip_norm, number.clip_norm) == (0.8, 1.0, 1.0)
+    assert (two.update.noise_limit, number.update.noise_limit) == (0.7, 0.35)
+    # 1.9 over the curvatures 1/2, 1, e and 5.
+    rates = [one.update.learning_rate for one in (three, number, count, quantile)]
+    assert rates == [3.8, 1.9, 0.7, 0.38]
+
+
+@pytest.mark.usefixtures("same_secrets")
+def test_a_number_that_fills_little_of_its_bounds_is_predicted_on_a_released_scale() -> None:
+    """Its deviation is a thirtieth of the bounds, and without a scale noise alone would be several times as much."""
+    X, _ = table(3000)
+    draw = np.random.default_rng(1)
+    y = 20 + X["age"] / 10 + draw.normal(0, 1, 3000)
+    model = DPRegressor(epsilon=1, schema=SCHEMA, target_bounds=(0, 200), steps=30).fit(X, y)
+    assert model.score(X, y) > 0.5
+    card = model.result_.card
+    assert card.mechanism.features.name == "target_scale" and verify(card, unsigned=True).passed
+    first = model.result_.trace.iloc[0]
+    # 0.05 of the squared mu: a Gaussian mechanism of mu sqrt(20) / noise has the epsilon of the budget.
+    mu = math.sqrt(20) / first["noise_std"]
+    assert gaussian_delta(mu, 1.0) == pytest.approx(1e-5, rel=1e-3)
+    assert model.epsilon_ <= 1
 
 
 def test_a_missing_number_and_an_unknown_category_are_values() -> None:

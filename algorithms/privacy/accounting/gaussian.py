@@ -6,6 +6,8 @@ from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
 
 _U = 2.0**-53
+SHARE_OF_FEATURES = 0.05
+"""The usual share of the squared mu of a budget for a release before training, of a number's scale or of histograms."""
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -58,3 +60,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     while delta_bound(epsilon := float(root) * (1 + slack)) > delta:
         slack *= 4
     return epsilon
+
+
+def noise_for_share(share: float, epsilon: float, delta: float = 1e-5) -> float:
+    """The noise multiplier of a Gaussian release that takes a share of the squared mu of a budget.
+
+    A Gaussian mechanism has mu, its sensitivity over its standard deviation; squares of mu add up.
+    """
+    mu = brentq(lambda one: gaussian_epsilon(one, delta) - epsilon, 1e-6, 1e3)
+    return 1.0 / (float(mu) * math.sqrt(share))
