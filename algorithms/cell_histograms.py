@@ -51,9 +51,10 @@ class CellHistograms(Strict):
         *,
         is_of_number: bool,
         tree_share: float = 0.5,
+        constant_share: float = 0.0,
     ) -> "TableHistograms":
         """The features for rows of a public layout; see `HistogramCells`."""
-        return TableHistograms(self, tuple(sizes), tuple(columns), is_of_number, tree_share)
+        return TableHistograms(self, tuple(sizes), tuple(columns), is_of_number, tree_share, constant_share)
 
     def releases(self, shape: Shape) -> list[Release]:
         """Raises RefusedError, as rows without a layout of cells have no histograms."""
@@ -83,6 +84,7 @@ class TableHistograms:
     columns: tuple[HistogramColumn, ...]
     is_of_number: bool
     tree_share: float = 0.5
+    constant_share: float = 0.0
 
     @property
     def sensitivity(self) -> float:
@@ -138,4 +140,5 @@ class TableHistograms:
             seed=chosen.seed,
             is_of_number=self.is_of_number,
             tree_share=self.tree_share,
+            constant_share=self.constant_share,
         )

@@ -93,14 +93,16 @@ def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None
         )
         for column in public.cell_columns
     ]
-    front = sum(column.count for column in columns)
-    # What columns leave of the norm, from weights in 32 bits; a card without trees leaves nothing.
-    behind = round(math.fsum(weight**2 for weight in public.cells.weights[front:]), 6)
+    front, shares = sum(column.count for column in columns), [weight**2 for weight in public.cells.weights]
+    # Of the norm, what columns leave, from weights in 32 bits: trees, if there are any, and a cell that all rows share.
+    constant = round(shares.pop(), 6) if public.cells.sizes[-1] == 1 else 0.0
+    of_trees = round(math.fsum(shares[front:]), 6)
     return features.of_table(
         public.cells.sizes,
         columns,
         is_of_number=public.label_type.kind == "number",
-        tree_share=behind or 0.5,
+        tree_share=of_trees or (1.0 - constant) / 2,
+        constant_share=constant,
     )
 
 

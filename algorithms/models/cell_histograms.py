@@ -52,7 +52,8 @@ class HistogramCells(TargetScaling):
 
     sizes: the number of cells of each position of a row. columns: of the row's beginning. bins: quantile bins of each
     number, 0 for none. is_of_number: whether a number is predicted. tree_share: of a row's squared norm afterwards,
-    what belongs to the trees. counts: of all histograms, as released.
+    what belongs to the trees. constant_share: what belongs to the cell that all rows share, which is a row's last; 0
+    for none. counts: of all histograms, as released.
     """
 
     counts: Tensor
@@ -72,6 +73,7 @@ class HistogramCells(TargetScaling):
         seed: int,
         is_of_number: bool,
         tree_share: float = 0.5,
+        constant_share: float = 0.0,
     ) -> None:
         super().__init__(shape)
         self.columns = tuple(
@@ -92,11 +94,13 @@ class HistogramCells(TargetScaling):
             "depth": depth,
             "seed": seed,
             "is_of_number": is_of_number,
-            **({} if tree_share == 0.5 else {"tree_share": tree_share}),  # as models' files before it
+            # as models' files before them
+            **({} if tree_share == 0.5 else {"tree_share": tree_share}),
+            **({} if constant_share == 0.0 else {"constant_share": constant_share}),
         }
         self.is_around_the_model = is_of_number
         self._sizes, self._bins, self._trees, self._depth = tuple(sizes), bins, trees, depth
-        self._tree_share = tree_share if trees else 0.0
+        self._tree_share, self._constant_share = tree_share if trees else 0.0, constant_share
         self.parts = tuple(part for column in self.columns for part in column.parts)
         self._front = sum(column.count for column in self.columns)
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
@@ -126,9 +130,10 @@ class HistogramCells(TargetScaling):
         return torch.stack([codes[:, list(part.positions)].sum(1) for part in self.parts], dim=1)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[batch, positions] -> [batch, positions after]: columns, quantile bins, leaves."""
+        """[batch, positions] -> [batch, positions after]: columns, quantile bins, leaves, the constant."""
+        shared = [rows[:, -1:]] if self._constant_share else []
         if not self._looked_up:
-            return rows[:, : self._front]
+            return torch.cat([rows[:, : self._front], *shared], dim=1)
         values = self.table[self.indices(rows)[:, self._looked_up] + self.offsets].to(rows.dtype)
         binned = values[:, : len(self._binned)]
         passed = values[:, len(self._binned) :].reshape(-1, self._trees, self._depth) if self._trees else None
@@ -136,7 +141,7 @@ class HistogramCells(TargetScaling):
         if passed is not None:
             powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
             after.append((passed * powers.to(rows.dtype)).sum(-1))
-        return torch.cat(after, dim=1)
+        return torch.cat([*after, *shared], dim=1)
 
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -144,7 +149,9 @@ class HistogramCells(TargetScaling):
         places = [index for index, column in enumerate(self.columns) for _ in column.parts]
         more = [sum(places[part] == index for part in self._binned) for index in range(len(self.columns))]
         each = [
-            math.sqrt((1.0 - self._tree_share) / (len(self.columns) * (column.count + added)))
+            math.sqrt(
+                (1.0 - self._tree_share - self._constant_share) / (len(self.columns) * (column.count + added))
+            )
             for column, added in zip(self.columns, more, strict=True)
         ]
         weights = [each[index] for index, column in enumerate(self.columns) for _ in range(column.count)]
@@ -155,6 +162,8 @@ class HistogramCells(TargetScaling):
             *[self._bins + 1] * len(self._binned),
             *[2**self._depth] * self._trees,
         ]
+        if self._constant_share:
+            sizes, weights = [*sizes, 1], [*weights, math.sqrt(self._constant_share)]
         return tuple(sizes), tuple(weight * (1.0 - 2.0**-23) for weight in weights)
 
     def buffers_from(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:

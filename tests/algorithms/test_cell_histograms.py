@@ -15,7 +15,7 @@ from algorithms.model_facts import ModelFacts
 from algorithms.models import Model, build
 from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
 from algorithms.models.cells import behind_cells
-from algorithms.models.feature_transforms import in_front
+from algorithms.models.feature_transforms import front, in_front
 from algorithms.models.saved import architecture
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, REPLACE_ONE, epsilon
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -122,6 +122,24 @@ def test_trees_have_the_share_of_the_norm_that_the_table_gives_them(trees: int, 
     squares = np.square(asked.module((len(SIZES),)).layout[1])
     assert squares.sum() == pytest.approx(1.0, rel=1e-6) and squares.sum() <= 1.0
     assert squares[len(squares) - trees :].sum() == pytest.approx(share if trees else 0.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("trees", [5, 0])
+def test_a_cell_that_all_rows_share_stays_with_its_share_of_the_norm(trees: int) -> None:
+    """A row whose other cells nobody has is predicted by it, so that it is not noise alone."""
+    sizes, rows = (*SIZES, 1), np.pad(rows_of(50), ((0, 0), (0, 1)))
+    asked = CellHistograms(trees=trees).of_table(
+        sizes, COLUMNS, is_of_number=False, tree_share=0.225, constant_share=0.1
+    )
+    made = asked.module((len(sizes),))
+    after, weights = made.layout
+    squares = np.square(weights)
+    assert after[-1] == 1 and squares[-1] == pytest.approx(0.1, rel=1e-6)
+    assert squares.sum() == pytest.approx(1.0, rel=1e-6) and squares.sum() <= 1.0
+    assert squares[:6].sum() == pytest.approx(0.9 - (0.225 if trees else 0.0), rel=1e-6)
+    told = made(torch.from_numpy(rows))
+    assert told.shape == (50, len(after)) and not told[:, -1].any()
+    assert front(made.settings, (len(sizes),)).layout == made.layout  # as in a model's file
 
 
 @pytest.mark.parametrize("noise", [QUIET, 30.0, 1e5])

@@ -12,6 +12,7 @@ import torch
 from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
+from algorithms.cell_histograms import TableHistograms
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cell_histograms import HistogramCells
@@ -57,7 +58,7 @@ def write(path: Path, count: int, seed: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def declared(root: Path, name: str, *, people: bool = False) -> None:
+def declared(root: Path, name: str, *, people: bool = False, **cells: float) -> None:
     ignored = [{"name": other, "kind": "ignored"} for other in ("who", *TARGETS) if other != name]
     files = {
         part: {
@@ -71,7 +72,7 @@ def declared(root: Path, name: str, *, people: bool = False) -> None:
         public=True,
         cap={"epsilon": 1000.0, "delta": 1e-2},
         records={"train": 300 if people else 600, "test": 200},
-        reader=csv_of(*ignored, *COLUMNS, label(name)) | {"cells": CELLS},
+        reader=csv_of(*ignored, *COLUMNS, label(name)) | {"cells": CELLS | cells},
         files=files,
         **TARGETS[name],
     )
@@ -197,6 +198,19 @@ def test_learned_features_of_cells_are_refused(root: Path) -> None:
     public = Workspace(root, root / "home").public
     with pytest.raises(RefusedError, match="encoded as cells"):
         calibrate.plan_for(params.parse(asked, reads=calibrate.READS), public)
+
+
+@pytest.mark.parametrize("trees", [64, 0])
+def test_histograms_keep_the_constant_cell_that_the_card_declares(root: Path, trees: int) -> None:
+    declared(root, "two", trees=trees, tree_share=0.25, constant_share=0.1)
+    public = Workspace(root, root / "home").public
+    settings = params.parse(document(root, "two", "dp_sgd", **HISTOGRAMS), reads=calibrate.READS)
+    features = calibrate.features_for(settings, public)
+    assert isinstance(features, TableHistograms)
+    sizes, weights = features.module(public.input_shape).layout
+    assert sizes[-1] == 1 and weights[-1] ** 2 == pytest.approx(0.1, rel=1e-5)
+    learned = sum(weight**2 for size, weight in zip(sizes, weights, strict=True) if size == 16)
+    assert learned == pytest.approx(0.225 if trees else 0.45, rel=1e-5)
 
 
 def test_histograms_of_other_columns_of_the_same_rows_get_other_noise(root: Path) -> None:
