@@ -27,6 +27,7 @@ from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeploymen
 from prefect.settings import PREFECT_HOME
 
 from flows.deployed import REFUSED, STUCK, TAG, WORKER_DIED
+from flows.prefect_api import is_prefect
 from flows.scheduled import BROKEN, FEW_LEFT
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import StageFailedError
@@ -77,10 +78,7 @@ def start_server(port: int) -> str:
         _forget_dead_server()
         prefect("server", "start", "--background", "--host", "127.0.0.1", "--port", str(port), url=url)
     else:
-        if health.status_code not in (
-            httpx.codes.OK,
-            httpx.codes.SERVICE_UNAVAILABLE,
-        ):  # a busy one is unavailable
+        if not is_prefect(health):
             raise ParamsRefusedError(
                 f"another program than Prefect answers at {url}; name another port by --port."
             )

@@ -592,17 +592,14 @@ def _dvc(root: Path) -> tuple[bool, str]:
 
 
 def _prefect(root: Path) -> tuple[bool | None, str]:
-    import httpx
+    from flows.prefect_api import answers_at, no_server_at
 
     url = prefect_api_url()
     if url is None:
         start = "epsilonflow server start"
         return None, f"{_version('prefect')}, without a server, which runs do not need; `{start}` starts one"
-    try:
-        httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
-    except httpx.HTTPError:
-        how = "start it by `epsilonflow server start`, or unset PREFECT_API_URL to run without one"
-        return False, f"{_version('prefect')}, but no server answers at {url}; {how}"
+    if not answers_at(url):
+        return False, f"{_version('prefect')}, but {no_server_at(url)}"
     return True, f"{_version('prefect')}, with a server, which shows all runs"
 
 

@@ -101,11 +101,8 @@ class OneSentence(TyperGroup):
                 raise typer.Exit(1) from None
             if isinstance(error, refusals()):
                 words: str | None = str(error)
-            elif is_unreachable(error):
-                words = (
-                    f"no Prefect server answers at {prefect_api_url()}; start it by `epsilonflow server start`, or"
-                    " unset PREFECT_API_URL to run without one. A run that has begun is resumed by the same command."
-                )
+            elif (trouble := server_trouble(error)) is not None:
+                words = f"{trouble} A run that has begun is resumed by the same command."
             elif isinstance(error, OSError) and error.errno in _DENIED:
                 why = os.strerror(error.errno).lower()
                 words = f"{error.filename or 'a file'}: {why}; use another place, or change its permissions."
@@ -239,17 +236,25 @@ def has_prefect_api() -> bool:
     return prefect_api_url() is not None
 
 
-def is_unreachable(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, is that a configured Prefect server does not answer."""
+def server_trouble(error: BaseException) -> str | None:
+    """What to type where the error, or one that led to it, is that the configured Prefect server serves nobody."""
     import httpx
 
-    causes, seen = [error], list[BaseException]()
+    from flows.prefect_api import answers_at, no_server_at
+
+    url, causes, seen = prefect_api_url(), [error], list[BaseException]()
     while causes:
         cause = causes.pop()
         if cause not in seen:
             seen.append(cause)
             causes += [each for each in (cause.__cause__, cause.__context__) if each is not None]
-    return has_prefect_api() and any(isinstance(each, httpx.TransportError) for each in seen)
+    codes = {each.response.status_code for each in seen if isinstance(each, httpx.HTTPStatusError)}
+    is_away = any(isinstance(each, httpx.TransportError) for each in seen)
+    if url is None or not (is_away or codes or any(str(each).startswith(_UNREACHED) for each in seen)):
+        return None
+    if httpx.codes.UNAUTHORIZED in codes:
+        return f"the Prefect server at {url} asks for a password; set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
+    return no_server_at(url) if is_away or not answers_at(url) else None
 
 
 def quieten_prefect() -> None:
@@ -259,6 +264,8 @@ def quieten_prefect() -> None:
 
 
 _SECONDS_TO_END = 3.0
+_UNREACHED = "Failed to reach API"
+"""How Prefect's error begins where what answers is no API of its own."""
 T = TypeVar("T")
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show all output of DVC and Prefect.")]

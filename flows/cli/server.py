@@ -45,12 +45,17 @@ def deploy(
     ] = 10.0,
 ) -> None:
     """Deploy the flows to the server, and install automations that look after stuck runs and tell a person."""
+    from flows.prefect_api import answers_at, no_server_at
+    from tasks.config.params import ParamsRefusedError
+
+    root = find_checkout() or Path.cwd()
+    url = _url()
+    if prefect_api_url() is None and not answers_at(url):  # one that is configured is `OneSentence`'s
+        raise ParamsRefusedError(no_server_at(url))
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from flows import server
 
-    root = find_checkout() or Path.cwd()
-    url = _url()
     with temporary_settings({PREFECT_API_URL: url}):
         with server.keep_schedules():
             server.deploy(root / file, root, url)

@@ -6,20 +6,26 @@ import json
 import re
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 import typer
 from filelock import FileLock, Timeout
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import PrivacyCard, load, public_key_of
+from flows.cli import server as server_commands
 from flows.cli.main import app
 from flows.cli.running import OneSentence, StageOutput, has_prefect_api
 from tasks.runs.ledger import signing_key
@@ -441,7 +447,56 @@ def test_server_that_is_away_is_one_sentence(url: str | None, monkeypatch: pytes
     if url is None:
         assert isinstance(result.exception, RuntimeError)  # what failed is no server of Prefect's
     else:
-        assert_refused(result, f"no Prefect server answers at {url}; start it by `epsilonflow server start`")
+        assert_refused(
+            result, f"no Prefect server has its API at {url}; start one by `epsilonflow server start`"
+        )
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """The URL of a program that gives every request the same answer."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as served:
+        Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (404, b"{}"), (401, b"{}")])
+def test_url_without_its_path_is_one_sentence(
+    status: int, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's own client meets a page of its server, a path that is not there, and a question for a password."""
+    commands = typer.Typer(cls=OneSentence)
+
+    @commands.command()
+    def first() -> None:
+        with get_client(sync_client=True) as client:
+            client.raise_for_api_version_mismatch()
+            pytest.fail("no API answered")
+
+    commands.command()(lambda: None)
+    with answering(status, body) as url:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+            result = CliRunner().invoke(commands, ["first"])
+    words = "asks for a password; set PREFECT_API_AUTH_STRING" if status == 401 else "has its API at"
+    assert_refused(result, words)
+
+
+def test_deploying_without_a_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_commands, "_PORT", 9)
+    assert_refused(call("server", "deploy"), "no Prefect server has its API at http://127.0.0.1:9/api")
 
 
 def _cells(table: str) -> list[list[str]]:
@@ -463,7 +518,7 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     (here.home / "owner.key").unlink()
     assert "owner.key is gone; restore it" in call("doctor").stdout
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert "but no server answers at http://127.0.0.1:9/api; start it" in call("doctor").stdout
+    assert "but no Prefect server has its API at http://127.0.0.1:9/api; start one" in call("doctor").stdout
     monkeypatch.delenv("PREFECT_API_URL")
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
