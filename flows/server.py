@@ -41,6 +41,7 @@ _SERVER = "prefect.server.api.server:create_app"
 _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
+_MINUTE = timedelta(minutes=1)
 _SUBJECT = "'epsilonflow: ' ~ flow_run.name ~ ' is ' ~ flow_run.state.name"
 _LATE = "no worker took it. Start one, or resume the work pool or the deployment if it is paused."
 _NO_MESSAGE = (
@@ -201,7 +202,7 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
         Automation(name="epsilonflow: a run whose process died", trigger=running, actions=[crash]),
         Automation(
             name="epsilonflow: begin a stuck retraining again",
-            trigger=_presence([STUCK], also=retraining, once_in=timedelta(minutes=1)),
+            trigger=_presence([STUCK], also=retraining, once_in=_MINUTE),
             actions=[again],
         ),
         Automation(name="epsilonflow: a run that waited too long", trigger=waiting, actions=[cancel]),
@@ -213,12 +214,12 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
 
 def notifications(late_after: timedelta, notify: Notify) -> list[Automation]:
     """What tells a person of runs that need one."""
-    by_limit = _presence(["Cancelled"], message="Deployment concurrency*")
+    by_limit = _presence(["Cancelled"], message="Deployment concurrency*", once_in=_MINUTE)
     late = _absence(["Late"], ["Pending", "Running", "Scheduled", *_ENDS], late_after)
     return [
         Automation(name=f"epsilonflow: tell of {what}", trigger=trigger, actions=[notify])
         for what, trigger in (
-            ("runs that ended badly", _presence(_ALARMS)),
+            ("runs that ended badly", _presence(_ALARMS, once_in=_MINUTE)),
             ("runs cancelled by a limit", by_limit),
             ("late runs", late),
         )
