@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from tasks.config.borrowed_params import borrow_params, return_params
 from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.runs.metrics import Rows
 from tasks.runs.stages import StageRefusedError, checkout_lock
@@ -61,18 +62,19 @@ def run_report(root: Path, runner: Runner) -> Rows:
 def with_overrides(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Iterator[None]:
     """Within the block, params.yaml has the overrides; they do not stay if a stage refuses the run.
 
-    keeps: whether they stay otherwise.
+    keeps: whether they stay otherwise, also where the process is killed.
     """
     edit = apply_overrides(root, overrides)
+    if not keeps:
+        borrow_params(root, edit.before, edit.after)
+        try:
+            yield
+        finally:
+            return_params(root)
+        return
     edit.write()
     try:
         yield
     except StageRefusedError:
         edit.undo()
         raise
-    except BaseException:
-        if not keeps:
-            edit.undo()
-        raise
-    if not keeps:
-        edit.undo()

@@ -339,8 +339,9 @@ class ParamsEdit:
         write_text(self.path, self.after)
 
     def undo(self) -> None:
-        """Restore the old text."""
-        write_text(self.path, self.before)
+        """Restore the old text, unless somebody has changed the file since."""
+        if self.path.read_text(encoding="utf-8") == self.after:
+            write_text(self.path, self.before)
 
 
 def settings_of(assignments: Iterable[str]) -> Document:

@@ -34,10 +34,11 @@ from algorithms.privacy.ledger import (
 from data import DatasetInfo, dataset_info
 from data.card import DataCard, data_card
 from data.documents import load_yaml
-from data.files import read_json, write_text
+from data.files import read_json
 from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config import database_url, home, params, retraining_for
+from tasks.config.borrowed_params import borrow_params, return_params
 from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
@@ -439,7 +440,7 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
     if (state.root, state.before) != (here, there):
         state = replace(state, root=here, before=there)
         work.states.write(state)
-    write_text(work.root / "params.yaml", state.params)
+    borrow_params(work.root, state.before, state.params)
     try:
         with retraining_for(work.key(state.period)):
             for stage in STAGES:
@@ -450,7 +451,7 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
     except StageFailedError as failure:
         return _end_after_fault(work, state, "failed", str(failure))
     finally:
-        _put_back(work, state)  # also if the run goes on later: its params are in its state
+        return_params(work.root)  # also if the run goes on later: its params are in its state
 
 
 def _end_after_fault(
@@ -471,13 +472,6 @@ def _end_after_fault(
     )
 
 
-def _put_back(work: DeliveryWork, state: RetrainingState) -> None:
-    """Restore params.yaml from before the retraining, unless somebody has changed it since."""
-    path = work.root / "params.yaml"
-    if path.read_text(encoding="utf-8") == state.params:
-        write_text(path, state.before)
-
-
 def give_up(work: DeliveryWork, state: RetrainingState) -> str:
     """End an open retraining without a model; returns the sentence.
 
@@ -492,7 +486,7 @@ def give_up(work: DeliveryWork, state: RetrainingState) -> str:
         ledger.forfeit(run_id)
         store.abandon(home(), run_id)
     if status != "settled":
-        _put_back(work, state)
+        return_params(work.root)
     words = f"The retraining of {state.period} is given up" + (
         f", and the whole reservation of run {run_id} counts as spent." if is_lost else "."
     )

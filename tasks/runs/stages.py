@@ -17,6 +17,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from algorithms.privacy.ledger import system_user
+from tasks.config.borrowed_params import return_params
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_in
 
@@ -62,7 +63,10 @@ class StageFailedError(RuntimeError):
 
 @contextmanager
 def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
-    """Lock the checkout at `root` within the block; if another flow has locked it, say so and wait."""
+    """Lock the checkout at `root` within the block; if another flow has locked it, say so and wait.
+
+    What a killed run left in params.yaml is taken back first.
+    """
     lock = FileLock(root / ".dvc" / "tmp" / "epsilonflow.lock")
     try:
         held = lock.acquire(blocking=False)
@@ -70,6 +74,7 @@ def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
         say("another run holds this checkout: waiting for its end")
         held = lock.acquire()
     with held:
+        return_params(root)
         yield
 
 

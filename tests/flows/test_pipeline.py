@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+import flows.pipeline
 from flows.cli.running import StageOutput, listening
 from flows.deployed import STAGE_LINES
 from flows.pipeline import RunStage, run_pipeline, run_report, with_overrides
@@ -78,6 +79,27 @@ def test_overrides_stay_unless_a_stage_refuses_or_they_are_for_one_run(
         with pytest.raises(type(fault)), with_overrides(root, overrides, keeps=keeps):
             raise fault
     assert ((root / "params.yaml").read_text() != before) == stays
+
+
+def test_overrides_of_a_killed_run_are_taken_back_by_the_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a worker that was killed started, with overrides for that run alone."""
+    before = (root / "params.yaml").read_text()
+    monkeypatch.setattr(flows.pipeline, "return_params", lambda _: None)  # nothing runs after a kill
+    run_pipeline(root, ParamOverrides(seed=77), Recorder(), keeps_overrides=False)
+    assert "seed: 77" in (root / "params.yaml").read_text()
+    run_pipeline(root, ParamOverrides(), Recorder(), keeps_overrides=True)
+    assert (root / "params.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(("fault", "keeps"), [(None, False), (StageRefusedError("no."), True)])
+def test_what_a_person_writes_during_a_run_stays(root: Path, fault: Exception | None, keeps: bool) -> None:
+    with suppress(StageRefusedError), with_overrides(root, ParamOverrides(seed=77), keeps=keeps):
+        (root / "params.yaml").write_text("written: meanwhile\n")
+        if fault is not None:
+            raise fault
+    assert (root / "params.yaml").read_text() == "written: meanwhile\n"
 
 
 def test_the_command_shows_the_lines_of_a_flow_and_its_beginning_stages() -> None:
