@@ -629,8 +629,12 @@ def _mirror(_root: Path) -> tuple[bool | None, str]:
 
 
 def _disk(root: Path) -> tuple[bool, str]:
-    free = shutil.disk_usage(root).free / 1e9
-    return free > _FREE_GB, f"{free:.0f} GB free; at least {_FREE_GB:.0f} are recommended"
+    """Of the checkout and the home, the one with less room."""
+    from tasks.config import home
+
+    own = next(folder for folder in (home(), *home().parents) if folder.is_dir())
+    free, place = min((shutil.disk_usage(folder).free / 1e9, folder) for folder in (root, own))
+    return free > _FREE_GB, f"{free:.0f} GB free in {place}; at least {_FREE_GB:.0f} are recommended"
 
 
 def _extras(_root: Path) -> tuple[bool | None, str]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -520,6 +521,10 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert "but no Prefect server has its API at http://127.0.0.1:9/api; start one" in call("doctor").stdout
     monkeypatch.delenv("PREFECT_API_URL")
+    small, large = SimpleNamespace(free=1e9), SimpleNamespace(free=1e12)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda folder: small if folder == here.home else large)
+        assert f"WRONG  disk: 1 GB free in {here.home}; at least 5" in call("doctor").stdout
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
