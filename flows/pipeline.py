@@ -51,8 +51,16 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
 
 
 def run_report(root: Path, runner: Runner) -> Rows:
-    """Run the last two steps of the pipeline for the model that is in the checkout, and return the result."""
+    """Run the last two steps of the pipeline for the model that is in the checkout, and return the result.
+
+    Raises StageRefusedError if there is none.
+    """
     with checkout_lock(root, say=runner.line), runner.stages(root) as run:
+        if not (root / "artifacts" / "model.safetensors").is_file():
+            raise StageRefusedError(
+                "no model is in this checkout, as while a run that was stopped is not resumed; resume it, or train one"
+                " by `epsilonflow run`. Nothing was spent."
+            )
         run("evaluate")
         run("report")
         return runner.result(root)
