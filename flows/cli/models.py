@@ -1,7 +1,11 @@
 """Commands for a trained model and its card: `predict`, `export`, `release`, `card verify` and `card show`."""
 
 import re
+import resource
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +22,34 @@ Model = Annotated[
     Path, typer.Option("--model", help="A model.safetensors, or a folder with one, such as a release.")
 ]
 ARTIFACTS = Path("artifacts")
+
+
+_MAX_SECONDS, _MAX_BYTES = 120, 2**32
+"""Of a processor and of memory, for a card by whoever; a real one takes seconds."""
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Ends what takes longer or needs more memory by a refusal."""
+    from algorithms.errors import RefusedError
+
+    def end(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"it takes more than {_MAX_SECONDS} s of a processor")
+
+    before, (soft, hard) = signal.signal(signal.SIGPROF, end), resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES if hard < 0 else min(_MAX_BYTES, hard), hard))
+    signal.setitimer(signal.ITIMER_PROF, _MAX_SECONDS)
+    try:
+        yield
+    except (MemoryError, TimeoutError) as error:
+        reason = str(error) or "it needs too much memory"
+        raise RefusedError(
+            f"this card cannot be checked: {reason}; ask for the card that the run wrote."
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _allowed_code(allow_code: list[str] | None) -> set[str]:
@@ -186,7 +218,10 @@ def verify(
             "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
         )
     file = in_checkout(file)
-    verification = card.verify(card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned)
+    with _bounded():
+        verification = card.verify(
+            card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
+        )
     words = {True: "holds", False: "FAILS", None: "not checked"}
     for check in verification.checks:
         option = " by --key" if check.name == "owner" and check.passed is None else ""

@@ -22,7 +22,6 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
-import attrs
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.rdp import compute_epsilon
@@ -32,7 +31,7 @@ from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pairs_of, parts, rule_of
+from algorithms.privacy.accounting.event_rules import check_possible, compose_pld, pairs_of, parts, rule_of
 from algorithms.privacy.accounting.events import (
     PAID_IN_ORDER,
     Schedule,
@@ -83,11 +82,7 @@ def pure_epsilon(event: dp.DpEvent) -> float:
 
 def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
     """Raises RefusedError for an event that no theorem covers, at any depth of nesting."""
-    if not rule_of(event).is_possible(event):
-        raise RefusedError(
-            f"{in_words(event)} is no mechanism with these numbers ({_numbers_text(event)}); check the document that it"
-            " comes from."
-        )
+    check_possible(event)
     if not rule_of(event).is_proven(event, adjacency):
         raise RefusedError(
             "sampling without replacement is proven under REPLACE_ONE alone; set {method.adjacency} to it,"
@@ -96,15 +91,6 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
         )
     for inner in parts(event):
         _check(adjacency, inner)
-
-
-def _numbers_text(event: dp.DpEvent) -> str:
-    numbers = {
-        name: value
-        for name, value in attrs.asdict(event, recurse=False).items()
-        if isinstance(value, int | float)
-    }
-    return ", ".join(f"{name} {value!r}" for name, value in numbers.items()) or "none"
 
 
 def group_privacy(event: dp.DpEvent, count: int) -> dp.DpEvent:

@@ -776,12 +776,52 @@ def event_to_json(event: dp.DpEvent) -> EventJson:
 
 
 def event_from_json(document: EventJson) -> dp.DpEvent:
-    """The inverse of `event_to_json`; raises RefusedError for an unknown type, and for missing or unknown fields."""
+    """The inverse of `event_to_json`.
+
+    Raises RefusedError for an unknown type, missing or unknown fields, and numbers that no mechanism has or that
+    take for ever to account for.
+    """
     name = document.get("type")
     for kind, rule in _RULES.items():
         if kind.__name__ == name:
-            return rule.from_json(kind, {key: value for key, value in document.items() if key != "type"})
+            event = rule.from_json(kind, {key: value for key, value in document.items() if key != "type"})
+            check_possible(event)
+            _check_ranges(event)
+            return event
     raise RefusedError(f"the event type {name!r} is not one of {_names()}; check the document.")
+
+
+def check_possible(event: dp.DpEvent) -> None:
+    """Raises RefusedError for an event whose own numbers are outside the range of its theorems."""
+    if not rule_of(event).is_possible(event):
+        numbers = ", ".join(
+            f"{name} {value!r}" for name, value in _fields_of(event) if isinstance(value, int | float)
+        )
+        raise RefusedError(
+            f"{in_words(event)} is no mechanism with these numbers ({numbers or 'none'}); check the document that it"
+            " comes from."
+        )
+
+
+def _check_ranges(event: dp.DpEvent) -> None:
+    for name, value in _fields_of(event):
+        low, high = (
+            _RANGES.get(f"{type(event).__name__}.{name}") or _RANGES.get(name) or (-math.inf, math.inf)
+        )
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int | float) and math.isfinite(number) and not low <= number <= high:
+                raise RefusedError(
+                    f"{name} {number!r:.60} of {in_words(event)} is outside {low:g} to {high:g}; check the document."
+                )
+    if isinstance(event, SampledGroupDpEvent) and event.count**2 > _MAX_GROUP_WORK * event.noise_multiplier:
+        raise RefusedError(
+            f"{event.count} records under noise {event.noise_multiplier:g} take too long to account for; check the"
+            " document."
+        )
+
+
+def _fields_of(event: Any) -> Iterable[tuple[str, Any]]:
+    return attrs.asdict(event, recurse=False).items()
 
 
 def in_words(event: dp.DpEvent) -> str:
@@ -842,11 +882,25 @@ def _fits(field: Any, value: Any) -> bool:
         return isinstance(value, dp.DpEvent)
     if field.name == "events":
         return isinstance(value, list) and all(isinstance(part, dp.DpEvent) for part in value)
-    return field.type not in (int, float, "int", "float") or isinstance(value, int | float)
+    if field.type in (int, "int"):
+        return isinstance(value, int)
+    return field.type not in (float, "float") or isinstance(value, int | float)
 
 
 _LARGEST = 1e100
 """Of the numbers in a document: products and squares of larger ones are beyond a float."""
+_RANGES = {
+    "noise_multiplier": (1e-6, 1e12),
+    "mean": (1.0, 1e6),
+    **dict.fromkeys(("parts", "steps"), (1.0, 1e6)),
+    "leaves": (0.0, 1e6),
+    "count": (0.0, 1e9),
+    "SampledGroupDpEvent.count": (1.0, 1000.0),
+    **dict.fromkeys(("coefficients", "weights"), (-1e6, 1e6)),
+}
+"""Of fields in a document, by name or by event and name: within them, accountants end in bounded time and memory."""
+_MAX_GROUP_WORK = 1e4
+"""Of a group's size, squared, over its noise: a moment at order a is an integral of a times as many terms."""
 
 
 def compose_pld(

@@ -43,6 +43,7 @@ __all__ = [
     "Trials",
     "after_shared",
     "all_shown",
+    "check_kinds",
     "disjoint_parts_of",
     "event_from_json",
     "event_to_json",
@@ -110,8 +111,10 @@ def schedule_to_json(schedule: Schedule) -> list[EventRow]:
 
 MAX_NESTING = 18
 """Of the events that an event of a document stands in: enough for a search over compositions on disjoint people."""
-_MOST = 2**53
-"""Of the releases in a row, as counted exactly in a float."""
+MAX_KINDS = 1000
+"""Of the events of a card: each costs the accountants a distribution of its own."""
+_MOST = 10**9
+"""Of the releases in a row."""
 
 
 def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, int]]:
@@ -128,6 +131,21 @@ def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, i
         if _is_nested_too_deeply(row["event"]):
             raise RefusedError(f"an event stands inside more than {MAX_NESTING} others; check the document.")
     return [(event_from_json(row["event"]), row["count"]) for row in document]
+
+
+def check_kinds(schedule: Schedule) -> None:
+    """Raises RefusedError for a schedule of more than `MAX_KINDS` different events; Gaussian ones are priced as one."""
+    kinds: set[str] = set()
+    left = [event for event, _ in schedule]
+    while left:
+        event = left.pop()
+        left += parts(event)
+        if not isinstance(event, dp.GaussianDpEvent | dp.SelfComposedDpEvent | dp.ComposedDpEvent):
+            kinds.add(repr(event))
+        if len(kinds) > MAX_KINDS:
+            raise RefusedError(
+                f"there are more than {MAX_KINDS} kinds of events, which take too long to price; check the document."
+            )
 
 
 def _is_nested_too_deeply(event: Any) -> bool:

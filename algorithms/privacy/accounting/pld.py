@@ -30,6 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, signal
 
+from algorithms.errors import RefusedError
+
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -45,7 +47,7 @@ _FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
-_MAX_POINTS, _MAX_SEARCH_POINTS = 2**20, 2**17
+_MAX_POINTS, _MAX_SEARCH_POINTS, _LARGEST_GRID = 2**20, 2**17, 2**24
 _MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 1.5, 8.0, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _MIN_TILT, _TILTS, _LOG_INDECISIVE, _OUTSIDE = 1e-9, np.geomspace(0.05, 500.0, 20), math.log(1e4), 64
@@ -167,12 +169,21 @@ def discretise(
         rough = _edges(pld, tail, low_tail)
         ends = float(rough[0]), float(rough[-1])
     lowest, highest = ends
+    _check_points((highest - lowest) / grid)
     count = math.floor((highest - lowest) / grid) + 2
     indices = np.arange(count + 1)
     if decisive is not None:
         indices = _edges_of_cells(count, grid, decisive[0] - lowest, decisive[1] - lowest)
     edges = np.asarray(lowest + grid * indices, dtype=np.float64)
     return connect_the_dots(edges, pld.cells(edges)), indices
+
+
+def _check_points(points: float) -> None:
+    if not points < _LARGEST_GRID:  # as is also true of what is no number
+        raise RefusedError(
+            f"privacy losses spread over more than {_LARGEST_GRID} points of a grid, which are not computed; take more"
+            " noise or fewer releases."
+        )
 
 
 def _edges_of_cells(count: int, grid: float, low: float, high: float) -> Indices:
@@ -396,6 +407,7 @@ class GridComposition:
         low, high, shift = self._window(tilt, delta)
         lowest = self._lowest
         low = max(lowest, low - widening * (high - low))
+        _check_points((high - low) / grid)
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
         product = _Product.of(parts, self._indices, tilt, size)

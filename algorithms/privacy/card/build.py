@@ -63,6 +63,8 @@ _CHECKED = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
 _CLOSE = 1e-3
 """How closely the cost that a run kept count of ends at that of its schedule, which is accounted as a whole."""
 _ROUNDING = 1e-9
+MAX_BYTES = 2**25
+"""Of a card's file."""
 
 
 _S = TypeVar("_S", bound=Section)
@@ -102,9 +104,12 @@ def load(path: Path) -> PrivacyCard:
     Raises RefusedError where the file is not there, is no complete card, or is not written as cards are, to the byte.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except OSError:
         raise RefusedError(f"there is no file {path}; give the path of a privacy_card.json.") from None
+    if len(content) > MAX_BYTES:
+        raise RefusedError(f"{path} is larger than {MAX_BYTES} bytes; give the path of a privacy_card.json.")
     card = _validate(content, where=f" {path}")
     try:
         is_as_written = card.to_bytes() == content

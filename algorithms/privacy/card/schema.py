@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.epsilon import Accountant
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.events import Schedule, check_kinds, schedule_from_json
 from algorithms.privacy.documents import (
     Account,
     Adjacency,
@@ -345,8 +345,10 @@ class PrivacyCard(Section):
 
     @property
     def schedule(self) -> Schedule:
-        """The recorded releases; raises RefusedError for an event that is not known."""
-        return schedule_from_json([EventRow(event=row.event, count=row.count) for row in self.events])
+        """The recorded releases; raises RefusedError for events that are not known, or are too many kinds to price."""
+        schedule = schedule_from_json([EventRow(event=row.event, count=row.count) for row in self.events])
+        check_kinds(schedule)
+        return schedule
 
     def to_json(self) -> dict[str, JsonValue]:
         """The facts as JSON values."""

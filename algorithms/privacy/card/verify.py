@@ -8,10 +8,12 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
@@ -100,15 +102,18 @@ def verify(
 
     folder: where the run's files lie; what is not there is not checked, and the verification says so. key: the owner's
     public key, from elsewhere than the card; without it only whoever signed is known to have signed it all. unsigned:
-    whether a card without a signature may hold. Raises RefusedError where the card's events are unknown.
+    whether a card without a signature may hold. Raises RefusedError where the card's events are unknown, and where no
+    accountant can compute with them.
     """
     schedule = card.schedule
     adjacency, stated = adjacency_named(card.setting.adjacency), card.accounting
-    recomputed = recompute(
-        schedule, stated.delta, stated.composition, adjacency, stated=stated.epsilon.model_dump()
-    )
+    with _pricing():
+        recomputed = recompute(
+            schedule, stated.delta, stated.composition, adjacency, stated=stated.epsilon.model_dump()
+        )
+        held_out = [*_held_out(card, schedule)]
     checks = [*_signature(card, key, unsigned=unsigned), *_epsilons(card, recomputed)]
-    checks += [*_promise(card, recomputed), *_held_out(card, schedule)]
+    checks += [*_promise(card, recomputed), *held_out]
     if folder is not None:
         checks += [
             _file(folder / name, card) for name in (*RELEASED, *({EVALUATION} & card.evidence.files.keys()))
@@ -117,6 +122,18 @@ def verify(
         checks += [*_plan(folder / "plan.json", card, schedule)]
         checks += [*_evaluation(folder, card)]
     return CardVerification(recomputed, tuple(checks))
+
+
+@contextmanager
+def _pricing() -> Iterator[None]:
+    """Turns what accountants raise at numbers that no run has into a refusal."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except (ArithmeticError, ValueError, TypeError, IndexError) as error:
+        raise RefusedError(
+            f"this card's events cannot be priced: {error}; ask for the card that the run wrote."
+        ) from None
 
 
 def recompute(

@@ -21,7 +21,7 @@ h^2 / 8, so that n of them move the sum by more than eta = n h^2 / 8 + h sqrt(n 
 epsilon that is stated (of 0.001 if less is stated, of 10 if more).
 
 So a card passes from about 1 % below its price on, 2 % for a search or a choice of mechanisms, which is put on a grid
-twice, and 10 % for random allocation below noise 0.7, whatever sharper numerics it was made with; whoever states more
+twice, and 10 % for random allocation of noise 0.4 to 0.7, whatever sharper numerics it was made with. Who states more
 misleads nobody. What needs a grid of more than 2^22 points is refused. Renyi and pure epsilons are formulas, compared
 to a part in a million; the Renyi ones of groups and of random allocation have to be at least the bound above.
 """
@@ -66,7 +66,7 @@ ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_erro
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 BELOW, ABOVE, ABSOLUTE, SLACK = 1e-6, 1e-2, 1e-9, 0.008
 """How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it."""
-MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_WORK = 2**25, 20, 2_000, 2**22, 2**30
+MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_WORK = 2**25, 20, 1_000, 2**22, 2**30
 """Of a file, of nested events, of a grid, and of all computing, in about as many tails of a normal distribution."""
 LARGEST = sys.float_info.max
 ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
@@ -102,10 +102,11 @@ NUMBERS: dict[str, tuple[tuple[type, ...], float, float]] = {
     "int": ((int,), -LARGEST, LARGEST), "count": ((int,), 1, LARGEST), "chance": ((float,), 0, 1),
     "number": ((float,), 0, LARGEST), "positive": ((float,), 5e-324, LARGEST),
     # of events, in which a whole number may be written as an integer
-    "noise": ((int, float), 1e-6, 1e12), "rate": ((int, float), 0, 1), "real": ((int, float), 0, LARGEST),
-    "order": ((int, float), 1 + 1e-12, LARGEST), "filter": ((int, float), 1 + 1e-12, 1e5),
+    "noise": ((int, float), 1e-6, 1e12), "rate": ((int, float), 0, 1), "real": ((int, float), 0, 1e100),
+    "order": ((int, float), 1 + 1e-12, 1e100), "filter": ((int, float), 1 + 1e-12, 1e5),
     "mean": ((int, float), 1, 1e6),
     "coordinate": ((int, float), -1e6, 1e6), "decay": ((int, float), 0, 1 - 1e-16), "times": ((int,), 0, 10**9),
+    "row": ((int,), 1, 10**9),
     "steps": ((int,), 1, 10**6), "leaves": ((int,), 0, 10**6), "group": ((int,), 1, 1000),
 }
 SECTIONS = {
@@ -140,7 +141,7 @@ SECTIONS = {
     "ACCOUNT": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT",
     "BLOCKS": "charged:[BLOCK] blocks_per_person:count",
     "BLOCK": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT name",
-    "EVENT": "event:event count:times",
+    "EVENT": "event:event count:row",
     "IMPLEMENTATION": "recorded:training|report -version -code:sha256 python packages:{name} git:GIT?"
                       " device noise:secure|seeded cipher:AES-256-CTR rounding:ROUNDING?",
     "GIT": "commit dirty:flag",
@@ -160,7 +161,7 @@ EVENTS = {
     "RenyiDpEvent": "order:order bound:real",
     "ObjectivePerturbationDpEvent": "noise_multiplier:noise curvature_ratio:real",
     "PoissonSampledDpEvent": "sampling_probability:rate event:event",
-    "SampledWithoutReplacementDpEvent": "source_dataset_size:order sample_size:real event:event",
+    "SampledWithoutReplacementDpEvent": "source_dataset_size:row sample_size:times event:event",
     "SampledGroupDpEvent": "noise_multiplier:noise sampling_probability:rate count:group",
     "SelfComposedDpEvent": "event:event count:times",
     "ComposedDpEvent": "events:[event]*",
@@ -183,6 +184,7 @@ RULES: dict[str, Callable[[Card], bool]] = {
         == {"schedule": [], "zcdp": ["rho"], "renyi": ["order", "limit"]}[how["kind"]]
     ),
     "SampledWithoutReplacementDpEvent": lambda event: event["sample_size"] <= event["source_dataset_size"],
+    "SampledGroupDpEvent": lambda event: event["count"] ** 2 <= 1e4 * event["noise_multiplier"],
     "RandomAllocationDpEvent": lambda event: event["steps"] <= event["parts"],
     "CorrelatedDpEvent": lambda event: (
         [bool(event["coefficients"]), bool(event["weights"]), event["leaves"] > 0].count(True) == 1
@@ -549,7 +551,7 @@ def lower_bounds(
             bounds[name] = bound if math.isfinite(bound) else None
         except NoBoundError as error:
             reasons[name] = str(error)
-        except (ArithmeticError, ValueError, IndexError, MemoryError):
+        except (ArithmeticError, ValueError, TypeError, IndexError, MemoryError):
             reasons[name] = "numbers are too large or too small to compute with"
     if bounds["rdp"] is None and has_profile_alone(rows):
         bounds["rdp"] = bounds["pld"]  # no Renyi bound lies below the exact epsilon
@@ -802,7 +804,7 @@ def pld_epsilon(rows: Rows, delta: float, adjacency: str, stated: float | None) 
     """A lower bound on epsilon by privacy profiles, as near as what is stated needs."""
     eta = SLACK * min(max(1.0 if stated is None else stated, 1e-3), 10.0)
     losses = compose(translate_rows(rows, adjacency), adjacency, delta, eta)
-    return max(0.0, *(float(loss.get_epsilon_for_delta(delta * 1.001)) - eta for loss in losses))
+    return max(0.0, *(epsilon_of(loss, delta * 1.001) - eta for loss in losses))
 
 
 def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DensePLDPmf]:
@@ -822,6 +824,35 @@ def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DenseP
             Work.spend(4 * (loss.size + totals[side].size))
             totals[side] = totals[side].compose(loss, 1e-15)
     return totals
+
+
+def curve_of(loss: DensePLDPmf) -> tuple[Array, Array]:
+    """The losses of a grid, and delta at each: a = exp(-width) times the next one's, and 1 - a of the mass above.
+
+    In blocks in which no exp leaves a float; losses beyond a float's are not rare where little noise is composed.
+    """
+    width, size = loss._discretization, loss.size
+    above, deltas = sums_from(loss._probs)[1:], np.zeros(size + 1)
+    block = 1 + int(500 / width)
+    for end in range(size, 0, -block):
+        start = max(0, end - block)
+        decay = np.exp(-width * np.arange(end - start + 1))
+        deltas[start:end] = np.cumsum((decay[:-1] * -math.expm1(-width) * above[start:end])[::-1])[::-1]
+        deltas[start:end] = (deltas[start:end] + decay[-1] * deltas[end]) / decay[:-1]
+    return width * (loss._lower_loss + np.arange(size)), deltas[:-1]
+
+
+def epsilon_of(loss: DensePLDPmf, delta: float) -> float:
+    """The least epsilon at this delta, or 0; infinite where delta is less than what transforms lose."""
+    if loss._infinity_mass > delta:
+        return math.inf
+    losses, deltas = curve_of(loss)
+    above = np.flatnonzero(deltas > delta)
+    if not len(above):
+        return 0.0
+    high, low = float(deltas[above[-1]]), float(np.append(deltas, 0.0)[above[-1] + 1])
+    share = (high - delta) / (high - low)  # of the cell, in which delta is a line in exp(epsilon)
+    return float(losses[above[-1]]) + math.log1p(share * math.expm1(loss._discretization))
 
 
 def check_size(points: float) -> None:
@@ -873,7 +904,7 @@ def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> tuple
     if kind == "RandomAllocationDpEvent":
         if event["parts"] == 1:
             return profiles_of(gaussian(z), adjacency, delta, eta)
-        return one_of_parts(event) if z < 0.4 else random_allocation(event)
+        return largest_of_parts(event) if z < 0.4 else random_allocation(event)
     if kind in WORST_PART:
         different = {json.dumps(part, sort_keys=True): part for part in event["events"]}.values()
         each = [lower_profiles(part, adjacency, delta, eta / 2) for part in different]
@@ -887,8 +918,8 @@ def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> tuple
 def of_gaussian(event: Event, e: Array) -> Array:
     """N(1, z^2) against N(0, z^2) (Balle and Wang 2018)."""
     z = event["noise_multiplier"]
-    above, below = tail_of_normal(e * z - 0.5 / z), tail_of_normal(e * z + 0.5 / z)
-    return np.maximum(above - np.exp(np.minimum(e, 700.0)) * below, 0.0)
+    above, below = tail_of_normal(e * z - 0.5 / z), scaled_tail(e, e * z + 0.5 / z)
+    return np.maximum(above - below, 0.0)
 
 
 def of_laplace(event: Event, e: Array) -> Array:
@@ -907,7 +938,7 @@ def of_objective(event: Event, e: Array) -> Array:
     s = 1 / event["noise_multiplier"]
     above = e - math.log1p(event["curvature_ratio"]) - s * s / 2
     t = np.maximum(above, 0.0) / s
-    below = np.exp(np.minimum(above + s * s / 2, 700.0)) * tail_of_normal(t + s)
+    below = scaled_tail(above + s * s / 2, t + s)
     return np.asarray(np.maximum(2 * (tail_of_normal(t) - below), 0.0))
 
 
@@ -924,11 +955,12 @@ def of_sampled(whole: Profile, rate: float) -> tuple[Profile, Profile]:
     """Of a release on a Poisson sample, (1 - rate) Q + rate P against Q, and the reverse."""
 
     def remove(e: Array) -> Array:
-        return np.asarray(rate * whole(np.log1p(np.expm1(np.minimum(e, 700.0)) / rate)))
+        small = np.log1p(np.expm1(np.minimum(e, 1.0)) / rate)
+        large = e - math.log(rate) + np.log1p((rate - 1) * np.exp(-e))
+        return np.asarray(rate * whole(np.where(e < 1, small, large)))  # at log(1 + (exp(e) - 1) / rate)
 
     def add(e: Array) -> Array:
-        e = np.minimum(e, 700.0)
-        rest = np.maximum(rate - np.expm1(e) * (1 - rate), 0.0)  # 1 - exp(e) (1 - rate)
+        rest = np.maximum(rate - np.expm1(np.minimum(e, 700.0)) * (1 - rate), 0.0)  # 1 - exp(e) (1 - rate)
         return np.where(rest > 0, rest * whole(e + np.log(rate / np.maximum(rest, 1e-300))), 0.0)
 
     return remove, add
@@ -946,10 +978,9 @@ def mixture(z: float, p: dict[int, float], q: dict[int, float]) -> Profile:
 
     def profile(e: Array) -> Array:
         cut = np.interp(e, losses, outputs)
-        above_p, above_q = (
-            sum(chance * tail_of_normal((cut - j) / z) for j, chance in chances.items()) for chances in (p, q)
-        )
-        return np.maximum(above_p - np.exp(np.minimum(e, 700.0)) * above_q, 0.0)
+        above_p = sum(chance * tail_of_normal((cut - j) / z) for j, chance in p.items())
+        above_q = sum(chance * scaled_tail(e, (cut - j) / z) for j, chance in q.items())
+        return np.asarray(np.maximum(above_p - above_q, 0.0))
 
     return profile
 
@@ -968,6 +999,22 @@ def tail_of_normal(x: Array) -> Array:
     """1 - Phi(x)."""
     Work.spend(100 + len(x))
     return np.asarray(ERFC(x / math.sqrt(2)), dtype=np.float64) / 2
+
+
+def scaled_tail(e: Array, x: Array) -> Array:
+    """exp(e) (1 - Phi(x)), rounded up where x is far out: Mills' ratio is at most 4 / (3 x + sqrt(x^2 + 8)), if x > 0.
+
+    Sampford 1953, Annals of Mathematical Statistics 24. Where exp(e) is beyond a float and x is not far out, it is
+    more than any chance, as it has to be.
+    """
+    far = np.maximum(x, 30.0)
+    bound = (
+        np.exp(np.minimum(e - far**2 / 2, 700.0))
+        * 4
+        / (3 * far + np.sqrt(far**2 + 8))
+        / math.sqrt(2 * math.pi)
+    )
+    return np.where(x < 30, np.exp(np.minimum(e, 700.0)) * tail_of_normal(np.minimum(x, 30.0)), bound)
 
 
 def random_allocation(event: Event) -> tuple[Profile, Profile]:
@@ -1001,25 +1048,39 @@ def random_allocation(event: Event) -> tuple[Profile, Profile]:
 
     def remove(e: Array) -> Array:
         s, above, weighted = removing
-        at = np.searchsorted(s, np.exp(e))
-        return np.asarray(np.maximum(weighted[at] - np.exp(e) * above[at], 0.0))
+        x = np.exp(np.minimum(e, 700.0))  # above all of S
+        at = np.searchsorted(s, x)
+        return np.asarray(np.maximum(weighted[at] - x * above[at], 0.0))
 
     def add(e: Array) -> Array:
         s, above, weighted = adding
-        at = np.searchsorted(s, np.exp(-e))
-        return np.asarray(np.maximum(above[0] - above[at] - np.exp(e) * (weighted[0] - weighted[at]), 0.0))
+        x = np.exp(np.minimum(e, 700.0))
+        at = np.searchsorted(s, 1 / x)
+        return np.asarray(np.maximum(above[0] - above[at] - x * (weighted[0] - weighted[at]), 0.0))
 
     return remove, add
 
 
-def one_of_parts(event: Event) -> tuple[Profile, Profile]:
-    """A lower bound for a pass with hardly any noise: S is at least Y_1 / parts, for one step that took place."""
-    parts = event["parts"]
+def largest_of_parts(event: Event) -> tuple[Profile, Profile]:
+    """A lower bound for a pass with hardly any noise: S is at least the largest Y / parts of the steps that took place.
+
+    With F the distribution of Y under Q, delta is at least steps / parts times the mean of F^(steps - 1) under P above
+    a cut, less exp(e) times 1 - F^steps there, at any cut. Adding a record is the same curve: see `as_pair`.
+    """
+    z, parts, steps = event["noise_multiplier"], event["parts"], event["steps"]
+    cuts = np.linspace(-40.0, 40.0, 2**14)  # of log Y, in standard deviations from its mean under P
+    tail_q = tail_of_normal(cuts + 1 / z)
+    masses = -np.diff(tail_of_normal(cuts)) * np.exp((steps - 1) * np.log1p(-tail_q[:-1]))
+    above_p = steps / parts * sums_from(masses)
+    times = np.where(tail_q > 1e-12, -np.expm1(steps * np.log1p(-tail_q)) / np.maximum(tail_q, 1e-12), steps)
 
     def remove(e: Array) -> Array:
-        return np.asarray(of_gaussian(event, e + math.log(parts)) / parts)
+        at = np.searchsorted(cuts, z * (e + math.log(parts)) - 0.5 / z)
+        near = (np.clip(at + move, 0, len(cuts) - 1) for move in (-1, 0))
+        every = [above_p[k] - times[k] * scaled_tail(e, cuts[k] + 1 / z) for k in near]
+        return np.asarray(np.maximum(np.max(every, axis=0), 0.0))
 
-    return remove, np.zeros_like
+    return remove, lambda e: np.maximum(1 - np.exp(np.minimum(e, 700.0)) * (1 - remove(-e)), 0.0)
 
 
 def sums_from(masses: Array) -> Array:
@@ -1027,20 +1088,54 @@ def sums_from(masses: Array) -> Array:
     return np.append(np.cumsum(masses[::-1])[::-1], 0.0)
 
 
-def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> list[Profile]:
-    """Lower bounds of the profiles of what is composed, which are convex in exp(e)."""
+def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> tuple[Profile, Profile]:
+    """Lower bounds of the profiles of what is composed."""
 
     def profile_of(loss: DensePLDPmf) -> Profile:
-        losses = loss._discretization * (loss._lower_loss + np.arange(loss.size))
-        p, q = sums_from(loss._probs), sums_from(loss._probs * np.exp(-np.maximum(losses, -30.0)))
+        losses, deltas, width = *curve_of(loss), loss._discretization
+        total = float(np.sum(loss._probs))
 
         def profile(e: Array) -> Array:
-            at = np.searchsorted(losses, e + eta, side="right")
-            return np.asarray(np.maximum(p[at] - np.exp(e + eta) * q[at] - delta / 1000, 0.0))
+            e = e + eta
+            at = np.clip(np.searchsorted(losses, e, side="right") - 1, 0, len(losses) - 2)
+            share = np.expm1(np.clip(e - losses[at], 0.0, width)) / math.expm1(width)
+            inside = deltas[at] + share * (deltas[at + 1] - deltas[at])  # a line in exp(e)
+            below = total - np.exp(np.minimum(e - losses[0], 0.0)) * (total - deltas[0])
+            return np.asarray(np.maximum(np.where(e < losses[0], below, inside) - delta / 1000, 0.0))
 
         return profile
 
-    return [profile_of(loss) for loss in compose([(event, 1)], adjacency, delta, eta)]
+    remove, add = (profile_of(loss) for loss in compose([(event, 1)], adjacency, delta, eta))
+    return as_pair(remove, add)
+
+
+def as_pair(remove: Profile, add: Profile) -> tuple[Profile, Profile]:
+    """The profiles of a pair that lie below these, each of them convex in exp(e), or above 1.
+
+    As functions of x = exp(e) both are parts of one curve from 1 at 0: for removing above 1, and for adding below 1,
+    where it is 1 - x (1 - add(-e)). A true curve is convex, so that it is bounded by the hull of both parts, too: they
+    themselves, but for a chord from one to the other.
+    """
+    e = np.append(0.0, np.geomspace(1e-6, 500.0, 20_000))
+    right, left, above, below = np.exp(e), np.exp(-e), remove(e), 1 - np.exp(-e) * (1 - add(e))
+    i = j = len(e) - 1
+    for _ in range(200):  # the chord's ends, in turn, until neither moves
+        before = i, j
+        j = int(np.argmin((above - below[i]) / np.maximum(right - left[i], 1e-300)))
+        i = int(np.argmax((above[j] - below) / np.maximum(right[j] - left, 1e-300)))
+        if (i, j) == before:
+            break
+    slope = (above[j] - below[i]) / max(right[j] - left[i], 1e-300)
+
+    def removing(at: Array) -> Array:
+        x = np.exp(np.minimum(at, e[j]))
+        return np.where((-e[i] < at) & (at < e[j]), above[j] + slope * (x - right[j]), remove(at))
+
+    def adding(at: Array) -> Array:
+        x = np.exp(np.minimum(at, e[i]))
+        return np.where((-e[j] < at) & (at < e[i]), 1 - x * (1 - below[i] + slope * left[i]) + slope, add(at))
+
+    return removing, adding
 
 
 def largest(profiles: Sequence[Profile], e: Array) -> Array:
@@ -1064,14 +1159,8 @@ def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Prof
             raise NoBoundError("a trial tells too much for a profile of the best")
         shift = (event["shape"] + 1) * float(tried[max(enough[0] - 1, 0)])
 
-    def best(once: Profile) -> Profile:
-        """Cut off by a chord from 1 at 0, since the true profile is convex in exp(e)."""
-        e = np.linspace(1e-6, 30.0, 20_000)
-        slopes = (mean * once(e - shift) - 1) / np.expm1(e)
-        at, slope = e[np.argmin(slopes)], np.min(slopes)
-        return lambda e: np.where(e < at, 1 + slope * np.expm1(np.minimum(e, at)), mean * once(e - shift))
-
-    return best(once[0]), best(once[1])
+    remove, add = ((lambda e, once=once: mean * once(e - shift)) for once in once)
+    return as_pair(remove, add)
 
 
 # ---------------------------------------------------------------- The command.

@@ -27,6 +27,7 @@ from algorithms.privacy.accounting.epsilon import (
 )
 from algorithms.privacy.accounting.events import (
     Schedule,
+    check_kinds,
     event_from_json,
     event_to_json,
     run_lengths,
@@ -92,11 +93,39 @@ def test_the_json_has_the_library_s_own_names() -> None:
         {"type": "PoissonSampledDpEvent", "sampling_probability": 0.1, "event": []},
         {"type": "ComposedDpEvent", "events": 1},
         {"type": "ComposedDpEvent", "events": [1]},
+        {"type": "GaussianDpEvent", "noise_multiplier": 0.0},
+        {"type": "GaussianDpEvent", "noise_multiplier": 1e-7},
+        {"type": "PoissonSampledDpEvent", "sampling_probability": 1.1, "event": {"type": "NoOpDpEvent"}},
+        {"type": "SelfComposedDpEvent", "count": 2.0, "event": {"type": "NoOpDpEvent"}},
+        {"type": "SelfComposedDpEvent", "count": 10**10, "event": {"type": "NoOpDpEvent"}},
+        {"type": "EitherDpEvent", "events": []},
+        {"type": "DisjointPartsDpEvent", "events": []},
+        {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 4.0, "steps": 4},
+        {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 10**7, "steps": 4},
+        {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 4, "steps": 5},
+        {"type": "RandomAllocationStepDpEvent", "noise_multiplier": 1.0, "parts": 1.5},
+        {"type": "SampledGroupDpEvent", "noise_multiplier": 1.0, "sampling_probability": 0.1, "count": 1000},
+        {"type": "SampledGroupDpEvent", "noise_multiplier": 1e9, "sampling_probability": 0.1, "count": 1001},
+        {
+            "type": "SampledWithoutReplacementDpEvent",
+            "source_dataset_size": 100,
+            "sample_size": 101,
+            "event": {"type": "GaussianDpEvent", "noise_multiplier": 1.0},
+        },
     ],
 )
 def test_a_document_that_is_no_event_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(RefusedError):
         event_from_json(document)
+
+
+def test_as_many_kinds_as_nobody_waits_for_are_refused() -> None:
+    """Gaussian noises are one kind, however many there are: their precisions add up."""
+    many = range(1, 1002)
+    check_kinds([(dp.GaussianDpEvent(float(z)), 1) for z in many])
+    check_kinds([(dp.LaplaceDpEvent(float(z)), 1) for z in many[1:]])
+    with refused("more than 1000 kinds"):
+        check_kinds([(dp.ComposedDpEvent([dp.LaplaceDpEvent(float(z)) for z in many]), 1)])
 
 
 def test_a_schedule_survives_json_and_counts_runs() -> None:

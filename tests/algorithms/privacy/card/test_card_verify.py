@@ -20,7 +20,9 @@ from algorithms.privacy.card.build import row_fits
 from algorithms.privacy.documents import BlockSection, Commit
 from algorithms.privacy.ledger import Composition as Rule
 from tests.algorithms.privacy.conftest import KEY, card_of
+from tests.support.card_edits import sign
 from tests.support.changed import changed
+from tests.support.refusals import refused
 from tests.support.synthetic_run import Folders, read_json, record, with_entries, write_json, write_run
 
 Document = dict[str, Any]
@@ -107,7 +109,7 @@ def failed(card: PrivacyCard, folder: Path | None = None) -> set[str]:
 def test_every_fact_is_signed_and_every_byte_counts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whoever changes a fact is found out, also with a key of his own; what is no card any more is refused."""
     card, path = full(tmp_path_factory.mktemp("full")), tmp_path_factory.mktemp("file") / "privacy_card.json"
-    document, refused = card.to_json(), 0
+    document, refusals = card.to_json(), 0
     places = list(leaves(document))
     assert len(places) > 110
     assert card.signature_holds()
@@ -120,7 +122,7 @@ def test_every_fact_is_signed_and_every_byte_counts(tmp_path_factory: pytest.Tem
             path.write_bytes((json.dumps(edited, indent=2, ensure_ascii=False) + "\n").encode())
             with pytest.raises(RefusedError):
                 load(path)
-            refused += 1
+            refusals += 1
             continue
         assert not other.signature_holds(), place
         by_another = other.sign(OTHER)
@@ -130,7 +132,7 @@ def test_every_fact_is_signed_and_every_byte_counts(tmp_path_factory: pytest.Tem
             assert failed(by_another) >= {"owner"}, place
         except RefusedError:  # of events that are none
             assert "events" in place
-    assert refused < len(places) / 5
+    assert refusals < len(places) / 5
 
 
 def test_no_byte_of_the_file_can_be_changed(tmp_path: Path, built: PrivacyCard) -> None:
@@ -368,6 +370,28 @@ def test_a_row_is_told_by_its_event(event: dp.DpEvent, noise: str, multiplier: f
     assert told(multiplier, of_two, "without replacement", 0.2)
     assert not told(multiplier, of_two, "without replacement", 0.3)
     assert not told(multiplier, dp.NonPrivateDpEvent())
+
+
+def test_numbers_at_which_an_accountant_fails_are_refused_in_a_sentence(
+    built: PrivacyCard, tmp_path: Path
+) -> None:
+    """Delta is the least number above 0, so that the closed form's root is not found."""
+    document = built.to_json()
+    document["accounting"]["delta"] = document["setting"]["delta"] = 5e-324
+    event = {"type": "GaussianDpEvent", "noise_multiplier": 1.0}
+    document["events"] = [{"event": event, "count": 10**6}]
+    path = tmp_path / "privacy_card.json"
+    path.write_bytes(sign(document, KEY))
+    with refused("this card's events cannot be priced"):
+        verify(load(path), tmp_path, key=public_key_of(KEY))
+
+
+def test_a_file_that_is_no_card_for_its_size_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "privacy_card.json"
+    with path.open("wb") as file:
+        file.truncate(2**25 + 1)
+    with refused("larger than 33554432 bytes"):
+        load(path)
 
 
 @pytest.mark.parametrize("multiplier", [[1.0], {}, 10**400, 1e308, "1"])

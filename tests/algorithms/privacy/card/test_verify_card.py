@@ -170,7 +170,7 @@ def test_the_bound_of_each_kind_of_event_lies_just_below_its_price(name: str) ->
 
 @pytest.mark.parametrize(
     ("multiplier", "parts", "passes", "least"),
-    [(0.5, 5, 1, 0.985), (0.65, 5, 2, 0.985), (0.49, 3, 1, 0.985), (0.6, 100, 20, 0.9), (0.35, 5, 1, 0.9)],
+    [(0.5, 5, 1, 0.985), (0.65, 5, 2, 0.985), (0.49, 3, 1, 0.985), (0.6, 100, 20, 0.9), (0.35, 5, 9, 0.98)],
 )
 def test_random_allocation_with_little_noise_is_bounded_from_below(
     multiplier: float, parts: int, passes: int, least: float
@@ -181,6 +181,28 @@ def test_random_allocation_with_little_noise_is_bounded_from_below(
     assert price is not None
     assert bound is not None
     assert least * price <= bound <= price
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        [(RandomAllocationDpEvent(0.39, 2, 1), 5), (dp.GaussianDpEvent(0.3), 7)],
+        [(RandomAllocationDpEvent(0.3, 20, 20), 8)],
+        [(dp.GaussianDpEvent(0.2), 4), *_search(1.0)],
+        [(dp.GaussianDpEvent(0.5), 300)],
+        [(dp.LaplaceDpEvent(0.5), 600)],
+        [(ObjectivePerturbationDpEvent(0.2, 0.1), 60)],
+        [(SampledGroupDpEvent(1.0, 0.9, 4), 100)],
+    ],
+    ids=["allocation", "passes", "search", "gaussian", "laplace", "objective", "group"],
+)
+def test_no_bound_lies_above_a_large_price(schedule: Schedule) -> None:
+    """Beside other releases a search and a pass with little noise; and epsilons whose exp is beyond a float."""
+    price = recompute(schedule, 1e-5, CompositionSection(**FIXED), adjacency_named(ADD))["pld"]
+    bound = lower_bounds(schedule, ADD, stated=price)["pld"]
+    assert price is not None
+    assert bound is not None
+    assert (1 - GAP) * price <= bound <= price
 
 
 def test_the_price_without_delta_is_the_sum() -> None:
