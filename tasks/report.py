@@ -60,7 +60,7 @@ from tasks.runs.metrics import Metrics
 from tasks.runs.software import reuse_note
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import check_data_facts, check_run_facts
-from tasks.tracking import is_logged, note_logged
+from tasks.tracking import is_logged, note_logged, safely
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import log_report
 
@@ -336,7 +336,8 @@ def track(root: Path) -> str:
     finished = tracking.FinishedRun(card, run.metrics, run.trace, run.public, curve)
     if not tracking.log_run(finished, settings, artifacts=artifacts, root=root):
         return f"{name} is not logged at W&B; `epsilonflow track` tries again"
-    note_logged(card.evidence.run_id, settings, root)
+    here = root.absolute()
+    safely(lambda: note_logged(card.evidence.run_id, settings, here), settings, "a note of this run", root)
     log_report(finished, _past(run, root), settings, root=root)
     return f"{name} is logged at W&B, {settings.mode}"
 

@@ -9,6 +9,8 @@ experiment are below the checkout in which it was queued, since it runs in a cop
 import logging
 import os
 import re
+import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     import wandb
 
 
-_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30, 120
+_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH, _SECONDS_TO_WRITE = 30, 120, 10
 _FOLDER = ".wandb"
 _PLACES = {
     "WANDB_DIR": ".",
@@ -31,6 +33,8 @@ _PLACES = {
     "WANDB_CONFIG_DIR": "config",
     "WANDB_ARTIFACT_DIR": "artifacts",
 }
+_FILE_HEADER, _FILE_BLOCK, _RECORD_HEADER = 7, 32768, struct.Struct("<4xHB")
+"""Of the file of an offline run: the bytes of its header and of its blocks, and length and kind of a record's part."""
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 _log = logging.getLogger(__name__)
 
@@ -130,7 +134,8 @@ def session(
 ) -> Iterator["wandb.Run"]:
     """A run at W&B within the block. run_id: id of a run that is resumed if W&B has it; online only.
 
-    Raises what W&B raises, and TimeoutError if sending takes longer than `seconds_to_finish` at the end.
+    Raises what W&B raises, TimeoutError if sending takes longer than `seconds_to_finish` at the end, and OSError if the
+    file of an offline run is not whole.
     """
     import wandb  # here, since the import takes most of a second and may not be needed
 
@@ -157,6 +162,39 @@ def session(
             logged.finish(exit_code=1)
         raise
     logged.finish()
+    if settings.mode == "offline":
+        _wait_for(Path(logged.settings.sync_file))
+
+
+def _wait_for(file: Path) -> None:
+    """Wait for the file of an offline run, which W&B's other process writes; raises OSError if it does not get whole.
+
+    That process says nothing of a full disk.
+    """
+    last = time.monotonic() + _SECONDS_TO_WRITE
+    while not is_whole(file):
+        if time.monotonic() > last:
+            raise OSError(f"{file} is not whole, as on a full disk")
+        time.sleep(0.05)
+
+
+def is_whole(file: Path) -> bool:
+    """Whether the file of an offline run ends with the end of the run."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, position, record = file.read_bytes(), _FILE_HEADER, b""
+    while position + _RECORD_HEADER.size <= len(content):
+        left = _FILE_BLOCK - position % _FILE_BLOCK
+        if left < _RECORD_HEADER.size:
+            position += left
+            continue
+        length, kind = _RECORD_HEADER.unpack_from(content, position)
+        position += _RECORD_HEADER.size
+        part = content[position : position + length]
+        record = part if kind in (1, 2) else record + part  # whole, or its first part
+        position += length
+    last = vars(wandb_internal_pb2)["Record"].FromString(record) if position == len(content) else None
+    return last is not None and last.WhichOneof("record_type") in ("exit", "final", "footer")
 
 
 def _keep_paths_relative(logged: "wandb.Run") -> None:

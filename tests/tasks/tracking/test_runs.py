@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import wandb
 
 from tasks import report
+from tasks import tracking as sessions
 from tasks.config.params import Tracking
 from tasks.reporting.figures import CostCurve
-from tasks.tracking import group_of, has_run_to_log, places, session
+from tasks.tracking import group_of, has_run_to_log, is_whole, places, safely, session
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import FinishedRun, history, log_promotion, log_report, log_run, summary
 from tests.support.checkout import PROJECT
@@ -40,6 +42,7 @@ from tests.support.offline_run import (
 from tests.support.synthetic_run import description, read_json
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import MODEL, finished
+from tests.support.waiting import before_long
 
 FILES = {
     "dataset": ["description"],
@@ -235,6 +238,38 @@ def test_log_file_on_a_full_disk_prints_nothing(tmp_path: Path, capsys: pytest.C
             handler.close()
 
 
+def test_file_that_a_full_disk_cut_off_is_not_whole(logged: Logged, tmp_path: Path) -> None:
+    """Wherever it was cut, also between two records; `logged` is a run that W&B's own client wrote."""
+    file = next(logged.root.rglob("run-*.wandb"))
+    content, cut = file.read_bytes(), tmp_path / "cut.wandb"
+    assert is_whole(file)
+    for length in [0, 7, *range(len(content) - 600, len(content)), *range(7, len(content), 997)]:
+        cut.write_bytes(content[:length])
+        assert not is_whole(cut)
+
+
+def test_run_that_a_full_disk_cut_off_is_not_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """W&B's client writes in another process, and does not say that the disk was full."""
+    finish = wandb.Run.finish
+
+    def cut_off(run: Any, *args: Any, **kwargs: Any) -> None:
+        finish(run, *args, **kwargs)
+        assert before_long(lambda: is_whole(Path(run.settings.sync_file)))
+        os.truncate(run.settings.sync_file, 100)
+
+    def log() -> None:
+        with session(Tracking(), job_type="train", group="a", name="a", config={}):
+            pass
+
+    monkeypatch.setattr(wandb.Run, "finish", cut_off)
+    monkeypatch.setattr(sessions, "_SECONDS_TO_WRITE", 0)
+    assert safely(log, Tracking(), "this run", tmp_path) is False
+    (line,) = [text for text in caplog.messages if text.startswith("W&B did not log this run")]
+    assert "is not whole, as on a full disk" in line
+
+
 def test_failure_within_a_session_prints_no_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -368,6 +403,21 @@ class TestTrack:
         monkeypatch.setenv("WANDB_MODE", "offline")
         report.track(root)
         assert logs == ["offline", "online"]
+
+    def test_full_disk_for_the_note_is_a_line(
+        self,
+        root: Path,
+        logs: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr(report, "note_logged", fail)
+        assert report.track(root).endswith("is logged at W&B, offline")
+        assert "W&B did not log a note of this run" in caplog.text and has_run_to_log(root)
+        assert logs == ["offline"]
 
     def test_disabled_logs_nothing(
         self, root: Path, logs: list[str], monkeypatch: pytest.MonkeyPatch
