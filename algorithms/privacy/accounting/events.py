@@ -44,6 +44,7 @@ __all__ = [
     "after_shared",
     "all_shown",
     "check_kinds",
+    "check_payments",
     "disjoint_parts_of",
     "event_from_json",
     "event_to_json",

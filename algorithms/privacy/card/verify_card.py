@@ -482,7 +482,9 @@ def check_promise(card: Card) -> Iterator[Check]:
         detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
         if stated is None:
             # only what has no formula may be left out
-            passed = bound is None or (name != held_to and (name == "pld" or has_profile_alone(rows)))
+            passed = bound is None or (
+                name != held_to and (name == "pld" or bound == 0 or has_profile_alone(rows))
+            )
         elif bound is None:
             passed, detail = False, f"stated {in_digits(stated)}, which was not computed: {reasons[name]}"
         else:

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from algorithms.privacy.card import load, public_key_of, recompute, verify, veri
 from algorithms.privacy.card.schema import CompositionSection, PrivacyCard
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.card_edits import both_verdicts, edited, sign
+from tests.support.odd_cards import odd_card
 from tests.support.synthetic_run import Folders
 
 GOLDEN = Path(__file__).parents[4] / "tests/golden"
@@ -48,6 +50,7 @@ OWNER = public_key_of(KEY)
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 ADD, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
 EDITS, SOAK_EDITS = 200, 10_000
+ODD_CARDS, SOAK_ODD_CARDS = 60, 2_000
 GAP, GAP_TWICE = 0.01, 0.02
 """By so much the stated lower bound may lie below the price, and for what is put on a grid twice."""
 
@@ -320,6 +323,37 @@ def test_both_verifiers_agree_on_ten_thousand_edits(
     cards: list[tuple[dict[str, Any], Path | None]], tmp_path: Path
 ) -> None:
     _agree(cards, tmp_path, SOAK_EDITS, 1)
+
+
+NOT_COMPUTED = re.compile("finer grid|takes? longer|has no (Renyi bound|privacy profile)")
+"""Why the verifier of one file refuses what `card verify` prices: huge epsilons, and what it has no theorem for."""
+
+
+def _agree_on_odd_cards(folder: Path, count: int, seed: int) -> None:
+    golden = [json.loads(path.read_text()) for path in sorted(GOLDEN.glob("card-*.json"))]
+    path, draw, held = folder / "privacy_card.json", random.Random(seed), 0
+    for _ in range(count):
+        card = odd_card(golden, draw)
+        path.write_bytes(sign(card, KEY))
+        ours, theirs = both_verdicts(path, OWNER)
+        held += theirs
+        if ours and not theirs:
+            reasons = [detail for _, passed, detail in verify_card.verify(path, key=OWNER) if passed is False]
+            assert any(map(NOT_COMPUTED.search, reasons)), (card["events"], reasons)
+        else:
+            assert ours == theirs, card["events"]
+    assert held > count / 20
+
+
+@pytest.mark.usefixtures("bounds_once")
+def test_odd_events_are_refused_by_both_verifiers_or_priced_alike(tmp_path: Path) -> None:
+    _agree_on_odd_cards(tmp_path, ODD_CARDS, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+def test_two_thousand_cards_of_odd_events_end_in_a_verdict(tmp_path: Path) -> None:
+    _agree_on_odd_cards(tmp_path, SOAK_ODD_CARDS, 1)
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(1.5, True), (0.9999, True), (0.97, False), (0.5, False)])
