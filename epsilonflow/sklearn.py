@@ -190,7 +190,10 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise
         self.encoding_: TableEncoding | PreparedRecords = encoding
         self.result_: Fitted | _Released = result
-        self.epsilon_, self.delta_ = float(result.epsilon["pld"]), result.delta
+        self.epsilon_, self.delta_ = (
+            float(min(result.epsilon.values())),
+            result.delta,
+        )  # each accountant's holds
         self._warn_of_sum(self._add_cost(_Fit(_sketch(table), self.epsilon_, self.delta_)))
         return self
 

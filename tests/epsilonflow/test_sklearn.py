@@ -21,6 +21,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import epsilonflow.sklearn
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods import from_settings
 from algorithms.methods.momentum import HeavyBall
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import squared_error
@@ -266,6 +267,15 @@ def test_a_fit_that_fails_after_its_charge_is_part_of_the_total(
     with pytest.warns(PrivacyCostWarning, match="2 fits .* epsilon (100|99)"):
         model.fit(X, y)
     assert 1.98 * FAST["epsilon"] <= model.total_epsilon_ <= 2 * FAST["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"name": "dp_agd"}, {"name": "dpis", "epochs": 1, "expected_batch_size": 20}]
+)
+def test_a_method_that_chooses_its_releases_on_the_way_costs_what_its_filter_allows(settings: Any) -> None:
+    model = DPClassifier(epsilon=3, bounds=(-1, 1), classes=[0, 1], method=from_settings(settings))
+    model.fit(*numbers())
+    assert model.epsilon_ == model.total_epsilon_ == model.result_.epsilon["rdp"] <= 3
 
 
 def test_cross_validation_and_a_grid_say_what_they_cost() -> None:
