@@ -45,7 +45,10 @@ from algorithms.privacy.accounting.pld import (
     PrivacyLoss,
     coarse_grid,
     epsilon_of,
+    low_tail_truncation,
     sides_of,
+    sketch,
+    tail_truncation,
 )
 
 Array = NDArray[np.float64]
@@ -163,8 +166,6 @@ _SEARCH_ERROR, _EXTRAPOLATED_ERROR = 3e-4, 2e-3
 """By these shares a cost may be off while noise is searched for: of a first grid, and after extrapolation from it."""
 _SEARCH_GRID, _ESTIMATE_GRID = 1e-3, 1e-2
 """Distances of privacy losses on the grids of single mechanisms, for the same search and for its first estimates."""
-_SEARCH_KINDS = 16
-"""The most kinds of samples that noise is searched with; their costs differ by less than a search's grids do."""
 _NEXT_TO, _FINER = 1e-3, 8.0
 """A cost within this share above a stated one is computed again, on a grid so many times finer."""
 
@@ -346,10 +347,13 @@ def _are_hardly_sampled(events: Schedule, delta: float) -> bool:
 LEVELS = 24
 """The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
 
+_SEARCH_KINDS = LEVELS
+"""The most kinds of samples that noise is searched with; what that changes is estimated once."""
 _NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
 """Noise multipliers that are looked at, and the one above which no sum of usual size is told from noise."""
-_TOLERANCE, _WASTE, _NEAR_TARGET = 2e-4, 2e-4, 2e-3
-"""Shares: of a multiplier, to which it is found; of epsilon, that it may leave unspent; and that rough costs may."""
+_TOLERANCE, _WASTE, _WASTE_OF_MANY, _NEAR_TARGET = 2e-4, 2e-4, 1e-3, 2e-3
+"""Shares: of a multiplier, to which it is found; of epsilon, that it may leave unspent, also by more kinds of samples
+than noise is searched with, as each evaluation takes long; and that rough costs may."""
 _STEPS, _MIN_STEEPNESS = 10, 0.1
 """Of the secant method: how many it takes, and the least fall of log cost by log noise that it believes."""
 _TINY, _HUGE = 1e-300, 1e300
@@ -444,20 +448,21 @@ def _calibrate_by_pld(
         if _are_hardly_sampled(rough.events(_NOISE_RANGE[0]), target.delta):
             return _NOISE_RANGE[0]
         # Near what is released beside the noise, an estimate may never get down to the target.
-        noise = search_outwards(rough.estimate, target.epsilon, factor=2.0, tolerance=0.05)
+        noise = search_outwards(rough.estimate, target.epsilon, factor=4.0, tolerance=0.05)
         steep = (_log(rough.estimate(noise)) - _log(rough.estimate(1.01 * noise))) / math.log(1.01)
         noise, steep, is_near = _by_secant(
             rough.coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET
         )
+        waste = _WASTE if len(rough.events(noise)) <= _SEARCH_KINDS else _WASTE_OF_MANY
         if is_near:
-            above = _log(rough.coarse(noise)) - _log((1 - _WASTE / 2) * target.epsilon)
+            above = _log(rough.coarse(noise)) - _log((1 - waste / 2) * target.epsilon)
             noise *= math.exp(above / max(steep, _MIN_STEEPNESS))
         else:
             noise = search_outwards(
                 rough.coarse, target.epsilon, start=noise, factor=1.02, tolerance=_SEARCH_ERROR
             )
         factor = 1.02
-        noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=_WASTE)
+        noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=waste)
         if is_exact:
             return noise
     if cost(_NOISE_RANGE[1]) > target.epsilon:
@@ -472,9 +477,11 @@ class _RoughCosts:
         self, schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
     ) -> None:
         self._schedule_at, self._target, self._adjacency = schedule_at, target, adjacency
+        self.events = lru_cache(self._events)
         self.coarse, self.estimate = lru_cache(self._coarse), lru_cache(self._estimate)
+        self._share: float | None = None
 
-    def events(self, z: float) -> Schedule:
+    def _events(self, z: float) -> Schedule:
         """The events at a multiplier, under add-or-remove-one."""
         return _translate(merge_events(self._schedule_at(z)), self._adjacency)
 
@@ -490,16 +497,33 @@ class _RoughCosts:
                 error=_EXTRAPOLATED_ERROR,
                 near=self._target.epsilon,
             )
-            spent = max(spent, found)
+            spent = max(spent, found * self._share_of_all(z))
         return spent
 
     def _estimate(self, z: float) -> float:
-        """On one grid alone."""
-        sides = self._sides(z, _ESTIMATE_GRID)
-        return max(coarse_grid(plds, self._target.delta, _SEARCH_ERROR)[1] for plds in sides)
+        """Of a record less, mostly the larger side, on one grid alone."""
+        return coarse_grid(self._sides(z, _ESTIMATE_GRID)[0], self._target.delta, _SEARCH_ERROR)[1]
 
     def _sides(self, z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
         return sides_of(pairs_of(_in_few_kinds(self.events(z)), self._adjacency, grid))
+
+    def _share_of_all(self, z: float) -> float:
+        """By how much all kinds cost more than the few, as Chernoff's bound has it; found at the first multiplier."""
+        if self._share is None:
+            events, delta = self.events(z), self._target.delta
+            kinds = _in_few_kinds(events)
+            if kinds is events:
+                return 1.0
+            few, every = (
+                sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+                for plds, *_ in (
+                    sides_of(pairs_of(some, self._adjacency, _ESTIMATE_GRID)) for some in (kinds, events)
+                )
+            )
+            tilts = max(few.saddle_point(delta)[1], _TINY) * np.geomspace(0.5, 2.0, 25)
+            bounds = [sums.tail_bound(delta, tilts) for sums in (few, every)]
+            self._share = bounds[1] / bounds[0] if min(bounds) > 0 and max(bounds) < math.inf else 1.0
+        return self._share
 
 
 def _in_few_kinds(events: Schedule) -> Schedule:

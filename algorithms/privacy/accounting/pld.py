@@ -40,13 +40,17 @@ _LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
 """As logarithms: of the tilted sum one in so many may lie above the window; a part of delta that does not matter."""
 _LARGEST_EXPONENT = 600.0
 _RARE_TAIL, _LARGEST_TILT = 5.0, 1e15
-_MIN_MODULUS, _LOG_NOTHING = 1e-300, -1600.0
-"""The least modulus of a transform, and the logarithm of a product that is 0 even without one such factor."""
+_MIN_MODULUS, _LOG_SURE = 1e-300, math.log(1e-9)
+"""The least modulus of a transform, and the logarithm of one that rounding is far below."""
+_LOG_NOTHING, _NOTHING = -100.0, math.exp(-90.0)
+"""The logarithm of a product that is left out, and a bound on the norm of all that are."""
 _FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _ITERATIONS = 2**16, 2**19, 2**16, 60
-_FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
+_FEW_POINTS, _POINTS_TOGETHER, _TERMS = 2**12, 2**17, 2
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
+_FEW_KINDS, _ERROR_OF_MANY = 8, 6e-5
+"""Of so many distributions more is left of a grid's error, since each takes a transform of its own."""
 _MAX_POINTS, _MAX_SEARCH_POINTS, _LARGEST_GRID = 2**20, 2**17, 2**24
 _MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 1.5, 8.0, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -361,7 +365,8 @@ class GridComposition:
         self._exact = PLDSum([(points, count) for (points, _), (_, count) in zip(every, plds, strict=True)])
         self._indices = [indices for _, indices in every]
         # A grid of few points may be so coarse that its losses spread further than the distributions do.
-        is_small = max(len(points.losses) for points, _ in self._exact.parts) <= _FEW_POINTS
+        lengths = [len(points.losses) for points, _ in self._exact.parts]
+        is_small = max(lengths) <= _FEW_POINTS and sum(lengths) <= 16 * _FEW_POINTS
         self._rough = self._exact if is_small else rough or sketch(plds, tail, low_tail)
 
     @property
@@ -462,6 +467,25 @@ def _fold(masses: Array, indices: Indices, size: int) -> Array:
     return np.bincount(indices % size, weights=masses, minlength=size).astype(np.float64)
 
 
+def _fast_unit(size: int) -> float:
+    """How far a fast transform of this size may be off, relative to the masses."""
+    return 8 * _UNIT_ROUNDOFF * math.log2(size)
+
+
+def _transform_at(
+    frequencies: Indices, masses: Array, indices: Indices, size: int
+) -> tuple[NDArray[np.complex128], float]:
+    """The transform of masses at points of a circle, less their sum, and how far it may be off, relative to that.
+
+    At few frequencies it is added up term by term: each part of a sum of n terms is off by n units, each root by a few.
+    """
+    total = float(masses.sum())
+    if _TERMS * len(masses) * len(frequencies) <= size:
+        turns = np.outer(frequencies, indices % size) % size
+        return np.exp(-2j * math.pi / size * turns) @ masses - total, (2 * len(masses) + 64) * _UNIT_ROUNDOFF
+    return fft.rfft(_fold(masses, indices, size))[frequencies] - total, _fast_unit(size)
+
+
 def _tilt(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
     """The masses times exp(tilt * loss), divided by their sum, and the logarithm of that sum."""
     exponents = points.logarithms + tilt * points.losses
@@ -470,6 +494,38 @@ def _tilt(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
     total = float(weights.sum())
     weights /= total
     return weights, largest + math.log(total)
+
+
+@dataclass(frozen=True)
+class _TiltedPart:
+    """A tilted loss that is summed so often.
+
+    Attributes:
+        rest: The masses beside the likeliest, the centre, whose transform is its mass, exactly; [points].
+        offsets: Of the points from the centre, in steps of the grid, [points].
+        centre: Its index on the grid.
+    """
+
+    count: int
+    rest: Array
+    offsets: Indices
+    centre: int
+    log_total: float
+
+
+def _tilted_parts(
+    parts: Sequence[tuple[DiscretePLD, int]], positions: Sequence[Indices], tilt: float
+) -> list[_TiltedPart]:
+    """All parts; those whose transforms leave the fewest frequencies come first."""
+    tilted = []
+    for (points, count), indices in zip(parts, positions, strict=True):
+        rest, log_total = _tilt(points, tilt)
+        at = int(np.argmax(rest))
+        rest[at] = 0.0
+        tilted.append(_TiltedPart(count, rest, indices - indices[at], int(indices[at]), log_total))
+    return sorted(
+        tilted, key=lambda part: -part.count * float(part.rest @ np.square(part.offsets, dtype=float))
+    )
 
 
 def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
@@ -490,6 +546,7 @@ class _Product:
         argument: Its argument, [m].
         conditioning: By how many units roundoff a power may be off, relative to the product, [m].
         log_moduli: Logarithm of the modulus of each part's transform, [m] each.
+        units: By how much each value of a part's transform may be off, relative to its norm.
         norms: The mass of each part beside its centre, to which the rounding of its transform is relative.
         log_moment: Logarithm of the tilted mass, by which the parts are normalised.
         index: The point that the circular grid begins at, in steps of the grid from the lowest loss.
@@ -502,6 +559,7 @@ class _Product:
     argument: Array
     conditioning: Array
     log_moduli: list[Array]
+    units: list[float]
     norms: list[float]
     log_moment: float
     index: int
@@ -518,51 +576,45 @@ class _Product:
 
         positions: of each part's losses on the grid, from its lowest.
         """
-        log_moment, index = 0.0, 0
-        # Where the product is nothing, as it mostly is, it need not be computed.
-        frequencies, log_product, argument, conditioning = (
-            np.arange(size // 2 + 1),
-            *np.zeros((3, size // 2 + 1)),
-        )
+        frequencies = np.arange(size // 2 + 1)
+        log_product, argument, conditioning, log_bound = np.zeros((4, size // 2 + 1))
         log_moduli: list[Array] = []
-        norms = []
-        for (points, count), indices in zip(parts, positions, strict=True):
-            weights, log_total = _tilt(points, tilt)
-            log_moment += count * log_total
-            centre = int(np.argmax(weights))
-            index += count * int(indices[centre])
-            # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
-            rest = weights.copy()
-            rest[centre] = 0.0
-            x = (fft.rfft(_fold(rest, indices - indices[centre], size)) - float(rest.sum()))[frequencies]
+        units, norms = [], []
+        tilted = _tilted_parts(parts, positions, tilt)
+        for part in tilted:
+            count = part.count
+            x, unit = _transform_at(frequencies, part.rest, part.offsets, size)
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
             log_modulus = _log_modulus_of_1_plus(x, modulus)
             log_product = log_product + count * log_modulus
-            is_large = log_product > _LOG_NOTHING
-            if is_large.mean() < 0.5:
-                frequencies, x = frequencies[is_large], x[is_large]
-                log_product, argument, conditioning, modulus, log_modulus = (
-                    array[is_large] for array in (log_product, argument, conditioning, modulus, log_modulus)
-                )
-                log_moduli = [array[is_large] for array in log_moduli]
             angle = np.arctan2(x.imag, 1 + x.real)
             argument = argument + count * angle
             conditioning = conditioning + count * (np.abs(log_modulus) + np.abs(angle) + modulus)
             log_moduli.append(log_modulus)
-            norms.append(float(rest.sum()))  # each value of a transform may be off by this times a few units
-        counts = [count for _, count in parts]
+            units.append(unit)
+            norms.append(float(part.rest.sum()))
+            # Where the product is nothing, as it mostly is, it need not be computed. A factor that is nearly 0 may be
+            # so by rounding alone, so it counts as no less than what is sure.
+            log_bound = log_bound + count * np.maximum(log_modulus, _LOG_SURE)
+            is_large = log_bound > _LOG_NOTHING
+            if is_large.mean() < 0.5:
+                frequencies, log_product, argument, conditioning, log_bound, *log_moduli = (
+                    array[is_large]
+                    for array in (frequencies, log_product, argument, conditioning, log_bound, *log_moduli)
+                )
         return cls(
             size,
-            counts,
+            [part.count for part in tilted],
             frequencies,
             log_product,
             argument,
             conditioning,
             log_moduli,
+            units,
             norms,
-            log_moment,
-            index,
+            math.fsum(part.count * part.log_total for part in tilted),
+            sum(part.count * part.centre for part in tilted),
         )
 
     def sums(self) -> Array:
@@ -575,10 +627,14 @@ class _Product:
         """What transforms and powers lose at most, as the norm of the error of `sums`."""
         product = np.exp(self.log_modulus)
         # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
-        root, unit = math.sqrt(2 / self.size), 8 * _UNIT_ROUNDOFF * math.log2(self.size)
-        error = unit * root * float(np.linalg.norm(product))
-        error += 8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + self.conditioning) * product))
-        for log_modulus, count, norm in zip(self.log_moduli, self.counts, self.norms, strict=True):
+        root = math.sqrt(2 / self.size)
+        error = _fast_unit(self.size) * root * float(np.linalg.norm(product))
+        error += (
+            8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + self.conditioning) * product)) + _NOTHING
+        )
+        for log_modulus, count, unit, norm in zip(
+            self.log_moduli, self.counts, self.units, self.norms, strict=True
+        ):
             # The power's derivative, count * transform^(count - 1), times what the transform is off by.
             others = np.exp(self.log_modulus - log_modulus)
             error += 2 * count * unit * norm * root * float(np.linalg.norm(others))
@@ -748,7 +804,7 @@ def epsilon_of(
     *,
     floor: float = 0.0,
     first: float = FIRST_GRID_ERROR,
-    error: float = _GRID_ERROR,
+    error: float | None = None,
     near: float | None = None,
 ) -> tuple[float, float]:
     """An epsilon that a finer grid would hardly reduce, and its grid.
@@ -761,10 +817,12 @@ def epsilon_of(
         delta: Above 0.
         floor: Below this the epsilon does not matter.
         first: The share of the variance by which the first grid may be off.
-        error: About how much of the epsilon the last grid may add.
+        error: About how much of the epsilon the last grid may add; by default 2e-5, and 6e-5 of many distributions.
         near: The epsilon that is searched for. Then what the last grid adds is taken off, which ends nearer to the
             truth but is no bound, and the further an epsilon is from this one, the less exact it is.
     """
+    if error is None:
+        error = _GRID_ERROR if len(plds) <= _FEW_KINDS else _ERROR_OF_MANY
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
     if rough.infinity_mass <= delta and largest <= floor:
