@@ -368,7 +368,7 @@ class AtomsPLD:
         inside = np.flatnonzero(~is_above & ~is_below)
         losses = self.losses[inside] if len(inside) > 1 else self.losses
         some = np.linspace(0, len(losses) - 1, min(len(losses), _MAX_POINTS)).round().astype(int)
-        edges: Array = losses[np.unique(some)]
+        edges = np.unique(losses[some])
         return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
 
     def cells(self, edges: Array) -> CellMasses:

@@ -327,7 +327,7 @@ def test_a_value_of_next_to_no_mass_does_not_decide_where_a_search_begins() -> N
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("multiplier", [6.87e-7, 1e-3, 0.02])
+@pytest.mark.parametrize("multiplier", [6.87e-7, 1e-3, 0.02, 0.12])
 def test_next_to_no_noise_never_costs_less_than_one_test_tells(
     multiplier: float, accountant: Accountant
 ) -> None:
