@@ -18,8 +18,10 @@ const light = (c) => { const [r, g, b] = c.map((v) => linear(v / 255));
 const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
 const under = (one) => { for (; one; one = one.parentElement) { const c = parts(getComputedStyle(one).backgroundColor);
   if (c.length === 3 || c[3] > .99) return c.slice(0, 3); } return [255, 255, 255]; };
-const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], small: [], texts: 0, scrolled: 0 };
+const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], small: [], texts: 0, scrolled: 0,
+  tall: 0 };
 for (const one of document.querySelectorAll('.scroll')) found.scrolled += one.scrollWidth > one.clientWidth;
+for (const one of document.querySelectorAll('tr')) found.tall = Math.max(found.tall, one.offsetHeight);
 for (const one of document.querySelectorAll('body *')) {
   const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
   if (!own || one.tagName === 'SCRIPT' || !one.getClientRects().length) continue;
@@ -41,7 +43,7 @@ class Seen:
     """wide: pixels by which the page is wider than the window. faint: texts below the contrast of WCAG AA.
 
     small: texts below 11 pixels. texts: how many were looked at. complaints: what the console says.
-    scrolled: tables that have to be scrolled.
+    scrolled: tables that have to be scrolled. tall: pixels of the highest row of a table.
     """
 
     wide: int
@@ -50,6 +52,7 @@ class Seen:
     texts: int
     complaints: list[str]
     scrolled: int
+    tall: int
 
 
 def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
@@ -83,5 +86,11 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
     assert looked["window"] == width
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return Seen(
-        looked["wide"], looked["faint"], looked["small"], looked["texts"], complaints, looked["scrolled"]
+        looked["wide"],
+        looked["faint"],
+        looked["small"],
+        looked["texts"],
+        complaints,
+        looked["scrolled"],
+        looked["tall"],
     )
