@@ -186,7 +186,7 @@ def _check_points(points: float) -> None:
     if not points < _LARGEST_GRID:  # as is also true of what is no number
         raise RefusedError(
             f"privacy losses spread over more than {_LARGEST_GRID} points of a grid, which are not computed; take more"
-            " noise or fewer releases."
+            " noise or fewer releases, or check the document that they come from."
         )
 
 

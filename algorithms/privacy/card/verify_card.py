@@ -845,9 +845,9 @@ def curve_of(loss: DensePLDPmf) -> tuple[Array, Array]:
 
 
 def epsilon_of(loss: DensePLDPmf, delta: float) -> float:
-    """The least epsilon at this delta, or 0; infinite where delta is less than what transforms lose."""
+    """The least epsilon at this delta, or 0."""
     if loss._infinity_mass > delta:
-        return math.inf
+        raise NoBoundError("delta is smaller than what this program's numbers are exact to")
     losses, deltas = curve_of(loss)
     above = np.flatnonzero(deltas > delta)
     if not len(above):
