@@ -892,7 +892,8 @@ _LARGEST = 1e100
 _RANGES = {
     "noise_multiplier": (1e-6, 1e12),
     "mean": (1.0, 1e6),
-    **dict.fromkeys(("parts", "steps"), (1.0, 1e6)),
+    "parts": (1.0, 1e9),
+    "steps": (1.0, 1e6),
     "leaves": (0.0, 1e6),
     "count": (0.0, 1e9),
     "SampledGroupDpEvent.count": (1.0, 1000.0),

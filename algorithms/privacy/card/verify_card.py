@@ -171,8 +171,8 @@ EVENTS = {
     "CorrelatedDpEvent": "noise_multiplier:noise coefficients:[coordinate]* weights:[coordinate]* decays:[decay]*"
                          " leaves:leaves parts:steps rate:rate steps:steps",
     "CorrelatedStepDpEvent": "noise_multiplier:noise parts:steps rate:rate",
-    "RandomAllocationDpEvent": "noise_multiplier:noise parts:steps steps:steps",
-    "RandomAllocationStepDpEvent": "noise_multiplier:noise parts:steps",
+    "RandomAllocationDpEvent": "noise_multiplier:noise parts:row steps:steps",
+    "RandomAllocationStepDpEvent": "noise_multiplier:noise parts:row",
 }
 """The fields of each type of event, in any order. The names are dp-accounting's and epsilonflow's."""
 # fmt: on

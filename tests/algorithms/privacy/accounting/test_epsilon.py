@@ -101,7 +101,7 @@ def test_the_json_has_the_library_s_own_names() -> None:
         {"type": "EitherDpEvent", "events": []},
         {"type": "DisjointPartsDpEvent", "events": []},
         {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 4.0, "steps": 4},
-        {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 10**7, "steps": 4},
+        {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 10**10, "steps": 4},
         {"type": "RandomAllocationDpEvent", "noise_multiplier": 1.0, "parts": 4, "steps": 5},
         {"type": "RandomAllocationStepDpEvent", "noise_multiplier": 1.0, "parts": 1.5},
         {"type": "SampledGroupDpEvent", "noise_multiplier": 1.0, "sampling_probability": 0.1, "count": 1000},
@@ -117,6 +117,11 @@ def test_the_json_has_the_library_s_own_names() -> None:
 def test_a_document_that_is_no_event_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(RefusedError):
         event_from_json(document)
+
+
+def test_passes_of_ten_million_records_in_eights_are_events() -> None:
+    event = RandomAllocationDpEvent(1.0, parts=1_250_000, steps=1_000_000)
+    assert event_from_json(event_to_json(event)) == event
 
 
 def test_as_many_kinds_as_nobody_waits_for_are_refused() -> None:
