@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -609,14 +611,20 @@ def _wandb(root: Path) -> tuple[bool | None, str]:
     if not (root / "params.yaml").exists():
         return None, _version("wandb")
     mode = params.load(root / "params.yaml", reads=("tracking",)).tracking.mode
-    netrc = Path.home() / ".netrc"
-    has_key = "WANDB_API_KEY" in os.environ or (
-        netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8")
-    )
+    has_key = "WANDB_API_KEY" in os.environ or _is_logged_in()
     named = f"{'WANDB_MODE' if os.environ.get('WANDB_MODE') else 'tracking.mode'} is {mode}"
     if mode == "online" and not has_key:
         return False, f"{named}, but you are not logged in: `wandb login`"
     return True, f"{_version('wandb')}, {named}"
+
+
+def _is_logged_in() -> bool:
+    """Whether the user's .netrc names the W&B server in use, as `wandb login` writes it."""
+    server = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc(Path.home() / ".netrc").authenticators(server) is not None
+    except (OSError, NetrcParseError):
+        return False
 
 
 def _mirror(_root: Path) -> tuple[bool | None, str]:

@@ -51,6 +51,7 @@ _IGNORED = (
     "/audits/",
     "/tuned/",
     "/ledger.html",
+    "/authority.html",
     ".venv/",
 )
 

@@ -516,6 +516,9 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     assert shown.exit_code == 1
     assert "WRONG  Weights & Biases: tracking.mode is online, but you are not logged in" in shown.stdout
     assert "WRONG  owner key" in shown.stdout and "chmod 600" in shown.stdout
+    monkeypatch.setenv("WANDB_BASE_URL", "https://tracking.example:8443")
+    (tmp_path / ".netrc").write_text("machine tracking.example\n  login user\n  password 0123\n")
+    assert "but you are not logged in" not in call("doctor").stdout
     (here.home / "owner.key").unlink()
     assert "owner.key is gone; restore it" in call("doctor").stdout
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
