@@ -385,7 +385,9 @@ def a_number(**changes: Any) -> fitting.Fitted:
 
 
 @pytest.mark.parametrize(
-    "loss", ["mse_loss", nn.MSELoss(), squared_error, CountLoss(), QuantileLoss(0.5)], ids=str
+    "loss",
+    ["mse_loss", nn.MSELoss(), squared_error, CountLoss(), QuantileLoss(0.5)],
+    ids=["name", "module", "function", "counts", "quantile"],
 )
 def test_a_number_is_trained_and_predicted_on_its_released_scale(loss: Any, tmp_path: Path) -> None:
     steps: list[fitting.Step] = []
