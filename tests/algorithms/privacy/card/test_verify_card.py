@@ -325,7 +325,9 @@ def test_both_verifiers_agree_on_ten_thousand_edits(
     _agree(cards, tmp_path, SOAK_EDITS, 1)
 
 
-NOT_COMPUTED = re.compile("finer grid|takes? longer|has no (Renyi bound|privacy profile)|delta is smaller")
+NOT_COMPUTED = re.compile(
+    "finer grid|takes? longer|has no (Renyi bound|privacy profile)|delta is smaller|do not go together"
+)
 """Why the verifier of one file refuses what `card verify` prices: huge epsilons, tiny deltas, unknown theorems."""
 
 
@@ -338,7 +340,10 @@ def _agree_on_odd_cards(folder: Path, count: int, seed: int) -> None:
         ours, theirs = both_verdicts(path, OWNER)
         held += theirs
         if ours and not theirs:
-            reasons = [detail for _, passed, detail in verify_card.verify(path, key=OWNER) if passed is False]
+            try:
+                reasons = [why for _, passed, why in verify_card.verify(path, key=OWNER) if passed is False]
+            except verify_card.BadCardError as error:  # of correlated noise of very many steps
+                reasons = [str(error)] if '"CorrelatedDpEvent"' in json.dumps(card["events"]) else []
             assert any(map(NOT_COMPUTED.search, reasons)), (card["events"], reasons)
         elif theirs and not ours:  # of groups and passes the file knows a bound below alone, no formula
             found = verify(load(path), key=OWNER)
