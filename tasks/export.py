@@ -263,8 +263,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Metrics) -> str:
     head = {
         "library_name": "epsilonflow",
         "tags": [*(["differential-privacy"] if setting.private else []), mechanism.algorithm],
-        "datasets": [setting.dataset],
-    }
+    }  # without `datasets`, whose entries name data sets of the hub
     if metrics:
         head["metrics"] = [tracker_key(metrics).removeprefix("test/")]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---"]

@@ -109,6 +109,7 @@ def test_the_hub_reads_our_model_card_and_a_seeded_run_is_not_tagged_private(
     read = hub.ModelCard(model_card(private, module, {}))
     assert read.data.library_name == "epsilonflow"
     assert "differential-privacy" in read.data.tags
+    assert read.data.datasets is None  # none of the hub's has this name
     assert hub.ModelCardData(**read.data.to_dict()).to_dict() == read.data.to_dict()
     other = hub.ModelCard(model_card(seeded, module, {}))
     assert other.data.tags == ["dp_sgd"]
