@@ -326,9 +326,9 @@ def test_both_verifiers_agree_on_ten_thousand_edits(
 
 
 NOT_COMPUTED = re.compile(
-    "finer grid|takes? longer|has no (Renyi bound|privacy profile)|delta is smaller|do not go together"
+    "finer grid|takes? longer|has no (Renyi bound|privacy profile)|delta is smaller|do not go together|at least 0$"
 )
-"""Why the verifier of one file refuses what `card verify` prices: huge epsilons, tiny deltas, unknown theorems."""
+"""Why the verifier of one file refuses what `card verify` prices: huge epsilons, tiny deltas, no theorem, no loss."""
 
 
 def _agree_on_odd_cards(folder: Path, count: int, seed: int) -> None:
@@ -345,10 +345,11 @@ def _agree_on_odd_cards(folder: Path, count: int, seed: int) -> None:
             except verify_card.BadCardError as error:  # of correlated noise of very many steps
                 reasons = [str(error)] if '"CorrelatedDpEvent"' in json.dumps(card["events"]) else []
             assert any(map(NOT_COMPUTED.search, reasons)), (card["events"], reasons)
-        elif theirs and not ours:  # of groups and passes the file knows a bound below alone, no formula
+        elif theirs and not ours:  # what states more than it costs, where the file knows a bound below alone
             found = verify(load(path), key=OWNER)
-            assert {check.name for check in found.failures} == {"epsilon by RDP"}, card["events"]
-            assert card["accounting"]["epsilon"]["rdp"] > (found.recomputed["rdp"] or 0.0), card["events"]
+            for check in found.failures:
+                name = check.name.removeprefix("epsilon by ").lower()
+                assert card["accounting"]["epsilon"][name] > (found.recomputed[name] or 0.0), card["events"]
     assert held > count / 20
 
 
