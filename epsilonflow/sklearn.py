@@ -190,10 +190,8 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise
         self.encoding_: TableEncoding | PreparedRecords = encoding
         self.result_: Fitted | _Released = result
-        self.epsilon_, self.delta_ = (
-            float(min(result.epsilon.values())),
-            result.delta,
-        )  # each accountant's holds
+        # What each accountant states is a bound.
+        self.epsilon_, self.delta_ = float(min(result.epsilon.values())), result.delta
         self._warn_of_sum(self._add_cost(_Fit(_sketch(table), self.epsilon_, self.delta_)))
         return self
 
