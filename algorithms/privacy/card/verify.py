@@ -21,6 +21,7 @@ from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
 from algorithms.privacy.accounting.events import (
     Schedule,
+    check_kinds,
     disjoint_parts_of,
     merge_neighbours,
     releases_in_order,
@@ -102,10 +103,11 @@ def verify(
 
     folder: where the run's files lie; what is not there is not checked, and the verification says so. key: the owner's
     public key, from elsewhere than the card; without it only whoever signed is known to have signed it all. unsigned:
-    whether a card without a signature may hold. Raises RefusedError where the card's events are unknown, and where no
-    accountant can compute with them.
+    whether a card without a signature may hold. Raises RefusedError where the card's events are unknown or of too many
+    kinds, and where no accountant can compute with them.
     """
     schedule = card.schedule
+    check_kinds(schedule)
     adjacency, stated = adjacency_named(card.setting.adjacency), card.accounting
     with _pricing():
         recomputed = recompute(
