@@ -41,6 +41,9 @@ _HELD = 2**25
 _LONGEST = 1e18
 """The norm up to which a record's outputs and clipping factors are normal numbers in 32 bits."""
 
+_PRODUCT = 2**11
+"""How many records' outputs are one product."""
+
 _TOGETHER = 2**17
 """How many outputs are computed together, so that they fit into a core's cache."""
 
@@ -261,6 +264,9 @@ class LinearRecords:
         model: see `linear_layer`.
         inputs: [n, *input_shape], of any number type; 16 bits are widened to 32.
         labels: [n].
+        product: how many records' outputs are one product, a multiple of 64 from public numbers. The last one is filled
+            with zeros: kernels follow from shapes, so in one product over all records their number would decide the
+            last bits of others, and so whole gradients at a kink or of long records.
 
     Raises:
         ValueError: for a model that is not one linear layer.
@@ -273,11 +279,13 @@ class LinearRecords:
         [1.5, -2.0, 0.0]
     """
 
-    def __init__(self, model: PerExampleModel, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(
+        self, model: PerExampleModel, inputs: Tensor, labels: Tensor, product: int = _PRODUCT
+    ) -> None:
         layer = linear_layer(model.module)
         if layer is None:
             raise ValueError(f"the model {model.name!r} is not one linear layer; take the general engine.")
-        self._layer = layer
+        self._layer, self._product = layer, product
         features = _by_feature(layer_inputs(model.module, inputs), layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
         usual = norms[1] <= _LONGEST
@@ -288,7 +296,8 @@ class LinearRecords:
         self._odd_features = self._odd_losses.orient(features[:, odd])
         features.index_fill_(1, odd, 0.0)
         self._losses = losses_of(model, labels)
-        self._features = self._losses.orient(features)
+        self._whole_products = _fill_products(self._losses.orient(features), product)
+        self._features = self._whole_products[:, : len(labels)]
         self._wide = self._features.double() if self._features.numel() <= _HELD else None
         self._norms = {order: torch.where(usual, values, 0.0) for order, values in norms.items()}
         self._inverse_norms = {
@@ -318,39 +327,40 @@ class LinearRecords:
 
         A loss that is NaN counts as zero.
         """
-        slopes = self._outputs(line.direction[None], self._features)[0].contiguous()
-        sums = self._losses.along(self._outputs_at(line.origin), slopes, line.step_sizes, bound)
+        slopes = self._outputs(line.direction[None], self._whole_products)[0, : len(self._losses.labels)]
+        outputs = self._outputs_at(line.origin)
+        sums = self._losses.along(outputs, slopes.contiguous(), line.step_sizes, bound)
         return sums + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
-        """The sums of `losses_on`, [k], at any candidates [k, d], by a product for each."""
-        sums = self._odd(candidates, bound)
-        for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
-            outputs = self._outputs_in_padded_products(candidates, self._features[:, records])
+        """The sums of `losses_on`, [k], at any candidates [k, d], by products for each."""
+        sums, count = self._odd(candidates, bound), len(self._losses.labels)
+        for start in range(0, count, self._product):
+            records = slice(start, min(start + self._product, count))
+            whole = self._whole_products[:, start : start + self._product]
+            outputs = self._outputs(candidates, whole)[:, : records.stop - start].double()
             sums += self._losses.at(outputs, records, bound)
         return sums
 
     def _outputs_at(self, parameters: Tensor) -> Tensor:
         """The outputs [n, o] at the parameters, kept for the next query: the same bits, cached or computed anew."""
         if self._cached is None or not self._cached.is_at(parameters):
-            outputs = self._outputs(parameters[None], self._features)[0].contiguous()
+            count = len(self._losses.labels)
+            outputs = self._outputs(parameters[None], self._whole_products)[0, :count].contiguous()
             point = parameters.detach().clone()
             self._cached = CachedOutputs(parameters, parameters._version, point, outputs)
         return self._cached.outputs
 
     def _outputs(self, vectors: Tensor, features: Tensor) -> Tensor:
-        """Outputs [k, n, o] for flat parameters [k, d] and records stored by feature."""
+        """Outputs [k, n, o] for flat parameters [k, d] and records stored by feature that fill whole products."""
         count, outputs = len(vectors), self._layer.out_features
         weights, biases = (
             vectors.detach().to(features.dtype).tensor_split([self._layer.weight.numel()], dim=1)
         )
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
-        return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
-
-    def _outputs_in_padded_products(self, vectors: Tensor, features: Tensor) -> Tensor:
-        """`_outputs` in 64 bits and in padded products, whose results do not depend on the number of records."""
-        full = pad_to_multiple(features.T).T.contiguous()
-        return self._outputs(vectors, full)[:, : features.shape[1]].double()
+        joined = torch.cat(columns, dim=1)
+        products = [joined @ some for some in torch.split(features, self._product, dim=1)]
+        return torch.cat(products, dim=1).view(count, outputs, -1).transpose(1, 2)
 
     def _multiply_features(self, grad_outputs: Tensor) -> Tensor:
         """Features times grad_outputs [n, o] -> [p, o], in 64 bits, so that no record affects another's rounding."""
@@ -362,7 +372,8 @@ class LinearRecords:
         """The clipped losses [k] of records without cached outputs, minus those of the zeros that replace them."""
         if self._odd_features.shape[1] == 0:
             return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
-        outputs = self._outputs_in_padded_products(candidates, self._odd_features)
+        odd = self._odd_features
+        outputs = self._outputs(candidates, _fill_products(odd, self._product))[:, : odd.shape[1]].double()
         zeros = self._odd_losses.at(torch.zeros_like(outputs), slice(None), bound)
         return self._odd_losses.at(outputs, slice(None), bound) - zeros
 
@@ -437,6 +448,11 @@ def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:
     features = torch.ones(rows, len(inputs), dtype=dtype, device=inputs.device)
     features[: layer.in_features] = inputs.flatten(start_dim=1).T
     return features
+
+
+def _fill_products(features: Tensor, product: int) -> Tensor:
+    """Records [features, n] and zeros after them, up to a multiple of `product`."""
+    return functional.pad(features, (0, -features.shape[1] % product))
 
 
 def _norms(features: Tensor, order: int) -> Tensor:

@@ -95,9 +95,10 @@ def loss_sums(
     """
     points = points.to(compute.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+    size = max(WHOLE, engine.physical_batch)
     for inputs, labels in batches:
         if has_closed_forms(model):
-            totals += LinearRecords(model, inputs, labels).losses_at(points, bound=bound)
+            totals += LinearRecords(model, inputs, labels, size).losses_at(points, bound=bound)
             continue
         for index, point in enumerate(points):
             totals[index] += engine.clipped_losses(point, inputs, labels, bound)

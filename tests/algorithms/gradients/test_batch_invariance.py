@@ -675,9 +675,9 @@ def test_a_pass_has_any_number_of_records_that_memory_allows(asked: int, taken: 
 
 
 def on_hinge(parameters: Tensor, count: int) -> Tensor:
-    """Records of label 1 whose margin is 1, where the gradient of the hinge jumps; [count, 60]."""
-    weights, bias = parameters[:60].double(), parameters[60].double()
-    points = 100.0 * torch.randn(count, 60, generator=torch.Generator().manual_seed(3)).double()
+    """Records of label 1 whose margin is 1, where the gradient of the hinge jumps; [count, inputs]."""
+    weights, bias = parameters[:-1].double(), parameters[-1].double()
+    points = 100.0 * torch.randn(count, len(weights), generator=torch.Generator().manual_seed(3)).double()
     return (points + weights * ((1.0 - bias - points @ weights) / (weights @ weights))[:, None]).float()
 
 
@@ -709,6 +709,42 @@ def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: in
         ]
         for fewer, more in pairwise(sums):
             assert float((more - fewer).norm()) <= 1.0
+
+
+@pytest.mark.parametrize(("width", "threads", "count"), [(60, 1, 15), (300, 2, 69), (300, 2, 1001)])
+def test_a_closed_form_does_not_turn_when_a_record_is_taken_away(
+    width: int, threads: int, count: int
+) -> None:
+    """Products of so many more records have other kernels, and other last bits: of the last records, or of all."""
+    model = build("svm", input_shape=(width,), classes=2, seed=0)
+    start = torch.randn(width + 1, generator=torch.Generator().manual_seed(3))
+    with cpu_threads(threads):
+        for one in on_hinge(start, 12):
+            inputs, labels = one.repeat(count + 1, 1), torch.ones(count + 1, dtype=torch.int64)
+            fewer, more = (
+                LinearRecords(model, inputs[:n], labels[:n]).clipped_sum(start, L2(1.0))
+                for n in (count, count + 1)
+            )
+            assert float((more - fewer).norm()) <= 1.0
+
+
+@pytest.mark.parametrize(("width", "threads", "count"), [(60, 1, 15), (300, 2, 1001)])
+def test_losses_on_a_line_do_not_turn_when_a_record_is_taken_away(
+    width: int, threads: int, count: int
+) -> None:
+    """Of records so long that the last bits of their margins decide whether a loss is 0 or the bound."""
+    model = build("logistic", input_shape=(width,), classes=2, seed=0)
+    draw = torch.Generator().manual_seed(5)
+    line = LineCandidates(*torch.randn(2, width + 1, generator=draw), (0.0, 1.0, 2.0))
+    with cpu_threads(threads):
+        for _ in range(8):
+            one = forms.cancelling(line.candidates[:1, :width], 1e12, draw)
+            inputs, labels = one.repeat(count + 1, 1), torch.ones(count + 1, dtype=torch.int64)
+            fewer, more = (
+                LinearRecords(model, inputs[:n], labels[:n]).losses_on(line, bound=1.0)
+                for n in (count, count + 1)
+            )
+            assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
 
 
 def between(activation: nn.Module, width: int, physical_batch: int, precision: torch.dtype = F32) -> Engine:
