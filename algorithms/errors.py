@@ -67,7 +67,7 @@ class _Slots(string.Formatter):
     def __init__(self, words: Words) -> None:
         self._words = words
 
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, object]) -> Any:
         """The value of a slot, and the key that it was found by."""
         value = Slot(field_name) if "." in field_name else kwargs[field_name]
         return self._words.name(value) if isinstance(value, Slot) else value, field_name

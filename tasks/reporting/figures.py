@@ -3,7 +3,7 @@
 import io
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from algorithms.plain_text import for_figure
 from algorithms.privacy.accounting.risk import Profile, max_detection_rate
 from tasks.reporting.shapes import Shape
-from tasks.runs.metrics import ACCURACY, is_share
+from tasks.runs.metrics import ACCURACY, CalibrationRow, is_share
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
     from matplotlib.axes import Axes
@@ -248,7 +248,7 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
     return figure
 
 
-def calibration_figure(points: Sequence[Mapping[str, Any]], *, theme: Theme) -> "Figure":
+def calibration_figure(points: Sequence[CalibrationRow], *, theme: Theme) -> "Figure":
     """Draw the observed share with its 95 % interval by predicted probability. points: as in metrics.json."""
     from matplotlib.ticker import PercentFormatter
 
@@ -259,9 +259,8 @@ def calibration_figure(points: Sequence[Mapping[str, Any]], *, theme: Theme) -> 
         axis.set_major_formatter(PercentFormatter(1.0))
     axes.plot((0, 1), (0, 1), color=theme.muted, linestyle=":", label="calibrated")
     predicted = [point["predicted"] for point in points]
-    value, low, high = (
-        np.array([point["observed"][end] for point in points]) for end in ("value", "low", "high")
-    )
+    observed = [point["observed"] for point in points]
+    value, low, high = np.array([(each["value"], each["low"], each["high"]) for each in observed]).T
     reach = np.maximum([value - low, high - value], 0.0)
     axes.errorbar(
         predicted, value, reach, color=theme.accent, marker="o", markersize=3, label="with 95% intervals"

@@ -29,6 +29,7 @@ from algorithms.privacy.ledger import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
 from tasks.config.params import ParamsRefusedError, StrictModel, in_words, parse, read_yaml
+from tasks.runs.metrics import Metrics
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -165,7 +166,7 @@ class Registry:
         link = self.folder / _SERVING
         return self.folder / os.readlink(link) if link.is_symlink() else None
 
-    def metrics(self, run_id: str) -> dict[str, Any]:
+    def metrics(self, run_id: str) -> Metrics:
         """The metrics of a run's model, including held-out accuracy and epsilon; empty if it has no model here."""
         path = self.folder / run_id / "metrics.json"
         return read_json(path) if path.is_file() else {}

@@ -7,7 +7,7 @@ so, with the epsilon of the people held out.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from markupsafe import escape
 
@@ -15,6 +15,49 @@ from data.targets import LabelType, Number, TargetKind
 
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
+
+
+class EstimateRow(TypedDict):
+    """An estimate with its 95 % interval, as in metrics.json."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ThresholdRow(TypedDict):
+    """Metrics of two classes where the second is predicted from a probability on; None where noise drowns one."""
+
+    threshold: float
+    selected: EstimateRow | None
+    precision: EstimateRow | None
+    recall: EstimateRow | None
+    lift: EstimateRow | None
+
+
+class GroupRow(TypedDict):
+    """A group of a column with the headline of its kind of target; None where noise drowns it."""
+
+    group: str
+    accuracy: NotRequired[EstimateRow | None]
+    r2: NotRequired[EstimateRow | None]
+    score: NotRequired[EstimateRow | None]
+
+
+class DecisionRow(TypedDict):
+    """What a record costs at the cheapest threshold, and by the better constant answer."""
+
+    cost: EstimateRow | None
+    constant_cost: EstimateRow | None
+
+
+class CalibrationRow(TypedDict):
+    """A bin of predicted probabilities: its mean, and the share of the class that was observed in it."""
+
+    predicted: float
+    observed: EstimateRow
+
+
 ACCURACY = "accuracy"
 _MAX_RARE = 3
 _SHARES = (
@@ -153,7 +196,7 @@ def placeholder_metrics(kind: TargetKind, *, evaluation_epsilon: float | None = 
     return dict.fromkeys(_KINDS[kind].metrics, 1.0)
 
 
-def private_estimates(metrics: Metrics) -> dict[str, Mapping[str, float] | None]:
+def private_estimates(metrics: Metrics) -> dict[str, EstimateRow | None]:
     """The estimates of private held-out records by name, the headline first; None where noise drowns one."""
     names = sorted(
         (name for name in metrics if name.startswith("test_")), key=lambda x: x != _headline(metrics)
@@ -220,8 +263,10 @@ def _recalibration_text(metrics: Metrics) -> str:
     )
 
 
-def _estimate_text(estimate: Mapping[str, float], name: str) -> str:
-    value, low, high = (format_metric(estimate[part], name) for part in ("value", "low", "high"))
+def _estimate_text(estimate: EstimateRow, name: str) -> str:
+    value, low, high = (
+        format_metric(end, name) for end in (estimate["value"], estimate["low"], estimate["high"])
+    )
     return f"{value}, {low} to {high}"
 
 
@@ -266,16 +311,17 @@ def _private_text(metrics: Metrics) -> ReportText:
     return ReportText(tile, note, text, warning, captions)
 
 
-def _thresholds_text(thresholds: Sequence[Mapping[str, Any]]) -> str:
+def _thresholds_text(thresholds: Sequence[ThresholdRow]) -> str:
     """A table of every other threshold of two classes, as HTML."""
     if not thresholds:
         return ""
+    columns: tuple[Literal["selected", "precision", "recall", "lift"], ...]
     columns = ("selected", "precision", "recall", "lift")
     head = "".join(f'<th scope="col">{name}</th>' for name in ("from a probability of", *columns))
     rows = [
         f"<tr><td>{one['threshold']:.3g}</td>"
         + "".join(
-            f"<td>{'unknown' if one[name] is None else _estimate_text(one[name], name)}</td>"
+            f"<td>{'unknown' if (estimate := one[name]) is None else _estimate_text(estimate, name)}</td>"
             for name in columns
         )
         + "</tr>"
@@ -287,24 +333,25 @@ def _thresholds_text(thresholds: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _groups_text(of_column: tuple[str, Sequence[Mapping[str, Any]]]) -> str:
+def _groups_text(of_column: tuple[str, Sequence[GroupRow]]) -> str:
     """The headline of each group of a column, as HTML; small groups are merged, by their released sizes."""
     column, groups = of_column
     return f"</p><p>By {escape(column)}: {escape(group_metrics(groups))}."
 
 
-def group_metrics(groups: Sequence[Mapping[str, Any]]) -> str:
+def group_metrics(groups: Sequence[GroupRow]) -> str:
     """The headline of each group of a column, such as `f accuracy 81.0% (78.2% to 83.9%); ...`, not escaped."""
+    names: tuple[Literal["accuracy", "r2", "score"], ...] = ("accuracy", "r2", "score")
     shown = []
     for one in groups:
-        name = next((key for key in ("accuracy", "r2", "score") if key in one), None)
+        name = next((key for key in names if key in one), None)
         metric = None if name is None else one[name]
         text = "unknown" if metric is None or name is None else _estimate_text(metric, name)
         shown.append(f"{one['group']} {text}")
     return "; ".join(shown)
 
 
-def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, Mapping[str, float] | None]]:
+def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, EstimateRow | None]]:
     """Share, recall and precision of the rarest classes, at most three: those with less than half of an even share.
 
     Empty where classes are even, for other targets, and where noise drowns the shares.
@@ -317,12 +364,11 @@ def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, Mapping[str, float]
     return {name: by_class[name] for name in rare[:_MAX_RARE]}
 
 
-def _short(estimate: Mapping[str, float] | None) -> str:
+def _short(estimate: EstimateRow | None) -> str:
     """A share with its interval, in percent."""
     if estimate is None:
         return "unknown, as noise drowns it"
-    low, high = (percent(estimate[end]) for end in ("low", "high"))
-    return f"{percent(estimate['value'])} ({low} to {high})"
+    return f"{percent(estimate['value'])} ({percent(estimate['low'])} to {percent(estimate['high'])})"
 
 
 def _uneven_rows(metrics: Metrics) -> Rows:
@@ -347,7 +393,7 @@ def _uneven_rows(metrics: Metrics) -> Rows:
     return rows
 
 
-def _cost_sentence(decision: Mapping[str, Any]) -> str:
+def _cost_sentence(decision: DecisionRow) -> str:
     """What a record costs at the cheapest threshold, and by the better constant answer."""
     cost, constant = decision["cost"], decision["constant_cost"]
     if cost is None or constant is None:
