@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         return hashlib.shake_256(f"secret {size} {next(numbers[size])}".encode()).digest(size or 32)
 
     monkeypatch.setattr(secrets, "token_bytes", token_bytes)
+
+
+@pytest.fixture
+def brief_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are inspected as large ones are, in a third of the time.
+
+    For tests of what is done with a model that is taken; what is taken, and how, is tested with the engine.
+    """
+    from algorithms.gradients import engine
+
+    brief = partial(engine.InspectionLimits, full_operations=0)
+    monkeypatch.setattr(engine, "InspectionLimits", brief)
 
 
 @pytest.fixture(autouse=True, scope="module")

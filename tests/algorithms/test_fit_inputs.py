@@ -185,6 +185,7 @@ def test_every_loss_of_torch_is_in_the_tables() -> None:
 @pytest.mark.filterwarnings(
     "ignore:reduction. 'mean' divides:UserWarning", "ignore:.*NLLLoss2d:FutureWarning"
 )
+@pytest.mark.usefixtures("brief_inspections")
 @pytest.mark.parametrize(("name", "place", "reduction"), EVERY)
 def test_a_plain_step_is_that_of_torch_or_is_refused(name: str, place: int, reduction: str) -> None:
     case = CASES[name][place]

@@ -37,6 +37,8 @@ from tests.support.cards import card, category, csv_of, label, number
 from tests.support.costs import costs_once
 from tests.support.engines import engines_once
 
+pytestmark = pytest.mark.usefixtures("brief_inspections")
+
 __all__ = ["costs_once", "engines_once"]
 
 SCHEMA = {"age": (0, 100), "job": ["clerk", "nurse", "smith"], "member": [False, True]}
