@@ -29,6 +29,7 @@ from tests.support.gradients.problems import (
     cached_problem,
     cached_with_log,
     problem,
+    rows,
 )
 from tests.support.soak import soak_but
 
@@ -42,10 +43,17 @@ IN_32_BITS = [(name, torch.float32, 1e-5) for name in dict.fromkeys((*TYPICAL, *
 CHOSEN = [case for case in IN_64_BITS + IN_32_BITS if case[0].removesuffix(", inside") not in REPEATS]
 
 
+def cached(name: str, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
+    """The problem of a name; layers inside are inspected briefly, but for typical ones."""
+    is_typical = name.removesuffix(", inside") in TYPICAL
+    limits = BRIEF if name in INNER and not is_typical else None
+    return cached_with_log((ALONE | SPECS)[name], dtype, limits)
+
+
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), soak_but(CHOSEN, IN_64_BITS + IN_32_BITS))
 def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """By every clipping, and of batches of one, whose shapes are easily mistaken; relative to the sum."""
-    made, engine = cached_problem((ALONE | SPECS)[name], dtype)
+    made, engine, _ = cached(name, dtype)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         each = naive.contributions(made.model, made.gradients, clipping)
         found = engine.clipped_sum(*made.arguments, clipping)
@@ -62,7 +70,7 @@ def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tol
 @pytest.mark.parametrize("name", soak_but(IN_SUITE, SPECS))
 def test_gradients_are_told_apart_by_record(name: str) -> None:
     """A sum with one weight for each record is another sum for each way in which records could be mistaken."""
-    made, engine = cached_problem(SPECS[name], torch.float64)
+    made, engine, _ = cached(name, torch.float64)
     weights = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     found = engine.contributions(*made.arguments).weighted_sum(weights)
     assert naive.relative(found, weights @ made.gradients) < 1e-10
@@ -71,7 +79,7 @@ def test_gradients_are_told_apart_by_record(name: str) -> None:
 @pytest.mark.parametrize("name", soak_but(IN_SUITE, SPECS))
 def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """When the engine is made, and never again."""
-    made, engine, said = cached_with_log(SPECS[name], torch.float64)
+    made, engine, said = cached(name, torch.float64)
     caplog.clear()
     engine.clipped_sum(*made.arguments, L2(1.0))
     assert not caplog.records
@@ -81,6 +89,15 @@ def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.L
         assert len(said) == 1
         part = "the model made up is" if name in AS_A_WHOLE else "in the model made up these are"
         assert f"{part} differentiated record by record: " in said[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", INNER)
+def test_a_full_inspection_takes_a_layer_inside_as_a_brief_one_does(name: str) -> None:
+    made, engine = cached_problem(SPECS[name], torch.float64)
+    brief = cached_with_log(SPECS[name], torch.float64, BRIEF)[1]
+    assert naive.relative(rows(made, engine), made.gradients) < 1e-10
+    assert engine.operations_without_rule == brief.operations_without_rule
 
 
 COUNTS = st.sampled_from([0, 1, 2, 3, 5])

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support.device import DEVICE
 from tests.support.gradients import naive
 from tests.support.gradients.layers import ATTENTION
 from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
-from tests.support.gradients.problems import Problem, Spec, Wired, frozen, problem
+from tests.support.gradients.problems import BRIEF, SMALL, Problem, Spec, Wired, frozen, problem
 from tests.support.soak import soak_but
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +42,7 @@ from torch import nn
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS
-from tests.support.gradients.problems import problem
+from tests.support.gradients.problems import BRIEF, problem
 
 def resident(key="VmRSS"):
     return 1024 * int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -60,7 +61,7 @@ def share_told():
 
 def grown(name, warm_up, passes):
     made, draw = problem((NETWORKS | OF_PARAMETERS | AS_A_WHOLE)[name], torch.float32, count=96), random.Random(0)
-    engine = made.engine(physical_batch=48)
+    engine = made.engine(physical_batch=48, limits=BRIEF)
     for done, count in enumerate([96, *(draw.randrange(97) for _ in range(warm_up + passes))]):
         if done == warm_up:
             before = resident()
@@ -176,8 +177,15 @@ CHOSEN = [
 
 
 def engine_of(made: Problem, **placing: Any) -> Engine:
-    shape, dtype = tuple(made.inputs.shape[1:]), made.inputs.dtype
-    return Engine(made.model, input_shape=shape, input_dtype=dtype, device=DEVICE, **placing)
+    """Of few records a pass, and after a brief look, since engines are compared that were made alike."""
+    return made.engine(device=DEVICE, physical_batch=SMALL, limits=BRIEF, **placing)
+
+
+@cache
+def usual(name: str) -> tuple[Problem, Engine]:
+    """A problem, and its engine with whole parameters on the device; not to be changed."""
+    made = problem(SPECS[name], torch.float32)
+    return made, engine_of(made)
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +201,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
 @pytest.mark.parametrize("name", soak_but(CHOSEN, SPECS))
 def test_sums_in_slices_are_those_of_whole_vectors(name: str, shards: Shards) -> None:
     """Bit for bit, by every clipping that they can have."""
-    made = problem(SPECS[name], torch.float32)
-    whole, sliced = engine_of(made), engine_of(made, shards=shards, shard_trained=True)
+    made, whole = usual(name)
+    sliced = engine_of(made, shards=shards, shard_trained=True)
     point = shards.slice_of(made.parameters)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         if isinstance(clipping, L2 | PerLayer):
@@ -220,14 +228,14 @@ def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(sh
 @pytest.mark.parametrize("name", soak_but(CHOSEN, SPECS))
 def test_sums_are_those_of_parameters_on_the_device(name: str) -> None:
     """Bit for bit on a CPU, by every clipping."""
-    made = problem(SPECS[name], torch.float32)
-    usual, offloaded = engine_of(made), engine_of(made, offload=True)
+    made, on_device = usual(name)
+    offloaded = engine_of(made, offload=True)
     inputs, labels = made.inputs.to(DEVICE), made.labels.to(DEVICE)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         found = offloaded.clipped_sum(made.parameters, inputs, labels, clipping)
         assert found.device.type == "cpu"
         if DEVICE.type == "cpu":
-            assert torch.equal(found, usual.clipped_sum(made.parameters, inputs, labels, clipping)), kind
+            assert torch.equal(found, on_device.clipped_sum(made.parameters, inputs, labels, clipping)), kind
         else:
             each = naive.contributions(made.model, made.gradients, clipping)
             assert naive.relative(found, each.sum(dim=0)) < 1e-5, kind

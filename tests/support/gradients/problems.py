@@ -148,14 +148,17 @@ class _Listener(logging.Handler):
 
 
 @cache
-def cached_with_log(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
+def cached_with_log(
+    spec: Spec, dtype: torch.dtype, limits: InspectionLimits | None = None
+) -> tuple[Problem, Engine, list[str]]:
     """A problem, its engine, and what was logged while it was made; made once, not to be changed.
 
-    In 64 bits the model is inspected in full, otherwise briefly, which takes a fifth of the time.
+    Without limits the model is inspected in full in 64 bits, otherwise briefly, which takes a fifth of the time.
     """
     made, listener, logger = problem(spec, dtype), _Listener(), logging.getLogger("algorithms")
     logger.addHandler(listener)
-    engine = made.engine(physical_batch=SMALL, limits=InspectionLimits() if dtype == torch.float64 else BRIEF)
+    limits = limits or (InspectionLimits() if dtype == torch.float64 else BRIEF)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     logger.removeHandler(listener)
     return made, engine, listener.said
 
