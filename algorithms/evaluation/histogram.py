@@ -361,15 +361,7 @@ def count(
     if members.shape[1] < len(spec.groups):
         raise ValueError("this histogram has groups, so the index of every column's value is needed.")
     cells = np.zeros(spec.cells)
-    valid = np.isfinite(scores).all(axis=1)
-    if spec.compared:
-        if differences is None:
-            raise ValueError("this histogram compares two models, so `differences` is needed.")
-        valid &= np.isfinite(differences)
-    if spec.kind == "number":
-        valid &= np.isfinite(np.asarray(labels, np.float64))
-    elif spec.kind in (BINARY, MULTICLASS):
-        valid &= (np.asarray(labels) >= 0) & (np.asarray(labels) < spec.outputs)
+    valid = _countable(spec, scores, labels, differences)
     cells[-1] = weights[~valid].sum()
     scores, labels, weights, members = scores[valid], labels[valid], weights[valid], members[valid]
     groups = {"": np.zeros(len(labels), np.int64), **_group_of(spec, members)}
@@ -386,12 +378,8 @@ def count(
             raise ValueError("this histogram has halves of the people, so `halves` is needed.")
         half = np.asarray(halves)[valid] % 2
         if spec.kind == BINARY:
-            (index, _), size = (
-                contributions[f"score x label, {spec.resolutions[-2]}"][0],
-                math.prod(spec.half_shape),
-            )
-            at = half * size // 2 + index
-            spec.half_cells(cells)[...] = np.bincount(at, weights, size).reshape(spec.half_shape)
+            index, _ = contributions[f"score x label, {spec.resolutions[-2]}"][0]
+            spec.half_cells(cells)[...] = _label_halves(spec, index, half, weights)
         else:
             each = temperature_cells(scores, labels) * weights[:, None]
             spec.half_cells(cells)[...] = [each[half == which].sum(axis=0) for which in (0, 1)]
@@ -399,6 +387,29 @@ def count(
         sums = weights @ difference_cells(np.clip(differences[valid], -1.0, 1.0))
         spec.comparison_cells(cells)[...] = spec.comparison_norm * sums
     return cells
+
+
+def _countable(
+    spec: HistogramSpec, scores: Floats, labels: NDArray[np.generic], differences: Floats | None
+) -> NDArray[np.bool_]:
+    """Whether a record's scores are finite, [n], and its label and difference are ones that the histogram has."""
+    valid = np.asarray(np.isfinite(scores).all(axis=1))
+    if spec.compared:
+        if differences is None:
+            raise ValueError("this histogram compares two models, so `differences` is needed.")
+        valid &= np.isfinite(differences)
+    if spec.kind == "number":
+        valid &= np.isfinite(np.asarray(labels, np.float64))
+    elif spec.kind in (BINARY, MULTICLASS):
+        valid &= (np.asarray(labels) >= 0) & (np.asarray(labels) < spec.outputs)
+    return valid
+
+
+def _label_halves(spec: HistogramSpec, index: Integers, half: Integers, weights: Floats) -> Floats:
+    """Sums of weights by half of the people, score and label, of the spec's shape; index: of score and label, [n]."""
+    size = math.prod(spec.half_shape)
+    sums = np.bincount(half * size // 2 + index, weights, size)
+    return np.asarray(sums, np.float64).reshape(spec.half_shape)
 
 
 def _group_of(spec: HistogramSpec, members: Integers) -> dict[str, Integers]:

@@ -249,7 +249,7 @@ def huggingface_model(spec: ModelSpec, settings: HuggingFaceSettings) -> Model:
     return model
 
 
-def _parts(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _parts(content: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
     """A configuration and the configurations in it, at any depth, such as those of towers and backbones."""
     rest: list[object] = [content]
     while rest:
@@ -261,7 +261,7 @@ def _parts(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             rest += part
 
 
-def _is_of_timm(part: Mapping[str, Any]) -> bool:
+def _is_of_timm(part: Mapping[str, object]) -> bool:
     """Whether timm builds a part of a configuration, by arguments or a name that may be of files or of a download."""
     names = (str(part.get(key, "")) for key in ("architecture", "backbone"))
     return (
@@ -357,6 +357,14 @@ def write_beside(
         module.config.problem_type = _PROBLEMS.get(facts.predicts or "class")
         module.config.save_pretrained(folder)
         return read_pretrained(model, folder, (), 0)
+    return _write_adapters(model, parameters, folder, facts, base)
+
+
+def _write_adapters(
+    model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: ModelFacts, base: str | None
+) -> nn.Module:
+    """Write the files of adapters and of the head that is trained beside them; returns the model read from them."""
+    module: Any = library_model(model)
     peft, stored = imported_library("peft"), in_file(model, parameters)
     task = _task(facts.predicts or "class", is_text=facts.tokens is not None)
     around = [(name, head) for name, head in module.named_children() if name != module.base_model_prefix]

@@ -368,16 +368,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     """
     for problem in comparison.problems:
         _check_problem(problem, cards[problem.dataset], file)
-    cases = [
-        (
-            variant,
-            epsilon,
-            _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file),
-            _features(variant, epsilon, file),
-        )
-        for variant in variants(comparison)
-        for epsilon in (variant.epsilons if variant.private else (None,))
-    ]
+    cases = _cases(comparison, file)
     folds: list[Fold | None] = [None]
     if (cut := comparison.folds) is not None:
         folds = [Fold(cut.k, cut.seed, *place) for place in product(range(cut.repeats), range(cut.k))]
@@ -422,6 +413,22 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
         for problem, files, encoder in problems
         for variant, epsilon, settings, features in cases
         for seed, fold in product(range(comparison.seeds), folds)
+    ]
+
+
+def _cases(
+    comparison: Comparison, file: str
+) -> list[tuple[Variant, float | None, dict[str, JsonValue], dict[str, JsonValue]]]:
+    """Each variant at each epsilon, with the settings of its method and of its features."""
+    return [
+        (
+            variant,
+            epsilon,
+            _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file),
+            _features(variant, epsilon, file),
+        )
+        for variant in variants(comparison)
+        for epsilon in (variant.epsilons if variant.private else (None,))
     ]
 
 
