@@ -244,6 +244,7 @@ def test_cards_without_alternatives_are_written_as_before_there_were_any() -> No
     assert "alternatives" not in written and "md5" not in written["files"]["train_images"]
 
 
+@pytest.mark.soak
 @needs_mirror
 def test_real_cifar_10(tmp_path: Path) -> None:
     """The first batch: its known checksum and labels."""

@@ -173,6 +173,7 @@ def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) ->
         prepared.write(tmp_path / "p", [RecordBlock("train", real)], public, salt=bytes(32), at_most=None)
 
 
+@pytest.mark.soak
 @needs_mirror
 def test_real_imdb(tmp_path: Path) -> None:
     card = data_card("imdb")
