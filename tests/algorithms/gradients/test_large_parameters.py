@@ -17,7 +17,7 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_gradient_is_never_above_its_bound(name: str) -> None:
-    for gradient in drawn(name):
+    for gradient in drawn(name, 2):
         norm = float(written(gradient)[0].norm())
         for near in NEAR:
             assert excess(gradient, L2(near * norm)) <= 1.0
