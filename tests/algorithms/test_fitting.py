@@ -763,6 +763,7 @@ def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor
     return functional.cross_entropy(outputs, target)
 
 
+@pytest.mark.usefixtures("brief_inspections")
 @pytest.mark.parametrize("name", STRUCTURED)
 def test_records_and_targets_of_several_parts(name: str) -> None:
     """A step over all records without noise or clipping is PyTorch's own, and a private one trains.
@@ -1147,6 +1148,7 @@ class _Complex(nn.Linear):
         self.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
 
 
+@pytest.mark.usefixtures("brief_inspections")
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
     method: Algorithm[Any] = bench.algorithm(name)

@@ -31,6 +31,8 @@ from tasks.comparing.work import ComparisonWork, lock_comparison, work_of
 from tests.support.comparisons import PROJECT, small
 from tests.support.soak import soak_but
 
+pytestmark = pytest.mark.usefixtures("brief_inspections")
+
 # Typed from the papers, as far as their texts are at hand.
 PRINTED = {
     "000": "table-1 table-2 figure-1 figure-2 figure-3 section-4-3 appendix-b",

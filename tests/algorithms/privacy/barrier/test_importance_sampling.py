@@ -36,6 +36,8 @@ from tests.algorithms.privacy.mechanisms.test_noise import Words
 from tests.support.barriers import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.bench import MadeUp, made_up, small_model, with_record
 
+pytestmark = pytest.mark.usefixtures("brief_inspections")
+
 COUNT, C = 12, 1.0
 DRAWS, COPIES = 10_000, 50
 SCALES = np.linspace(0.01, 3.0, COUNT)
