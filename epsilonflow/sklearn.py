@@ -165,7 +165,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise RefusedError(
                 f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
             )
-        method = self.method or usual_method(len(records), loss, outputs, self.steps)
+        method = self.method or usual_method(len(records), loss, outputs, self.steps, self.epsilon)
         try:
             with ESTIMATORS.spoken():
                 result: Fitted = train(

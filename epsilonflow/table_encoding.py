@@ -21,6 +21,7 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
 from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
+from algorithms.target_scale import usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -33,8 +34,8 @@ _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """Where a gradient is as long as the error of one probability; docs/results/tables.md."""
-_NOISE_LIMITS = {"classes": 0.7, "number": 0.35}
-"""How far all noise together may move a parameter, of a number in its released scale; docs/results/tables.md."""
+_NOISE_OF_CLASSES = 0.7
+"""How far all noise together may move a parameter where classes are predicted; docs/results/tables.md."""
 _MOMENTUM = 0.9
 _TARGET = {"name": "(target)", "kind": "label"}
 
@@ -109,7 +110,7 @@ def as_table(X: Any) -> pd.DataFrame:
     return X
 
 
-def usual_method(records: int, loss: Any, outputs: int, steps: int) -> DPSGD:
+def usual_method(records: int, loss: Any, outputs: int, steps: int, epsilon: float) -> DPSGD:
     """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate."""
     kind: Kind = "classes" if loss == "cross_entropy" else "number"
     usual = CROSS_ENTROPY if kind == "classes" else SQUARED
@@ -118,7 +119,7 @@ def usual_method(records: int, loss: Any, outputs: int, steps: int) -> DPSGD:
         learning_rate=float(f"{(1.0 + _MOMENTUM) / curvature:.2g}"),  # half of where descent could diverge
         momentum=_MOMENTUM,
         schedule="linear",
-        noise_limit=_NOISE_LIMITS[kind],
+        noise_limit=_NOISE_OF_CLASSES if kind == "classes" else usual_noise_limit(records, epsilon),
         optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))

@@ -45,8 +45,8 @@ _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
 _NOISE_OF_ALL_STEPS = 0.7
 """How far the noise of all steps may move a parameter, where records are unit vectors; docs/results/tables.md."""
-_NOISE_OF_A_NUMBER = 0.35
-"""The same where a number is predicted, in units of its scale."""
+_BOUND_OF_RECORDS = 3.0
+"""How many times larger than the records a bound on their number is taken to be, where more noise is worth less."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """The clip norm of unit vectors with two classes, whose gradients are as long as an error, at most 1."""
 _DEVIATIONS_FOR_HISTOGRAMS = 40.0
@@ -182,7 +182,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
     cells = cells_of(card)
     assert cells is not None
     has_batch = "expected_batch_size" in advised.settings
-    limit = _NOISE_OF_A_NUMBER if isinstance(card.label_type, Number) else _NOISE_OF_ALL_STEPS
+    limit = advised.settings.get("update", {}).get("noise_limit", _NOISE_OF_ALL_STEPS)
     loss = {
         "number": "the squared error",
         "count": "the Poisson loss",
@@ -257,6 +257,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if update.get("learning_rate", 0.0) is not None:
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
+    from algorithms.target_scale import usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = card.records.train or card.records.at_most or 1
@@ -283,7 +284,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             rate = min(rate, _NOISE_OF_ALL_STEPS / moved)
         update = update | {"learning_rate": float(f"{rate:.2g}")}
         if "noise_limit" in update and isinstance(card.label_type, Number):
-            update["noise_limit"] = _NOISE_OF_A_NUMBER
+            known = card.records.train or (card.records.at_most or 0) / _BOUND_OF_RECORDS
+            update["noise_limit"] = usual_noise_limit(known or 1.0, epsilon)
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

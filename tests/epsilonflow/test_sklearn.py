@@ -138,7 +138,7 @@ def test_a_data_card_is_a_schema_and_declares_the_classes(tmp_path: Path) -> Non
 
 def test_settings_follow_from_the_kind_of_target() -> None:
     two, three, number, count, quantile = (
-        usual_method(5000, loss, outputs, 10)
+        usual_method(5000, loss, outputs, 10, epsilon=1.0)
         for loss, outputs in (
             *(("cross_entropy", 1), ("cross_entropy", 3)),
             *((squared_error, 1), (CountLoss(), 1), (QuantileLoss(0.9), 1)),

@@ -352,6 +352,19 @@ def test_a_paper_switch_decides_settings_that_exist(name: str) -> None:
     assert {switch.name, *switch.settings} <= {field.name for field in fields(CATALOGUE[name])}
 
 
+def card_of_prices(records: dict[str, int], target: dict[str, bool] | None) -> DataCard:
+    """Three columns as cells; target: of what kind the number to predict is, None for classes."""
+    columns = (number("x", 0.0, 1.0), number("z", 0.0, 1.0), category("kind", "old", "new"))
+    document = card(
+        "prices",
+        records=records,
+        reader=csv_of(*columns, label("price")) | {"cells": {"trees": 4}},
+        files={part: {"path": f"{part}.csv", "keyed_sha256": "0" * 64} for part in ("train", "test")},
+        **({"classes": ["low", "high"]} if target is None else {"target": {"bounds": [0.0, 9.0]} | target}),
+    )
+    return DataCard.model_validate_json(json.dumps(document))
+
+
 @pytest.mark.parametrize(
     ("records", "target", "features"),
     [
@@ -367,17 +380,27 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
     records: dict[str, int], target: dict[str, bool] | None, features: str
 ) -> None:
     """At epsilon 1, 5 % of the squared mu is noise of 16.7 for each unit of sensitivity, here 2: four histograms."""
-    columns = (number("x", 0.0, 1.0), number("z", 0.0, 1.0), category("kind", "old", "new"))
-    document = card(
-        "prices",
-        records=records,
-        reader=csv_of(*columns, label("price")) | {"cells": {"trees": 4}},
-        files={part: {"path": f"{part}.csv", "keyed_sha256": "0" * 64} for part in ("train", "test")},
-        **({"classes": ["low", "high"]} if target is None else {"target": {"bounds": [0.0, 9.0]} | target}),
-    )
-    known = DataCard.model_validate_json(json.dumps(document))
+    known = card_of_prices(records, target)
     advised = recipe(known, "dp_sgd", 1.0)
     assert advised.features["name"] == features
     if features != "none":
         assert advised.features["noise"] == pytest.approx(16.7, abs=0.05)
         assert "5%" in explain_recipe(known, advised)["features"]
+
+
+@pytest.mark.parametrize(
+    ("records", "epsilon", "limit"),
+    [
+        ({"train": 480, "test": 100}, 1.0, 0.17),  # 480 / 3.73 standard deviations of a count
+        ({"at_most": 1440}, 1.0, 0.17),  # there may be a third of them
+        ({"train": 480, "test": 100}, 0.5, 0.12),
+        ({"train": 100_000, "test": 100}, 1.0, 0.35),
+    ],
+)
+def test_less_noise_is_let_in_where_there_is_less_to_learn_from(
+    records: dict[str, int], epsilon: float, limit: float
+) -> None:
+    known = card_of_prices(records, {})
+    advised = recipe(known, "dp_sgd", epsilon)
+    assert advised.settings["update"]["noise_limit"] == limit
+    assert explain_recipe(known, advised)["learning rate"].endswith(f"more than {limit:g}")
