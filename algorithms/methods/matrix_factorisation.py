@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue
+from scipy import signal
 from scipy.optimize import minimize
 from torch import Tensor
 
@@ -65,7 +66,7 @@ _SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 8
 """The most and the fewest iterates that a search for a strategy counts: more give nearly the same one."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
-_TOO_MUCH, _NOWHERE, _ENOUGH = 20.0, 1e6, 1e-7
+_TOO_MUCH, _NOWHERE, _ENOUGH = 20.0, 1e6, 1e-6
 """Of logarithms of noise: so much above the start is no place to search, this is taken for it, and where to end."""
 
 
@@ -264,13 +265,22 @@ def _apply(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Ten
 
 
 class _Inverse(torch.autograd.Function):
-    """The first column of the inverse of a Toeplitz matrix, shape [steps], by Newton's iteration on power series.
+    """The first column of the inverse of a Toeplitz matrix, shape [steps].
 
-    column: that of the matrix, shape [at most steps].
+    column: that of the matrix, shape [at most steps]. Few bands are a recurrence; more take Newton's iteration on power
+    series.
     """
 
     @staticmethod
     def forward(ctx: Any, column: Tensor, steps: int) -> Tensor:
+        ctx.bands = len(column)
+        if len(column) <= _MAX_BANDS:
+            impulse = np.zeros(steps)
+            impulse[0] = 1.0
+            with np.errstate(over="ignore", invalid="ignore"):
+                inverse = torch.from_numpy(signal.lfilter([1.0], column.numpy(), impulse))
+            ctx.save_for_backward(column, inverse)
+            return inverse
         inverse = 1.0 / column[:1]
         while (half := len(inverse)) < steps:
             # Of column * inverse the first half is (1, 0, ..), so that what wraps round on the circle may fall there.
@@ -280,18 +290,22 @@ class _Inverse(torch.autograd.Function):
             change = torch.fft.irfft(torch.fft.rfft(product) * there, n=2 * half)
             inverse = torch.cat([inverse, -change[half:]])
         inverse = inverse[:steps]
-        ctx.save_for_backward(inverse)
-        ctx.bands = len(column)
+        ctx.save_for_backward(column, inverse)
         return inverse
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
         """By d(1 / c) = -(1 / c)^2 dc."""
-        (inverse,) = ctx.saved_tensors
+        column, inverse = ctx.saved_tensors
+        if ctx.bands <= _MAX_BANDS:
+            back = signal.lfilter([1.0], column.numpy(), slopes.numpy()[::-1])[::-1]
+            lags = range(ctx.bands)
+            moved = [-(back[lag:] @ inverse.numpy()[: len(inverse) - lag]) for lag in lags]
+            return torch.tensor(moved, dtype=torch.float64), None
         size = 2 * len(inverse)
         square = torch.fft.irfft(torch.fft.rfft(inverse, n=size).square(), n=size)[: len(inverse)]
-        moved = torch.fft.rfft(slopes, n=size) * torch.fft.rfft(square, n=size).conj()
-        return -torch.fft.irfft(moved, n=size)[: ctx.bands], None
+        product = torch.fft.rfft(slopes, n=size) * torch.fft.rfft(square, n=size).conj()
+        return -torch.fft.irfft(product, n=size)[: ctx.bands], None
 
 
 def _inverse(column: Tensor, steps: int) -> Tensor:

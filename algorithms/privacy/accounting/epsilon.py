@@ -324,7 +324,8 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
         return min(compose_pld(events, adjacency, delta, grid).epsilon(delta), _sum_of_pure(events)), grid
     cost = 0.0
     for plds in sides_of(pairs_of(events, adjacency)):
-        cost, grid = max((cost, grid), epsilon_of(plds, delta, floor=cost), key=itemgetter(0))
+        side = epsilon_of(plds, delta, floor=cost, floor_grid=grid)
+        cost, grid = max((cost, grid), side, key=itemgetter(0))
     if cost == math.inf:  # the tail of a search or of a user's own mechanism is known down to some delta only
         with suppress(RefusedError):
             return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta), None
@@ -354,6 +355,8 @@ _NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
 _TOLERANCE, _WASTE, _WASTE_OF_MANY, _NEAR_TARGET = 2e-4, 2e-4, 1e-3, 2e-3
 """Shares: of a multiplier, to which it is found; of epsilon, that it may leave unspent, also by more kinds of samples
 than noise is searched with, as each evaluation takes long; and that rough costs may."""
+_FINE_TOLERANCE = 2e-5
+"""Of a multiplier by Rényi divergences or pure epsilons, which take less time."""
 _STEPS, _MIN_STEEPNESS = 10, 0.1
 """Of the secant method: how many it takes, and the least fall of log cost by log noise that it believes."""
 _TINY, _HUGE = 1e-300, 1e300
@@ -431,7 +434,11 @@ def calibrate(
 
     if accountant == "rdp":
         _check_orders_reach(cost, target)
-    return search_outwards(cost, target.epsilon, factor=8.0, tolerance=2e-5)
+    noise = search_outwards(cost, target.epsilon, factor=8.0, tolerance=0.1)
+    noise, _, is_exact = _by_secant(cost, target.epsilon, noise, 1.0, waste=2 * _FINE_TOLERANCE)
+    if is_exact:
+        return noise
+    return search_outwards(cost, target.epsilon, start=noise, factor=1.1, tolerance=_FINE_TOLERANCE)
 
 
 def _calibrate_by_pld(

@@ -42,17 +42,18 @@ _LARGEST_EXPONENT = 600.0
 _RARE_TAIL, _LARGEST_TILT = 5.0, 1e15
 _MIN_MODULUS, _LOG_SURE = 1e-300, math.log(1e-9)
 """The least modulus of a transform, and the logarithm of one that rounding is far below."""
-_LOG_NOTHING, _NOTHING = -100.0, math.exp(-90.0)
-"""The logarithm of a product that is left out, and a bound on the norm of all that are."""
+_LOG_NOTHING, _NOTHING = -42.0, math.exp(-40.0)
+"""The logarithm of a product that is left out, and a bound on the norm of all that are, which rounding is above."""
 _FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _ITERATIONS = 2**16, 2**19, 2**16, 60
 _FEW_POINTS, _POINTS_TOGETHER, _TERMS = 2**12, 2**17, 2
 FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
-_FEW_KINDS, _ERROR_OF_MANY = 8, 6e-5
-"""Of so many distributions more is left of a grid's error, since each takes a transform of its own."""
+_FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER, _COARSER_OF_MANY = 8, 6e-5, 1.5e-5, 2.0, 4.0
+"""Of more distributions, each of which takes a transform of its own, more is left of a grid's error; their first grid
+is so fine that it mostly is the last, and the one that it is compared with is coarser by more."""
 _MAX_POINTS, _MAX_SEARCH_POINTS, _LARGEST_GRID = 2**20, 2**17, 2**24
-_MIN_REFINEMENT, _MAX_REFINEMENT, _MAX_WIDENING = 1.5, 8.0, 50
+_MIN_REFINEMENT, _MAX_REFINEMENT, _OVERSHOOT, _MAX_WIDENING = 1.5, 8.0, 1.1, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _MIN_TILT, _TILTS, _LOG_INDECISIVE, _OUTSIDE = 1e-9, np.geomspace(0.05, 500.0, 20), math.log(1e4), 64
 _ABOVE, _ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
@@ -179,7 +180,10 @@ def discretise(
     if decisive is not None:
         indices = _edges_of_cells(count, grid, decisive[0] - lowest, decisive[1] - lowest)
     edges = np.asarray(lowest + grid * indices, dtype=np.float64)
-    return connect_the_dots(edges, pld.cells(edges)), indices
+    points = connect_the_dots(edges, pld.cells(edges))
+    is_used = points.masses > 0  # where a loss takes few values, few points have any
+    is_used[[0, -1]] = True
+    return DiscretePLD(points.losses[is_used], points.masses[is_used], points.infinity_mass), indices[is_used]
 
 
 def _check_points(points: float) -> None:
@@ -530,8 +534,11 @@ def _tilted_parts(
 
 def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
     """log |1 + x|, also for small x; modulus: |x|."""
-    log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
-    return np.where(modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), _MIN_MODULUS)))
+    is_small, logs = modulus < 0.25, np.empty_like(modulus)
+    small, large = x[is_small], x[~is_small]
+    logs[is_small] = np.log1p(2 * small.real + np.square(modulus[is_small])) / 2
+    logs[~is_small] = np.log(np.maximum(np.abs(1 + large), _MIN_MODULUS))
+    return logs
 
 
 @dataclass(frozen=True)
@@ -803,7 +810,8 @@ def epsilon_of(
     delta: float,
     *,
     floor: float = 0.0,
-    first: float = FIRST_GRID_ERROR,
+    floor_grid: float | None = None,
+    first: float | None = None,
     error: float | None = None,
     near: float | None = None,
 ) -> tuple[float, float]:
@@ -816,13 +824,16 @@ def epsilon_of(
         plds: Each with the number of times that it occurs.
         delta: Above 0.
         floor: Below this the epsilon does not matter.
-        first: The share of the variance by which the first grid may be off.
+        floor_grid: That the other side ended with, whose cost is the floor; a bound on it, or on a coarser one, may do.
+        first: The share of the variance by which the first grid may be off; by default 5e-5, and less of many
+            distributions.
         error: About how much of the epsilon the last grid may add; by default 2e-5, and 6e-5 of many distributions.
         near: The epsilon that is searched for. Then what the last grid adds is taken off, which ends nearer to the
             truth but is no bound, and the further an epsilon is from this one, the less exact it is.
     """
-    if error is None:
-        error = _GRID_ERROR if len(plds) <= _FEW_KINDS else _ERROR_OF_MANY
+    is_many = len(plds) > _FEW_KINDS and near is None
+    first = first or (_FIRST_OF_MANY if is_many else FIRST_GRID_ERROR)
+    error = error or (_ERROR_OF_MANY if is_many else _GRID_ERROR)
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
     if rough.infinity_mass <= delta and largest <= floor:
@@ -831,12 +842,18 @@ def epsilon_of(
         bound = rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE)
         if bound <= floor:
             return bound, bound or 1.0
+        for grid in () if floor_grid is None else (_COARSER_OF_MANY * floor_grid, floor_grid):
+            bound = GridComposition(plds, grid, delta, rough, rough.decisive_losses(floor, delta)).epsilon(
+                delta
+            )
+            if bound <= floor:
+                return bound, grid
     first_points, max_points = _FIRST_POINTS, _MAX_POINTS
     if near is not None:
         first_points, max_points = _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS
     grid, _ = coarse_grid(plds, delta, first, rough, max_points=first_points)
-    refinement, remaining = 2.0, 0.0
-    cost = GridComposition(plds, 2.0 * grid, delta, rough).epsilon(delta)
+    refinement, remaining = _COARSER_OF_MANY if is_many else _COARSER, 0.0
+    cost = GridComposition(plds, refinement * grid, delta, rough).epsilon(delta)
     decisive = rough.decisive_losses(cost, delta) if floor < cost < math.inf else None
     while cost > floor:
         sums = GridComposition(plds, grid, delta, rough, decisive)
@@ -850,7 +867,7 @@ def epsilon_of(
         if remaining <= tolerance or sums.points > max_points / 2 or sums.infinity_mass > delta:
             break
         refinement = min(
-            max(_MIN_REFINEMENT, math.sqrt(remaining / tolerance)),
+            max(_MIN_REFINEMENT, _OVERSHOOT * math.sqrt(remaining / tolerance)),
             _MAX_REFINEMENT,
             max_points / sums.points,
         )

@@ -60,7 +60,9 @@ _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
 _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 _MAX_ORDER = 256.0
-_FAR, _POINTS, _MAX_PARTS_OF_CELL = 10.0, 2000, 512
+_FAR, _POINTS = 10.0, 2000
+_MAX_RENYI_NOISE = 400.0
+"""With more noise the chords of negative moments lose more than the pass gains: 6.4e-6 b (b + 1) of their logarithm."""
 _LOG_RATES = (-10.0, 25.0, 4000)
 _HIGHER = np.array([5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0])
 
@@ -198,24 +200,35 @@ def _double(one: _Ratio) -> _Ratio:
     return _Ratio(one.cell, one.first + start, sums, zero, lost).trim()
 
 
-def _plus(several: _Ratio, one: _Ratio) -> _Ratio:
-    """The sum of two that are independent, on the first one's grid, whatever the second's is.
+def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio:
+    """The sum of several and the ratio of one more step, whose cells are at most this wide, on the grid of the several.
 
-    Where either is 0 the sum counts as 0, too.
+    The wider of both cells is a whole number of the narrower, so that how far a sum lies above a point of the several
+    depends on the points' distance alone. Where either of the two is 0 the sum counts as 0, too.
     """
-    cell, values = several.cell, several.values
-    first = math.floor(math.log(float(values[0]) + float(one.values[0])) / cell)
-    end = math.ceil(math.log(float(values[-1]) + float(one.values[-1])) / cell)
-    sums = np.zeros(end - first + 2)
-    for value, mass in zip(one.values.tolist(), one.masses.tolist(), strict=True):
-        places = np.log(values + value) / cell - first
-        low = places.astype(int)
-        both = mass * several.masses
-        up = both * np.expm1((places - low) * cell) / math.expm1(cell)
-        sums += np.bincount(low, both - up, len(sums)) + np.bincount(low + 1, up, len(sums))
+    cell, count = several.cell, len(several.masses)
+    # In units of the narrower cell: that of the several, and that of the step.
+    own, other = max(1, math.ceil(cell / width)), max(1, math.floor(width / cell))
+    unit = cell / own
+    one = _ratio_of_step(noise_multiplier, unit * other)
+    lowest = several.first * own - (one.first + len(one.masses) - 1) * other
+    highest = (several.first + count - 1) * own - one.first * other
+    above = np.logaddexp(0.0, -unit * np.arange(lowest, highest + 1)) / cell
+    points_up = np.floor(above).astype(int)
+    shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
+    places, size = np.arange(count), count + int(points_up[(count - 1) * own]) + 2
+    kept, moved = np.zeros((2, size))
+    for index, mass in enumerate(one.masses.tolist()):
+        begin = several.first * own - (one.first + index) * other - lowest
+        at = slice(begin, begin + (count - 1) * own + 1, own)
+        both, low = mass * several.masses, places + points_up[at]
+        up = both * shares[at]
+        kept += np.bincount(low, both - up, size)
+        moved += np.bincount(low, up, size)
+    kept[1:] += moved[:-1]
     lost = several.lost + one.lost
-    lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ values)
-    return _Ratio(cell, first, sums, several.zero + one.zero, lost).trim()
+    lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ several.values)
+    return _Ratio(cell, several.first, kept, several.zero + one.zero, lost).trim()
 
 
 @lru_cache(maxsize=64)
@@ -246,7 +259,7 @@ def ratio_of_pass(
         total = total.refine(min(total.cell, cell_for(total.cell * len(total.masses))))
         if bit == "1":
             width = math.sqrt(_ADDED * count * spread / (1 + spread)) / finer
-            total = _plus(total, _ratio_of_step(noise_multiplier, min(width, _MAX_ADDED_CELL)))
+            total = _plus_step(total, noise_multiplier, min(width, _MAX_ADDED_CELL))
             count += 1
     rest = (parts - steps) / parts
     ratios = np.append(0.0, total.values / parts) + rest
@@ -284,7 +297,7 @@ def divergences_of_pass(event: RandomAllocationDpEvent, orders: Orders) -> tuple
     z, parts, steps = event.noise_multiplier, event.parts, event.steps
     alpha = np.array(orders)
     plain = alpha / (2 * z**2)
-    if z < MIN_NOISE:
+    if not MIN_NOISE <= z <= _MAX_RENYI_NOISE:
         return tuple(plain.tolist())
     whole = np.arange(math.ceil(min(max(orders), _MAX_ORDER)) + 1)
     moments = _log_moments(z, parts, steps, whole)
@@ -319,19 +332,15 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
     """Bounds on log E[S^-b] at powers b above 0, shape [powers]."""
     logs = np.linspace(*_LOG_RATES)
     log_r, reach = float(logs[0] - logs[1]), 0.5 / z**2 + _FAR / z
-    # Where the distance of rates is a whole number of those of points, a rate times a point is one of few products.
+    # The distance of rates is a whole number of those of points, so that a rate times a point is one of few products.
     parts_of_cell = max(1, round(-log_r * _POINTS / (2 * reach)))
-    is_shared = parts_of_cell <= _MAX_PARTS_OF_CELL
-    step = -log_r / parts_of_cell if is_shared else 2 * reach / _POINTS
+    step = -log_r / parts_of_cell
     log_points = np.arange(-reach, reach + step, step)
     points = np.append(0.0, np.exp(log_points))
     masses = _on_points(points, z)  # lower values make the moments larger
-    if is_shared:
-        products = step * np.arange((len(logs) - 1) * parts_of_cell + len(log_points))
-        decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
-        means = masses[0] + sliding_window_view(decays, len(log_points))[::parts_of_cell] @ masses[1:]
-    else:
-        means = np.array([masses @ np.exp(-rate / parts * points) for rate in np.exp(logs)])
+    products = step * np.arange((len(logs) - 1) * parts_of_cell + len(log_points))
+    decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
+    means = masses[0] + sliding_window_view(decays, len(log_points))[::parts_of_cell] @ masses[1:]
     transforms = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
     moments = []
     for b in powers:

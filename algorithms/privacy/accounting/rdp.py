@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import pairwise
 
 import dp_accounting as dp
 import numpy as np
@@ -23,8 +24,8 @@ from algorithms.privacy.accounting.pld import PLDSum, sketch
 _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 _LARGE_ORDER = 64.0
-_TERMS, _AT_ONCE, _NEGLIGIBLE = 1000, 50, 30.0
-"""Of a series: how many terms it has at most and are taken together, and how far below the sum, as a logarithm, the
+_BLOCKS, _NEGLIGIBLE = (0, 50, 200, 1000), 30.0
+"""Of a series: the terms that are taken together begin and end at these, and how far below the sum, as a logarithm, the
 largest of them is where it ends."""
 _WIDTH, _STEP, _POINTS_AT_ONCE = 12.0, 2 / 3, 4096
 """Of an integral over a normal variable: how far beyond its means it goes and its step, both in standard deviations,
@@ -87,12 +88,12 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
 def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
     """log A at other orders, shape [orders], by the two series, until both fall and add nothing."""
     alpha, moments = np.array(orders), np.full(len(orders), math.inf)
-    is_found = np.zeros(len(orders), dtype=bool)
     middle, log_q, log_rest = z * z * math.log(1 / q - 1) + 0.5, math.log(q), math.log1p(-q)
+    open_ones = np.arange(len(orders))  # orders whose series has not ended yet
     terms = sums = np.full((2, 1, len(orders)), -math.inf)
-    for first in range(0, _TERMS, _AT_ONCE):
-        i = np.arange(first, first + _AT_ONCE)[:, None]
-        j, binomials = alpha - i, _log_binomials(orders, first, _AT_ONCE)
+    for first, end in pairwise(_BLOCKS):
+        i = np.arange(first, end)[:, None]
+        j, binomials = alpha[open_ones] - i, _log_binomials(orders, first, end - first)[:, open_ones]
         # Mironov, Talwar and Zhang 2019, arXiv:1908.10530, section 3.3: the integral is cut where both parts of the
         # mixture are equal, and each side is a binomial series with normal tails.
         low = binomials + i * log_q + j * log_rest + (i * i - i) / (2 * z * z) + log_ndtr((middle - i) / z)
@@ -103,10 +104,10 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
         # A term that falls in both series may end them; before that, the sums may still grow.
         falls = (terms < np.concatenate([before, terms[:, :-1]], axis=1)).all(axis=0)
         is_last = falls & (terms.max(axis=0) < total - _NEGLIGIBLE)
-        is_new = is_last.any(axis=0) & ~is_found
-        moments[is_new] = total[is_last.argmax(axis=0)[is_new], np.flatnonzero(is_new)]
-        is_found |= is_new
-        if is_found.all():
+        ends = is_last.any(axis=0)
+        moments[open_ones[ends]] = total[is_last.argmax(axis=0)[ends], np.flatnonzero(ends)]
+        open_ones, terms, sums = open_ones[~ends], terms[:, :, ~ends], sums[:, :, ~ends]
+        if not len(open_ones):
             break
     return moments
 

@@ -7,13 +7,14 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import toeplitz
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
-from algorithms.methods.matrix_factorisation import CorrelatedPlan, mean_squared_noise, workload
+from algorithms.methods.matrix_factorisation import CorrelatedPlan, _inverse, mean_squared_noise, workload
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unroll
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
@@ -118,3 +119,24 @@ def test_the_courses_of_noise_are_those_of_the_iterates() -> None:
     assert (np.diff(course[:, 0]) > 0).all() and (course[-1, 1:] > 0).all()
     assert course[-1, 2] < last  # independent noise of the same cost needs less of it than the tree
     assert kept(plan_of("matrix_factorisation", epsilon=0.3)).correlation() == Toeplitz((1.0,))
+
+
+@pytest.mark.parametrize("bands", [1, 3, 64, 65, 90])
+def test_the_inverse_of_a_strategy_and_its_slope_are_those_of_its_matrix(bands: int) -> None:
+    """By a recurrence up to 64 bands, by Newton's iteration above."""
+    steps, generator = 90, np.random.default_rng(bands)
+    column = np.append(1.0, generator.random(bands - 1) / (2 * bands))
+    weights = generator.random(steps)
+
+    def inverse_of(entries: np.ndarray) -> np.ndarray:
+        first = np.append(entries, np.zeros(steps - bands))
+        return np.linalg.inv(toeplitz(first, np.zeros(steps)))[:, 0]
+
+    variables = torch.from_numpy(column).requires_grad_()
+    inverse = _inverse(variables, steps)
+    (slopes,) = torch.autograd.grad(inverse @ torch.from_numpy(weights), variables)
+    assert inverse.detach().numpy() == pytest.approx(inverse_of(column), abs=1e-13)
+    for at in {0, bands // 2, bands - 1}:
+        moved = np.eye(bands)[at] * 1e-6
+        expected = weights @ (inverse_of(column + moved) - inverse_of(column - moved)) / 2e-6
+        assert slopes[at].item() == pytest.approx(expected, rel=1e-6, abs=1e-8)
