@@ -182,7 +182,7 @@ def is_whole(file: Path) -> bool:
     """Whether the file of an offline run ends with the end of the run."""
     from wandb.proto import wandb_internal_pb2
 
-    content, position, record = file.read_bytes(), _FILE_HEADER, b""
+    content, position, record, kind = file.read_bytes(), _FILE_HEADER, b"", 0
     while position + _RECORD_HEADER.size <= len(content):
         left = _FILE_BLOCK - position % _FILE_BLOCK
         if left < _RECORD_HEADER.size:
@@ -193,8 +193,13 @@ def is_whole(file: Path) -> bool:
         part = content[position : position + length]
         record = part if kind in (1, 2) else record + part  # whole, or its first part
         position += length
-    last = vars(wandb_internal_pb2)["Record"].FromString(record) if position == len(content) else None
-    return last is not None and last.WhichOneof("record_type") in ("exit", "final", "footer")
+    if position != len(content) or kind not in (
+        1,
+        4,
+    ):  # whole, or its last part: blocks are written one by one
+        return False
+    last = vars(wandb_internal_pb2)["Record"].FromString(record)
+    return last.WhichOneof("record_type") in ("exit", "final", "footer")
 
 
 def _keep_paths_relative(logged: "wandb.Run") -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import wandb
+from wandb.proto import wandb_internal_pb2
 
 from tasks import report
 from tasks import tracking as sessions
@@ -246,6 +248,18 @@ def test_file_that_a_full_disk_cut_off_is_not_whole(logged: Logged, tmp_path: Pa
     for length in [0, 7, *range(len(content) - 600, len(content)), *range(7, len(content), 997)]:
         cut.write_bytes(content[:length])
         assert not is_whole(cut)
+
+
+def test_file_of_a_run_is_not_whole_at_the_end_of_a_block_within_a_record(tmp_path: Path) -> None:
+    """W&B's client writes blocks of 32 KiB, so that a longer record is seen so while it is written."""
+    table = wandb_internal_pb2.Record(output_raw={"line": "0" * 40_000}).SerializeToString()
+    end = wandb_internal_pb2.Record(exit={"exit_code": 0}).SerializeToString()
+    left = 32_768 - 7 - 7  # without the header of the file and of the part
+    content, file = bytes(7), tmp_path / "run.wandb"
+    for kind, part in ((2, table[:left]), (4, table[left:]), (1, end)):
+        content += struct.pack("<LHB", 0, len(part), kind) + part
+        file.write_bytes(content)
+        assert is_whole(file) == (part is end)
 
 
 def test_run_that_a_full_disk_cut_off_is_not_logged(
