@@ -55,6 +55,7 @@ from tasks.reporting.figures import (
     risk_figure,
 )
 from tasks.reporting.shapes import explanation_of
+from tasks.runs.checkout import require_pulled
 from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.metrics import Metrics
 from tasks.runs.software import reuse_note
@@ -322,7 +323,9 @@ def track(root: Path) -> str:
     The run's report must be there. A failure costs one line of the log; the next call logs the run.
     Raises RefusedError without a report, and ParamsRefusedError for settings that cannot be used.
     """
-    artifacts, settings = root / "artifacts", params.load(root / "params.yaml", reads=READS).tracking
+    artifacts = root / "artifacts"
+    require_pulled(artifacts / CARD)
+    settings = params.load(root / "params.yaml", reads=READS).tracking
     if not (artifacts / CARD).is_file():
         raise RefusedError(f"there is no finished run in {root.absolute()}; `epsilonflow run` makes one.")
     card, run = load(artifacts / CARD), _read(artifacts, root / "datasets" / "prepared")

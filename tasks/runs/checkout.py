@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from algorithms.errors import RefusedError
+
 PARTS = ("params.yaml", "dvc.yaml", ".dvc")
 
 
@@ -15,6 +17,18 @@ def find_checkout() -> Path | None:
 def missing_in(folder: Path) -> list[str]:
     """The parts of a checkout that a folder lacks."""
     return [name for name in PARTS if not (folder / name).exists()]
+
+
+def require_pulled(file: Path) -> None:
+    """Raise RefusedError if the file is missing and dvc.lock names it, so that DVC's cache or remote may have it."""
+    root, file = find_checkout(), file.absolute()
+    if root is None or file.exists() or not file.is_relative_to(root) or not (root / "dvc.lock").is_file():
+        return
+    if f"- path: {file.relative_to(root).as_posix()}\n" in (root / "dvc.lock").read_text(encoding="utf-8"):
+        raise RefusedError(
+            f"{file} is not here, but dvc.lock names it: `dvc pull` brings it from the remote that `dvc remote list`"
+            " shows, if that can be reached; `epsilonflow run` makes it where the raw data are."
+        )
 
 
 def append_checkout_to_path(root: Path) -> None:
