@@ -1,4 +1,4 @@
-"""Commands for a trained model and its card: `predict`, `export`, `release`, `card verify` and `card show`."""
+"""Commands for a trained model and its card: `predict`, `export`, `release`, `report` and those of `card`."""
 
 import re
 import resource
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.running import SETTINGS, AllowCode, in_checkout, say
-from tasks.runs.checkout import find_checkout
+from tasks.runs.checkout import find_checkout, require_pulled
 
 card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
 
@@ -50,6 +50,13 @@ def _bounded() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _file_of_run(path: Path, name: str = "model.safetensors") -> Path:
+    """The path of `in_checkout`, of a file or of the folder that contains `name`; refused where DVC may bring it."""
+    path = in_checkout(path)
+    require_pulled(path if path.suffix else path / name)
+    return path
 
 
 def _allowed_code(allow_code: list[str] | None) -> set[str]:
@@ -115,8 +122,9 @@ def _predict(
     from tasks.predict import write
 
     allowed = _allowed_code(allow_code)
-    trained, count = load(in_checkout(model), allow_code=allowed), 0
-    card = load_beside(in_checkout(model))
+    model = _file_of_run(model)
+    trained, count = load(model, allow_code=allowed), 0
+    card = load_beside(model)
     privacy = NO_CARD if card is None else statement(card)
     if card is not None and not card.setting.private:  # CSV has no place for the sentence
         typer.echo(privacy, err=True)
@@ -152,7 +160,7 @@ def export(
         raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
     target = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
     allowed = _allowed_code(allow_code)
-    far = write(in_checkout(model), form, target, allow_code=allowed)
+    far = write(_file_of_run(model), form, target, allow_code=allowed)
     say(f"Wrote {target}. Its scores differ from the model's by at most {far:.1g}.")
 
 
@@ -167,7 +175,7 @@ def release(
     from tasks.export import release as make
 
     allowed = _allowed_code(allow_code)
-    names = make(in_checkout(model), folder, key=public_key(home()), allow_code=allowed)
+    names = make(_file_of_run(model), folder, key=public_key(home()), allow_code=allowed)
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 
 
@@ -186,7 +194,7 @@ def report(
 
     if audience != "authority":
         raise RefusedError(f"there is no page for {audience!r}; choose authority.")
-    folder = in_checkout(model)
+    folder = _file_of_run(model, "privacy_card.json")
     write_text(output, page(load(folder / "privacy_card.json"), folder, find_checkout() or Path()))
     say(f"Wrote {output}. It prints as PDF from a browser.")
 
@@ -217,7 +225,7 @@ def verify(
         raise RefusedError(
             "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
         )
-    file = in_checkout(file)
+    file = _file_of_run(file)
     with _bounded():
         verification = card.verify(
             card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
@@ -230,15 +238,12 @@ def verify(
         raise typer.Exit(1)
 
 
-@card_app.command("export")
-def export_card(
+@card_app.command()
+def registry(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD,
-    form: Annotated[
-        str, typer.Option("--to", help="registry: the OpenDP registry of deployments.")
-    ] = "registry",
     output: Annotated[Path, typer.Option(help="The file to write.")] = Path("registry.yaml"),
 ) -> None:
-    """Write a card in the form of others: an entry of the registry of deployments of differential privacy.
+    """Write an entry of the OpenDP registry of deployments of differential privacy.
 
     What the card cannot know comes from the section `deployment` of the data card.
     """
@@ -247,11 +252,9 @@ def export_card(
     from data.card import CARDS, data_card
     from tasks.registry import as_yaml, registry_entry
 
-    if form != "registry":
-        raise RefusedError(f"there is no form {form!r}; choose registry.")
     if output.exists():
         raise RefusedError(f"{output} is there already; name another place, or move it away.")
-    card, cards = load(in_checkout(file)), (find_checkout() or Path()) / "data/cards"
+    card, cards = load(_file_of_run(file)), (find_checkout() or Path()) / "data/cards"
     name = card.setting.dataset
     data = data_card(name, cards if (cards / f"{name}.yaml").is_file() else CARDS)
     output.write_text(as_yaml(registry_entry(card, data)), encoding="utf-8")
@@ -264,4 +267,4 @@ def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")]
     from algorithms.privacy.card import load
     from algorithms.privacy.card.text import markdown
 
-    say(markdown(load(in_checkout(file)), escape=str))
+    say(markdown(load(_file_of_run(file)), escape=str))
