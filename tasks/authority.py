@@ -27,6 +27,7 @@ from tasks.runs.metrics import (
     group_metrics,
     held_out_metrics,
     is_private,
+    metric_words,
     private_words,
 )
 
@@ -412,7 +413,7 @@ def _utility(question: str, metrics: Metrics | None) -> Line:
         return _open(question, "no metrics.json lies beside the card")
     measured = {name: value for name, value in held_out_metrics(metrics).items() if value is not None}
     shown = "; ".join(
-        f"{name.replace('_', ' ')} {format_metric(value, name)}" for name, value in measured.items()
+        f"{metric_words(name)} {format_metric(value, name)}" for name, value in measured.items()
     )
     of = private_words(metrics) if is_private(metrics) else "declared public"
     return Line(question, f"On held-out records, which are {of}: {shown or 'nothing'}.", "metrics.json")

@@ -23,7 +23,7 @@ from tasks.config.overrides import ParamOverrides, apply_overrides, explain_reci
 from tasks.config.params import Params
 from tasks.preflight.preview import RunPreview, held_out_people, preview_ledger, preview_run
 from tasks.prepare import public_of
-from tasks.runs.metrics import metric_units
+from tasks.runs.metrics import metric_units, metric_words
 from tasks.runs.summary import two_columns
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     whole = _text(preview.plan.cost.epsilon)
     price = f"private: one release at epsilon {_text(evaluation.epsilon)}; the whole run costs {whole}"
     errors = expected_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
-    drowned = ", ".join(name.replace("_", " ") for name, error in errors.items() if error is None)
+    drowned = ", ".join(metric_words(name) for name, error in errors.items() if error is None)
     rows = public.rows_per_user
     people = f"{preview.held_out:,} people of {rows} records" if rows else f"{preview.held_out:,} records"
     said = f"with {people} held out, about as many as the data card allows"
@@ -202,7 +202,7 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
 def _errors_text(errors: Mapping[str, float | None], public: DatasetInfo) -> str:
     """Standard errors of metrics; those of a number's errors in its own units."""
     shown = ", ".join(
-        f"{name.replace('_', ' ')} {error * metric_units(name, public.label_type):.2g}"
+        f"{metric_words(name)} {error * metric_units(name, public.label_type):.2g}"
         for name, error in errors.items()
         if error is not None
     )

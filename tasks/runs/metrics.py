@@ -5,6 +5,7 @@ so, with the epsilon of the people held out.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NotRequired, TypedDict
@@ -66,6 +67,7 @@ _SHARES = (
 )  # fmt: skip
 """How the names of metrics end that are shown in percent."""
 _IN_UNITS = ("rmse", "mae", "mean_rmse")
+_ABBREVIATIONS = re.compile(r"\b(auc|d2|f1|mae|r2|rmse)\b")
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,19 @@ def headline_estimate(metrics: Metrics) -> tuple[float, float, float] | None:
 
 
 def metric_name(metrics: Metrics) -> str:
-    """The name of this metric, such as "accuracy" or "micro f1"."""
-    return tracker_key(metrics).partition("/")[2].replace("_", " ")
+    """The name of this metric, such as "accuracy" or "micro F1"."""
+    return metric_words(_headline(metrics))
+
+
+def metric_words(key: str) -> str:
+    """A metric's key as text, such as "positive F1" for test_positive_f1."""
+    words = key.removeprefix("test_").replace("_", " ")
+    return _ABBREVIATIONS.sub(lambda found: found[0].upper(), words)
 
 
 def is_share(of: str) -> bool:
     """Whether the metric `of` is shown in percent: an accuracy, a share of records or of what is explained."""
-    return of.replace(" ", "_").endswith(_SHARES)
+    return of.replace(" ", "_").lower().endswith(_SHARES)
 
 
 def format_metric(value: float, of: str, digits: int = 2) -> str:
@@ -150,7 +158,7 @@ def format_difference(value: float, of: str) -> str:
 
 
 def describe_metric(metrics: Metrics) -> str:
-    """The metric with its name, such as "accuracy 91.20%" or "micro f1 0.731"; a private one with its interval."""
+    """The metric with its name, such as "accuracy 91.20%" or "micro F1 0.731"; a private one with its interval."""
     name, shown = metric_name(metrics), f"{format_metric(headline_metric(metrics), metric_name(metrics))}"
     if not is_private(metrics) or (estimate := headline_estimate(metrics)) is None:
         return f"{name} {shown}"
@@ -222,11 +230,8 @@ def _private_rows(metrics: Metrics) -> Rows:
     return (
         [("held-out metrics", f"{private_words(metrics)}; 95% intervals")]
         + [
-            (
-                f"test {name.replace('_', ' ')}",
-                DROWNED if estimate is None else _estimate_text(estimate, name),
-            )
-            for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
+            (f"test {metric_words(key)}", DROWNED if one is None else _estimate_text(one, key))
+            for key, one in estimates.items()
         ]
         + ([("baseline", f"the model is {verdict}")] if (verdict := _private_verdict(metrics)) else [])
         + ([("recalibration", _recalibration_text(metrics))] if "recalibration" in metrics else [])
@@ -264,10 +269,7 @@ def _recalibration_text(metrics: Metrics) -> str:
 
 
 def _estimate_text(estimate: EstimateRow, name: str) -> str:
-    value, low, high = (
-        format_metric(end, name) for end in (estimate["value"], estimate["low"], estimate["high"])
-    )
-    return f"{value}, {low} to {high}"
+    return ", ".join(_cells(estimate, name))
 
 
 def _private_text(metrics: Metrics) -> ReportText:
@@ -281,22 +283,16 @@ def _private_text(metrics: Metrics) -> ReportText:
         return ReportText(
             "–", NOT_EVALUATED, f"{NOT_EVALUATED[0].upper()}{NOT_EVALUATED[1:]}.", None, captions
         )
-    shown = [
-        f"{key.removeprefix('test_').replace('_', ' ')} <b>{_estimate_text(one, key)}</b>"
-        for key, one in estimates.items()
-        if one is not None
-    ]
-    drowned = [key.removeprefix("test_").replace("_", " ") for key, one in estimates.items() if one is None]
     groups = "".join(map(_groups_text, metrics.get("groups", {}).items()))
     text = (
         f"The held-out records are private. One noised histogram of them was released ({private_words(metrics)}), and"
         f" all numbers follow from it; each has its 95% interval, which counts the noise and that these people are a"
-        f" sample{': ' if shown else ''}{'; '.join(shown)}."
+        f" sample."
     )
-    if drowned:
-        text += f" Not shown, as noise drowns them: {', '.join(drowned)}."
+    rows = [(metric_words(key), *_cells(one, key)) for key, one in estimates.items()]
+    text += _table(("metric", "value", "95% interval"), rows)
     if "recalibration" in metrics:
-        text += f" Recalibration: {_recalibration_text(metrics)}."
+        text += f"Recalibration: {_recalibration_text(metrics)}."
     text += _thresholds_text(metrics.get("thresholds", ())) + groups
     estimate = headline_estimate(metrics)
     tile = "–" if estimate is None else format_metric(estimate[0], name, 1)
@@ -317,20 +313,31 @@ def _thresholds_text(thresholds: Sequence[ThresholdRow]) -> str:
         return ""
     columns: tuple[Literal["selected", "precision", "recall", "lift"], ...]
     columns = ("selected", "precision", "recall", "lift")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("from a probability of", *columns))
     rows = [
-        f"<tr><td>{one['threshold']:.3g}</td>"
-        + "".join(
-            f"<td>{'unknown' if (estimate := one[name]) is None else _estimate_text(estimate, name)}</td>"
-            for name in columns
-        )
-        + "</tr>"
+        (f"{one['threshold']:.3g}", *("<br>".join(_cells(one[name], name)) for name in columns))
         for one in thresholds[1::2]
     ]
-    return (
-        "</p><p>Where the second class is predicted from one probability on:</p>"
-        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div><p>'
+    words = "</p><p>Where the second class is predicted from one probability on, with 95% intervals:"
+    return words + _table(("from a probability of", *columns), rows)
+
+
+def _cells(estimate: EstimateRow | None, name: str) -> tuple[str, str]:
+    """An estimate and its interval, each a text that stays in one line."""
+    if estimate is None:
+        return "unknown", "noise drowns it"
+    value, low, high = (
+        format_metric(end, name) for end in (estimate["value"], estimate["low"], estimate["high"])
     )
+    return value, f"{low} to {high}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as HTML, between two paragraphs."""
+    heads = "".join(f'<th scope="col">{name}</th>' for name in head)
+    lines = "".join(
+        "<tr>" + "".join(f'<td class="name">{cell}</td>' for cell in row) + "</tr>" for row in rows
+    )
+    return f'</p><div class="scroll"><table><tr>{heads}</tr>{lines}</table></div><p>'
 
 
 def _groups_text(of_column: tuple[str, Sequence[GroupRow]]) -> str:

@@ -365,7 +365,7 @@ def _log_winner(folder: Path, settings: Tracking) -> None:
 
 def sections(run: FinishedRun, history: History) -> Mapping[str, tuple[str, str]]:
     """The report's sections, in order, each a heading and the Markdown below it."""
-    against = f"{metric_name(run.metrics).capitalize()} against epsilon"
+    against = f"{_metric_title(run.metrics)} against epsilon"
     return {
         "card": ("Privacy card", _card(run.card)),
         "epsilon": ("Epsilon over time", _epsilon(run)),
@@ -374,6 +374,11 @@ def sections(run: FinishedRun, history: History) -> Mapping[str, tuple[str, str]
         "accuracy": (against, _accuracy(run, history.retrainings)),
         "retrainings": ("Retraining history", _retrainings(history)),
     }
+
+
+def _metric_title(metrics: Metrics) -> str:
+    name = metric_name(metrics)
+    return name[0].upper() + name[1:]
 
 
 def _card(card: PrivacyCard) -> str:
@@ -531,7 +536,7 @@ def _grids(run: FinishedRun, entity: str, project: str) -> dict[str, "wr.PanelGr
     this = runs("this run", expr.Config("run_id") == run.card.evidence.run_id)
     kinds = list(dict.fromkeys(run.trace["kind"]))
     against = wr.ScatterPlot(
-        title=f"{metric_name(run.metrics).capitalize()} against epsilon",
+        title=f"{_metric_title(run.metrics)} against epsilon",
         x=wr.SummaryMetric(EPSILON_TOTAL),
         y=wr.SummaryMetric(tracker_key(run.metrics)),
     )

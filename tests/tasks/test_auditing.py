@@ -17,6 +17,7 @@ from tasks import auditing
 from tasks.auditing import AuditRequest, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting import AuditSummary, environment, newest_audit
+from tests.support.browser import seen
 from tests.support.waiting import before_long
 
 
@@ -67,6 +68,10 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
     assert document["mechanisms"][0]["name"] == "Gaussian"
     assert page == tmp_path / "audits" / "majority" / "audit.html"
     assert "nothing speaks against the claim" in page.read_text()
+    for width, dark in ((390, True), (1200, False)):
+        found = seen(page.read_text(), tmp_path, width=width, dark=dark)
+        assert found.texts > 20
+        assert (found.wide, found.faint, found.small, found.complaints) == (0, [], [], [])
     newest = newest_audit("majority", tmp_path)
     assert newest == summary
     assert (tmp_path / "artifacts" / newest.page).resolve() == page.resolve()

@@ -28,6 +28,7 @@ from tasks.comparing.report import (
 from tasks.comparing.work import ComparisonWork
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting.figures import LIGHT
+from tests.support.browser import seen
 from tests.support.comparisons import document, run_here, small
 from tests.support.offline_run import read_records
 
@@ -98,6 +99,16 @@ def test_a_page_shows_accuracies_in_percent_and_their_errors_in_points(
         assert f"{total['accuracy_mean']:.4f}" not in text
         assert f"{total['objective_mean']:.5f} ± {total['objective_stderr']:.5f}" in text
     assert "in percentage points" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
+def test_the_page_is_readable_at_any_width(
+    work: ComparisonWork, done: ComparisonReport, tmp_path: Path, width: int, dark: bool
+) -> None:
+    assert len(done.pictures) > 1
+    found = seen((work.place.folder / "report.html").read_text(), tmp_path, width=width, dark=dark)
+    assert found.texts > 20
+    assert (found.wide, found.faint, found.small, found.complaints) == (0, [], [], [])
 
 
 @pytest.mark.parametrize(("metric", "tick"), [("accuracy", "40.0%"), ("perplexity", "0.4")])

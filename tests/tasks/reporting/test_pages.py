@@ -63,7 +63,7 @@ def test_the_ledgers_page_says_who_spent_what_and_what_is_left(ledger: Ledger) -
     assert "ten more" not in text  # which would exceed the cap
     assert "2026-W02 0 0 4 4" in text
     assert "5f0c3a9be1d27742-1 dp_sgd, visits by the week 2026-W01 1 open abababab" in text
-    assert "Epsilon spent, from" in text and "the cap." in text
+    assert "Epsilon spent, from" in text and "the cap (dashed)." in text
     assert "Population nobody" in text and "There has been no run yet." in text
     assert ledger.head() in made
     assert not re.search(r"https?://|<script|<link(?! rel=.icon. href=.data:,.>)", made)
@@ -101,7 +101,7 @@ def test_the_ledgers_page_explains_numbers_that_do_not_add_up(own_home: Path) ->
     assert spent + left > 3.0
     text = re.sub(r"\s+", " ", page(ledger))
     assert "block 2026-W01, which has spent the most; no other has less left" in text
-    assert "the axis goes from 0 to 3, the cap" in text
+    assert "the axis goes from 0 to 3, the cap (dashed)" in text
     assert "Here epsilons do not add up" in text and "spent and left together may exceed the cap" in text
     assert "like the last one fit into every block that is not retired" in text
     ledger.retire_block("visits", "2026-W01")

@@ -98,9 +98,14 @@ def test_shares_of_records_and_errors_of_probabilities_are_in_percent() -> None:
         f"test_{name}": estimate for name in names
     }
     rows = dict(metric_rows(private | {"test_accuracy": estimate}))
-    assert rows.pop("test f1") == "0.081, 0.020 to 0.137"
+    assert rows.pop("test F1") == "0.081, 0.020 to 0.137"
     shown = {rows[f"test {name.replace('_', ' ')}"] for name in names[:-1]}
     assert shown == {"8.10%, 2.00% to 13.70%"}
+    text = report_text(private | {"test_accuracy": estimate, "test_auc": None}, 0, 0.0).sentences
+    assert '<td class="name">F1</td><td class="name">0.081</td><td class="name">0.020 to 0.137</td>' in text
+    assert (
+        '<td class="name">AUC</td><td class="name">unknown</td><td class="name">noise drowns it</td>' in text
+    )
     scores = np.tile([0.7, 0.3], (10, 1))  # sure to 70 %, and right in 9 of 10 cases
     labels = np.array([0] * 9 + [1])
     found = classification_metrics(EvaluationResult(np.zeros(10, np.int64), 0.0, scores), labels)
