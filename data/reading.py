@@ -372,8 +372,9 @@ def _held_out(
     if "test" not in files:
         return
     path = files["test"]
-    for some in digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared, path):
-        yield RecordBlock("test", rows.records(some, str(path)))
+    portions = digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared, path)
+    for records in rows.batches(portions, str(path), "test"):
+        yield RecordBlock("test", records)
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
     if same := [name for name, contents in digests.by_block.items() if held_out & _contents(contents)]:
         raise DataRefusedError(
@@ -432,8 +433,8 @@ def _records(
             each = readings()
             chosen = rows.select_per_person(lambda: next(each), elsewhere, "train")
         where = f"block {name!r} of {card.name!r}" if path is None else str(path)
-        for some in chosen:
-            yield RecordBlock("train", rows.records(some, where), source=name)
+        for records in rows.batches(chosen, where, None if path is None else "train"):
+            yield RecordBlock("train", records, source=name)
         _check_unchanged(path, before)
 
 

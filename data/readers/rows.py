@@ -11,6 +11,7 @@ import json
 import re
 import zipfile
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -128,15 +129,45 @@ class RowReader:
         elsewhere: Mapping[Part, frozenset[bytes]] = {"train": self.held_out_people(), "test": frozenset()}
         for part in PARTS:
             if part in self.files:
-                for some in self.select_per_person(
+                rows = self.select_per_person(
                     partial(self.tables, part, self.files[part]), elsewhere[part], part
-                ):
-                    yield RecordBlock(part, self.records(some, str(self.files[part])))
+                )
+                for records in self.batches(rows, str(self.files[part]), part):
+                    yield RecordBlock(part, records)
 
     def tables(self, part: Part, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         card = self.card
         return tables(part, path, self.declared, card.label_type, more=self._person, names_rows=card.public)
+
+    def batches(self, portions: Iterable[pa.Table], where: str, part: Part | None) -> Iterator[RecordBatch]:
+        """The records of all rows of a source. where: its name in messages. part: of its file; None for a query.
+
+        Raises DataRefusedError as `read` does; of public records it names the first row that is wrong.
+        """
+        names_rows = self.card.public and self.card.person is None and part is not None
+        done = _lines_before(self.declared, part) if part is not None else 0
+        for some in portions:
+            try:
+                records = self.records(some, where)
+            except DataRefusedError as refusal:
+                raise (self._at_first_row(some, where, done) if names_rows else None) or refusal from None
+            yield records
+            done += some.num_rows
+
+    def _at_first_row(self, some: pa.Table, where: str, done: int) -> DataRefusedError | None:
+        """The refusal of the first row that cannot be read, with its number; None if a column is wrong as a whole."""
+
+        def refusal_of(rows: int) -> DataRefusedError | None:
+            try:
+                self.records(some.slice(0, rows), where)
+            except DataRefusedError as refusal:
+                return refusal
+            return None
+
+        count = bisect_left(range(some.num_rows + 1), True, key=lambda rows: refusal_of(rows) is not None)
+        refusal = refusal_of(count)
+        return DataRefusedError(f"{refusal} {_see_row(done + count, self.declared)}") if count else None
 
     def records(self, some: pa.Table, where: str) -> RecordBatch:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
@@ -233,6 +264,21 @@ def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[n
     taken = np.empty(len(order), bool)
     taken[order] = places - begins < count
     return taken
+
+
+def _lines_before(declared: OfRows, part: Part) -> int:
+    """How many lines of a file come before its first record."""
+    if isinstance(declared, Csv):
+        skipped = declared.skip_lines.test if part == "test" else declared.skip_lines.train
+        return skipped + declared.header
+    return int(isinstance(declared, Rows) and declared.format == "csv")
+
+
+def _see_row(number: int, declared: OfRows) -> str:
+    has_lines = isinstance(declared, Csv) or (
+        isinstance(declared, Rows) and declared.format in ("csv", "jsonl")
+    )
+    return f"See row {number}{', not counting empty lines' if has_lines else ''}."
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -409,10 +455,13 @@ def _portions(
         if "straddling object" in str(error):
             raise _LineTooLongError from None
         if "Empty CSV file" not in str(error):
-            message = _what_is_wrong(path, declared)
             row = re.search(r"Row #(\d+)", str(error))
-            message += f" See row {row[1]}, not counting empty lines." if names_rows and row else ""
-            raise DataRefusedError(message) from None  # the cause quotes the line
+            wrong = _what_is_wrong(path, declared)
+            if names_rows and row:
+                wrong += f" {_see_row(int(row[1]), declared)}"
+            elif not names_rows and declared.member is None and path.suffix != ".gz":
+                wrong += " `epsilonflow data check` tells the owner of the data which line it is."
+            raise DataRefusedError(wrong) from None  # the cause quotes the line
 
 
 @contextmanager
@@ -470,7 +519,7 @@ def _what_is_wrong(path: Path, declared: Csv) -> str:
     return (
         f"{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
         f"{declared.separator!r}, in {declared.encoding.upper()}; correct the file, or reader.separator and"
-        " reader.encoding in its card. `epsilonflow data check` tells the owner of the data which line it is."
+        " reader.encoding in its card."
     )
 
 

@@ -210,6 +210,57 @@ def test_the_row_that_is_wrong_is_named_where_it_is_public(
     for said in (str(refusal.value), found.refused or ""):
         assert "every line needs the same number" in said and "31337" not in said
         assert ("See row 4, not counting empty lines." in said) == public
+        assert ("tells the owner of the data which line it is" in said) != public
+
+
+WRONG_ROWS: dict[str, tuple[str, str]] = {
+    "no number": ("x,y\n1,no\n\n2,yes\n31337x,no\n4,perhaps\n", "row 4, not counting empty lines."),
+    "a missing number": ("x,y\n1,no\n,yes\n,no\n", "row 3, not counting empty lines."),
+    "no class": ("x,y\n1,no\n2,perhaps\n31337x,yes\n", "row 3, not counting empty lines."),
+}
+
+
+@pytest.mark.parametrize("public", [True, False])
+@pytest.mark.parametrize("case", WRONG_ROWS)
+def test_the_row_of_a_wrong_value_is_named_where_it_is_public(
+    check: Check, tmp_path: Path, case: str, public: bool
+) -> None:
+    content, row = WRONG_ROWS[case]
+    found = check(content, NUMBER, label("y"), public=public)
+    with pytest.raises(DataRefusedError) as refusal:
+        list(read(found.card, {part: tmp_path / part for part in ("train", "test")}))
+    for said in (str(refusal.value), found.refused or ""):
+        assert "31337" not in said and "perhaps" not in said and "column" in said
+        assert (f"See {row}" in said) == public and ("See row" in said) == public
+
+
+def test_rows_are_counted_from_the_first_line_and_over_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.readers.rows._BLOCK_BYTES", 64)
+    content = "# one\n# two\nx,y\n" + "1,no\n" * 500 + "word,no\n" + "1,yes\n" * 500
+    (tmp_path / "t").write_text(content)
+    files = {"train": {"path": "t", "sha256": sha256(content.encode()).hexdigest()}}
+    reader = csv_of(NUMBER, label("y")) | {"skip_lines": {"train": 2}}
+    document = CARD | CLASSES | {"files": files, "reader": reader, "public": True}
+    document |= {"split": {"salt": "m", "test_fraction": 0.5}}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+    refused = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
+    assert content.splitlines()[503] == "word,no" and "See row 504, not" in str(refused)
+
+
+def test_the_row_of_a_parquet_file_is_counted_without_a_header(check: Check) -> None:
+    table = {"x": ["1", "2", "x"], "y": ["no", "yes", "no"]}
+    assert str(check(table, NUMBER, label("y"), public=True).refused).endswith("See row 3.")
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_row_of_a_wrong_value_in_a_block_is_named_where_public(
+    weekly: Callable[..., DataFindings], public: bool
+) -> None:
+    refused = str(weekly(WEEK, "x,y\n1,no\nword,yes\n", public=public).refused)
+    assert "w2.csv" in refused and ("See row 3, not counting empty lines." in refused) == public
+    assert ("See row" in refused) == public
 
 
 def test_files_that_are_no_records_and_images_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
