@@ -24,6 +24,7 @@ from prefect.runtime import deployment
 from prefect.states import Completed, Crashed, Failed
 from pydantic import Field, JsonValue
 
+from algorithms.errors import LedgerBrokenError
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.card import load
@@ -48,7 +49,7 @@ from tasks.runs.stages import (
 )
 from tasks.runs.summary import outcome_sentence, run_summary
 
-REFUSED, STUCK, TAG = "Refused", "Stuck", "epsilonflow"
+REFUSED, BROKEN, STUCK, TAG = "Refused", "LedgerBroken", "Stuck", "epsilonflow"
 WORKER_DIED = (
     "the worker or its machine has died. Start the worker again, as by `prefect worker start --pool local-pool`; a"
     " retraining is begun again by itself, and any other run is resumed by starting it with the same parameters."
@@ -281,6 +282,8 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
     try:
         with PIPELINE.spoken():
             return work()
+    except LedgerBrokenError as broken:
+        return Failed(name=BROKEN, message=str(broken))
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:

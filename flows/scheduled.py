@@ -16,10 +16,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field, JsonValue
 
-from algorithms.errors import LedgerBrokenError
 from algorithms.plain_text import for_markdown
 from data.card import data_card
 from flows.deployed import (
+    BROKEN,
     IF_STOPPED,
     ONCE,
     REFUSED,
@@ -38,7 +38,7 @@ from tasks.retraining.delivery import DeliveryWork, Outcome, deliver
 from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
 from tasks.runs.stages import STAGES, checkout
 
-BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
+FEW_LEFT = "FewRetrainingsLeft"
 
 
 @flow(name="retrain", **ONCE, **IF_STOPPED)
@@ -107,12 +107,9 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
     def work() -> State[Any]:
         label_run("verify")
         ledger = open_ledger(checkout())
-        try:
-            verification = ledger.verify(
-                since=None if from_the_first_row else kept_checkpoint(ledger), prices=True
-            )
-        except LedgerBrokenError as broken:
-            return Failed(name=BROKEN, message=str(broken))
+        verification = ledger.verify(
+            since=None if from_the_first_row else kept_checkpoint(ledger), prices=True
+        )
         keep_checkpoint(verification.checkpoint)
         return Completed(
             message=f"the chain holds, {verification.head.seq} rows, {verification.read} of them read now."

@@ -10,8 +10,9 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -22,13 +23,14 @@ from prefect.automations import Automation, EventTrigger, Posture, ResourceSpeci
 from prefect.blocks.core import Block
 from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment, SendNotification
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_HOME
 
-from flows.deployed import REFUSED, STUCK, TAG, WORKER_DIED
+from flows.deployed import BROKEN, REFUSED, STUCK, TAG, WORKER_DIED
 from flows.prefect_api import is_prefect
-from flows.scheduled import BROKEN, FEW_LEFT
+from flows.scheduled import FEW_LEFT
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import StageFailedError
 
@@ -37,6 +39,7 @@ MAX_WAIT = timedelta(hours=24)
 """How long a run may wait for another one of its deployment to end."""
 Notify = SendNotification | CallWebhook
 
+_PATIENCE_SECONDS = 60.0
 _SERVER = "prefect.server.api.server:create_app"
 _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
@@ -47,8 +50,9 @@ _LATE = "no worker took it. Start one, or resume the work pool or the deployment
 _NO_MESSAGE = (
     f"('{_LATE}' if flow_run.state.name == 'Late' else 'it has no message.')"  # Prefect gives a late run none
 )
-_TEXT = f"(flow_run.state.message or {_NO_MESSAGE}) ~ ' ' ~ (flow_run | ui_url)"
-PAYLOAD = f"{{{{ {{'text': {_SUBJECT} ~ ': ' ~ {_TEXT}}} | tojson }}}}"
+_URL = "((flow_run | ui_url) or '')"  # a server that was not told its own URL has none
+_TEXT = f"((flow_run.state.message or {_NO_MESSAGE}) ~ ' ' ~ {_URL}) | trim"
+PAYLOAD = f"{{{{ {{'text': {_SUBJECT} ~ ': ' ~ ({_TEXT})}} | tojson }}}}"
 """What a URL is sent, as a template of Prefect's."""
 
 
@@ -76,7 +80,7 @@ def start_server(port: int) -> str:
     try:
         health = httpx.get(f"{url}/health", timeout=5)
     except httpx.HTTPError:
-        _forget_dead_server()
+        _background_server()
         prefect("server", "start", "--background", "--host", "127.0.0.1", "--port", str(port), url=url)
     else:
         if not is_prefect(health):
@@ -87,16 +91,63 @@ def start_server(port: int) -> str:
     return url
 
 
-def _forget_dead_server() -> None:
-    """Delete Prefect's note of a background server that died, as with its machine; Prefect would start no other."""
-    note = Path(PREFECT_HOME.value()) / "server.pid"
-    if note.is_file():
-        try:
-            command = psutil.Process(int(note.read_text(encoding="utf-8"))).cmdline()
-        except (psutil.Error, ValueError):
-            command = []
-        if _SERVER not in command:  # the number may be that of another process by now
-            note.unlink()
+def stop_server() -> bool:
+    """End the server that runs in the background, and wait until it has ended; returns whether there was one.
+
+    Prefect's own command does not wait, and ends any process that has the number of a server that died long ago.
+    """
+    process = _background_server()
+    if process is None:
+        return False
+    process.terminate()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while _is_alive(process):
+        if time.monotonic() > deadline:
+            raise StageFailedError(
+                f"the Prefect server, process {process.pid}, was asked to end a minute ago and has not; it may still be"
+                f" writing. Ask again, or end it by `kill -9 {process.pid}`."
+            )
+        time.sleep(0.1)
+    _note().unlink(missing_ok=True)
+    return True
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _note() -> Path:
+    """Prefect's note of the process of its background server."""
+    return Path(PREFECT_HOME.value()) / "server.pid"
+
+
+def _background_server() -> psutil.Process | None:
+    """The server that the note names; the note of one that died is deleted, as Prefect would start none."""
+    note = _note()
+    if not note.is_file():
+        return None
+    with suppress(psutil.Error, ValueError):
+        process = psutil.Process(int(note.read_text(encoding="utf-8")))
+        if _SERVER in process.cmdline():  # the number may be that of another process by now
+            return process
+    note.unlink()
+    return None
+
+
+def count_workers() -> int:
+    """How many workers of the pool on this machine are online."""
+
+    async def count() -> int:
+        async with get_client() as client:
+            with suppress(ObjectNotFound):
+                workers = await client.read_workers_for_work_pool(POOL)
+                return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
+            return 0
+
+    return asyncio.run(count())
 
 
 def deploy(file: Path, root: Path, url: str) -> None:

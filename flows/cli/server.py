@@ -65,9 +65,36 @@ def deploy(
 
 
 @app.command()
-def stop() -> None:
-    """Stop the Prefect server that was started in the background."""
-    from flows.server import prefect
+def status() -> None:
+    """Say whether a Prefect server answers, and whether a worker takes runs; exit status 2 where one is missing."""
+    from flows.prefect_api import answers_at, no_server_at
+    from tasks.config.params import ParamsRefusedError
 
-    prefect("server", "stop", url=_url())
-    say("No Prefect server runs in the background.")
+    url = _url()
+    if not answers_at(url):
+        raise ParamsRefusedError(no_server_at(url))
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows.server import POOL, count_workers
+
+    with temporary_settings({PREFECT_API_URL: url}):
+        workers = count_workers()
+    say(f"A Prefect server answers at {url}.")
+    if not workers:
+        raise ParamsRefusedError(
+            f"no worker takes runs there; deploy the flows by `epsilonflow server deploy` if that was never done, then"
+            f" start a worker:  prefect worker start --pool {POOL}"
+        )
+    say(f"Workers that take runs: {workers}.")
+
+
+@app.command()
+def stop() -> None:
+    """Stop the Prefect server that was started in the background, and wait until it has ended."""
+    from flows.prefect_api import answers_at
+    from flows.server import stop_server
+
+    url = _url()
+    say("The Prefect server has ended." if stop_server() else "No Prefect server runs in the background.")
+    if answers_at(url):
+        say(f"Another one still answers at {url}, which another user or command has started; end it there.")

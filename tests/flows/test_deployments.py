@@ -22,13 +22,13 @@ from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from algorithms.errors import LedgerBrokenError
 from algorithms.privacy.barrier.device import device_of
 from flows import deployed, tune
 from flows import scheduled as module
 from flows.cli import runs
 from flows.cli.main import app
-from flows.deployed import REFUSED
-from flows.scheduled import BROKEN
+from flows.deployed import BROKEN, REFUSED, flow_result
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
@@ -91,6 +91,14 @@ def test_an_outcome_becomes_a_state(
     assert found.name == state
     few = " The caps allow 2 more retrainings of m." if left == 2 else ""
     assert found.message == f"how it went.{few}"
+
+
+def test_a_broken_ledger_has_a_state_of_its_own_whichever_flow_meets_it() -> None:
+    def work() -> None:
+        raise LedgerBrokenError("restore the ledger from a copy.")
+
+    state = flow_result(work)
+    assert (state.type, state.name, state.message) == ("FAILED", BROKEN, "restore the ledger from a copy.")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -417,6 +417,28 @@ def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
     assert [each["parameters"] for each in runs].count(again) == 1  # also where the server hears of it twice
 
 
+def test_status_says_whether_a_worker_takes_runs(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    monkeypatch.setattr("flows.server.POOL", "pool-of-status")
+    said = [CliRunner().invoke(app, ["server", "status"])]
+    with temporary_settings({PREFECT_API_URL: server}):
+        prefect("work-pool", "create", "pool-of-status", "--type", "process")
+        said.append(CliRunner().invoke(app, ["server", "status"]))
+        with get_client(sync_client=True) as client:
+            heartbeat = {"name": "a worker", "heartbeat_interval_seconds": 60}
+            client.request(
+                "POST",
+                "/work_pools/{name}/workers/heartbeat",
+                path_params={"name": "pool-of-status"},
+                json=heartbeat,
+            )
+        said.append(CliRunner().invoke(app, ["server", "status"]))
+    assert [one.exit_code for one in said] == [2, 2, 0]
+    assert all(f"A Prefect server answers at {server}." in one.output for one in said)
+    assert "prefect worker start --pool pool-of-status" in said[1].output
+    assert "Workers that take runs: 1." in said[2].output
+
+
 def _deployment_with_schedule(server: str) -> tuple[str, dict[str, Any]]:
     deployment = httpx.get(f"{server}/deployments/name/retrain/retrain").raise_for_status().json()
     (schedule,) = deployment["schedules"]

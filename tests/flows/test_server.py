@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from jinja2 import Environment
 from prefect.automations import Automation
@@ -21,10 +23,12 @@ from prefect.events.actions import SendNotification
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_HOME, temporary_settings
 from prefect.states import Failed
+from typer.testing import CliRunner
 
 from algorithms.errors import RefusedError
 from flows import deployed, scheduled, server
 from flows import tune as tune_module
+from flows.cli.main import app
 from flows.deployed import pipeline, tell_of_reservation
 from flows.scheduled import retrain
 from flows.tune import tune
@@ -100,9 +104,9 @@ def test_a_stuck_retraining_is_begun_again_with_its_parameters() -> None:
     assert set(action.parameters) == set(retrain.parameters.properties)  # type: ignore[union-attr]
 
 
-def _sent(state: str, message: str | None) -> str:
+def _sent(state: str, message: str | None, url: str | None = "http://127.0.0.1/runs") -> str:
     templates = Environment()
-    templates.filters["ui_url"] = lambda run: "http://127.0.0.1/runs"
+    templates.filters["ui_url"] = lambda run: url
     run = SimpleNamespace(name="train adult epsilon 0.5", state=SimpleNamespace(name=state, message=message))
     return str(json.loads(templates.from_string(server.PAYLOAD).render(flow_run=run))["text"])
 
@@ -111,6 +115,7 @@ def test_the_text_for_a_url_is_json_whatever_the_message_holds() -> None:
     message = 'set "delta" lower.\nThen run it again.'
     said = f"epsilonflow: train adult epsilon 0.5 is Refused: {message} http://127.0.0.1/runs"
     assert _sent("Refused", message) == said
+    assert _sent("Refused", message, url=None) == said.removesuffix(" http://127.0.0.1/runs")
 
 
 def test_the_text_about_a_late_run_says_what_to_do_as_its_state_has_no_message() -> None:
@@ -157,6 +162,56 @@ def test_why_prefect_starts_no_server_is_a_whole_sentence(
             StageFailedError, match=r": A server is already running .* `prefect server stop`\.$"
         ):
             server.start_server(free_port())
+
+
+def test_stop_waits_for_the_end_of_the_server(tmp_path: Path) -> None:
+    """It takes a moment, as a real one does; a server that starts meanwhile would find the port in use."""
+    slow = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit()))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(300)"
+    )
+    command = [sys.executable, "-c", slow, "prefect.server.api.server:create_app"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            with temporary_settings({PREFECT_HOME: tmp_path}):
+                (tmp_path / "server.pid").write_text(str(process.pid))
+                assert server.stop_server()
+                assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+                assert not server.stop_server() and not (tmp_path / "server.pid").exists()
+        finally:
+            process.kill()
+
+
+def test_a_server_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(server, "_is_alive", lambda process: True)
+    command = [sys.executable, "-c", "import time; time.sleep(300)", "prefect.server.api.server:create_app"]
+    with ended(command) as process, temporary_settings({PREFECT_HOME: tmp_path}):
+        (tmp_path / "server.pid").write_text(str(process.pid))
+        with pytest.raises(StageFailedError, match=f"kill -9 {process.pid}"):
+            server.stop_server()
+
+
+def test_stop_leaves_another_process_alone_that_has_the_number_of_a_dead_server(tmp_path: Path) -> None:
+    with ended([sys.executable, "-c", "import time; time.sleep(300)"]) as other:
+        with temporary_settings({PREFECT_HOME: tmp_path}):
+            (tmp_path / "server.pid").write_text(str(other.pid))
+            assert not server.stop_server() and not (tmp_path / "server.pid").exists()
+        assert other.poll() is None
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_stop_says_where_a_server_answers_that_it_does_not_end(
+    answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.prefect_api.answers_at", lambda url: answers)
+    with temporary_settings({PREFECT_HOME: tmp_path}):
+        said = CliRunner().invoke(app, ["server", "stop"]).output
+    assert said.startswith("No Prefect server runs in the background.\n")
+    assert ("Another one still answers at" in said) == answers
 
 
 @pytest.mark.parametrize("flow", [pipeline, retrain, tune])

@@ -6,7 +6,6 @@ delivered again until it has ended. What must hold is checked as after a kill; a
 sentence, whoever reads it. `--weeks 52` is a year at one place, with a trouble of its data in each week besides.
 """
 
-import io
 import multiprocessing
 import os
 import pwd
@@ -15,13 +14,11 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,20 +28,18 @@ import psycopg
 import typer
 from ruamel.yaml import YAML
 
-from algorithms.privacy.ledger import store
 from benchmarks.postgres import server
 from tasks.retraining.delivery import DeliveryWork, retrain
-from tasks.runs.stage_main import main_of
-from tasks.runs.stages import REFUSED, STAGES, StageFailedError, StageRefusedError
+from tasks.runs.stages import STAGES
 from tests.soak import kills_check, troubles
 from tests.soak.kills_child import imported
 from tests.soak.kills_place import PARAMS, Place, make
+from tests.soak.one_process import enter, run_stage
 from tests.soak.troubles import Trouble
-from tests.soak.year import _inside, _prepare
 from tests.support.wandb_stand_in import standing_in
 
 MOMENTS = ("before", *STAGES, "after")
-_DISK_MB, _YEAR_MB, _PAGE, _MOST_DELIVERIES, _PATIENCE_SECONDS = 48, 256, 4096, 3, 1.0
+_DISK_MB, _YEAR_MB, _PAGE, _MOST_DELIVERIES = 48, 256, 4096, 3
 _LONG = 5
 """Deliveries that a long fault lasts."""
 _NO_SENTENCE = re.compile(r"Traceback|\[Errno|Error\(|exit(ed)? (status|with)|File \"")
@@ -69,17 +64,13 @@ class Fault:
 def deliver(fault: Fault, week: int, moment: str | None, told: Connection) -> None:
     """Delivers the retraining of a week, with the fault from a moment on; the body of a fork."""
     place = fault.place
-    os.setsid()
-    os.environ |= {"EPSILONFLOW_HOME": str(place.home), "EPSILONFLOW_LEDGER_URL": place.url}
-    os.environ |= {"TMPDIR": str(place.home.parent), "WANDB_API_KEY": "0" * 40}
-    tempfile.tempdir = None
-    store.PATIENCE_SECONDS = _PATIENCE_SECONDS
+    enter(place)
     said: list[str] = []
 
     def stage(name: str, root: Path) -> None:
         if name == moment:
             fault.strike()
-        _stage(name, root)
+        run_stage(name, root)
         if name == STAGES[-1] and moment == "after":
             fault.strike()
 
@@ -92,20 +83,6 @@ def deliver(fault: Fault, week: int, moment: str | None, told: Connection) -> No
         told.send((outcome.kind, outcome.message, said))
     except Exception:
         told.send(("raised", traceback.format_exc(), said))
-
-
-def _stage(name: str, root: Path) -> None:
-    """A stage as its process would be seen by whoever reads the last line that it wrote."""
-    said = io.StringIO()
-    try:
-        with _inside(root), redirect_stderr(said):
-            main_of((lambda: _prepare(root)) if name == "prepare" else import_module(f"tasks.{name}").main)
-    except SystemExit:
-        line = next(line for line in said.getvalue().splitlines() if line.startswith(REFUSED))
-        raise StageRefusedError(line.removeprefix(REFUSED)) from None
-    except Exception as error:
-        sys.stderr.write(traceback.format_exc())
-        raise StageFailedError(f"{name} exited with 1: {error!r}") from error
 
 
 def tried(fault: Fault) -> Iterator[dict[str, Any]]:
@@ -141,8 +118,8 @@ def _troubled(fault: Fault, trouble: Trouble, week: int) -> dict[str, Any]:
     kind, words, said = _delivered(fault, week, None)
     rows = kills_check.rows_of(place)
     trouble.end(place, week)
-    wrong = kills_check.problems(place, before, rows)
-    charged = {row["run_id"] for row in rows[len(before) :] if row["kind"] == "reserve"}
+    wrong = [*kills_check.problems(place, before, rows), *trouble.wrong(rows[len(before) :])]
+    charged = kills_check.charged_to_retrainings(rows[len(before) :])
     if kind not in trouble.kinds:
         wrong.append(f"ended as {kind}: {words}")
     elif trouble.words not in " ".join([*said, words]):
@@ -180,7 +157,7 @@ def _under(fault: Fault, week: int, moment: str) -> dict[str, Any]:
         f"no sentence: {words}" for kind, words, _ in said if kind == "raised" or _NO_SENTENCE.search(words)
     ]
     wrong += [] if said[-1][0] in ("promoted", "kept", "done") else [f"ended as {said[-1]}"]
-    charged = {row["run_id"] for row in rows[len(before) :] if row["kind"] == "reserve"}
+    charged = kills_check.charged_to_retrainings(rows[len(before) :])
     wrong += [] if len(charged) == 1 else [f"{len(charged)} runs charged"]
     wrong += [words for run_id in charged for words in troubles.other_recipe(fault.place, run_id)]
     return {

@@ -85,9 +85,8 @@ def problems(place: Place, before: Sequence[Row], rows: Sequence[Row]) -> list[s
     found = [] if list(rows[: len(before)]) == list(before) else ["a row was lost or changed"]
     found += [] if _chain_holds(rows) else ["the chain does not hold"]
     reserved = [(row["run_id"], row["events"]) for row in rows if row["kind"] == "reserve"]
-    names = [json.loads(row["about"])["retraining"] for row in rows if row["kind"] == "reserve"]
-    pairs = dict.fromkeys(zip(names, (run_id for run_id, _ in reserved), strict=True))
-    found += ["a period was charged twice"] if len(pairs) > len(set(names)) else []
+    periods = _periods(rows)
+    found += ["a period was charged twice"] if len(periods) > len(set(periods.values())) else []
     paid = dict(reserved)
     for run_id, events in releases(place):
         if run_id not in paid:
@@ -97,6 +96,19 @@ def problems(place: Place, before: Sequence[Row], rows: Sequence[Row]) -> list[s
     link = place.registry / "serving"
     whole = not link.is_symlink() or all((link / name).is_file() for name in _ENTRY)
     return found + ([] if whole else ["the model that serves is not whole"])
+
+
+def _periods(rows: Sequence[Row]) -> dict[str, str]:
+    """The period of each run that was charged to one."""
+    names = {
+        row["run_id"]: json.loads(row["about"]).get("retraining") for row in rows if row["kind"] == "reserve"
+    }
+    return {run_id: name for run_id, name in names.items() if name is not None}
+
+
+def charged_to_retrainings(rows: Sequence[Row]) -> set[str]:
+    """The runs of retrainings that these rows charge."""
+    return {*_periods(rows)}
 
 
 def _chain_holds(rows: Sequence[Row]) -> bool:
@@ -169,10 +181,7 @@ def state_of(place: Place, week: int) -> Mapping[str, Any] | None:
 def run_of(place: Place, rows: Sequence[Row], week: int) -> str | None:
     """The run that a period is charged for."""
     name = f"{POPULATION} {place.period(week)}"
-    found = (
-        row for row in rows if row["kind"] == "reserve" and json.loads(row["about"])["retraining"] == name
-    )
-    return next((row["run_id"] for row in found), None)
+    return next((run_id for run_id, period in _periods(rows).items() if period == name), None)
 
 
 def ended_badly(place: Place, rows: Sequence[Row], week: int) -> list[str]:

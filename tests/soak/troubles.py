@@ -5,17 +5,20 @@ is charged until it has ended; or the week is delivered, by its own recipe.
 """
 
 import json
+import multiprocessing
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
+from tasks.runs.stages import STAGES
 from tests.soak import kills_check
 from tests.soak.kills_place import CARD, PARAMS, POPULATION, Place
+from tests.soak.one_process import enter, run_stage
 
 ENDED = ("promoted", "kept")
 
@@ -26,7 +29,7 @@ class Trouble:
 
     begin, end: make and mend it. kinds: how the delivery may end meanwhile; without a block that is late it may find
     others that are new. words: what it then says, in its log or its
-    outcome.
+    outcome. charges: how many runs beside the retraining's own are charged.
     """
 
     name: str
@@ -34,6 +37,15 @@ class Trouble:
     end: Callable[[Place, int], object]
     kinds: tuple[str, ...]
     words: str
+    charges: int = 0
+
+    def wrong(self, fresh: Sequence[kills_check.Row]) -> list[str]:
+        """What is wrong with other runs than retrainings among the new rows, in sentences."""
+        own = kills_check.charged_to_retrainings(fresh)
+        reserved = [row["run_id"] for row in fresh if row["kind"] == "reserve" and row["run_id"] not in own]
+        settled = [row["run_id"] for row in fresh if row["kind"] == "settle" and row["run_id"] not in own]
+        is_right = len(reserved) == self.charges and reserved == settled
+        return [] if is_right else [f"of other runs, {len(reserved)} are charged and {len(settled)} settled"]
 
 
 def _file(place: Place, index: int) -> Path:
@@ -101,6 +113,24 @@ def _choose_other_settings(place: Place, week: int) -> None:
     )
 
 
+def _run_once(place: Place, week: int) -> None:
+    """A run on the newest block by hand, with a recipe of its own, which stays in params.yaml and is charged."""
+    algorithm = PARAMS["algorithm"] | {"steps": 10 + week, "update": {"learning_rate": 0.001}}
+    data = {"dataset": POPULATION, "blocks": [f"w{_newest(place, week):03}"]}
+    params = PARAMS | {"algorithm": algorithm, "data": data, "privacy": PARAMS["privacy"] | {"epsilon": 0.2}}
+    YAML(typ="safe", pure=True).dump(params, place.root / "params.yaml")
+
+    def run() -> None:
+        enter(place)
+        for stage in STAGES:
+            run_stage(stage, place.root)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
 def _nothing(_place: Place, _week: int) -> None:
     return None
 
@@ -108,6 +138,7 @@ def _nothing(_place: Place, _week: int) -> None:
 TROUBLES = (
     Trouble("none", _nothing, _nothing, ENDED, ""),
     Trouble("another run in between", _choose_other_settings, _nothing, ENDED, ""),
+    Trouble("a run by hand in between", _run_once, _nothing, ENDED, "", charges=1),
     Trouble("a charged block is gone", _take(_charged), _arrive, ENDED, "are not there"),
     Trouble("the block is late", _take(_newest), _arrive, ("skipped", *ENDED), ""),
     Trouble(

@@ -110,6 +110,11 @@ def _check_usable(folder: Path) -> None:
         is_usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     except OSError:
         is_usable = False
+    if not is_usable and folder.is_dir():
+        raise RefusedError(
+            f"EPSILONFLOW_HOME is {folder}, where you may not write, as on a read-only disk; let the user who runs this"
+            " write there. Another home would begin with an empty ledger."
+        )
     if not is_usable:
         raise RefusedError(
             f"EPSILONFLOW_HOME is {folder}, which is no folder that you may write to and cannot be made one; name"

@@ -453,6 +453,11 @@ def test_server_that_is_away_is_one_sentence(url: str | None, monkeypatch: pytes
         )
 
 
+def test_status_of_no_server_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert_refused(call("server", "status"), "start one by `epsilonflow server start`")
+
+
 @contextmanager
 def answering(status: int, body: bytes) -> Iterator[str]:
     """The URL of a program that gives every request the same answer."""

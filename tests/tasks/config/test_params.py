@@ -272,6 +272,15 @@ def test_a_home_that_cannot_be_is_refused(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_home_on_a_read_only_disk_is_not_replaced_by_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path))
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with refused("read-only disk; let .* write there. Another home would begin with an empty ledger[.]$"):
+        environment.home()
+
+
 def test_a_mirror_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", "~no-such-user/x")
     with pytest.raises(RefusedError, match="EPSILONFLOW_DATA_MIRROR is ~no-such-user/x, of an unknown user"):
