@@ -139,7 +139,7 @@ TROUBLES = (
     Trouble("none", _nothing, _nothing, ENDED, ""),
     Trouble("another run in between", _choose_other_settings, _nothing, ENDED, ""),
     Trouble("a run by hand in between", _run_once, _nothing, ENDED, "", charges=1),
-    Trouble("a charged block is gone", _take(_charged), _arrive, ENDED, "are not there"),
+    Trouble("a charged block is gone", _take(_charged), _arrive, ("skipped", *ENDED), "are not there"),
     Trouble("the block is late", _take(_newest), _arrive, ("skipped", *ENDED), ""),
     Trouble(
         "the block is one of before", _repeat, _deliver_right, ("refused",), "epsilonflow ledger overrule"
