@@ -25,7 +25,7 @@ from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment, SendNotification
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_HOME
 
 from flows.deployed import BROKEN, REFUSED, STUCK, TAG, WORKER_DIED
@@ -142,10 +142,13 @@ def count_workers() -> int:
 
     async def count() -> int:
         async with get_client() as client:
-            with suppress(ObjectNotFound):
+            try:
                 workers = await client.read_workers_for_work_pool(POOL)
-                return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
-            return 0
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code == httpx.codes.NOT_FOUND:  # no flow was deployed yet
+                    return 0
+                raise
+            return sum(worker.status == WorkerStatus.ONLINE for worker in workers)
 
     return asyncio.run(count())
 
