@@ -216,7 +216,8 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
     above = np.logaddexp(0.0, -unit * np.arange(lowest, highest + 1)) / cell
     points_up = np.floor(above).astype(int)
     shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
-    places, size = np.arange(count), count + int(points_up[(count - 1) * own]) + 2
+    base = int(points_up[several.first * own - one.first * other - lowest])  # of the lowest sum
+    places, size = np.arange(count) - base, count + int(points_up[(count - 1) * own]) - base + 2
     kept, moved = np.zeros((2, size))
     for index, mass in enumerate(one.masses.tolist()):
         begin = several.first * own - (one.first + index) * other - lowest
@@ -228,7 +229,7 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
     kept[1:] += moved[:-1]
     lost = several.lost + one.lost
     lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ several.values)
-    return _Ratio(cell, several.first, kept, several.zero + one.zero, lost).trim()
+    return _Ratio(cell, several.first + base, kept, several.zero + one.zero, lost).trim()
 
 
 @lru_cache(maxsize=64)
