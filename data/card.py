@@ -225,7 +225,7 @@ class DataCard(CardPart):
     in which a person may have one record each; with 1, the unit of privacy is one record in one block.
     blocks: where the training records are, for a population that grows block by block; `files` then has only a test
     file, or nothing. person: the column that names the person, if a person may have several records.
-    deployment: for `epsilonflow card registry`, who publishes models of the records and what for.
+    deployment: for `epsilonflow card export`, who publishes models of the records and what for.
     holdout: whether the held-out records are private, like those that are trained on, and leave as one noised
     histogram, or declared public, so that exact metrics leave. holdout_why: why held-out records of a private data set
     are public, in a sentence.

@@ -238,12 +238,15 @@ def verify(
         raise typer.Exit(1)
 
 
-@card_app.command()
-def registry(
+@card_app.command("export")
+def export_card(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD,
+    form: Annotated[
+        str, typer.Option("--to", help="registry: the OpenDP registry of deployments.")
+    ] = "registry",
     output: Annotated[Path, typer.Option(help="The file to write.")] = Path("registry.yaml"),
 ) -> None:
-    """Write an entry of the OpenDP registry of deployments of differential privacy.
+    """Write a card in the form of others: an entry of the registry of deployments of differential privacy.
 
     What the card cannot know comes from the section `deployment` of the data card.
     """
@@ -252,6 +255,8 @@ def registry(
     from data.card import CARDS, data_card
     from tasks.registry import as_yaml, registry_entry
 
+    if form != "registry":
+        raise RefusedError(f"there is no form {form!r}; choose registry.")
     if output.exists():
         raise RefusedError(f"{output} is there already; name another place, or move it away.")
     card, cards = load(_file_of_run(file)), (find_checkout() or Path()) / "data/cards"

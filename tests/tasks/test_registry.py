@@ -92,7 +92,7 @@ def test_the_command_writes_the_entry(
     YAML(typ="safe", pure=True).dump(document, tmp_path / "data/cards/animals.yaml")
     (tmp_path / "privacy_card.json").write_bytes(private.to_bytes())
     monkeypatch.chdir(tmp_path)
-    arguments = ["card", "registry", "privacy_card.json", "--output", "entry.yaml"]
+    arguments = ["card", "export", "privacy_card.json", "--to", "registry", "--output", "entry.yaml"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "entry.yaml").read_text() == as_yaml(
