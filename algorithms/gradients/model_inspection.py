@@ -373,6 +373,12 @@ def _choose_passes(described: _Described) -> _Runnable:
     few = some.few
     with forbid_state_changes(some.probe32):
         first = _trace(some.probe32, few)
+    name, module = some.passes.model.name, some.probe32.passes.model.module
+    if first.tracer.writes_into((some.probe32.parameters, *held_by(module))):
+        # Of values that it does not change here, too: an embedding's max_norm rewrites only what is longer.
+        raise RecordsNotIndependentError(
+            f"the forward pass of the model {name} writes what it computes of records into its parameters or attributes"
+        )
     if first.recorder is None and some.probe32.passes.is_channels_last:
         some = some.with_decisions(keeps_format=True)
         first = _trace(some.probe32, few)

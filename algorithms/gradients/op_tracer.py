@@ -136,6 +136,10 @@ class OpTracer(_TracerMode):
         """Whether a tensor's origin is unknown, since it was not made within the block."""
         return tensor not in self._known and not isinstance(tensor, RecordedTensor)
 
+    def writes_into(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether what depends on the records was written into the memory of one of these."""
+        return any(storage._cdata in self._written for tensor in tensors for storage in _storages(tensor))
+
     def pin_branch(self, condition: Callable[[], Any], tree: Any) -> Any:
         """The value of a branch condition, pinned if it depends on the records."""
         depends = self.may_depend(tree)
@@ -182,7 +186,7 @@ class OpTracer(_TracerMode):
         if of_records and kind not in _OF_NO_VALUE:
             self._of_records.update(dict.fromkeys(outputs))
             if func._schema.is_mutable:
-                for storage in _storages((args[:1], outputs)):
+                for storage in _storages((_written_arguments(func, args, kwargs), outputs)):
                     self._written[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return result
 
@@ -218,6 +222,13 @@ class MemoryTracer(_TracerMode):
         if self._possible > self.most:  # freed memory is counted until the peak could rise
             self._count()
         return result
+
+
+def _written_arguments(func: Any, args: Args, kwargs: Kwargs) -> list[Any]:
+    """The arguments that an operation writes into, by its schema."""
+    by_name = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    written = (one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
+    return [by_name.get(name) for name in written]
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:

@@ -251,6 +251,26 @@ def test_a_loss_that_keeps_a_mean_in_a_buffer_is_refused(losses: Callable[[Tenso
         problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses, classes=2), torch.float32).engine()
 
 
+class Tied(nn.Module):
+    """A table whose entries a look-up shortens, and that all records compare their outputs with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(0.02 * torch.randn(20, 16, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, words: Tensor) -> Tensor:
+        return functional.embedding(words, self.table, max_norm=1.0).mean(dim=1) @ self.table.T
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_writing_into_parameters_is_refused_even_if_it_changes_none_yet(limits: InspectionLimits) -> None:
+    """The entries are shorter than the bound at the start, and one record more moved a later sum by 6 bounds."""
+    losses = nn.CrossEntropyLoss(reduction="none")
+    model = Model("tied", Tied(), losses, lambda outputs: outputs)
+    with pytest.raises(RecordsNotIndependentError, match="writes what it computes of records into"):
+        Engine(model, input_shape=(5,), input_dtype=torch.int32, limits=limits)
+
+
 class Follower:
     """Keeps the largest value that it saw, and is called like a function."""
 
