@@ -8,6 +8,7 @@ TAG alone, so that other flows of the same server are left in peace.
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -40,7 +41,9 @@ MAX_WAIT = timedelta(hours=24)
 Notify = SendNotification | CallWebhook
 
 _PATIENCE_SECONDS = 60.0
-_SERVER = "prefect.server.api.server:create_app"
+_START_SECONDS = 120.0
+_SERVER = re.compile(r"\bprefect[ .]server\b")
+"""In the command line of a server, whether `prefect server start` runs it in the background or not."""
 _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
@@ -74,21 +77,58 @@ def prefect(*arguments: str, url: str, root: Path | None = None) -> None:
 def start_server(port: int) -> str:
     """Start a server in the background, if none runs there, and wait until it answers; returns the URL of its API.
 
-    Raises ParamsRefusedError if another program has the port, and StageFailedError if no server starts.
+    Raises ParamsRefusedError if another program has the port or the home's server has another one, and StageFailedError
+    if no server starts.
     """
     url = f"http://127.0.0.1:{port}/api"
-    try:
-        health = httpx.get(f"{url}/health", timeout=5)
-    except httpx.HTTPError:
-        _background_server()
-        prefect("server", "start", "--background", "--host", "127.0.0.1", "--port", str(port), url=url)
-    else:
-        if not is_prefect(health):
-            raise ParamsRefusedError(
-                f"another program than Prefect answers at {url}; name another port by --port."
-            )
-    prefect("server", "status", "--wait", "--timeout", "120", url=url)
+    health = _health(url)
+    if health is None:
+        _start(port, url)
+    elif not is_prefect(health):
+        raise ParamsRefusedError(
+            f"another program than Prefect answers at {url}; name another port by --port."
+        )
     return url
+
+
+def _health(url: str) -> httpx.Response | None:
+    try:
+        return httpx.get(f"{url}/health", timeout=5)
+    except httpx.HTTPError:
+        return None
+
+
+def _start(port: int, url: str) -> None:
+    """Start a server whose words go to a file, and wait until it answers.
+
+    `prefect server start --background` leaves it pipes that nobody reads. Its next warning ends it, once they are full
+    or closed.
+    """
+    if (other := _background_server()) is not None:
+        raise ParamsRefusedError(
+            f"a Prefect server of {PREFECT_HOME.value()} runs already, process {other.pid}; end it by `epsilonflow"
+            " server stop`, or name its port by --port."
+        )
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    note, log = _note(), Path(PREFECT_HOME.value()) / "server.log"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as words:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"PREFECT_API_URL": url},
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            start_new_session=True,
+        )
+    note.write_text(str(process.pid), encoding="utf-8")
+    deadline = time.monotonic() + _START_SECONDS
+    while (health := _health(url)) is None or not health.is_success:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            note.unlink(missing_ok=True)
+            raise StageFailedError(f"no Prefect server started at {url}; {log} says why in its last lines.")
+        time.sleep(0.2)
 
 
 def stop_server() -> bool:
@@ -120,18 +160,18 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _note() -> Path:
-    """Prefect's note of the process of its background server."""
+    """The note of the background server's process, where Prefect's own commands look for it."""
     return Path(PREFECT_HOME.value()) / "server.pid"
 
 
 def _background_server() -> psutil.Process | None:
-    """The server that the note names; the note of one that died is deleted, as Prefect would start none."""
+    """The server that the note names; the note of one that died is deleted."""
     note = _note()
     if not note.is_file():
         return None
     with suppress(psutil.Error, ValueError):
         process = psutil.Process(int(note.read_text(encoding="utf-8")))
-        if _SERVER in process.cmdline():  # the number may be that of another process by now
+        if _SERVER.search(" ".join(process.cmdline())):  # the number may be another process's by now
             return process
     note.unlink()
     return None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,8 +129,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         server.deploy(tmp_path / "prefect.yaml", tmp_path, "http://127.0.0.1:9/api")
 
 
-def test_a_port_of_another_program_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "prefect", lambda *arguments, url: pytest.fail(str(arguments)))
+def test_a_port_of_another_program_is_refused_at_once() -> None:
     other = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     with closing(other.socket):
         Thread(target=other.handle_request, daemon=True).start()
@@ -137,31 +137,36 @@ def test_a_port_of_another_program_is_refused_at_once(monkeypatch: pytest.Monkey
             server.start_server(other.server_port)
 
 
-def test_a_server_that_died_with_its_machine_does_not_keep_another_from_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prefect starts none while the note of the last one is there, whose process may be another program's by now."""
-    asked, note = list[tuple[str, ...]](), tmp_path / "server.pid"
-    monkeypatch.setattr(server, "prefect", lambda *words, url: asked.append((*words, str(note.is_file()))))
-    with temporary_settings({PREFECT_HOME: tmp_path}):
-        for written in ("", str(os.getpid())):
-            note.write_text(written)
-            server.start_server(9)
-            assert asked.pop(0)[:2] == ("server", "start") and asked.pop()[-1] == "False"
+def test_a_server_that_is_started_in_the_background_speaks_to_a_file(tmp_path: Path) -> None:
+    """Into a pipe that nobody reads it would stop at a warning. The note of a server that died does not hinder it."""
+    note, log = tmp_path / "server.pid", tmp_path / "server.log"
+    with temporary_settings({PREFECT_HOME: tmp_path}), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path))
+        note.write_text(str(os.getpid()))
+        port = free_port()
+        try:
+            url = server.start_server(port)
+            process = psutil.Process(int(note.read_text()))
+            assert process.pid != os.getpid() and process.is_running()
+            assert [Path(f"/proc/{process.pid}/fd/{number}").resolve() for number in (1, 2)] == [log, log]
+            assert server.start_server(port) == url
+            with pytest.raises(ParamsRefusedError, match=f"runs already, process {process.pid}; end it by"):
+                server.start_server(free_port())
+        finally:
+            assert server.stop_server()
+        assert not note.exists()
 
 
-def test_why_prefect_starts_no_server_is_a_whole_sentence(
+def test_why_no_server_started_is_in_a_file_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of this home runs, on another port."""
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    other = [sys.executable, "-c", "import time; time.sleep(300)", "prefect.server.api.server:create_app"]
-    with ended(other) as process, temporary_settings({PREFECT_HOME: tmp_path}):
-        (tmp_path / "server.pid").write_text(str(process.pid))
-        with pytest.raises(
-            StageFailedError, match=r": A server is already running .* `prefect server stop`\.$"
-        ):
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "no database")
+    log = tmp_path / "server.log"
+    with temporary_settings({PREFECT_HOME: tmp_path}):
+        with pytest.raises(StageFailedError, match=re.escape(f"{log} says why in its last lines")):
             server.start_server(free_port())
+        assert "Could not parse SQLAlchemy URL" in log.read_text() and not (tmp_path / "server.pid").exists()
 
 
 def test_stop_waits_for_the_end_of_the_server(tmp_path: Path) -> None:
