@@ -44,6 +44,11 @@ _PATIENCE_SECONDS = 60.0
 _START_SECONDS = 120.0
 _SERVER = re.compile(r"\bprefect[ .]server\b")
 """In the command line of a server, whether `prefect server start` runs it in the background or not."""
+_LEASES, _LEASES_IN_FILES = (
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE",
+    "prefect.server.concurrency.lease_storage.filesystem",
+)
+"""Where leases on the slots of deployments are kept; in memory they are lost, and Prefect then ends the runs."""
 _OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
@@ -115,7 +120,7 @@ def _start(port: int, url: str) -> None:
     with log.open("a") as words:
         process = subprocess.Popen(
             command,
-            env=os.environ | {"PREFECT_API_URL": url},
+            env={_LEASES: _LEASES_IN_FILES} | os.environ | {"PREFECT_API_URL": url},
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,

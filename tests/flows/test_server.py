@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import httpx
 import psutil
 import pytest
 from jinja2 import Environment
@@ -138,7 +139,10 @@ def test_a_port_of_another_program_is_refused_at_once() -> None:
 
 
 def test_a_server_that_is_started_in_the_background_speaks_to_a_file(tmp_path: Path) -> None:
-    """Into a pipe that nobody reads it would stop at a warning. The note of a server that died does not hinder it."""
+    """Into a pipe that nobody reads it would stop at a warning. The note of a server that died does not hinder it.
+
+    Nor does the next one end the runs of this one, whose leases on a deployment's slot it knows.
+    """
     note, log = tmp_path / "server.pid", tmp_path / "server.log"
     with temporary_settings({PREFECT_HOME: tmp_path}), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(tmp_path))
@@ -152,6 +156,13 @@ def test_a_server_that_is_started_in_the_background_speaks_to_a_file(tmp_path: P
             assert server.start_server(port) == url
             with pytest.raises(ParamsRefusedError, match=f"runs already, process {process.pid}; end it by"):
                 server.start_server(free_port())
+            limits = f"{url}/v2/concurrency_limits"
+            httpx.post(f"{limits}/", json={"name": "one", "limit": 1}).raise_for_status()
+            asked = {"names": ["one"], "slots": 1, "lease_duration": 300}
+            taken = httpx.post(f"{limits}/increment-with-lease", json=asked).raise_for_status().json()
+            assert server.stop_server() and server.start_server(port) == url
+            renewal = f"{limits}/leases/{taken['lease_id']}/renew"
+            assert httpx.post(renewal, json={"lease_duration": 300}).is_success  # or the run is ended
         finally:
             assert server.stop_server()
         assert not note.exists()
