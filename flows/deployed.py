@@ -53,6 +53,7 @@ REFUSED, BROKEN, STUCK, TAG = "Refused", "LedgerBroken", "Stuck", "epsilonflow"
 WORKER_DIED = (
     "the worker or its machine has died. Start the worker again, as by `prefect worker start --pool local-pool`; a"
     " retraining is begun again by itself, and any other run is resumed by starting it with the same parameters."
+    " `epsilonflow doctor` says what stays reserved for it."
 )
 """The message of a state named STUCK."""
 UNREAD = (

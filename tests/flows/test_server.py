@@ -99,6 +99,12 @@ def test_a_run_that_has_ended_is_not_stuck(ends: str) -> None:
         assert f"prefect.flow-run.{ends}" in automation.trigger.expect  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("index", [0, 1, 4])
+def test_a_run_whose_worker_died_says_where_its_reservation_is_shown(index: int) -> None:
+    (action,) = server.recovery(TEN)[index].actions
+    assert "`epsilonflow doctor` says what stays reserved for it." in str(action.message)  # type: ignore[union-attr]
+
+
 def test_a_stuck_retraining_is_begun_again_with_its_parameters() -> None:
     again = server.recovery(TEN)[2]
     assert again.trigger.expect == {"prefect.flow-run.Stuck"}  # type: ignore[union-attr]
