@@ -9,6 +9,8 @@ Which blocks a retraining uses, and the epsilon that all of them can pay, is dec
 units of its composition, and is converted to an epsilon for the plan.
 """
 
+import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.extension import NotUsableError
 from algorithms.models import ModelRefusedError
 from algorithms.models.saved import load_model
+from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import (
     BlockBalance,
     Ledger,
@@ -66,6 +69,7 @@ from tasks.runs.metrics import (
 )
 from tasks.runs.stage_main import refusals, shortage
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
+from tasks.runs.summary import claimed_cost
 from tasks.tracking.runs import log_promotion
 from tasks.train import check_comparable
 
@@ -264,6 +268,13 @@ class DeliveryWork:
         """The ledger that the checkout charges."""
         return open_ledger(self.root)
 
+    @property
+    def command(self) -> str:
+        """What a person types to do it by hand."""
+        if self.file is None or self.file == self.root / "retrain.yaml":
+            return "epsilonflow retrain"
+        return f"epsilonflow retrain {shlex.quote(os.path.relpath(self.file, self.root))}"
+
     def key(self, period: str) -> str:
         """The name and period under which the ledger charges once."""
         return f"{self.settings.name} {period}"
@@ -340,7 +351,7 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
         return Outcome(
             "refused",
             f"the recipe is not that of the model that serves: {changes}. Nothing was spent; accept it with"
-            " `epsilonflow retrain --accept-recipe`, in Prefect accept_recipe: true, or change it back.",
+            f" `{work.command} --accept-recipe`, in Prefect accept_recipe: true, or change it back.",
         )
     if changes:
         work.say(f"the recipe has changed, as was accepted: {changes}")
@@ -468,7 +479,7 @@ def _end_after_fault(
     return Outcome(
         kind,
         f"{reason} Run {run_id} is charged; the next delivery resumes it at no extra cost, and"
-        " `epsilonflow retrain --give-up` ends it.",
+        f" `{work.command} --give-up` ends it.",
     )
 
 
@@ -505,6 +516,8 @@ def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
     registry, artifacts = work.registry, work.root / "artifacts"
     entry, serving = registry.add(artifacts), registry.serving
     promotes, words, models = _decide_promotion(work, entry, serving)
+    cost = claimed_cost(registry.metrics(entry.name), Receipt.read(entry / "receipt.json"))
+    words += " The new model is not private." if cost is None else f" The new model cost epsilon {cost}."
     words += f" The recipe has changed: {state.changes}." if state.changes else ""
     if promotes:
         registry.promote(entry)

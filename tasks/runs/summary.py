@@ -39,7 +39,7 @@ def run_summary(root: Path) -> Rows:
         ("data set", receipt.dataset),
         ("algorithm", receipt.algorithm),
         *metric_rows(metrics),
-        ("epsilon of this run", _cost(metrics, receipt) or "not private"),
+        ("epsilon of this run", claimed_cost(metrics, receipt) or "not private"),
         ("population", population),
         ("epsilon spent on it", spent),
         ("epsilon left for it", left),
@@ -51,7 +51,7 @@ def outcome_sentence(root: Path) -> str:
     """What was trained in `root`, its epsilon, its score on the held-out records, and where the card is."""
     artifacts = root / "artifacts"
     metrics, receipt = read_json(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
-    cost = _cost(metrics, receipt)
+    cost = claimed_cost(metrics, receipt)
     epsilon = "without privacy" if cost is None else f"for epsilon {cost}"
     score = f"held-out {describe_metric(metrics)}" if held_out_metrics(metrics) else NOT_EVALUATED
     return (
@@ -60,7 +60,7 @@ def outcome_sentence(root: Path) -> str:
     )
 
 
-def _cost(metrics: Metrics, receipt: Receipt) -> str | None:
+def claimed_cost(metrics: Metrics, receipt: Receipt) -> str | None:
     """The epsilon that is claimed, with its delta; None for a run that is not private, as with seeded noise."""
     if metrics["epsilon"] is None or not receipt.private_noise or receipt.diagnostics:
         return None

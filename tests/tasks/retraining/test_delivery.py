@@ -256,6 +256,7 @@ def test_private_held_out_people_of_weekly_models_are_never_read_again(
     place.settings = Retraining.model_validate_json(json.dumps(SETTINGS | {"minimal_gain": 0.0}))
     first = place.deliver()
     assert (first.kind, "with private held-out accuracy" in first.message) == ("promoted", True)
+    assert "The new model cost epsilon 1.334 at delta 1e-05." in first.message  # a third of 4, rounded up
     place.arrive("w3")
     second = place.deliver(1)
     assert (second.kind, "noise" in second.message) == ("kept", True)
@@ -344,7 +345,9 @@ def test_a_changed_recipe_is_said_and_waits_until_it_is_accepted(place: Place) -
     asked, said = place.deliver(1), list[str]()
     assert asked.kind == "refused"
     assert "algorithm.steps is 6 and was 4. Nothing was spent" in asked.message
-    assert "--accept-recipe" in asked.message
+    assert "accept it with `epsilonflow retrain --accept-recipe`, in Prefect" in asked.message
+    other = place.deliver(1, file=place.root / "other weeks.yaml")
+    assert "`epsilonflow retrain 'other weeks.yaml' --accept-recipe`" in other.message
     assert place.ledger.head() == head
     accepted = place.deliver(1, accepts_recipe=True, say=said.append)
     assert (accepted.kind, "algorithm.steps is 6 and was 4" in accepted.message) == ("kept", True)
