@@ -4,7 +4,9 @@ A note beside the checkout's lock holds both texts; who takes the lock returns w
 """
 
 import json
+import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from data.files import read_json, write_text
 
@@ -17,12 +19,24 @@ def borrow_params(root: Path, before: str, after: str) -> None:
 
 
 def return_params(root: Path) -> None:
-    """Write the text from before into params.yaml, unless somebody has changed the file since or nobody borrowed it."""
+    """Undo in params.yaml what was borrowed, if anything was; lines that a person has changed since stay."""
     if _note(root).is_file():
         texts, path = read_json(_note(root)), root / "params.yaml"
-        if path.is_file() and path.read_text(encoding="utf-8") == texts["after"]:
-            write_text(path, texts["before"])
+        if path.is_file():
+            write_text(path, _undone(path.read_text(encoding="utf-8"), texts["after"], texts["before"]))
         _note(root).unlink()
+
+
+def _undone(now: str, after: str, before: str) -> str:
+    """The text `now` with the change from `before` to `after` undone, but for lines that `now` changed, too."""
+    if now == after:
+        return before
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("now", "after", "before")]
+        for file, text in zip(files, (now, after, before), strict=True):
+            file.write_text(text, encoding="utf-8")
+        command = ["git", "merge-file", "--stdout", "--ours", *map(str, files)]
+        return subprocess.run(command, capture_output=True, check=True).stdout.decode()
 
 
 def _note(root: Path) -> Path:

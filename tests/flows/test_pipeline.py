@@ -106,6 +106,14 @@ def test_what_a_person_writes_during_a_run_stays(root: Path, fault: Exception | 
     assert (root / "params.yaml").read_text() == "written: meanwhile\n"
 
 
+def test_a_line_that_a_person_writes_during_a_run_stays_without_the_overrides_of_the_run(root: Path) -> None:
+    path = root / "params.yaml"
+    path.write_text(before := path.read_text() + "# a note\n")
+    with with_overrides(root, ParamOverrides(seed=77), keeps=False):
+        path.write_text(path.read_text().replace("# a note", "# another note"))
+    assert path.read_text() == before.replace("# a note", "# another note")
+
+
 def test_the_command_shows_the_lines_of_a_flow_and_its_beginning_stages() -> None:
     steps, seen = StageOutput(verbose=True), list[str]()
     steps.line = seen.append  # type: ignore[method-assign]
