@@ -73,7 +73,7 @@ class Operation:
     unknown: Shapes
 
 
-class _TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that does not make PyTorch import its compiler, which would take a second."""
 
     @classmethod
@@ -88,7 +88,7 @@ class _TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class OpTracer(_TracerMode):
+class OpTracer(TracerMode):
     """Traces every operation within its block, whichever PyTorch function or method calls it.
 
     records: the records' tensors. known: other tensors that exist beforehand. pinned: the value of each branch
@@ -191,7 +191,7 @@ class OpTracer(_TracerMode):
         return result
 
 
-class MemoryTracer(_TracerMode):
+class MemoryTracer(TracerMode):
     """Counts the live bytes of tensors computed within its block, whoever holds them. most: the peak."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
                 yield tensor.untyped_storage()
 
 
-class ExtremeDraws(_TracerMode):
+class ExtremeDraws(TracerMode):
     """Replaces random numbers within its block by zeros or ones, which shows whether a model uses any, if seldom."""
 
     def __init__(self, value: float) -> None:
@@ -256,7 +256,7 @@ class ExtremeDraws(_TracerMode):
         return result.fill_(self._value)
 
 
-class Operations(_TracerMode):
+class Operations(TracerMode):
     """Counts the operations of products and convolutions within its block, like PyTorch's flop counter."""
 
     def __init__(self) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from algorithms.gradients.grad_sample_recorder import Args, Kwargs
+from algorithms.gradients.op_tracer import TracerMode
 
 _TWO_VECTORS = 128
 """Bytes of two vectors of AVX-512; those of other processors divide it."""
@@ -26,7 +28,7 @@ _SAME_ALONE = frozenset(_NAMES.split())
 """Elementwise functions that have the same bits in both ways, as they round exactly or are vectorised alone, too."""
 
 
-class VectorEnds(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class VectorEnds(TracerMode):
     """Watches passes of a size within the block; `are_even` says whether all numbers were computed in the same way."""
 
     def __init__(self, size: int) -> None:
@@ -34,10 +36,10 @@ class VectorEnds(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.are_even = True
         self._size = size
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and note whether it had numbers left."""
-        results = func(*args, **(kwargs or {}))
-        if self.are_even and not _is_same_alone(func, args, kwargs or {}):
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Run the function, and note whether it had numbers left."""
+        results = super().run(func, args, kwargs)
+        if self.are_even and not _is_same_alone(func, args, kwargs):
             self.are_even = not any(map(self._has_rest, tree_leaves(results)))
         return results
 
