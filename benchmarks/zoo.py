@@ -1,18 +1,22 @@
-"""Tests public architectures in the engine and writes docs/zoo.md: `python -m benchmarks.zoo [NAMES]`.
+"""Tests public architectures in the engine and writes docs/zoo.md: `python -m benchmarks.zoo [NAMES] [--at BATCHES]`.
 
 A row gives whether the model is accepted, the records per pass, what is materialised for each record for want of a
 rule, the error of the clipped sum against a loop over records, and the cost of a step relative to plain PyTorch and to
 Opacus's best mode that accepts the model. Times are medians of CPU time on one thread, with methods alternating; short
 steps are repeated, as in training. Sizes are tiny, so that calls weigh more than products. Memory is what the
 inspection adds to the process's peak size.
+
+`--at 8,16,32` prints instead the speeds in steps of so many records, relative to plain PyTorch and to Opacus, in
+engines that expect these numbers: quotients of the shortest of many rounds, for machines that do other work, too.
 """
 
+import argparse
 import resource
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from benchmarks.machine import describe
 from benchmarks.measure import Plan, Timed, alternate
 
 BATCH, SMALL_BATCH, COMPARED = 64, 16, 6
-ROUNDS = 5
+ROUNDS, MANY_ROUNDS = 5, 25
 DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
 MODES = ("hooks", "ghost")
 
@@ -51,18 +55,23 @@ inspection of the model when the engine is made, before the first step, in secon
 """
 
 
-def main(names: list[str]) -> None:
-    """Print the rows of the named architectures, or of all, which are then written."""
+def main(arguments: list[str]) -> None:
+    """Print the rows of the named architectures, or of all, which are then written unless batches are given."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--at", type=lambda text: [int(batch) for batch in text.split(",")], default=[])
+    settings = parser.parse_args(arguments)
+    names, batches = settings.names, settings.at
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     imported_library("transformers").logging.set_verbosity_error()
     rows = []
     for name, architecture in ZOO.items():
         if not names or any(part.lower() in name.lower() for part in names):
-            rows.append(row(name, architecture))
+            rows.append(row_of_batches(name, architecture, batches) if batches else row(name, architecture))
             sys.stdout.write(rows[-1] + "\n")
             sys.stdout.flush()
-    if not names:
+    if not names and not batches:
         others = sum(not architecture.is_listed for architecture in ZOO.values())
         _, mark, below = DOCUMENT.read_text().partition("\n## ")  # keep what was not made here
         cpu = describe(torch.device("cpu"))["cpu"]
@@ -75,7 +84,7 @@ def main(names: list[str]) -> None:
 def row(name: str, architecture: Architecture) -> str:
     """One row of the table."""
     torch.manual_seed(0)
-    model = Model(name, architecture.make(), losses, lambda outputs: outputs)
+    model = _model(name, architecture)
     inputs, labels = architecture.inputs(BATCH), torch.arange(BATCH) % 3
     before, start = _megabytes(), time.process_time()
     try:
@@ -100,7 +109,30 @@ def row(name: str, architecture: Architecture) -> str:
     return "| " + " | ".join((name, *cells)) + " |"
 
 
-def speeds(architecture: Architecture, model: Model, engine: Engine, batch: int) -> tuple[str, str]:
+def row_of_batches(name: str, architecture: Architecture, batches: Sequence[int]) -> str:
+    """The speeds of steps of each of these numbers of records, in an engine that expects it."""
+    torch.manual_seed(0)
+    model, dtype = _model(name, architecture), architecture.inputs(1).dtype
+    cells = [name]
+    for batch in batches:
+        engine = Engine(model, input_shape=architecture.shape, input_dtype=dtype, expected_batch=float(batch))
+        cells += speeds(architecture, model, engine, batch, rounds=MANY_ROUNDS, summary=min)
+    return "| " + " | ".join(cells) + " |"
+
+
+def _model(name: str, architecture: Architecture) -> Model:
+    return Model(name, architecture.make(), losses, lambda outputs: outputs)
+
+
+def speeds(
+    architecture: Architecture,
+    model: Model,
+    engine: Engine,
+    batch: int,
+    *,
+    rounds: int = ROUNDS,
+    summary: Callable[[list[float]], float] = statistics.median,
+) -> tuple[str, str]:
     """The speed of a step of so many records over that of plain PyTorch, and over that of Opacus's best mode."""
     inputs, labels = architecture.inputs(batch), torch.arange(batch) % 3
     point, clipping = model.initial_parameters(), L2(1.0)
@@ -112,12 +144,12 @@ def speeds(architecture: Architecture, model: Model, engine: Engine, batch: int)
         step = _opacus(architecture, mode, inputs, labels)
         if step is not None:
             steps[mode] = step
-    rounds = alternate(
+    seconds = alternate(
         {name: Timed(step) for name, step in steps.items()},
-        Plan(rounds=ROUNDS, warmup=1, repeat=True),
+        Plan(rounds=rounds, warmup=1, repeat=True),
         time.process_time,
     )
-    times = {name: statistics.median(each) for name, each in rounds.items()}
+    times = {name: summary(each) for name, each in seconds.items()}
     best = min((times[mode] for mode in MODES if mode in times), default=None)
     return (
         f"{times['plain'] / times['ours']:.2f}",

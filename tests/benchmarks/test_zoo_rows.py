@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 
 import pytest
+from torch import Tensor
 
+from algorithms.gradients import Engine
 from benchmarks import families, sizes, zoo
 from benchmarks.measure import Timed
 
@@ -36,6 +38,26 @@ def test_an_architecture_has_its_row(
     )  # of the engine for 16 records each of its sizes
     assert 16 in few and max(few) < usual and float(error) < 1e-5
     assert speeds == ["1.50", "2.5", "0.75", "0.5"]
+
+
+def test_an_architecture_has_its_speeds_at_given_batches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the shortest rounds, and for each batch those of its own records."""
+    records: list[int] = []
+
+    def sum_of(_: Engine, __: Tensor, inputs: Tensor, *___: object) -> None:
+        records.append(len(inputs))
+
+    def stated(steps: Mapping[str, Timed], *_: object) -> dict[str, list[float]]:
+        steps["ours"].step()
+        return {"ours": [3.0, 2.0], "plain": [1.0, 5.0]}
+
+    monkeypatch.setattr(Engine, "clipped_sum", sum_of)
+    monkeypatch.setattr(zoo, "alternate", stated)
+    zoo.main(["embedding bag, sum", "--at", "8,32"])
+    assert capsys.readouterr().out == "| embedding bag, sum | 0.50 | - | 0.50 | - |\n"
+    assert records == [8, 32]
 
 
 @pytest.mark.soak
