@@ -32,7 +32,7 @@ from benchmarks.machine import describe
 from benchmarks.measure import Plan, Timed, alternate
 
 BATCH, SMALL_BATCH, COMPARED = 64, 16, 6
-ROUNDS, MANY_ROUNDS = 5, 25
+ROUNDS, MANY_ROUNDS = 5, 9
 DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
 MODES = ("hooks", "ghost")
 
