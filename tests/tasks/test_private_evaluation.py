@@ -646,7 +646,7 @@ def test_a_plan_says_errors_of_a_number_in_its_own_units_and_counts_people(clini
     rows = dict(zip(*(column.cells for column in cost_table(preview, settings).columns), strict=True))
     said = rows["standard errors of its metrics"]
     expected = 100.0 * 0.205 * math.sqrt(1 - 2 / math.pi) / math.sqrt(2000)
-    assert float(re.search(r"mae ([\d.]+)", said).group(1)) == pytest.approx(expected, rel=0.1)  # type: ignore[union-attr]
+    assert float(re.search(r"MAE ([\d.]+)", said).group(1)) == pytest.approx(expected, rel=0.1)  # type: ignore[union-attr]
     assert "with 2,000 people of 4 records held out" in said
 
 
