@@ -193,10 +193,8 @@ def is_whole(file: Path) -> bool:
         part = content[position : position + length]
         record = part if kind in (1, 2) else record + part  # whole, or its first part
         position += length
-    if position != len(content) or kind not in (
-        1,
-        4,
-    ):  # whole, or its last part: blocks are written one by one
+    # Whole, or the last part: blocks are written one by one, so that a file may end between two parts of a record.
+    if position != len(content) or kind not in (1, 4):
         return False
     last = vars(wandb_internal_pb2)["Record"].FromString(record)
     return last.WhichOneof("record_type") in ("exit", "final", "footer")
