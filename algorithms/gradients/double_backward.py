@@ -49,9 +49,10 @@ def connect(
 ) -> Any:
     """The output of a call whose backward pass is recorded, if it is to be differentiated again.
 
-    run: calls `func` and records its use, with values that have no graph. recorder: returns, after that call, what
-    records another function of its tensors, given their numbers among those that the call took and then gave: first
-    of the tensors that the function takes, and then of those that have the layouts of what it gives.
+    run: calls `func` and records its use, with values that have no graph. recorder: returns, after that call, a
+    function that records a second one of the same tensors. Its last two arguments are indices among the tensors that
+    the call took, followed by those that it returned: of the second function's arguments, and of the tensors whose
+    layouts its results have.
     """
     leaves, structure = tree_flatten((args, kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]

@@ -721,7 +721,14 @@ def _add_to_shards(
 
 
 def clip_and_sum(rows: Tensor, clipping: L1 | L2 | Box) -> Tensor:
-    """The sum of the clipped rows, [batch, d] -> [d], in 64 bits; a row that is not finite counts as zero.
+    """The sum of the clipped rows, in 64 bits; a row that is not finite counts as zero.
+
+    Args:
+        rows: [batch, d], of any floating type.
+        clipping: The bound on each row.
+
+    Returns:
+        Shape [d], float64; every row's contribution is within the bound, rounding included.
 
     Example:
         >>> import torch

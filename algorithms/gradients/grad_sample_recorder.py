@@ -52,6 +52,7 @@ class Layout(NamedTuple):
             raise UnrecordedError("a tensor that does not have its part of each record")
         if self.rows_per_record == 1:
             return values.movedim(self.dimension, 0) if self.dimension else values
+        # Row r of record i has the index r * batch + i if interleaved, and otherwise i * rows_per_record + r.
         sizes = (self.rows_per_record, batch) if self.interleaved else (batch, self.rows_per_record)
         here = self.dimension
         apart = torch.unflatten(values, here, sizes)
@@ -203,6 +204,7 @@ class RecordedTensor(Tensor):
         cls, tensor: Tensor, *, parameter: str | None = None, bringing: Bringing | None = None
     ) -> "RecordedTensor":
         """The same values, as a tensor whose uses are recorded."""
+        # `_make_subclass` shares the memory, and detaches: gradients end at the outputs of uses, not here.
         recorded: RecordedTensor = Tensor._make_subclass(cls, tensor)
         if parameter is not None:
             recorded.parameter, recorded.bringing = parameter, bringing
@@ -280,12 +282,14 @@ def running_opaque(
     """Let the recorder see each of these layers as one function within the block; see `OpaqueLayer`."""
     before = [(vars(layer), vars(layer).copy()) for layer in layers]
     for layer in layers:
+        # In a module's __dict__ it hides the method of the class, by which `nn.Module.__call__` finds it.
         vars(layer)["forward"] = OpaqueLayer(layer, precision).record
     try:
         yield
     finally:
         for attributes, before_attributes in before:
             del attributes["forward"]
+            # In place: these are the dictionaries of the layers.
             attributes |= {key: value for key, value in before_attributes.items() if key == "forward"}
 
 
@@ -447,6 +451,7 @@ class GradSampleRecorder:
             return output
         self._calls += 1
         self._last = call
+        # By identity, since equal tensors may have other layouts; `leaves` stay alive during the call.
         self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.inputs, strict=True)}
         self.output_layouts = call.outputs
         if call.is_shared:
@@ -532,7 +537,7 @@ class GradSampleRecorder:
             output = _anchor_in_place(output) if is_input else _anchor(output)
         elif output._base is not None:
             # As of a layer of sequences: what overwrites a view is put behind its base in the graph, and the view's own
-            # edge is cut off.
+            # edge is cut off. The result of `_unsafe_view` has the same memory, and is no view for autograd.
             output = torch.ops.aten._unsafe_view.default(output, output.shape)
         versions = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, versions))
@@ -555,7 +560,7 @@ class GradSampleRecorder:
         name = f"#{len(self._held)}"
         self._held.append(target)
         self._names[id(target)], self.graph[name] = name, target.detach()
-        target.__class__ = RecordedTensor
+        target.__class__ = RecordedTensor  # the model holds this object, so it cannot be replaced by another
 
     def invalidate(self, target: Tensor) -> None:
         """Give a new name to each of the model's tensors that shares memory with one that an operation wrote into.
@@ -575,6 +580,7 @@ class GradSampleRecorder:
 
 def _anchor(output: Tensor) -> Tensor:
     """A new tensor of the same memory, in a graph, but not as a leaf, so that the model may overwrite it in place."""
+    # PyTorch forbids to overwrite an output of `chunk`, as one of several views; that of `unsafe_chunk` is no view.
     return output.requires_grad_().unsafe_chunk(1)[0]
 
 

@@ -502,6 +502,7 @@ def content_digest(value: Tensor) -> int:
     as_bytes = value.detach().contiguous().view(-1).view(torch.uint8)
     is_aligned = as_bytes.numel() % 8 == as_bytes.storage_offset() % 8 == 0
     blocks = torch.split(as_bytes.view(torch.int64) if is_aligned else as_bytes, _BLOCK)
+    # Odd weights: modulo 2^64 they have inverses, so a change of one number always changes the sum.
     by_place = 2 * torch.arange(_BLOCK, device=value.device) + 1
     return hash((value.shape, *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
 

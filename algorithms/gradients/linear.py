@@ -55,12 +55,29 @@ _HALVINGS, _WIDE_EXPONENT = 6, 700.0
 
 
 def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """log(1 + exp(-y f(x))) with y in {-1, 1}; outputs [batch, 1], labels [batch] of 0 and 1 -> [batch]."""
+    """The logistic loss log(1 + exp(-y f(x))) of each record, with y in {-1, 1}.
+
+    Args:
+        outputs: f(x), [batch, 1].
+        labels: [batch], 0 for y = -1 and 1 for y = 1.
+
+    Returns:
+        [batch], in nats.
+
+    Example:
+        >>> logistic_loss(torch.tensor([[0.0], [2.0]]), torch.tensor([1, 0]))
+        tensor([0.6931, 2.1269])
+    """
     return functional.softplus(-_margins(outputs, labels))
 
 
 def hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """max(0, 1 - y f(x)); shapes as in `logistic_loss`."""
+    """The hinge loss max(0, 1 - y f(x)) of each record; arguments as in `logistic_loss`.
+
+    Example:
+        >>> hinge_loss(torch.tensor([[0.5], [2.0]]), torch.tensor([1, 1]))
+        tensor([0.5000, 0.0000])
+    """
     return functional.relu(1.0 - _margins(outputs, labels))
 
 
@@ -71,7 +88,12 @@ def _margins(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LineCandidates:
-    """The candidates `origin - steps[i] * direction`, as of a line search; origin and direction have the shape [d].
+    """The candidates `origin - steps[i] * direction` of a line search.
+
+    Args:
+        origin: The point where the line begins, [d].
+        direction: [d], on the device of the origin.
+        steps: Multiples of the direction, one for each of the k candidates.
 
     Example:
         >>> LineCandidates(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), (0.0, 0.5)).candidates.tolist()
@@ -101,7 +123,8 @@ class LineCandidates:
 class CachedOutputs:
     """The records' outputs [n, o] at a point; they depend on the records, and are as private.
 
-    asked: the caller's tensor for the point, as it was at `version`. parameters: [d], a copy of it.
+    asked: the tensor that the caller passed for the point. version: the count of in-place changes to it at that time.
+    parameters: [d], a copy of its values.
     """
 
     asked: Tensor
@@ -114,6 +137,7 @@ class CachedOutputs:
 
         On an accelerator the point is recognised as the same tensor alone: to compare values, the host would wait.
         """
+        # PyTorch raises `_version` at every change in place, so the same object may hold another point.
         if parameters is self.asked and parameters._version == self.version:
             return True
         return (
@@ -139,6 +163,7 @@ class Losses:
 
     def grad_outputs(self, outputs: Tensor) -> Tensor:
         """The derivative of each record's loss with respect to its outputs, shape [n, o]."""
+        # Whole vectors of records: what is left at a tensor's end is computed one by one, with other last bits.
         free, labels = pad_to_multiple(outputs.detach()).requires_grad_(), pad_to_multiple(self.labels)
         with torch.enable_grad():
             return torch.autograd.grad(self.model.losses(free, labels).sum(), free)[0][: len(outputs)]
@@ -223,6 +248,7 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
     if bound > _EXPONENT:
         return _sums(functional.softplus(negated), bound)
     factors = negated.exp_().add_(1.0)
+    # Below 0.1 the margin in `most` would be more than 5e-6 of the bound; above the other limit products overflow.
     if not 0.1 <= bound <= _WIDE_EXPONENT / 2**_HALVINGS:
         return _sums(factors.log_(), bound)
     most = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
@@ -320,6 +346,7 @@ class LinearRecords:
         grad_outputs = self._losses.grad_outputs(self._outputs_at(parameters))
         total = self._multiply_features(self._scale_grad_outputs(grad_outputs, clipping, bound))
         weights = self._layer.in_features
+        # [features + 1, outputs], where the last row is the bias's: the flat vector has [outputs, features], then it.
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
 
     def losses_on(self, line: LineCandidates, *, bound: float) -> Tensor:
@@ -357,6 +384,7 @@ class LinearRecords:
         weights, biases = (
             vectors.detach().to(features.dtype).tensor_split([self._layer.weight.numel()], dim=1)
         )
+        # [k o, p + 1] times [p + 1, product]: the features' last row is ones, by which the biases are multiplied.
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
         joined = torch.cat(columns, dim=1)
         products = [joined @ some for some in torch.split(features, self._product, dim=1)]
@@ -393,20 +421,38 @@ class LinearRecords:
 
 
 def has_one_bound(clipping: Clipping) -> bool:
-    """Whether a clipping has a single bound on the whole gradient, which a closed form needs."""
+    """Whether a clipping has a single bound on the whole gradient, which a closed form needs.
+
+    Example:
+        >>> from algorithms.gradients import L2
+        >>> has_one_bound(L2(1.0)), has_one_bound(PerLayer((1.0, 2.0)))
+        (True, False)
+    """
     return not isinstance(clipping, Affine | Box) and not (
         isinstance(clipping, PerLayer) and len(clipping.norms) > 1
     )
 
 
 class RecordMap(nn.Module):
-    """A fixed map of each record alone, without parameters, which may come before the layer of a linear model."""
+    """A fixed map of each record alone, without parameters, which may come before the layer of a linear model.
+
+    Example:
+        >>> class Squares(RecordMap):
+        ...     def forward(self, inputs: Tensor) -> Tensor:
+        ...         return torch.cat([inputs, inputs**2], dim=1)
+        >>> module = nn.Sequential(Squares(), nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))
+        >>> linear_layer(module)
+        Linear(in_features=2, out_features=1, bias=True)
+        >>> layer_inputs(module, torch.tensor([[3.0]]))
+        tensor([[3., 9.]])
+    """
 
 
 def linear_layer(module: nn.Module) -> nn.Linear | None:
     """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None.
 
-    A `RecordMap` may come before it: `nn.Sequential(map, nn.Sequential(nn.Flatten(), nn.Linear(...)))`.
+    A subclass of `nn.Linear` gives None, since its forward pass is not known. A `RecordMap` may come before the layer:
+    `nn.Sequential(map, nn.Sequential(nn.Flatten(), nn.Linear(...)))`.
 
     Example:
         >>> linear_layer(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))

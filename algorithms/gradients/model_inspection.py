@@ -177,6 +177,7 @@ def _memory_of_a_record(passes: Passes, parameters: Tensor, form: InputSpec) -> 
 
 def _measure(few: SyntheticBatch, run: Callable[[SyntheticBatch], T]) -> tuple[PassCost, T]:
     """The peak memory of something that runs for one and for a few records, and its result for the few."""
+    # Two points of a line through the number of records: `fixed` is its height at 0, `each` its slope.
     peaks = []
     for some in (few.alone(0), few):
         with MemoryTracer() as memory, same_randomness():
@@ -471,6 +472,7 @@ def _summarize(recordable: _Recordable) -> ModelInspection:
     """What is needed after the inspection."""
     passes, probe32 = recordable.passes, recordable.probe32
     parameters, cost = probe32.parameters, recordable.cost
+    # A brief inspection measures no saved tensors; a pass takes about three times as much as these (`engine._PASSES`).
     saved = cost.each // 3 if recordable.is_brief else _saved_each(passes, parameters, recordable.form)
     is_narrow = recordable.first.tracer.is_narrow or passes.model.precision == torch.bfloat16
     return ModelInspection(
@@ -714,7 +716,7 @@ def _resolve_branches(
     """
     if first.tracer.has_no_branches:
         return (), first
-    # If no condition is true by itself, False would repeat it.
+    # None keeps each condition's own value for several records. If none is true by itself, False would repeat it.
     for pinned in (False, None, True) if any(first.tracer.pinned_branches) else (None, True):
         try:
             trace = first if pinned is None else _trace(probe32, first.seen.sample, pinned)

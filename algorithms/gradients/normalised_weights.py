@@ -185,6 +185,7 @@ def pull_back_by_rows(
 def _row_map(direction: Tensor, across: Tensor, images: Sequence[Tensor]) -> RowMap | None:
     """The map that takes 1 / |1|, the direction, and rows orthogonal to both, to these images; None if none does."""
     along, root = direction.to(across.dtype), math.sqrt(direction.shape[1])
+    # Of the images of 1 / |1| and of the direction, the components along 1 and along the direction: [2, 2, rows].
     components = [(image.sum(dim=1) / root, _dot(image, along)) for image in images[:2]]
     inner = torch.stack([torch.stack(pair) for pair in zip(*components, strict=True)]).double()
     length = _length(across)

@@ -76,6 +76,7 @@ class Operation:
 class TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that does not make PyTorch import its compiler, which would take a second."""
 
+    # `TorchDispatchMode.__init_subclass__` asks this; if it is true, it wraps the method below by PyTorch's compiler.
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -91,7 +92,7 @@ class TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class OpTracer(TracerMode):
     """Traces every operation within its block, whichever PyTorch function or method calls it.
 
-    records: the records' tensors. known: other tensors that exist beforehand. pinned: the value of each branch
+    records: the records' tensors. constants: other tensors that exist beforehand. pinned: the value of each branch
     condition that depends on the records; None for its own.
 
     After a run: data_dependent_read: the first function that turned the records' values into Python numbers, except one
@@ -115,7 +116,8 @@ class OpTracer(TracerMode):
         # Weak references by identity: otherwise all that a pass computes would stay in memory.
         self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
         self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *constants)))
-        # Memory that values of records were written into: other views of it depend on records, too.
+        # Memory that values of records were written into: other views of it depend on records, too. While there is a
+        # weak reference, PyTorch gives the storage's address (`_cdata`) to no other one.
         self._written: dict[int, StorageWeakRef] = {}
 
     @property
@@ -282,7 +284,9 @@ class _ReadingFunctions(TorchFunctionMode):
     ) -> Any:
         args, kwargs = with_pinned_numbers(self, func, args), kwargs or {}
         if func in CHECKING:
-            with self:
+            with (
+                self
+            ):  # PyTorch leaves a mode while the mode handles a call, so the calls within would be hidden
                 return with_visible_calls(func)(*args, **kwargs)
         if is_branch_condition(func, args):
             return self._tracer.pin_branch(lambda: func(*args, **kwargs), (args, kwargs))
@@ -337,6 +341,7 @@ def fills_briefly(passes: Passes, form: InputSpec, sizes: Sequence[int]) -> bool
     True for a model that cannot run there, such as one that asks for a value.
     """
     module = passes.model.module
+    # What `copy.deepcopy` takes in place of each tensor, so that no number is copied.
     on_meta = {
         id(part): torch.empty_like(part, device="meta").requires_grad_(part.requires_grad)
         for part in (*module.parameters(), *module.buffers())

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 class Padding:
     """Numbers of which alone no record consists: a model may take no text that is padding alone.
 
-    axes: of a tensor, the first ones, that count records: 2 for people with several rows.
+    Args:
+        numbers: What fills up records, such as the entry of a padding token.
+        axes: How many dimensions of a tensor, from the first on, count records: 2 for people with several rows.
+
+    Example:
+        >>> Padding((0,)).replace_first(torch.tensor([[0, 0, 0], [7, 8, 0]])).tolist()
+        [[1, 0, 0], [7, 8, 0]]
     """
 
     numbers: tuple[int, ...]
@@ -41,8 +47,16 @@ class Padding:
 class Part:
     """One tensor of a record.
 
-    shape: for one record. dtype: for the model: float32, int64 or bool. entries: made-up integers are drawn below it.
-    padding: what no record has alone there.
+    Args:
+        name: Of the model's argument that takes it.
+        shape: Of one record's part.
+        dtype: What the model takes: float32, int64 or bool.
+        entries: Made-up integers are drawn from 0 up to this number, exclusive.
+        padding: Numbers of which alone no record's part consists.
+
+    Example:
+        >>> Part("attention_mask", (8,), torch.int64).is_mask, Part("ids", (8,), torch.int64, entries=100).is_mask
+        (True, False)
     """
 
     name: str
@@ -122,9 +136,20 @@ class Packing:
 class RowModule(nn.Module):
     """Wraps a module for the engine: rows [batch, ...] to one tensor of outputs.
 
-    packing: of the rows; None if the module takes them unchanged. The module is called with the parts by name, or with
-    a mapping if it takes one argument of another name. Of several outputs, the `logits` are returned. Outputs [batch]
-    become [batch, 1].
+    The module is called with the parts by name, or with a mapping if it takes one argument of another name. Of several
+    outputs, the `logits` are returned. Outputs [batch] become [batch, 1].
+
+    Args:
+        module: Takes the parts of a record, or the rows.
+        packing: Of the rows; None if the module takes them unchanged.
+
+    Example:
+        >>> class Weighted(nn.Module):
+        ...     def forward(self, values: Tensor, weight: Tensor) -> Tensor:
+        ...         return values.sum(dim=1) * weight
+        >>> parts = Part("values", (2,), torch.float32), Part("weight", (), torch.float32)
+        >>> RowModule(Weighted(), Packing(parts))(torch.tensor([[1.0, 2.0, 10.0]]))
+        tensor([[30.]])
     """
 
     def __init__(self, module: nn.Module, packing: Packing | None) -> None:

@@ -66,6 +66,7 @@ def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -
 
     The comparison accounts for float64, in which the Gram matrices are multiplied because their products cancel.
     """
+    # 2 length^2 (p + o) operations, times the cost of 64 bits, for less than half of the 2 length p o in 32 bits.
     cost_of_64_bits = 32 if is_slow_in_64_bits(device) else 2
     return 2 * cost_of_64_bits * length * (inputs + outputs) < inputs * outputs
 
@@ -138,7 +139,7 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
     if size >= len(total):
         total.addmv_(rows.double().T, weights)
         return
-    # A few columns of all records at a time.
+    # A few columns of all records at a time, each of which takes 2 n numbers of 32 bits.
     for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
         into.addmv_(some.double().T, weights)
 
@@ -212,7 +213,7 @@ def gram_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 
 
 class RowProducts(NamedTuple):
-    """What norms follow from of gradients whose rows a linear map of the plane of 1 and a direction changes; float64.
+    """What the norms of gradients follow from after a map by rows, as in `normalised_weights`; float64.
 
     squares: [batch, rows], of each row of the gradient matrix. along: [2, batch, rows], a row's components along 1 and
     its direction. slack: [batch, rows], a bound on how much rounding may change a row in the sum.
@@ -242,7 +243,9 @@ def row_products(rows: Tensor, directions: Tensor) -> RowProducts:
 def join_row_products(parts: list[RowProducts]) -> RowProducts:
     """The products of several parts of a batch, in their order."""
     squares, along, slack = zip(*parts, strict=True)
-    return RowProducts(torch.cat(squares), torch.cat(along, dim=1), torch.cat(slack))
+    return RowProducts(
+        torch.cat(squares), torch.cat(along, dim=1), torch.cat(slack)
+    )  # along: [2, batch, rows]
 
 
 def row_products_of_factors(
@@ -287,6 +290,7 @@ def product_distances(
     is_vague = expansion_room(inputs.shape[1] + grad_outputs.shape[1], grad_outputs.dtype) * cancels > _VAGUE
     dtype = torch.float64 if is_vague else grad_outputs.dtype
     squares, sizes, room = _distances(inputs, grad_outputs, shift.to(dtype), scale.to(dtype))
+    # `room` bounds the rounding of the distance itself, the margin that of the contribution in the sum.
     return add_rounding_margin(squares + room, sizes.sqrt(), 1, dtype)
 
 
@@ -348,6 +352,7 @@ def product_sizes(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to process at once if each takes this many numbers."""
     most = (_IN_CACHE if device.type == "cpu" else _ON_DEVICE) // max(1, numbers)
+    # Below the smallest size that fills kernels, the largest power of two.
     return round_batch(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
 
 
@@ -596,6 +601,7 @@ class BiasGrad(FromRows):
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         rows = self.rows
+        # A bias is the weight of an input that is 1: its gradient is the outer product of the error and (1).
         return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale, cancels=cancels)
 
     def add_with_matrix(self, weights: Tensor, total: Tensor, products: Tensor) -> None:

@@ -121,6 +121,7 @@ class Passes:
             if not uses:
                 return losses, uses, ()
             with self._pinning(again=True):
+                # To the outputs of uses, not to parameters, which are tensors without a gradient here.
                 # Of a sum, since PyTorch imports SymPy to compare the shapes of losses with those of given gradients.
                 back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
             return losses, uses, back
@@ -329,7 +330,9 @@ class BranchPinning(TorchFunctionMode):
         if func not in _READING:
             return func(*args, **kwargs) if kwargs else func(*args)
         if func in CHECKING:
-            with self:
+            with (
+                self
+            ):  # PyTorch leaves a mode while it handles a call, and the calls within are to be pinned, too
                 return with_visible_calls(func)(*args, **(kwargs or {}))
         if not is_branch_condition(func, args):
             return func(*with_pinned_numbers(self, func, args), **(kwargs or {}))

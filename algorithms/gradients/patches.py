@@ -207,7 +207,9 @@ def reporting_applied(is_recorded: Callable[[tuple[Any, ...]], bool]) -> Process
     return ProcessSetting(change)
 
 
-_APPLY = Function.__dict__["apply"]
+_APPLY = Function.__dict__[
+    "apply"
+]  # the class method itself; as an attribute it would be bound to `Function`
 APPLIED: str = _APPLY.__name__
 """The name of `Function.apply`, by which a rule knows it."""
 

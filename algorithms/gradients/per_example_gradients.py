@@ -114,7 +114,7 @@ class PerExampleGradients:
             return torch.ones((), dtype=torch.bool, device=self.losses.device)
         norms = self.norms(clipping) if norms is None else norms
         self._add(norms, clipping, total)
-        return norms.amax() < math.inf
+        return norms.amax() < math.inf  # false for NaN, too
 
     def _check(self, clipping: Clipping) -> None:
         if isinstance(clipping, PerLayer) and len(clipping.norms) != len(self.layers):
@@ -126,9 +126,9 @@ class PerExampleGradients:
     def clipped_parts(
         self, clipping: Clipping, norms: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the sum of the clipped contributions by parameter: its place, and its part [numel], float64.
+        """Yield the sum of the clipped contributions by parameter: its slice, and its part [numel], float64.
 
-        For every parameter, also without records, and in the model's order. Not for clipping with a shift.
+        Every parameter has one, in the model's order, even without records. Not for clipping with a shift.
         """
         parts: list[tuple[PerExampleGradients, dict[str, Tensor], dict[str, Tensor]]] = []
         for records, record_norms in self._finite(clipping, norms):
@@ -200,7 +200,7 @@ class PerExampleGradients:
         if len(self.losses) == 0:
             return
         norms = self.norms(clipping) if norms is None else norms
-        if bool(norms.amax() < math.inf):
+        if bool(norms.amax() < math.inf):  # neither infinite nor NaN; one wait for a device
             yield self, norms
             return
         # Squares overflow in 32 bits from gradients of about 1e19 on, which are numbers all the same.
@@ -248,7 +248,8 @@ class PerExampleGradients:
         return (above + below) * (1.0 + rounding_margin(self.dtype))
 
     def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
-        """The L2 norm over some parameters."""
+        """The L2 norm over some parameters, [batch], float64."""
+        # Small parameters are measured together only as parts of the whole gradient, without a map of it.
         if names is not self.slices or isinstance(clipping, Affine):
             return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
         parts = [*self._small.square_norms(), *(self.gradients[name].square_norms() for name in self._others)]
@@ -286,7 +287,7 @@ class PerExampleGradients:
         """
         if isinstance(weights, Tensor):
             parts = self._small.weighted_sums(weights.double())
-            if len(parts) == len(self.slices):
+            if len(parts) == len(self.slices):  # all are small
                 total.add_(torch.cat([parts[name] for name in self.slices]).to(total.device))
                 return
             if parts:
@@ -294,6 +295,7 @@ class PerExampleGradients:
                 total.index_add_(0, places.to(total.device), torch.cat([*parts.values()]).to(total.device))
             weights = dict.fromkeys(self._others, weights)
         added = set()
+        # Where the records' weights are the same tensor for both, one product sums a layer's matrix and bias.
         for bias, matrix in (
             self._matrix_of_bias.items() if weights and total.device == self.losses.device else ()
         ):
@@ -345,6 +347,7 @@ def combine(parts: list[PerExample]) -> PerExample:
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, LinearGrad) for part in parts):
+        # A matrix that is used several times is one layer on a longer sequence: [batch, length_1 + length_2 + ..., p].
         inputs, grad_outputs = (
             [getattr(part, side) for part in parts] for side in ("inputs", "grad_outputs")
         )

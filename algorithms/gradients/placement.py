@@ -185,7 +185,7 @@ class Shards:
         return slice(min(rank * each, length), min((rank + 1) * each, length))
 
     def _pieces(self, length: int, span: slice) -> Iterator[tuple[int, slice, slice]]:
-        """The parts of a slice by owner: the owner, the part in its slice, and the part in `place`."""
+        """The parts of a slice by owner: the owner, the part within its slice, and the part within `span`."""
         for owner in range(self._count):
             shard_span = self._slice(length, owner)
             start, stop = max(shard_span.start, span.start), min(shard_span.stop, span.stop)

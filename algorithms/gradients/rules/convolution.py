@@ -96,6 +96,7 @@ class Cutter:
         padded[:, *middle] = inputs.movedim(1, -1)
         seen = self._seen[: batch * groups]
         apart = (batch, groups, *self._places, *self._window.kernel, channels // groups)
+        # [batch, *places, *kernel, groups, channels / groups], with the groups moved behind the batch.
         seen.view(apart).copy_(torch.unflatten(self._places_of(padded), -1, (groups, -1)).movedim(-2, 1))
         return seen
 
@@ -191,6 +192,7 @@ class ConvGrad(RowGrad):
         for some, their in slices(self._gram_numbers, self.inputs, self.grad_outputs):
             back = their.reshape(len(their) * groups, -1, self.length).transpose(1, 2)
             parts.append(_row_products(cut(wide(some)), back, directions, groups))
+        # Along the batch: [batch, rows] and [2, batch, rows].
         squares, along = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
         back = self.grad_outputs.flatten(start_dim=2).transpose(1, 2)
         slack = row_slack(self.window.overlap * square_norms(self.inputs), back, self.length)
@@ -314,6 +316,7 @@ class ConvGrad(RowGrad):
         arXiv:1912.06015).
         """
         window, records = self.window, len(grad_outputs)
+        # [records x outputs, *image] and [records x outputs, 1, *places]: each is a group of one large convolution.
         channels = (
             wide(inputs).repeat_interleave(grad_outputs.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
         )

@@ -169,7 +169,7 @@ class _Call:
     batch: int
 
     def gradients(self, grad_outputs: Tensor) -> Gradients:
-        """From the output's gradient; no record's values are combine with those of another, which may be infinite."""
+        """From the output's gradient; no record's values meet those of another, which may be infinite."""
         for differentiate in (self._together, self._alone):
             try:
                 return differentiate(grad_outputs)
@@ -316,6 +316,7 @@ def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Ten
     full = (1,) * (values.dim() - len(shape)) + tuple(shape)
     if full[out.dimension] != 1:
         raise UnrecordedError("a parameter that has the dimension of the records")
+    # [batch, rows_per_record (if above 1), the other dimensions]: a 1 in `rest` says that one of these was broadcast.
     by_record = out.by_record(values, batch)
     rest = full[: out.dimension] + full[out.dimension + 1 :]
     first = 2 if out.rows_per_record > 1 else 1
@@ -336,6 +337,7 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
     parameters = [leaf for leaf in leaves if recorder.name(leaf) is not None and has_gradient(leaf)]
+    # One graph from the parameters on holds all of these, through which `pull_back` goes back at the end.
     free = {id(leaf): _in_shared_graph(recorder, leaf) for leaf in parameters}
     # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):

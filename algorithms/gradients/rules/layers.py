@@ -87,6 +87,7 @@ class FastLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_outputs: Tensor) -> Any:
+        # The saved tensor is weight^T, and `apply` transposes it again: grad_outputs weight.
         return FastLinear.apply(grad_outputs, *ctx.saved_tensors, None), None, None  # type: ignore[no-untyped-call]
 
 
@@ -214,6 +215,7 @@ def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         count, width = weight.shape
+        # share: how much of an entry its bag takes, shaped as the input, [bags, length] or [entries]. bag: of an entry.
         share = torch.ones_like(input, dtype=grad_outputs.dtype) if weighting is None else weighting.detach()
         if padding is not None:
             share = share * (input != padding % count)
@@ -285,6 +287,7 @@ def tile(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -
     apart = [size for i in order for size in (times[i], shape[i])]
 
     def gradients(grad_outputs: Tensor) -> Gradients:
+        # [batch, times, size, times, size, ...], to be summed over all times.
         each = out.by_record(grad_outputs, batch).reshape(batch, *apart)
         each = each.sum(dim=[1 + 2 * dimension for dimension in range(len(shape))])
         return {name: DenseGrad(each.movedim(1, 1 + out.dimension).reshape(batch, -1))}
@@ -331,7 +334,7 @@ def _gradients(
 
 
 def _sum_leading_dimensions(values: Tensor, kept_dimensions: int) -> Tensor:
-    """Sum to [batch, numel] over all except the last `kept` dimensions; for kept = 0, all except the channels."""
+    """Sum to [batch, numel] over all dimensions except the last `kept_dimensions`; for 0, except the channels."""
     if kept_dimensions == 0:
         return values.flatten(start_dim=2).sum(dim=2) if values.dim() > 2 else values
     values = values.flatten(start_dim=values.dim() - kept_dimensions)
@@ -389,6 +392,7 @@ def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, k
     if mask is not None:  # entries of the layer's own are never masked
         mask = functional.pad(mask, (0, key.shape[2] - mask.shape[-1]))
     mixed, weights = _attend(query, key, value, mask, call)
+    # [batch, heads, targets, width / heads] -> [targets, batch, width]
     together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
     weight, bias = call["out_proj_weight"], call["out_proj_bias"]
     rows = slice(0, len(weight))

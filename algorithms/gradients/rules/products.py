@@ -212,7 +212,7 @@ def _plan(
     out: Layout,
 ) -> _Plan | None:
     """The plan for a product of a weight, the factor `at`, with other factors; None if it has no such gradients."""
-    record, size = result[out.dimension], dict[str, int]()
+    record, size = result[out.dimension], dict[str, int]()  # the letter of the batch
     for word, shape, layout in zip(words, shapes, layouts, strict=True):
         is_alike = (
             record not in word or shape[word.index(record)] == 1

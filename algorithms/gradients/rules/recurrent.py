@@ -102,6 +102,7 @@ class _Lstm(Function):
     def forward(ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
         hiddens, cells = _states(hidden, steps), _states(cell, steps)
+        # saved: [T, 5, D, B, H], the gates and tanh(c'). by_gate: a view of sums [D, B, 4H], which each product fills.
         saved = hidden.new_empty(steps, 5, *hidden.shape)
         sums = hidden.new_empty(gates[:, 0].shape)
         by_gate, transposed = _by_gate(sums, 4), weight.transpose(1, 2)
@@ -123,7 +124,9 @@ class _Lstm(Function):
         for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
             _lstm_step_back(to_hidden, to_cell, saved[t], c[t], _by_gate(delta_at[t], 4))
-            torch.bmm(delta_at[t], weight, out=to_hidden)
+            torch.bmm(
+                delta_at[t], weight, out=to_hidden
+            )  # [D, B, 4H] x [D, 4H, H]: for the state before the step
         return delta, None, to_hidden, to_cell
 
 
@@ -185,7 +188,7 @@ class _Gru(Function):
         for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
             _gru_step_back(to_hidden, saved[t], h[t], _by_gate(delta_at[t], 3), _by_gate(recurrent_at[t], 3))
-            to_hidden.baddbmm_(recurrent_at[t], weight)
+            to_hidden.baddbmm_(recurrent_at[t], weight)  # beside what came through z
         return delta, delta_recurrent, None, None, to_hidden
 
 
@@ -232,6 +235,8 @@ def _by_gate(preactivations: Tensor, gates: int) -> Tensor:
 def _results(ctx: Any, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs, the hidden state before each step, and the final hidden state, as views of the same memory."""
     outputs, previous, last = hiddens[:, 1:], hiddens[:, :-1], hiddens[:, -1]
+    # `previous` is a factor of the weights' gradients alone. Gradients of
+    # outputs that nothing uses then come as None.
     ctx.mark_non_differentiable(previous)
     ctx.set_materialize_grads(False)
     return outputs, previous, last
@@ -538,6 +543,8 @@ class Unpacked(TorchFunctionMode):
             return _pad(*args, **kwargs)
         if name in _PADDED_CELLS and len(args) > 8 and isinstance(args[1], Tensor):
             return _layers(_PADDED_CELLS[name], *args, **kwargs)
+        # By lengths, as `pack_padded_sequence` sorts. If a model sorts something else like this, its losses differ from
+        # those of single records, and the inspection does not unpack it.
         if name in _SORTS and _is_by_length(*args, **kwargs):
             order = torch.arange(len(args[0]), device=args[0].device)  # the records stay in their order
             return order if name == "argsort" else torch.return_types.sort((args[0], order))
