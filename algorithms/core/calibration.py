@@ -320,6 +320,7 @@ def plan_composed_evaluation(
             adjacency=ADD_OR_REMOVE_ONE.name,
         )
     evaluation = _least_noise(plan_at(target), spec, wanted, ratios)
+    # Planned as if it came first, since the order of releases does not change their cost, and then taken out again.
     paid_first = replace(target, prior_events=(*target.prior_events, *evaluation.schedule))
     whole = plan_at(paid_first)
     begins = len(target.prior_events)

@@ -92,6 +92,7 @@ class OptimizerConfig:
         """
         if self.noise_limit is None or noise_std == 0.0:
             return 1.0
+        # Independent noise of each step: variances add up, each times the square of that step's learning rate.
         squares = math.fsum(self._decay(step / steps) ** 2 for step in range(steps))
         moved = self.learning_rate / (1.0 - self.momentum) * noise_std * math.sqrt(squares)
         return min(1.0, self.noise_limit / moved)
@@ -104,9 +105,21 @@ class OptimizerConfig:
     def apply(
         self, state: OptimizerState, gradient: Tensor, *, steps: int, factor: float = 1.0
     ) -> OptimizerState:
-        """One of `steps` steps along a released gradient, shape [d].
+        """One of `steps` steps along a released gradient.
 
-        factor: for the learning rate, from algorithms with a schedule of their own.
+        Args:
+            state: Before the step; it is not changed.
+            gradient: Shape [d], on the device of the state.
+            steps: Of the whole run, which the schedule and the averaging follow.
+            factor: For the learning rate, from algorithms with a schedule of their own.
+
+        Returns:
+            The state after the step.
+
+        Example:
+            >>> config = OptimizerConfig(learning_rate=0.5, schedule="linear")
+            >>> config.apply(config.start(torch.zeros(2)), torch.tensor([1.0, -2.0]), steps=10).parameters
+            tensor([-0.5000,  1.0000])
         """
         rate = self.learning_rate * factor * self._decay(int(state.count) / steps)
         parameters = state.parameters * (1 - rate * self.weight_decay)

@@ -100,9 +100,11 @@ def train(
         last_norms=last_norms,
         diagnostics=diagnostics,
     )
-    reserve()  # after the barrier, whose inspection of the model may refuse
+    reserve()  # after the barrier, whose inspection of the model may refuse, and before its first query
     if features is not None:
-        if resumed is None:
+        if (
+            resumed is None
+        ):  # else the checkpoint has the buffers, and the trace the releases that they came from
             learned = (
                 shared_features[0] if shared_features else learn_features(features, barrier, model, plan)
             )

@@ -55,6 +55,7 @@ def user_level_model(model: Model, rows: int | None) -> Model:
     packing = None if model.packing is None else Packing(model.packing.parts * rows)
 
     def of_person(outputs: Tensor, labels: Tensor) -> Tensor:
+        # outputs [batch, k, ...], labels [batch, k, ...] -> [batch]; absent rows have no loss, and no gradient.
         present, labels = _present_rows(labels, 2)
         each = model.losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(present.shape)
         return torch.where(present, each, 0.0).sum(1) / present.sum(1).clamp(min=1)
@@ -102,6 +103,7 @@ class UserLevelBarrier:
 
         def together(rows: Tensor, labels: Tensor) -> Tensor:
             each, present = _row_statistics(statistic, rows, labels)
+            # [k, m, c] -> [k m, c]: stacked rows s_r A_r have the product sum_r s_r^2 A_r^T A_r, with s_r^2 = 1 / rows.
             share = (present / present.sum().clamp(min=1)).sqrt()
             return (each * share[:, None, None]).flatten(0, 1)
 

@@ -92,9 +92,9 @@ def squared_sensitivity(coefficients: Array, *, steps: int, parts: int) -> float
     """
     column = np.zeros(steps)
     column[: min(len(coefficients), steps)] = coefficients[:steps]
-    if (
-        column.min() >= 0
-    ):  # then no products are negative, and a record that begins with the first step moves most
+    if column.min() >= 0:
+        # No products are negative, and a record that begins with the first step moves most. Row i of the reshaped
+        # column is what a participation i periods ago still adds, so that cumulated rows are the change of C G.
         period = min(parts, steps)
         moved = np.cumsum(np.append(column, np.zeros(-steps % period)).reshape(-1, period), axis=0)
         return float(np.square(moved.ravel()[:steps]).sum())
@@ -130,6 +130,7 @@ def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
         nodes = (leaves >> level) + 1
         node = leaf >> level
         is_complete = node < length >> level
+        # A number for each (first participation, tree, node): it is there once for each leaf with the record.
         positions = ((first * (tree[-1] + 1) + tree) * nodes + node)[is_complete]
         changed, times = np.unique(positions, return_counts=True)
         totals += np.bincount(changed // (nodes * (tree[-1] + 1)), np.square(times), minlength=len(totals))

@@ -120,6 +120,7 @@ class SampledPLD:
         return np.unique(edges)
 
     def cells(self, edges: Array) -> CellMasses:
+        # The loss rises with that of the whole, so that the cells of one are those of the other.
         within = self.pld.cells(_loss_without_sampling(edges, self.rate))
         rest, rate = 1 - self.rate, self.rate
         (p_below, q_below), (p_above, q_above) = within.below, within.above
@@ -187,7 +188,8 @@ class PoissonReplacedPLD:
 
     def cells(self, edges: Array) -> CellMasses:
         z, half = self.multiplier, np.abs(edges) / 2
-        # asinh(ratio sinh(loss / 2)) with the logarithm of the ratio, which may overflow
+        # With t = output / z^2, a = 1 - rate and b = rate exp(-1 / (2 z^2)), exp(loss) = (a + b e^t) / (a + b e^-t), so
+        # that t = loss / 2 + asinh(a / b sinh(loss / 2)); by the logarithm of the ratio a / b, which may overflow.
         ratio = xlogy(1, (1 - self.rate) / self.rate) + 0.5 / z**2
         with np.errstate(divide="ignore", over="ignore"):
             inner = ratio + half + np.log(-np.expm1(-2 * half) / 2)
@@ -345,6 +347,7 @@ class ObjectivePLD:
         scale = (np.abs(edges) + self._min_loss) / s
         p, p_error, _, p_above = _normal(t, scale)
         q, q_error, _, q_above = _normal(t + s, scale + s)
+        # exp(-s t) times the normal density at t is exp(s^2 / 2) times that at t + s; both signs of X count.
         weight = 2 * math.exp(min(s**2 / 2 - self._min_loss, 700.0))
         return CellMasses(
             2 * p, weight * q, 2 * p_error, weight * q_error, (0.0, 0.0), (2 * p_above, weight * q_above)

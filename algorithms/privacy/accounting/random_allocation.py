@@ -60,10 +60,13 @@ _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
 _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 _MAX_ORDER = 256.0
+"""The largest whole order at which the moment of removing a record is computed; none is stated above."""
 _FAR, _POINTS = 10.0, 2000
+"""Of the points for negative moments: how many deviations of log Y they reach, and about how many there are."""
 _MAX_RENYI_NOISE = 400.0
 """With more noise the chords of negative moments lose more than the pass gains: 6.4e-6 b (b + 1) of their logarithm."""
 _LOG_RATES = (-10.0, 25.0, 4000)
+"""The logarithms of the rates l at which E exp(-l S) is computed: the first, the last and their number."""
 _HIGHER = np.array([5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0])
 
 
@@ -160,6 +163,7 @@ def _ratio_of_step(z: float, cell: float) -> _Ratio:
     masses[1:] += up
     lowest = min(float(ndtr(under_p[0]) / values[0]), below)
     masses[0] += lowest
+    # The mass above is on the last point; that all of its mean counts as lost is a bound.
     return _Ratio(cell, first, masses, below - lowest, float(ndtr(-under_p[-1])))
 
 

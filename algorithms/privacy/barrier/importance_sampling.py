@@ -91,7 +91,9 @@ def importance_sum(
     """
     words, clip_norm = stream.pairs(count), clipping.sensitivity
     bounds = last.bounds(count, sampling, clip_norm)
+    # A candidate by rate * bound / C, accepted by |g| / bound, is a record that takes part by rate * |g| / C.
     candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
+    # Halves of 32 bits: a device compares them in float64, which does not hold all words of 64 bits.
     coins = torch.from_numpy(np.stack(np.divmod(words[:, 1], 2**32), axis=1).astype(np.float64))
 
     def sum_pass(rows: Rows, *, by_weight: bool) -> tuple[Tensor, Tensor]:

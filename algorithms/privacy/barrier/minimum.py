@@ -216,6 +216,7 @@ def _on_the_result(problem: Minimum, release: Release) -> Release:
     """The noise on the solver's result: as requested, or, with noise in the objective, what hides where it stopped."""
     if not isinstance(release.noise, ObjectiveNoise):
         return release
+    # Two solvers stop within tolerance / regularisation of their minima, so that this has twice that as sensitivity.
     stopped = Minimum(
         clip_norm=2 * problem.tolerance,
         regularisation=problem.regularisation,

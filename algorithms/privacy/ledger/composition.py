@@ -146,6 +146,7 @@ class Composition:
 
     def cost(self, budget: Budget, together: int, count: int) -> Amount:
         """The amount of `count` runs in each block under basic sums; together: as in `price`."""
+        # Each of the blocks pays a share, so that those of one person's `together` records pay for all of them.
         delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
         return _charge_of_person((budget.epsilon, delta), count)
 

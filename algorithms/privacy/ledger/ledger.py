@@ -103,7 +103,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, text: str, key: Ed25519PublicKey) -> "Checkpoint":
-        """The checkpoint that `signed` wrote; raises RefusedError unless this key signed exactly this text."""
+        """The checkpoint that `to_signed_json` wrote; raises RefusedError unless this key signed exactly this text."""
         try:
             document = json.loads(text)
             key.verify(bytes.fromhex(document.pop("signature")), state_tables.canonical(document).encode())
@@ -289,7 +289,8 @@ class Ledger:
         rules.check_name(run_id, "run_id")
         row_notes = cast("RowNotes", dict(notes))
         run = Draft("reserve", population, cost, run_id, events, row_notes)
-        # Priced before the database is locked: accountants take their time.
+        # Priced before the database is locked: accountants take their time. Of the terms, what a price depends on never
+        # changes: the composition and the number of blocks per person.
         drafts = reservation_drafts(self.terms(population), run, blocks, held or {})
 
         def decide(state: LedgerState) -> list[Draft]:
@@ -316,6 +317,7 @@ class Ledger:
         events: the releases that happened. model: its SHA-256. Raises BudgetRefusedError if the run spent more than it
         reserved, and RefusedError for a run that ended otherwise.
         """
+        # Outside of the turn, too: the run's population and reservation stay, and `decide` looks at its status.
         part, found = self._of_run(run_id)
         drafts = settlement_drafts(found, run_id, spent, events, model)
 

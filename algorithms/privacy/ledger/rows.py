@@ -302,7 +302,10 @@ class LedgerState:
         return plus(rounded, charged, sign=-1)
 
     def how_many(self, population: str, block: str, charge: Amount) -> int | None:
-        """How many such charges fit; None for a charge of nothing, which always fits, and 0 if the cap is exceeded."""
+        """How many such charges fit: the least, over the numbers of an amount, of what is left over what one takes.
+
+        None for a charge of nothing, which always fits, and 0 if the cap is exceeded already.
+        """
         room = self.remaining(population, block)
         if min(room) < 0 or (population, block) in self.retired:
             return 0
@@ -366,6 +369,7 @@ class LedgerState:
 
     def _end(self, entry: Entry, notes: RowNotes, status: Status) -> None:
         run = self.runs[entry.run_id or ""]
+        # What a run was not charged for when it was reserved (infinite epsilon), it is not charged for when it ends.
         amount = before = run.amounts[entry.block]
         if status == "settled" and any(before):
             amount = self.terms[entry.population].charge(entry.budget, notes)

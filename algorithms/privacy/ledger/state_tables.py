@@ -207,7 +207,7 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
 
     Returns the statements that write the changes. Raises RefusedError for a row that another version wrote.
     """
-    populations, open_already = set(state.adjacencies), set(state.caps)
+    populations, open_already = set(state.adjacencies), set(state.caps)  # before `replay` changes the state
     before = {name: _population_row(state, name) for name in state.terms}
     replay(entries, state=state)
     declared = [entry for entry in entries if entry.run_id is None]

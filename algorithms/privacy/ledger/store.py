@@ -52,12 +52,16 @@ _ROOM_BYTES = 2**20
 """A disk with less free space than this is full."""
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
 _PATIENT = f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}"
+# Readers have a snapshot that no writer waits for (WAL), and a commit returns once the log is on the disk (FULL).
 _SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
 @dataclass(frozen=True)
 class Database:
-    """A database: its name in messages, its engine, and &."""
+    """A database.
+
+    name: in messages. engine: SQLAlchemy's. secrets: the forms of its password, which messages replace by stars.
+    """
 
     name: str
     engine: Engine = field(repr=False)
@@ -220,7 +224,8 @@ def _statements(*texts: str) -> Sequence[Statement]:
 
 
 # On PostgreSQL. Readers have one snapshot, which no write waits for. Writers take turns; the lock comes first, so that
-# the snapshot is taken when the turn has come.
+# the snapshot is taken when the turn has come. The lock conflicts with that of other writers and with no reader's. A
+# commit of a turn does not wait for the disk (SET LOCAL, of this transaction alone); `_ENDS` does, after the lock.
 _SNAPSHOT = _statements("BEGIN ISOLATION LEVEL REPEATABLE READ")
 _TURN = _statements(
     "BEGIN ISOLATION LEVEL SERIALIZABLE",
@@ -358,7 +363,7 @@ class Store:
         """A transaction for the owner of the tables."""
 
         def alone(connection: Connection) -> T:
-            exchange(connection, _TURN[:2])
+            exchange(connection, _TURN[:2])  # without the third, so that its own commit waits for the disk
             return work(connection)
 
         return self._transaction(alone, writes=True)
@@ -424,6 +429,7 @@ class Store:
 
     def _upgrade(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
+            # A lock by number: the tables that a turn locks may not be there yet.
             connection.exec_driver_sql("BEGIN")
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('epsilonflow_ledger'))")
         version = _version(connection)
@@ -452,6 +458,8 @@ class Store:
             try:
                 with self.database.engine.connect() as connection:
                     self._was_connected = True
+                    # On PostgreSQL it sends nothing at its start (AUTOCOMMIT), and at its end a COMMIT if `exchange`
+                    # began a transaction that has not ended; after an exception a ROLLBACK.
                     with connection.begin():
                         if connection.dialect.name == "sqlite":
                             _begin(connection, writes=writes, deadline=deadline)

@@ -125,6 +125,8 @@ class Tree(Strategy):
         for level in reversed(range(self.leaves.bit_length())):
             length = 1 << level
             ends = np.flatnonzero(place % length == 0)
+            # A right child is complete in the same step as its parent, which takes its place at once: it counts only as
+            # a part of the parent's estimate. A left child stands in the sums until the step in which its parent is.
             is_left = place[ends] // length % 2 == 1
             parents = np.where(is_left, ends + length, ends)
             has_parent = ~is_left | (place[ends] + length <= self.leaves) & (parents < steps)
@@ -202,6 +204,7 @@ class _Buffers(Correlator):
         self._sums = np.zeros((len(weights), dimension))
 
     def draw(self, stream: Stream) -> Array:
+        # z_t = w_t - sum_i c_i z_(t-i), where c_i = sum_j weights_j decays_j^(i-1): row j is the sum over i.
         noise: Array = stream.normal(self._sums.shape[1]) - self._weights @ self._sums
         self._sums *= self._decays[:, None]
         self._sums += noise

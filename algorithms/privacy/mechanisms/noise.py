@@ -83,7 +83,8 @@ class Stream:
 
     def __init__(self, key: bytes, release: int, position: int = 0) -> None:
         self._key, self._release, self.position = key, release, position
-        # A block of the cipher is two words; it is encrypted by its number, so that a stream can start at any.
+        # A block of the cipher is two words; it is encrypted by its number, so that a stream can start at any. The
+        # first half of the counter is the release, so that no block of two releases is the same.
         nonce = release.to_bytes(8, "big") + (position // 2).to_bytes(8, "big")
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
         self._cipher.update(bytes(8 * (position % 2)))
@@ -139,6 +140,7 @@ class Stream:
         It is the same in all releases of the pass, and independent of other passes, also of another number of parts.
         """
         words = Stream(self._key, _OF_PASSES - first_step).words(count)
+        # A step has a chance of floor or ceil(2^64 / parts) times 2^-64: less than 2^-64 from 1 / parts.
         assigned: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
         return assigned
 
@@ -280,6 +282,7 @@ def add_steps(total: "Tensor", noise: "Tensor", *, std: float) -> "Tensor":
     import torch
 
     step = grid_step(std)
+    # Noise rounded to whole steps, added to a sum in whole steps, is their exact sum rounded: post-processing.
     # At most 2^52 steps, and noise of far fewer: float64 adds such whole numbers exactly.
     steps = torch.round(total / step).clamp_(-_MAX_STEPS, _MAX_STEPS)
     return steps.add_(noise.to(total.device)).mul_(step)

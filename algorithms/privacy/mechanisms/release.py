@@ -521,6 +521,7 @@ def _noise_in_steps(
     release: Release, stream: Stream, dimension: int, correlator: Correlator | None
 ) -> Tensor:
     drawn = draws(release, stream, dimension) if correlator is None else correlator.draw(stream)
+    # The steps are those of the scale before it is increased, on which `std_on_grid` counts, and `add_steps` rounds.
     return steps_of(_noise_on_grid(release, dimension) * drawn, std=release.noise_scale)
 
 
