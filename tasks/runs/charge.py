@@ -123,6 +123,8 @@ class Charge:
         if (written / EVALUATION).is_file():
             names.append(EVALUATION)
         sums = {name: store.sha256_of(written / name) for name in names}
+        # Before the result is named: a run that is killed here is trained again with the same noise, and `settle` then
+        # refuses another model than this one.
         self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
         receipt = receipt_of(
             identity,

@@ -158,6 +158,7 @@ class RunAttempt:
         """Make the folder `written` the result, durably before the secrets are deleted; returns the result's folder."""
         for path in (*written.iterdir(), written):
             _sync(path)
+        # A rename is atomic, so that a result is whole or not there; it is durable once its folder is flushed.
         written.rename(self.folder / _RESULT)
         _sync(self.folder)
         self.forget_secrets()
@@ -224,6 +225,8 @@ def acquire_run(
                 own_notes = notes if ledger_status is None else _notes(folder)
                 meta = {"checkout": str(checkout.resolve()), **own_notes}
                 write_text(folder / _META, json.dumps(meta), mode=0o600)
+                # On the disk, entries of the folders included, before anything is reserved: who resumes the run has to
+                # find the key of the noise that was paid for.
                 if state == "begun" and not (folder / _KEY).exists():
                     write_whole(folder / _KEY, lambda new: new.write_bytes(new_generator.key), mode=0o600)
                     _sync(folder)

@@ -79,7 +79,14 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a finished run left: the documents of its plan, its cost and its data, and the noise trace."""
+    """What a finished run left.
+
+    Attributes:
+        plan: Its plan's document.
+        receipt: What it cost, and where it ran.
+        data: The public facts of its records.
+        trace: The noise trace, by column.
+    """
 
     plan: PlanDocument
     receipt: Receipt
@@ -90,7 +97,15 @@ class RunRecord:
 def build(run: RunRecord, key: Ed25519PrivateKey | None = None) -> PrivacyCard:
     """The card of a run, signed with the owner's key where there is one.
 
-    Raises RefusedError where something that the card must state is empty.
+    Args:
+        run: What the run left.
+        key: The owner's; without it the card shows nobody who made it.
+
+    Returns:
+        The card, which `PrivacyCard.to_bytes` writes.
+
+    Raises:
+        RefusedError: Where something that the card must state is empty.
     """
     try:
         return _card(run).sign(key)
@@ -101,7 +116,14 @@ def build(run: RunRecord, key: Ed25519PrivateKey | None = None) -> PrivacyCard:
 def load(path: Path) -> PrivacyCard:
     """The card in a file; whether it holds, `verify` says.
 
-    Raises RefusedError where the file is not there, is no complete card, or is not written as cards are, to the byte.
+    Args:
+        path: Of a privacy_card.json.
+
+    Returns:
+        The card, whose form is right.
+
+    Raises:
+        RefusedError: Where the file is not there, is no complete card, or is not written as cards are, to the byte.
     """
     try:
         with path.open("rb") as file:
@@ -312,7 +334,12 @@ def queries(trace: Columns) -> Iterator[QuerySection]:
 
 
 def trace_schedule(trace: Columns) -> list[tuple[dp.DpEvent, int]]:
-    """The events of a noise trace in their order, equal neighbours counted together."""
+    """The events of a noise trace in their order, equal neighbours counted together.
+
+    Example:
+        >>> trace_schedule(made_up_trace([(dp.GaussianDpEvent(2.0), 3)]))
+        [(GaussianDpEvent(noise_multiplier=2.0), 3)]
+    """
     return merge_neighbours([(_event(str(text)), len([*run])) for text, run in groupby(trace["event"])])
 
 
@@ -323,7 +350,18 @@ def _rows(trace: Columns, names: list[str]) -> Iterator[tuple[Any, ...]]:
 def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
     """A trace that the releases of a schedule could have left, with bounds of 1 and no other facts than their events.
 
-    Raises RefusedError where an event is of no release that a trace can name.
+    Args:
+        schedule: Events and how often each occurs in a row.
+
+    Returns:
+        The columns, each with a value for every release.
+
+    Raises:
+        RefusedError: Where an event is of no release that a trace can name.
+
+    Example:
+        >>> made_up_trace([(dp.GaussianDpEvent(2.0), 2)])["noise_multiplier"]
+        [2.0, 2.0]
     """
     rows = []
     for event, count in schedule:

@@ -80,7 +80,12 @@ class CardCheck:
 
 @dataclass(frozen=True)
 class CardVerification:
-    """What became of a card's claims. recomputed: epsilon by accountant, None where it has no finite bound."""
+    """The result of checking a card.
+
+    Attributes:
+        recomputed: Epsilon by accountant, None where it has no finite bound.
+        checks: In the order in which they were made.
+    """
 
     recomputed: Mapping[str, float | None]
     checks: tuple[CardCheck, ...]
@@ -99,12 +104,21 @@ class CardVerification:
 def verify(
     card: PrivacyCard, folder: Path | None = None, *, key: str | None = None, unsigned: bool = False
 ) -> CardVerification:
-    """Checks a card by its signature and its events alone, and against the files beside it.
+    """Check a card by its signature and its events alone, and against the files beside it.
 
-    folder: where the run's files lie; what is not there is not checked, and the verification says so. key: the owner's
-    public key, from elsewhere than the card; without it only whoever signed is known to have signed it all. unsigned:
-    whether a card without a signature may hold. Raises RefusedError where the card's events are unknown or of too many
-    kinds, and where no accountant can compute with them.
+    Args:
+        card: As `load` read it.
+        folder: Where the run's files lie; what is not there is not checked, and the verification says so.
+        key: The owner's public key in hex, from elsewhere than the card; without it all that is known is that one and
+            the same key signed all of it.
+        unsigned: Whether a card without a signature may hold.
+
+    Returns:
+        Every check with its result, and the recomputed epsilons.
+
+    Raises:
+        RefusedError: Where the card's events are unknown or of too many kinds, and where no accountant can compute with
+            them.
     """
     schedule = card.schedule
     check_kinds(schedule)
@@ -150,9 +164,17 @@ def recompute(
 
     PLD and the choice of the best order afterwards are proved only for releases fixed in advance. Releases chosen
     adaptively are added up as their filter did, and cost what the filter allowed even where they came to less: when
-    they ended was chosen adaptively too; filters count under add-or-remove-one alone, and above delta 0. stated: what a
-    card says.
-    Raises RefusedError for an event that no accountant takes.
+    they ended was chosen adaptively too. Filters count under add-or-remove-one alone, and above delta 0.
+
+    Args:
+        schedule: The recorded events and how often each occurs in a row.
+        delta: Of the stated epsilons.
+        composition: How the run was held to its budget.
+        adjacency: What the events are accounted under.
+        stated: The epsilons of a card, next to which a finer grid is used.
+
+    Raises:
+        RefusedError: For an event that no accountant takes.
     """
 
     def by(accountant: accounting.Accountant) -> float | None:
@@ -182,11 +204,17 @@ def recompute(
 
 
 def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
-    """Compares a card with its run's settlement: events, cost, model, adjacency, and where each account then stood.
+    """Compare a card with its run's settlement: events, cost, model, adjacency, and the balances right after it.
 
-    Also with how the population was declared, with what the run was reserved for, the key that was to sign included,
-    and the card's head with the chain. A search is reserved for every method that may win, with commas between them.
-    Raises RefusedError where the ledger has no settlement of the run on the card's population, and where they differ.
+    Also with the population's declaration, with the run's reservation, which names the key that was to sign, and the
+    card's head with the chain. A search is reserved for every method that may win, with commas between them.
+
+    Args:
+        card: As `load` read it.
+        ledger: The one that the run was charged in.
+
+    Raises:
+        RefusedError: Where the ledger has no settlement of the run on the card's population, and where they differ.
     """
     run_id = card.evidence.run_id
     from algorithms.privacy.ledger import settlement  # here, since it brings a database

@@ -347,6 +347,7 @@ def release_counts(rows: Rows) -> set[int]:
     others = sum(count for _, count in before) + sum(min(release_counts(part)) for part in evaluated)
     is_best = last["type"] == "RepeatAndSelectDpEvent"
     search = last["event"] if is_best else last
+    # Of the best of trials, which any of them may be, only the second kind of search; of others both.
     trials = search["events"] if search["type"] in SEARCHES[is_best:] else []
     are_trials = all(
         trial["type"] == "ComposedDpEvent"
@@ -813,6 +814,7 @@ def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DenseP
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
     single = merge(releases(rows))
     number = sum(count for _, count in single) or 1
+    # h of the text at the top; .999, and log 2000 in place of log 1000, leave room for n h^2 / 8.
     grid = 0.999 * eta / math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)
     totals = [DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)] * 2
     for event, count in single:
@@ -877,6 +879,7 @@ def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> Iterator[D
     e = grid * np.arange(math.ceil(top / grid) + 1, dtype=np.float64)
     masses = []
     for profile in profiles:
+        # In x = exp(e) delta is a line between two points, and the mass at one is x times the change of slope there.
         steps = np.append(np.diff(np.minimum.accumulate(np.clip(profile(e), 0.0, 1.0))), 0.0)
         masses.append(np.maximum(steps[1:] - math.exp(grid) * steps[:-1], 0.0) / math.expm1(grid))
     for up, reversed_up in (masses, masses[::-1]):
@@ -1098,7 +1101,7 @@ def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> tu
         total = float(np.sum(loss._probs))
 
         def profile(e: Array) -> Array:
-            e = e + eta
+            e = e + eta  # by the coupling of the text at the top, as is delta / 1000 below
             at = np.clip(np.searchsorted(losses, e, side="right") - 1, 0, len(losses) - 2)
             share = np.expm1(np.clip(e - losses[at], 0.0, width)) / math.expm1(width)
             inside = deltas[at] + share * (deltas[at + 1] - deltas[at])  # a line in exp(e)
@@ -1159,6 +1162,7 @@ def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Prof
         enough = np.flatnonzero((1 - gamma) * deltas <= gamma * np.expm1(tried))
         if not len(enough):
             raise NoBoundError("a trial tells too much for a profile of the best")
+        # Between the last point that is not enough and the first that is: the lower end, for a lower bound.
         shift = (event["shape"] + 1) * float(tried[max(enough[0] - 1, 0)])
 
     remove, add = ((lambda e, once=once: mean * once(e - shift)) for once in once)

@@ -91,10 +91,19 @@ _POLICIES: Mapping[str, Mapping[str, str]] = {
 
 
 def init(url: str, members: Mapping[Role, Sequence[str]] | None = None) -> tuple[str, ...]:
-    """Create a ledger with its roles, or add the roles to an existing one; returns their names, none on SQLite.
+    """Create a ledger with its roles, or add the roles to an existing one.
 
-    members: database users who get a role. It can be repeated, and takes no role from anybody. Raises RefusedError if
-    the URL's user may not create roles, and for an unknown member.
+    It can be repeated, and takes no role from anybody.
+
+    Args:
+        url: Of the ledger, with a user who may create tables and roles.
+        members: Database users who get a role, by role.
+
+    Returns:
+        The names of the roles; none on SQLite.
+
+    Raises:
+        RefusedError: If the URL's user may not create roles, and for an unknown member.
     """
     store = open_store(url)
     if store.database.engine.dialect.name != "postgresql":
@@ -144,10 +153,19 @@ def _create_roles(
 
 
 def export(ledger: Ledger, path: Path) -> int:
-    """Write every row as a line of JSON into a new file that only its owner can read; returns the number of rows.
+    """Write every row as a line of JSON into a new file that only its owner can read.
 
-    The copy is a snapshot, and the ledger can be used meanwhile. Raises RefusedError if the file exists or cannot be
-    written.
+    The copy is a snapshot, and the ledger can be used meanwhile.
+
+    Args:
+        ledger: The one to copy.
+        path: Of the new file.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        RefusedError: If the file exists or cannot be written.
     """
 
     def write(rows: Iterator[Entry]) -> int:
@@ -170,10 +188,18 @@ def export(ledger: Ledger, path: Path) -> int:
 
 
 def restore(path: Path, url: str) -> int:
-    """Write the rows of a copy into the ledger at a URL, which must be empty; returns their number.
+    """Write the rows of a copy into the ledger at a URL, which must be empty.
 
-    Raises LedgerBrokenError if the copy's chain is broken, and RefusedError if the file is not a copy of a ledger or
-    the ledger has rows.
+    Args:
+        path: Of the file that `export` wrote.
+        url: Of the ledger, which is made if it is not there.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        LedgerBrokenError: If the copy's chain is broken.
+        RefusedError: If the file is not a copy of a ledger, or the ledger has rows.
     """
     for _ in follow(_read_rows(path), name=str(path)):  # before a ledger is made
         pass

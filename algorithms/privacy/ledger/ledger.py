@@ -84,9 +84,13 @@ prices come from grids of privacy losses that another version may make finer, al
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state at the end of a verification: the state without the runs that have ended.
+    """The state of a ledger at the end of a verification, from which a later one continues.
 
-    first: the hash of the first row, which identifies the ledger. priced: whether prices were recomputed too.
+    Attributes:
+        first: The hash of the first row, which identifies the ledger; None for an empty one.
+        head: The last row that was verified.
+        state: Without the runs that have ended.
+        priced: Whether prices were recomputed too.
     """
 
     first: str | None
@@ -161,10 +165,16 @@ class Ledger:
     ) -> "Ledger":
         """Open the ledger at sqlite:///PATH or postgresql+psycopg://..., or create it, and verify its chain.
 
-        verified: a head up to which the caller has verified it; only later rows are verified then, or all rows if none
-        has this hash. remember: called after each change, to record the new head outside of the ledger. Only the owner
-        can read and write a new SQLite file and its new folder. Tables of an older version are migrated. Raises
-        RefusedError if it cannot be opened; no message contains the URL's password.
+        Only the owner can read and write a new SQLite file and its new folder. Tables of an older version are migrated.
+
+        Args:
+            url: Of the ledger.
+            verified: A head up to which the caller has verified it; only later rows are verified then, or all rows if
+                none has this hash.
+            remember: Called after each change, to record the new head outside of the ledger.
+
+        Raises:
+            RefusedError: If it cannot be opened; no message contains the URL's password.
         """
         store = open_store(url)
         store.verified = verified
@@ -183,11 +193,17 @@ class Ledger:
     ) -> None:
         """Register a population with its cap; a known population keeps its terms.
 
-        public: whether the records are public, so that runs without noise are allowed. composition: how its runs add
-        up. blocks_per_person: the number of blocks in which a person may have records; 1 if a record is the unit.
-        bound: other terms that its runs must keep, by name. Their values at the first reservation are final, as is the
-        first value of a name that is added later; contradicting terms are ignored, see `terms`. Raises RefusedError for
-        an infinite cap, and for one that the composition turns into nothing.
+        Args:
+            population: Its name.
+            cap: What all its runs together may spend.
+            public: Whether the records are public, so that runs without noise are allowed.
+            composition: How its runs add up.
+            blocks_per_person: The number of blocks in which a person may have records; 1 if a record is the unit.
+            bound: Other terms that its runs must keep, by name. Their values at the first reservation are final, as is
+                the first value of a name that is added later; contradicting terms are ignored, see `terms`.
+
+        Raises:
+            RefusedError: For an infinite cap, and for one that the composition turns into nothing.
         """
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
@@ -275,16 +291,23 @@ class Ledger:
     ) -> None:
         """Charge a run before it reads a record; does nothing if the same run is open, as when it is resumed.
 
-        cost: the most that the run can spend; infinite epsilon for a run without noise. events: the planned releases.
-        notes: for people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
-        retraining, which is charged only once. blocks: those that the run reads, of which all are charged or none.
-        held: keyed digests of each block's content; blocks with a common digest hold the same records. One that begins
-        with "way:" is of the key and the columns by which they were made.
+        Args:
+            run_id: The run's name, of printable text.
+            population: A registered one.
+            cost: The most that the run can spend; infinite epsilon for a run without noise.
+            events: The planned releases.
+            notes: For people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
+                retraining, which is charged only once.
+            blocks: Those that the run reads, of which all are charged or none.
+            held: Keyed digests of each block's content; blocks with a common digest hold the same records. One that
+                begins with "way:" is of the key and the columns by which they were made.
 
-        Raises BudgetRefusedError if a cap does not allow the run, and if a block holds exactly what a block of another
-        name holds or held, or not what it was charged for, unless the owner overruled that. Raises RefusedError for
-        events without a bound under the population's composition, for an adjacency other than that of earlier charges
-        to a private population, and for a run_id of another reservation or of a run that has ended.
+        Raises:
+            BudgetRefusedError: If a cap does not allow the run, and if a block holds exactly what a block of another
+                name holds or held, or not what it was charged for, unless the owner overruled that.
+            RefusedError: For events without a bound under the population's composition, for an adjacency other than
+                that of earlier charges to a private population, and for a run_id of another reservation or of a run
+                that has ended.
         """
         rules.check_name(run_id, "run_id")
         row_notes = cast("RowNotes", dict(notes))
@@ -314,8 +337,15 @@ class Ledger:
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
 
-        events: the releases that happened. model: its SHA-256. Raises BudgetRefusedError if the run spent more than it
-        reserved, and RefusedError for a run that ended otherwise.
+        Args:
+            run_id: Of an open run.
+            spent: At most what it reserved.
+            events: The releases that happened.
+            model: The SHA-256 of the run's model, by which a second one is known.
+
+        Raises:
+            BudgetRefusedError: If the run spent more than it reserved.
+            RefusedError: For a run that ended otherwise.
         """
         # Outside of the turn, too: the run's population and reservation stay, and `decide` looks at its status.
         part, found = self._of_run(run_id)
@@ -527,7 +557,13 @@ def identity(ledger: Ledger) -> str | None:
 
 @dataclass(frozen=True)
 class Settlement:
-    """A population right after a run's settlement."""
+    """A population right after a run's settlement.
+
+    Attributes:
+        state: Of the ledger, of this population alone.
+        population: Its name.
+        run_id: Of the run.
+    """
 
     state: LedgerState
     population: str

@@ -61,6 +61,13 @@ def checked_url(url: str) -> str:
 
     Raises RefusedError for what is no URL, and for an SQLite file with a relative path or in a checkout, each copy of
     which would have its own budget.
+
+    Example:
+        >>> checked_url("postgresql+psycopg://runner@db.example/privacy")
+        'postgresql+psycopg://runner@db.example/privacy'
+        >>> checked_url("sqlite:///ledger.sqlite")
+        Traceback (most recent call last):
+        algorithms.errors.RefusedError: ...
     """
     if not _URL.match(url):
         raise RefusedError(
@@ -76,7 +83,12 @@ def checked_url(url: str) -> str:
 
 
 def sqlite_url(file: Path) -> str:
-    """The URL of an SQLite ledger; raises RefusedError for a path that such a URL cannot contain."""
+    """The URL of an SQLite ledger; raises RefusedError for a path that such a URL cannot contain.
+
+    Example:
+        >>> sqlite_url(Path("/data/ledger.sqlite"))
+        'sqlite:////data/ledger.sqlite'
+    """
     if "?" in str(file):
         raise RefusedError(
             f"the ledger {file} cannot be named by a URL, which would end at the question mark; set EPSILONFLOW_HOME to"

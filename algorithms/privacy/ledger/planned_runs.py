@@ -30,8 +30,12 @@ Reason = Literal["costs-less", "sums-cost-less", "one-run-too-dear", "half-of-th
 class ChosenComposition:
     """A composition and what decided for it.
 
-    one, all: the epsilon that one run, and all planned runs, take of a fresh cap under `composition`. sums: that of all
-    planned runs under sums. reason: why this composition.
+    Attributes:
+        composition: How the runs on the population add up.
+        one: The epsilon that one run takes of a fresh cap under it.
+        all: The epsilon that all planned runs take.
+        sums: The epsilon that all planned runs take under basic sums.
+        reason: Why this composition.
     """
 
     composition: Composition

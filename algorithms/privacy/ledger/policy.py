@@ -21,7 +21,16 @@ _ROUNDING = 1e-12
 class BlockBalance:
     """The balance of a block, in the units of its population's composition.
 
-    limit, left: what its cap allows, and what is not charged yet. runs: the number ever reserved in it.
+    Attributes:
+        name: Of the block.
+        limit: What its cap allows: (epsilon, delta) for basic sums, otherwise one number.
+        left: What is not charged yet.
+        runs: The number ever reserved in it.
+        retired: Whether no run can use it again.
+
+    Example:
+        >>> BlockBalance("2025", limit=(1.0, 1e-5), left=(0.4, 1e-5)).affords((0.5, 1e-6))
+        False
     """
 
     name: str
@@ -134,7 +143,19 @@ def next_retraining(
 ) -> tuple[tuple[str, ...], Price]:
     """The blocks of the next retraining and its price, the smallest planned price of these blocks.
 
-    Blocks with a share below `smallest` are left out. Raises RefusedError if too few blocks are left.
+    Args:
+        choice: Which blocks a retraining uses.
+        spread: How a block's budget is spread.
+        blocks: In the order of declaration.
+        smallest: The smallest useful price; blocks with a smaller share are left out.
+
+    Raises:
+        RefusedError: If too few blocks are left; nothing is reserved then.
+
+    Example:
+        >>> blocks = [BlockBalance("2024", (1.0,), (0.2,)), BlockBalance("2025", (1.0,), (1.0,))]
+        >>> next_retraining(Choice("all"), Spread("equal", planned=2), blocks, smallest=(0.3,))
+        (('2025',), (0.5,))
     """
     shares = {block.name: spread.price(block.left, done=block.runs) for block in blocks}
     used = _choose(choice, blocks, lambda block: _covers(shares[block.name], smallest))
@@ -146,7 +167,14 @@ def exhausted_blocks(
 ) -> tuple[str, ...]:
     """The blocks to retire: those that cannot pay the smallest useful price.
 
-    spread: if prices are shares of the rest, a block retires when its next share is below the smallest.
+    Args:
+        blocks: In the order of declaration.
+        smallest: The smallest useful price.
+        spread: If prices are shares of the rest, a block retires when its next share is below the smallest.
+
+    Example:
+        >>> exhausted_blocks([BlockBalance("2024", (1.0,), (0.2,)), BlockBalance("2025", (1.0,), (1.0,))], (0.3,))
+        ('2024',)
     """
 
     def can_pay(block: BlockBalance) -> bool:
@@ -197,7 +225,12 @@ class PlannedRetraining:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The retrainings that the caps allow. end: why there are no more; None if the forecast was cut off."""
+    """The retrainings that the caps allow.
+
+    Attributes:
+        retrainings: In their order.
+        end: Why there are no more; None if the forecast was cut off.
+    """
 
     retrainings: tuple[PlannedRetraining, ...]
     end: str | None

@@ -67,9 +67,19 @@ class Draft:
 class Entry(NamedTuple):
     """A row as it is stored.
 
-    seq: 1, 2, 3 without gaps. epsilon: None if it is not finite. events, about (the notes): canonical JSON text.
-    written_at: UTC, ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row. written_by: the
-    database's user, or the system's for a file; None in rows of an earlier form, whose hash does not include it.
+    Attributes:
+        seq: 1, 2, 3 without gaps.
+        kind: One of `RowKind`.
+        population, block: What the row is about.
+        run_id: Of a reservation, a settlement or a forfeit.
+        epsilon: None if it is not finite.
+        delta: With it, a cap, a reservation or a spend.
+        events, about: Canonical JSON text; the latter are the notes.
+        written_at: UTC, ISO 8601.
+        previous_hash: Of row seq - 1; `GENESIS` for the first row.
+        hash: SHA-256 of all other fields, in hex.
+        written_by: The database's user, or the system's for a file; None in rows of an earlier form, whose hash does
+            not include it.
     """
 
     seq: int
@@ -414,9 +424,20 @@ def adjacency_of(notes: RowNotes) -> str:
 class Balance:
     """Balance of a population or block for the worst-case person, who is in as many blocks as one may be.
 
-    spent: settled and forfeited runs. reserved: open runs. remaining: what the cap leaves, at least 0.
-    Runs without noise on public records are in none of these. Under zCDP and Rényi each is the epsilon that its
+    Runs without noise on public records are in none of the amounts. Under zCDP and Rényi each is the epsilon that its
     amount alone has at the cap's delta, so spent, reserved and remaining do not add up to the cap.
+
+    Attributes:
+        population: Its name.
+        cap: What all runs together may spend.
+        public: Whether the records are.
+        spent: By settled and forfeited runs.
+        reserved: By open runs.
+        remaining: What the cap leaves, at least 0.
+        block: Its name, or `WHOLE_POPULATION`.
+        composition: How runs add up.
+        blocks_per_person: In how many blocks a person may have records; every charge counts so often.
+        retired: Whether no run can use the block again.
     """
 
     population: str
@@ -534,7 +555,12 @@ def _living(state: LedgerState, population: str) -> list[str]:
 
 
 def in_words(budget: Budget) -> str:
-    """A budget as messages write it, to 12 digits."""
+    """A budget as messages write it, to 12 digits.
+
+    Example:
+        >>> in_words(Budget(0.1 + 0.2, 1e-5))
+        'epsilon=0.3, delta=1e-05'
+    """
     return f"epsilon={budget.epsilon:.12g}, delta={budget.delta:.12g}"
 
 
@@ -551,7 +577,12 @@ def _floats(amount: Amount) -> tuple[float, ...]:
 
 
 def contents(digests: Iterable[str]) -> frozenset[str]:
-    """The digests of content among those of a block."""
+    """The digests of content among those of a block.
+
+    Example:
+        >>> contents(["way:0a", "1b"])
+        frozenset({'1b'})
+    """
     return frozenset(digest for digest in digests if not digest.startswith(_WAY))
 
 

@@ -348,5 +348,10 @@ def _open_runs_text(state: LedgerState, account: tuple[str, str]) -> str:
 
 
 def floor_to_6_digits(number: float) -> float:
-    """The number to 6 digits, never above it."""
+    """The number to 6 digits, never above it.
+
+    Example:
+        >>> floor_to_6_digits(0.12345678)
+        0.123456
+    """
     return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))
