@@ -215,9 +215,16 @@ class Person(CardPart):
 class DataCard(CardPart):
     """A data set as its owner declares it; raises pydantic.ValidationError if the parts do not fit together.
 
-    folder: the folder of its files in a mirror and among the downloads, if not its name; data sets may share one.
-    classes: names of the classes; or, instead, target: for rows a number or several labels, for texts the next token or
-    a tag for each word.
+    name: of the data set, and of its file without `.yaml`. folder: the folder of its files in a mirror and among the
+    downloads, if not its name; data sets may share one.
+    title: of the data set, for people. source: where the records come from. licence: under which they may be used.
+    citation: what to cite, or none. public: whether the records need no protection. unit: what one record is, and so
+    what is protected, in words. population: the people; runs on all cards of a population share one budget. cap: what
+    these runs may spend together. records: how many there are. reader: how files become records. files: by role, such
+    as train and test. split: how held-out records are chosen where there is no file for them. shape: of an image,
+    [channels, height, width].
+    classes: names of the classes. target: instead of classes; for rows a number or several labels, for texts the next
+    token or a tag for each word.
     costs: of two classes, what it costs to take a record of a class for one of the other; 1 for one that is not named.
     The cheapest threshold is chosen on what is released of held-out records.
     alternatives: other sets of files with the same records (if private, with the same test files), tried after `files`.

@@ -446,10 +446,11 @@ class Pixels(CardPart):
 class Images(Pixels):
     """Images in a folder with one subfolder per class, at any depth below it; other files are ignored.
 
-    mode, fit, most_pixels, stand_in: PNG and JPEG images are converted to the card's `shape` [channels, height, width]
-    in `mode`, RGB or L. fit: stretch resizes an image to that size, crop keeps its proportions and cuts out its middle.
-    An image that cannot be read completely, or has more than most_pixels, becomes the stand-in, an image of one
-    brightness in [0, 1].
+    PNG and JPEG images are converted to the card's `shape` [channels, height, width].
+
+    mode: RGB, or L for grey. fit: stretch resizes an image to that size, crop keeps its proportions and cuts out its
+    middle. most_pixels: an image with more becomes the stand-in, as does one that cannot be read completely. stand_in:
+    the brightness of that uniform image, in [0, 1].
     """
 
     kind: Literal["images"]

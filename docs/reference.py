@@ -21,7 +21,7 @@ _RANGE = {
     "minimum": ">= {}",
     "exclusiveMaximum": "< {}",
     "maximum": "<= {}",
-    "minLength": "at least {} characters",
+    "minLength": "not empty",
     "minItems": "at least {} of them",
     "pattern": "`{}`",
 }
@@ -87,6 +87,8 @@ def params() -> str:
 def data_card() -> str:
     """Every key of a data card."""
     from data.card import Cap, DataCard, DeclaredComposition, File, Person, RecordCounts, SplitRule
+    from data.cells import CellSettings
+    from data.deployment import Deployment
     from data.formats import (
         Binned,
         Categorical,
@@ -96,6 +98,7 @@ def data_card() -> str:
         Date,
         Digits,
         Folder,
+        Hashed,
         Idx,
         Ignored,
         Images,
@@ -106,10 +109,13 @@ def data_card() -> str:
         Parquet,
         Query,
         Reviews,
+        SkipLines,
         Synthetic,
         Texts,
+        Timestamp,
         Tokens,
     )
+    from data.targets import Count, Labels, NextToken, Number, Quantile, Tags
 
     text = [
         "# The data card",
@@ -118,7 +124,8 @@ def data_card() -> str:
         *_section(DataCard, ""),
     ]
     parts: Mapping[str, Iterable[Any]] = {
-        "Parts": (File, RecordCounts, Cap, SplitRule, DeclaredComposition, Person),
+        "Parts": (File, RecordCounts, Cap, SplitRule, DeclaredComposition, Person, Deployment),
+        "Targets (`target`, instead of `classes`)": (Number, Count, Quantile, Labels, NextToken, Tags),
         "Readers (`reader.kind`)": (
             Csv,
             Parquet,
@@ -133,8 +140,19 @@ def data_card() -> str:
             Reviews,
             Digits,
             Synthetic,
+            CellSettings,
+            SkipLines,
         ),
-        "Columns of a table (`kind`)": (Numeric, Binned, Categorical, Date, Label, Ignored),
+        "Columns of a table (`kind`)": (
+            Numeric,
+            Binned,
+            Categorical,
+            Hashed,
+            Timestamp,
+            Date,
+            Label,
+            Ignored,
+        ),
         "Blocks (`blocks.kind`)": (Folder, Query),
     }
     for title, models in parts.items():
@@ -195,7 +213,8 @@ def _command(path: tuple[str, ...], command: Any) -> list[str]:
         shown = "required" if parameter.required else "" if default in (None, False) else f"`{default}`"
         words = getattr(parameter, "show_default", None)
         rows.append((names, words if isinstance(words, str) else shown, getattr(parameter, "help", "") or ""))
-    return [f"## {' '.join(path)}", _clean(command.help or ""), _rows(("name", "default", "meaning"), rows)]
+    text = [f"## {' '.join(path)}", _clean(command.help or "")]
+    return [*text, _rows(("name", "default", "meaning"), rows)] if rows else text
 
 
 def datasets() -> str:
@@ -310,7 +329,7 @@ def describe_keys(text: str, keys: Iterable[str]) -> tuple[str, dict[str, str]]:
     return "\n\n".join(prose), meanings
 
 
-_OTHERS = re.compile(r"\s*The other settings are [^.]*\.")
+_OTHERS = re.compile(r"\s*The\s+other\s+settings\s+are\s[^.]*\.")
 
 
 def _section(kind: type[Any], prefix: str, *, others: type[Any] | None = None) -> list[str]:
@@ -318,7 +337,8 @@ def _section(kind: type[Any], prefix: str, *, others: type[Any] | None = None) -
     schema = TypeAdapter(kind).json_schema()
     keys, described = schema.get("properties", {}), dict[str, str]()
     for one in (*reversed((others or object).__mro__), *reversed(kind.__mro__)):
-        described |= describe_keys(inspect.cleandoc(one.__dict__.get("__doc__") or ""), keys)[1]
+        known = {name for base in one.__mro__ for name in inspect.get_annotations(base)}
+        described |= describe_keys(inspect.cleandoc(one.__dict__.get("__doc__") or ""), {*keys, *known})[1]
     prose, _ = describe_keys((inspect.getdoc(kind) or "").partition("\n\nExample:")[0], keys)
     return [_clean(prose), _table(schema, prefix, described)]
 

@@ -303,6 +303,21 @@ def test_reference_is_made_from_the_code() -> None:
     assert names == read
 
 
+def test_the_reference_has_a_section_for_each_part_of_a_data_card() -> None:
+    pytest.importorskip("mkdocs")
+    page, parts = reference().data_card(), DataCard.model_json_schema()["$defs"]
+    assert len(parts) > 30
+    named = {name for name, part in parts.items() if part.get("properties")}
+    assert {name for name in named if f"### {name}\n" not in page} == set()
+
+
+def test_no_key_of_a_method_is_described_by_keys_that_it_does_not_have() -> None:
+    pytest.importorskip("mkdocs")
+    page = reference().params()
+    assert page.count("each record takes part in exactly one step of each pass") == 1  # of dp_sgd's `sampling`
+    assert "The other settings are" not in page
+
+
 def test_the_site_is_built_strictly(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")
     pytest.importorskip("material")

@@ -207,13 +207,13 @@ class Performance(MemoryParams):
     device: auto, cpu, or the name of an accelerator that PyTorch sees, such as cuda. memory_mb: memory for per-record
     gradients. physical_batch: records per pass, by default as memory_mb allows; rounded down to a multiple of 64, or to
     32 or 1. workers: parallel passes on a CPU; auto: one per core, or one per two cores if a pass may use two threads.
-    processes: training processes on this machine, each on a shard of the records, one per GPU. shard_frozen,
-    shard_trained: whether several processes each keep a shard of the model's frozen parameters (FSDP2), and of trained
-    parameters, sums and the optimizer's state, for models that do not fit one GPU. offload: whether trained parameters,
-    sums and the optimizer's state stay in main memory, and a layer's weights are copied to the GPU when it needs them.
-    accept_rounding: whether private records are trained on where the last bits of an accelerator's gradients depend on
-    the other records of a pass; the card states it. threads: of PyTorch in each pass, by default as many as keep a
-    record's gradient apart from its place in the batch. checkpoint_seconds: time between checkpoints.
+    processes: training processes on this machine, each on a shard of the records, one per GPU. shard_frozen: whether
+    each of several processes keeps a shard of the model's frozen parameters (FSDP2), for a model that does not fit one
+    GPU. shard_trained: the same for trained parameters, sums and the optimizer's state. offload: whether trained
+    parameters, sums and the optimizer's state stay in main memory, and a layer's weights are copied to the GPU when it
+    needs them. accept_rounding: whether private records are trained on where the last bits of an accelerator's
+    gradients depend on the other records of a pass; the card states it. threads: of PyTorch in each pass, by default as
+    many as keep a record's gradient apart from its place in the batch. checkpoint_seconds: time between checkpoints.
     """
 
     device: str = Field(default="auto", min_length=1)
