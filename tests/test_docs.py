@@ -314,7 +314,7 @@ def test_the_reference_has_a_section_for_each_part_of_a_data_card() -> None:
 def test_no_key_of_a_method_is_described_by_keys_that_it_does_not_have() -> None:
     pytest.importorskip("mkdocs")
     page = reference().params()
-    assert page.count("each record takes part in exactly one step of each pass") == 1  # of dp_sgd's `sampling`
+    assert page.count("each record takes part in exactly one step of each pass") == 1  # of dp_sgd alone
     assert "The other settings are" not in page
 
 
