@@ -47,7 +47,7 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
 
     Args:
         file: the settings, such as examples/retraining/retrain.yaml.
-        accept_recipe: train by a recipe that differs from that of the model that serves.
+        accept_recipe: accept a recipe that differs from that of the model in use.
     """
 
     def work() -> State[Any]:

@@ -14,7 +14,7 @@ import typer
 from flows.cli.running import SETTINGS, AllowCode, in_checkout, say
 from tasks.runs.checkout import find_checkout, require_pulled
 
-card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
+card_app = typer.Typer(**SETTINGS, help="Verify, print or export a privacy card.")
 
 CARD = Path("artifacts/privacy_card.json")
 
@@ -186,7 +186,7 @@ def report(
     output: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("authority.html"),
     model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
 ) -> None:
-    """Write a page for whoever answers for the model: what they are asked, and the facts that answer it."""
+    """Write a page with the questions of authorities, and the facts of the run that answer them."""
     from algorithms.errors import RefusedError
     from algorithms.privacy.card import load
     from data.files import write_text

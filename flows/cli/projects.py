@@ -138,9 +138,7 @@ class _Options:
     ] = None
     person: Annotated[
         str | None,
-        typer.Option(
-            help="Column of the person's id, if a person may have several rows; nothing is made of it."
-        ),
+        typer.Option(help="Column of the person's id, if a person may have several rows; it is no feature."),
     ] = None
     per_person: Annotated[
         int | None,

@@ -44,7 +44,11 @@ Delta = Annotated[float | None, typer.Option(help="Probability that the guarante
 Seed = Annotated[int | None, typer.Option(help="Seed of the initial model.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of params.yaml, such as algorithm.steps=500."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of params.yaml, such as algorithm.steps=500; may be repeated.",
+    ),
 ]
 Encoder = Annotated[
     str | None,
@@ -205,7 +209,7 @@ def retrain(
     ] = False,
     accept_recipe: Annotated[
         bool,
-        typer.Option("--accept-recipe", help="Train by a recipe that is not that of the model that serves."),
+        typer.Option("--accept-recipe", help="Accept a recipe that differs from that of the model in use."),
     ] = False,
     yes: ledger.Yes = False,
     verbose: Verbose = False,
@@ -342,7 +346,9 @@ def audit(
     ] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the method, such as steps=8."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a key of the method, such as steps=8; may be repeated."
+        ),
     ] = None,
 ) -> None:
     """Attack the installed code to look for more leakage than a method claims. Spends nothing.

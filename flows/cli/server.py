@@ -41,7 +41,7 @@ def deploy(
         ),
     ] = None,
     stuck_after: Annotated[
-        float, typer.Option(min=5, help="Minutes without a sign of life after which a run is stuck.")
+        float, typer.Option(min=5, help="Minutes without a sign of life after which a run is stuck, or late.")
     ] = 10.0,
 ) -> None:
     """Deploy the flows to the server, and install automations that look after stuck runs and tell a person."""
