@@ -60,7 +60,8 @@ def params() -> str:
     parts: dict[str, None] = {}
     for name, method in CATALOGUE.items():
         schema = TypeAdapter(method).json_schema()
-        text += [f"### {name}", _doc(inspect.getmodule(method)), *_section(method, "algorithm", others=DPSGD)]
+        text += [f"### {name}", f"In Python: `{method.__name__}`.", _doc(inspect.getmodule(method))]
+        text += _section(method, "algorithm", others=DPSGD)
         parts |= dict.fromkeys(_inside(schema, "algorithm"))
     text += parts  # once for all methods that have them
     text += [
@@ -258,7 +259,9 @@ def api() -> str:
     }
     text = [
         "# Python",
-        "`from epsilonflow import fit, load`, and each method by its class name, such as `DPSGD`.",
+        "`from epsilonflow import fit, load`, and each method by its class name, such as `DPSGD`."
+        " [params.yaml](params.md#algorithm) has the methods with their settings, and as `algorithm.update` those of"
+        " `OptimizerConfig`.",
     ]
     for title, names in parts.items():
         text.append(f"## {title}")
