@@ -489,7 +489,7 @@ _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
 
 
 class _Shown:
-    """Calls `on_step` with the facts of a step, of which the training loop tells numbers first and the state then."""
+    """Calls `on_step` with the facts of a step; the training loop reports the numbers first, and then the state."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class ModelFacts(BaseModel):
 
     @property
     def level(self) -> float:
-        """Of the quantile to predict, from 0 to 1; the median's for other targets."""
+        """The level of the quantile to predict, from 0 to 1; that of the median for other targets."""
         level = (self.target or {}).get("quantile")
         return level if isinstance(level, float) else 0.5
 

@@ -462,7 +462,7 @@ def _log_density(answer: Answer, residual: Array) -> float:
 
 
 def _of_selection(answer: Answer, features: Array, replaced: Array) -> float:
-    """Of an argmin by Gumbel noise, whose choice has softmax probabilities; by Laplace noise about the same."""
+    """The score of an argmin by Gumbel noise, whose choice has softmax probabilities; by Laplace noise it is close."""
     points, bound = answer.asked.numpy(), answer.bound.norm
     chosen_index, rate = int(answer.value[0]), answer.sampling.rate
 

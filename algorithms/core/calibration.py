@@ -38,7 +38,7 @@ from algorithms.privacy.mechanisms.sampling import FullBatch, Sampling
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
 _EVALUATION_WASTE = 1e-5
-"""By so much, relatively, an evaluation's noise may be above the smallest."""
+"""How far an evaluation's noise may be above the smallest, relatively."""
 
 SLACK = 1e-9
 """Part of a budget that is left over, so that what is spent of it does not round above it."""

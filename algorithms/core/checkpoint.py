@@ -160,7 +160,7 @@ def unflatten(state: S, tensors: Mapping[str, Tensor], prefix: str = "") -> S:
 
 
 def _items(state: Any) -> Iterable[tuple[str, str, Any]]:
-    """Of each part its attribute, its name in a checkpoint, and its value."""
+    """The attribute, the name in a checkpoint, and the value of each part of a state."""
     if isinstance(state, Mapping):
         return ((key, key, value) for key, value in state.items())
     return ((f.name, f.metadata.get(STORED_AS, f.name), getattr(state, f.name)) for f in fields(state))

@@ -25,7 +25,7 @@ Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Bound = Annotated[float, Field(ge=1e-12, le=1e12)]
-"""Of a record's gradient or loss."""
+"""A bound on a record's gradient or loss."""
 
 # The functions under torch.optim's classes: they take all of their state, so a checkpoint can hold it, and a first
 # optimizer of a process takes seconds to make. PyTorch's default on an accelerator, `foreach`, does not take a whole

@@ -70,7 +70,7 @@ class EvaluationPlan:
         return noise_std(self.release, self.spec.cells)
 
     def to_document(self) -> StatedEvaluation:
-        """The part of a plan's document, with the event for whoever verifies a card."""
+        """This part of a plan's document, with the event from which a card's verifier recomputes the cost."""
         return StatedEvaluation(
             spec=json.loads(self.spec.to_json()),
             noise=self.noise,

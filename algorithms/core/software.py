@@ -34,7 +34,7 @@ DECIDES = (
     "algorithms/privacy/mechanisms",
     "algorithms/target_scale.py",
 )
-"""What decides a result whoever trains; the pipeline adds files of its own."""
+"""The files that decide the result of any training; the pipeline adds its own."""
 COMPUTES = ("torch", "numpy", "scipy", "timm", "torchvision", "transformers", "peft")
 """Packages whose version can change a number, as far as they are installed."""
 PACKAGES = ("dp-accounting", *COMPUTES, "cryptography", "pandas", "scikit-learn")

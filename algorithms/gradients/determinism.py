@@ -26,7 +26,7 @@ _INSTEAD = {
     "embedding_bag": "the mode mean or sum",
     "upsample": "the mode nearest",
 }
-"""By a part of the kernel's name: what can be repeated."""
+"""What to use instead of a kernel, so that bits repeat; by a part of the kernel's name."""
 
 
 def unrepeatable_kernel(error: BaseException) -> str | None:

@@ -472,7 +472,7 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
 
 
 def layer_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
-    """What the layer of `linear_layer` takes: the module's inputs, [n, ...], or what the map makes of them."""
+    """The inputs of the layer of `linear_layer`: the module's own, [n, ...], or what a `RecordMap` makes of them."""
     record_map = _split_map(module)[0]
     if record_map is None:
         return inputs

@@ -150,7 +150,7 @@ def _disable_shortcuts() -> Callable[[], object]:
 _WITHOUT_SHORTCUTS = ProcessSetting(_disable_shortcuts)
 
 _IGNORING = threading.local()
-"""In a thread: how many blocks it is in that ignore autocast."""
+"""The number of blocks that ignore autocast, and that a thread is in."""
 
 
 @contextmanager

@@ -311,7 +311,7 @@ class PerExampleGradients:
 
     @property
     def _matrix_of_bias(self) -> dict[str, str]:
-        """By bias, the matrix of its linear layer, for layers without a sequence, where one product sums both."""
+        """The matrix of each bias's linear layer, by bias, for layers without a sequence: one product sums both."""
         products = {name: as_measured(each) for name, each in self.gradients.items()}
         linear = {id(each): name for name, each in products.items() if isinstance(each, LinearGrad)}
         biases = {name: each.of for name, each in self.gradients.items() if isinstance(each, BiasGrad)}

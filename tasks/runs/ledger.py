@@ -154,14 +154,15 @@ def plan_composition(public: DatasetInfo, plan: "Plan") -> ChosenComposition | N
 
 
 def composition_for(public: DatasetInfo, chosen: ChosenComposition | None) -> Composition:
-    """How the runs on a new population will add up: as `plan_composition` the first of them, or else as the card
-    says."""
+    """How the runs on a new population will add up: as `plan_composition` has chosen, or else as the card says."""
     return chosen.composition if chosen else Composition(public.composition, public.composition_order)
 
 
 def _of_first_run(public: DatasetInfo, plan: "Plan") -> Composition:
-    """What is `plan_composition` the first run; raises BudgetRefusedError if it does not fit, so that it decides
-    nothing."""
+    """The composition that the first run decides by `plan_composition`.
+
+    Raises BudgetRefusedError if that run does not fit, so that it decides nothing.
+    """
     chosen = plan_composition(public, plan)
     assert chosen is not None
     if chosen.one > public.cap_epsilon and not public.is_public:

@@ -169,7 +169,7 @@ class _Call:
     batch: int
 
     def gradients(self, grad_outputs: Tensor) -> Gradients:
-        """From the output's gradient; no record's values meet those of another, which may be infinite."""
+        """Gradients from that of the output; no record's values meet those of another, which may be infinite."""
         for differentiate in (self._together, self._alone):
             try:
                 return differentiate(grad_outputs)
@@ -202,7 +202,7 @@ class _Call:
         return {i: layout.alone(values[i]) for i, layout in enumerate(self.layouts) if layout is not None}
 
     def _together(self, grad_outputs: Tensor) -> Gradients:
-        """For all records at once, by `torch.func`."""
+        """The gradients of all records at once, by `torch.func`."""
 
         def one(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
             run = self._with(self._one(values))
@@ -213,7 +213,7 @@ class _Call:
         return self._gradients_by_name(gradients)
 
     def _alone(self, grad_outputs: Tensor) -> Gradients:
-        """In a batch of one for each record."""
+        """The gradients of each record in a batch of one."""
         by_record = self._by_record()
         return self._each(
             (self._one({i: values[record] for i, values in by_record.items()}), self.out.alone(error))
@@ -221,7 +221,7 @@ class _Call:
         )
 
     def _among_copies(self, grad_outputs: Tensor) -> Gradients:
-        """In a batch of copies for each record, for a function that is given the number of records."""
+        """The gradients of each record in a batch of its copies, for a function that is given the number of records."""
 
         def only_record(layout: Layout, values: Tensor, record: int, *, copies: bool) -> Tensor:
             filled = torch.zeros_like(values)
@@ -243,7 +243,7 @@ class _Call:
         )
 
     def _each(self, calls: Iterable[tuple[dict[int, Tensor], Tensor]]) -> Gradients:
-        """From the values and the output's gradient in a call for each record."""
+        """The gradients from the values and the output's gradient in a call for each record."""
         free, each = [self.leaves[i].requires_grad_() for i in self._places], []
         for values, error in calls:
             with torch.enable_grad():

@@ -163,7 +163,7 @@ def is_not_private(event: dp.DpEvent) -> bool:
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
 _SEARCH_ERROR, _EXTRAPOLATED_ERROR = 3e-4, 2e-3
-"""By these shares a cost may be off while noise is searched for: of a first grid, and after extrapolation from it."""
+"""The shares by which a cost may be off while noise is searched for: of a first grid, and after extrapolating."""
 _SEARCH_GRID, _ESTIMATE_GRID = 1e-3, 1e-2
 """Distances of privacy losses on the grids of single mechanisms, for the same search and for its first estimates."""
 _NEXT_TO, _FINER = 1e-3, 8.0
@@ -356,9 +356,9 @@ _TOLERANCE, _WASTE, _WASTE_OF_MANY, _NEAR_TARGET = 2e-4, 2e-4, 1e-3, 2e-3
 """Shares: of a multiplier, to which it is found; of epsilon, that it may leave unspent, also by more kinds of samples
 than noise is searched with, as each evaluation takes long; and that rough costs may."""
 _FINE_TOLERANCE = 2e-5
-"""Of a multiplier by Rényi divergences or pure epsilons, which take less time."""
+"""The share of a multiplier to which it is found by Rényi divergences or pure epsilons, which take less time."""
 _STEPS, _MIN_STEEPNESS = 10, 0.1
-"""Of the secant method: how many it takes, and the least fall of log cost by log noise that it believes."""
+"""The steps of the secant method, and the least fall of log cost by log noise that it believes."""
 _TINY, _HUGE = 1e-300, 1e300
 
 
@@ -493,7 +493,7 @@ class _RoughCosts:
         return _translate(merge_events(self._schedule_at(z)), self._adjacency)
 
     def _coarse(self, z: float) -> float:
-        """To a thousandth or so; at least half the target, as how much less it is does not matter."""
+        """The cost to about a thousandth; at least half the target, as it does not matter how much less it is."""
         spent = self._target.epsilon / 2
         for plds in self._sides(z, _SEARCH_GRID):
             found, _ = epsilon_of(
@@ -508,14 +508,14 @@ class _RoughCosts:
         return spent
 
     def _estimate(self, z: float) -> float:
-        """Of a record less, mostly the larger side, on one grid alone."""
+        """The cost for a record less, mostly the larger side, from a few hundred points a distribution."""
         return coarse_grid(self._sides(z, _ESTIMATE_GRID)[0], self._target.delta, _SEARCH_ERROR)[1]
 
     def _sides(self, z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
         return sides_of(pairs_of(_in_few_kinds(self.events(z)), self._adjacency, grid))
 
     def _share_of_all(self, z: float) -> float:
-        """By how much all kinds cost more than the few, as Chernoff's bound has it; found at the first multiplier."""
+        """The cost of all kinds over that of the few, by Chernoff's bounds; computed at the first multiplier alone."""
         if self._share is None:
             events, delta = self.events(z), self._target.delta
             kinds = _in_few_kinds(events)

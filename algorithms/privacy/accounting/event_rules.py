@@ -51,7 +51,7 @@ Orders: TypeAlias = tuple[float, ...]
 _ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 CUSTOMARY_GRID = 1e-4
-"""For losses that are known on a grid only."""
+"""The width of a cell for losses that are known on a grid only."""
 
 
 @attrs.frozen
@@ -538,7 +538,7 @@ class _SampledGroup(EventRule):
         return PLDPair(group, ReversedPLD(group))
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
-        """By convexity: some of the records are sampled with this chance, and move the sum by at most all of them."""
+        """The bound by convexity: with this chance any of the records are sampled, and move the sum by at most all."""
         rate = _any_of(event.count, event.sampling_probability)
         return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(event.noise_multiplier / event.count))
 
@@ -693,7 +693,7 @@ class _Selection(EventRule):
         return attrs.evolve(event, event=rule_of(event.event).with_amplification(event.event))
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
-        """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.
+        """The losses by profiles: at epsilon + shift the best has at most the mean number times a trial's delta.
 
         With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the probability
         of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
@@ -888,7 +888,7 @@ def _fits(field: Any, value: Any) -> bool:
 
 
 _LARGEST = 1e100
-"""Of the numbers in a document: products and squares of larger ones are beyond a float."""
+"""The largest number in a document: products and squares of larger ones are beyond a float."""
 _RANGES = {
     "noise_multiplier": (1e-6, 1e12),
     "mean": (1.0, 1e6),
@@ -899,9 +899,9 @@ _RANGES = {
     "SampledGroupDpEvent.count": (1.0, 1000.0),
     **dict.fromkeys(("coefficients", "weights"), (-1e6, 1e6)),
 }
-"""Of fields in a document, by name or by event and name: within them, accountants end in bounded time and memory."""
+"""The ranges of fields in a document, by name or by event and name: accountants take bounded time and memory within."""
 _MAX_GROUP_WORK = 1e4
-"""Of a group's size, squared, over its noise: a moment at order a is an integral of a times as many terms."""
+"""The largest squared size of a group over its noise: its moment at order a is an integral of a times as many terms."""
 
 
 def compose_pld(

@@ -111,11 +111,11 @@ def schedule_to_json(schedule: Schedule) -> list[EventRow]:
 
 
 MAX_NESTING = 18
-"""Of the events that an event of a document stands in: enough for a search over compositions on disjoint people."""
+"""The most events that an event of a document stands in: enough for a search over compositions on disjoint people."""
 MAX_KINDS = 1000
-"""Of the events of a card: each costs the accountants a distribution of its own."""
+"""The most different events of a card: each costs the accountants a distribution of its own."""
 _MOST = 10**9
-"""Of the releases in a row."""
+"""The most releases in a row."""
 
 
 def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, int]]:

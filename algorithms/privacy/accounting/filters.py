@@ -80,7 +80,7 @@ def filter_to_json(spec: FilterSpec) -> dict[str, str | float]:
 
 
 _LARGEST = 1e100
-"""Of a filter's numbers in a document."""
+"""The largest number of a filter in a document."""
 
 
 def filter_from_json(document: Mapping[str, Any]) -> FilterSpec:
@@ -141,7 +141,7 @@ class CostCurve:
         return min(number, self._number)
 
     def _epsilon(self, releases: int) -> float:
-        """By a coarse grid, which is slightly high; the total where the accountant has no bound for a part."""
+        """The cost by a coarse grid, which is slightly high; the total if the accountant has no bound for a part."""
         if releases == self._number:
             return self._total.epsilon
         begun, left = [], releases

@@ -20,14 +20,14 @@ Array = NDArray[np.float64]
 _ROUNDING = 2.0**-51
 _MARGIN = 1e-9
 _MIN_POINTS, _MAX_POINTS = 64, 2000
-"""Of the edges of a mechanism's losses."""
+"""The fewest and the most edges of a mechanism's losses."""
 _NORMAL_STEP, _LOSS_STEP = 0.1, 0.25
 """The largest distance of edges: in standard deviations of the noise, and in losses."""
 _NEVER = 1e-45
 """Chances of numbers of a person's records in a sample up to which they are left out, and counted as lost."""
 _AT_ONCE, _FAR, _TABLE, _NEWTON = 8192, 38.0, 4000, 3
-"""Of a group's losses: how many are computed together; outputs for a first guess of their inverse, so many standard
-deviations beyond the means; and the steps of Newton's method after it."""
+"""For a group's losses: how many are computed together; the table that gives a first guess of their inverse, how many
+standard deviations it goes beyond the means and how many outputs it has; and the steps of Newton's method after it."""
 
 
 def _knots(low: float, high: float, step: float) -> Array:

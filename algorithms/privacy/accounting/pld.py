@@ -37,7 +37,7 @@ Indices = NDArray[np.int64]
 
 _UNIT_ROUNDOFF = 2.0**-53
 _LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
-"""As logarithms: of the tilted sum one in so many may lie above the window; a part of delta that does not matter."""
+"""Logarithms of how rare a tilted sum above the window is, and of how small a part of delta does not matter."""
 _LARGEST_EXPONENT = 600.0
 _RARE_TAIL, _LARGEST_TILT = 5.0, 1e15
 _MIN_MODULUS, _LOG_SURE = 1e-300, math.log(1e-9)
@@ -47,7 +47,7 @@ _LOG_NOTHING, _NOTHING = -42.0, math.exp(-40.0)
 _FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _ITERATIONS = 2**16, 2**19, 2**16, 60
 _FEW_POINTS, _POINTS_TOGETHER, _TERMS = 2**12, 2**17, 2
 FIRST_GRID_ERROR = 5e-5
-"""By this share of the variance a first grid may be off."""
+"""The share of the variance by which a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
 _FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER, _COARSER_OF_MANY = 8, 6e-5, 1.5e-5, 2.0, 4.0
 """Of more distributions, each of which takes a transform of its own, more is left of a grid's error; their first grid
@@ -124,7 +124,7 @@ class DiscretePLD:
 
     @cached_property
     def logarithms(self) -> Array:
-        """Of the masses."""
+        """The logarithms of the masses, shape [k]; -inf for none."""
         with np.errstate(divide="ignore"):
             return np.log(self.masses)
 

@@ -62,7 +62,7 @@ _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 _MAX_ORDER = 256.0
 """The largest whole order at which the moment of removing a record is computed; none is stated above."""
 _FAR, _POINTS = 10.0, 2000
-"""Of the points for negative moments: how many deviations of log Y they reach, and about how many there are."""
+"""For negative moments: how many deviations of log Y the points reach, and about how many there are."""
 _MAX_RENYI_NOISE = 400.0
 """With more noise the chords of negative moments lose more than the pass gains: 6.4e-6 b (b + 1) of their logarithm."""
 _LOG_RATES = (-10.0, 25.0, 4000)

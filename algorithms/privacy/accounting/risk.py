@@ -33,9 +33,9 @@ from algorithms.privacy.accounting.gaussian import gaussian_delta
 
 Array = NDArray[np.float64]
 _POINTS, _MIN_DELTA = 300, 1e-10
-"""Of a profile: how many epsilons it has, and its least delta."""
+"""The number of epsilons of a profile, and its least delta."""
 _LARGEST_EPSILON, _LARGEST_MU = 100.0, 1e6
-"""An epsilon above which nothing is told by more, and the largest mu of a Gaussian that is looked for."""
+"""The epsilon above which a larger one says nothing more, and the largest mu of a Gaussian that is looked for."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def importance_sum(
             chances = torch.where(torch.isfinite(norms[-1]), clipped, 0.0) / limits
             accepted = are_below(upload(coins[torch.from_numpy(some)], device)(), chances)
             added = torch.zeros(len(point), dtype=torch.float64, device=device)
-            if by_weight:
+            if by_weight:  # a norm of infinity gives the weight 0
                 found.add_clipped_if_finite(clipping, added, torch.where(accepted, norms[-1], torch.inf))
             else:
                 chosen = torch.nonzero(accepted)[:, 0]  # all of them are finite

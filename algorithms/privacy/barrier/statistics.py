@@ -23,7 +23,7 @@ from algorithms.models import Model
 from algorithms.privacy.barrier.record_loader import Batch, RecordArrays
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
-"""Of one record: (input [*input_shape], label []) -> a tensor, of one shape for all records."""
+"""A function of one record, (input [*input_shape], label []), to a tensor of one shape for all records."""
 
 _NEAR_ZERO = 1e-300
 """Above 0, and below the norm of any matrix that is not 0."""

@@ -3,7 +3,8 @@
 A card holds typed facts and no sentences (`schema`). `build` makes it from a run's documents and signs it with the
 owner's key; `load` reads it from a file, every byte of which matters; `verify` checks its signature, computes epsilon
 again from its events, and compares it with the files beside it; `check_charged` compares it with a ledger. `text`
-writes the sentences for people. `verify_card` is a program of one file for whoever has not this code, and shares none.
+writes the sentences for people. `verify_card` is a program of one file for people without this package,
+with which it shares no code.
 
 A card promises no more than its events. Its checksums tie it to the files of the run, its ledger_head to the
 population's ledger. It holds no checksum of private records, since such a number would let anyone test a guess of them.

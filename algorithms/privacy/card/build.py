@@ -64,7 +64,7 @@ _CLOSE = 1e-3
 """How closely the cost that a run kept count of ends at that of its schedule, which is accounted as a whole."""
 _ROUNDING = 1e-9
 MAX_BYTES = 2**25
-"""Of a card's file."""
+"""The largest size of a card's file."""
 
 
 _S = TypeVar("_S", bound=Section)
@@ -388,7 +388,7 @@ def same_events(one: Schedule, other: Schedule) -> bool:
 
 
 def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) -> str | None:
-    """What a trace has otherwise than its own events or the card's sums; None where nothing.
+    """How a trace differs from its own events or the card's sums, in words; None if it does not.
 
     is_whole: whether it is of all that was charged, and not of the winner of a search.
     """

@@ -40,7 +40,8 @@ EVALUATION = "evaluation.json"
 """The histogram that was released of private held-out records, beside them."""
 
 MAX_ORDER = 1e5
-"""Of a Renyi filter: a bound of a sample is a sum of as many terms, and filters take one of the accountant's orders."""
+"""The largest order of a Renyi filter: a sample's bound is a sum of as many terms, and filters take an order of the
+accountant."""
 
 Guarantee: TypeAlias = Literal["private", "seeded", "diagnosed", "none"]
 """Differential privacy; noise that anyone can compute again; secret noise, but beside it something that was computed

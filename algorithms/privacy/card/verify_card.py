@@ -61,28 +61,29 @@ Profile = Callable[[Array], Array]
 """delta at ascending epsilons, which are at least 0."""
 
 FILES, EVALUATION = ("model.safetensors", "plan.json", "trace.parquet"), "evaluation.json"
-"""Beside a card; the last one where private held-out records were evaluated."""
+"""The files beside a card; the last one if private held-out records were evaluated."""
 ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_error_bits": 18}
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 BELOW, ABOVE, ABSOLUTE, SLACK = 1e-6, 1e-2, 1e-9, 0.008
 """How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it."""
 MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_WORK = 2**25, 20, 1_000, 2**22, 2**30
-"""Of a file, of nested events, of a grid, and of all computing, in about as many tails of a normal distribution."""
+"""Limits: bytes of a file, depth of nested events, different events, points of a grid, and all computing, counted in
+tails of a normal distribution."""
 LARGEST = sys.float_info.max
 ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
 """How the facts of a card are written, with a last line break; the signature is over this, with null in its place."""
 
 
 class BadCardError(Exception):
-    """What is no card: one sentence for whoever asked."""
+    """The file is no card; the message is one sentence for the person who runs the program."""
 
 
 class NoBoundError(Exception):
-    """No theorem that is used here bounds these events in this way, or not within what is computed here."""
+    """No theorem used here bounds these events in this way, or the bound takes more computing than `Work` allows."""
 
 
 class Work:
-    """What may still be computed for a card, so that nobody can write one that takes for ever."""
+    """How much may still be computed for a card, so that no card keeps the program busy for ever."""
 
     left = MAX_WORK
 
@@ -194,14 +195,14 @@ RULES: dict[str, Callable[[Card], bool]] = {
         and event["steps"] ** 2 / event["parts"] <= 1e10
     ),
 }
-"""What the values of a section or of an event must fulfil together."""
+"""Conditions on several values of a section or of an event together."""
 PASSES = {
     "CorrelatedDpEvent": "CorrelatedStepDpEvent",
     "RandomAllocationDpEvent": "RandomAllocationStepDpEvent",
 }
 """Events that pay for a whole pass, and those of its later steps, which cost nothing then."""
 SEARCHES = ("ComposedDpEvent", "EitherDpEvent")
-"""What holds the trials of a search: all of them, whose results are shown, or any of them, the best of which is."""
+"""The events that hold the trials of a search: where all results are shown, and where only the best one is."""
 WORST_PART = ("EitherDpEvent", "DisjointPartsDpEvent")
 """Events that tell at most as much as the worst of their parts: a mixture of mechanisms, one of which is drawn, and
 mechanisms on disjoint people, of whom a record that is added or removed is in one part (McSherry 2009, Theorem 4)."""
@@ -414,14 +415,15 @@ PLANNED = {
                        " settings=model.settings reinitialize=model.reinitialize frozen=model.freeze"
                        " augmentations=model.augmentations",
 }
-"""What a section of a card has from where in the plan, and what is meant where a plan leaves it out."""
+"""For each section of a card, its fields and the paths in the plan that they come from. `LEFT_OUT` has the values that
+a plan means where it leaves a path out."""
 LEFT_OUT = {"model.precision": "float32", "model.settings": {}, "model.reinitialize": [], "model.freeze": [],
             "model.augmentations": 1}
 # fmt: on
 
 
 def difference_to_plan(plan: Any, card: Card) -> str | None:
-    """What a plan has otherwise than the card of one of its runs."""
+    """How a plan differs from the card of one of its runs, in words; None if it does not."""
     pairs = {
         f"{section}.{name}": value_at(plan, path, LEFT_OUT.get(path))
         for section, fields in PLANNED.items()
@@ -453,7 +455,7 @@ def difference_to_plan(plan: Any, card: Card) -> str | None:
 
 
 def value_at(document: Any, path: str, left_out: Any = None) -> Any:
-    """What stands at a path of names."""
+    """The value at a path of names, which dots separate."""
     for name in path.split("."):
         document = (document or {}).get(name)
     return left_out if document is None else document
@@ -531,7 +533,7 @@ def covers(stated: float | None, bound: float | None) -> bool:
 def lower_bounds(
     rows: Rows, adjacency: str, accounting: Card
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """By accountant a lower bound on epsilon, None where there is none, and why there would be none."""
+    """A lower bound on epsilon by accountant, None if there is none; and by accountant the reason for having none."""
     Work.left, delta, how = MAX_WORK, accounting["delta"], accounting["composition"]
     bounds: dict[str, float | None] = dict.fromkeys(("pld", "rdp", "pure"))
     reasons = dict.fromkeys(bounds, "nothing is proven for such events under this adjacency")
@@ -773,7 +775,7 @@ def library_event(event: Event) -> Any:
 
 
 def rdp_of_pure(epsilon: float, alpha: Array) -> Array:
-    """Of randomised response (Mironov 2017, Proposition 5), and of zCDP where the former is lost to rounding."""
+    """Rényi bounds of randomised response (Mironov 2017, Prop. 5), and of zCDP where these are lost to rounding."""
     truth = -np.logaddexp(0.0, -epsilon)
     lie = truth - epsilon
     moments = np.logaddexp(alpha * truth + (1 - alpha) * lie, alpha * lie + (1 - alpha) * truth)
@@ -953,11 +955,11 @@ PROFILES: dict[str, Callable[[Event, Array], Array]] = {
     "PureDpEvent": of_pure,
     "ObjectivePerturbationDpEvent": of_objective,
 }
-"""Of releases whose profile is the same both ways and has a closed form."""
+"""The profiles of releases for which both ways are alike and have a closed form."""
 
 
 def of_sampled(whole: Profile, rate: float) -> tuple[Profile, Profile]:
-    """Of a release on a Poisson sample, (1 - rate) Q + rate P against Q, and the reverse."""
+    """The profiles of a release on a Poisson sample: (1 - rate) Q + rate P against Q, and the reverse."""
 
     def remove(e: Array) -> Array:
         small = np.log1p(np.expm1(np.minimum(e, 1.0)) / rate)
@@ -991,7 +993,7 @@ def mixture(z: float, p: dict[int, float], q: dict[int, float]) -> Profile:
 
 
 def log_density(x: Array, z: float, chances: dict[int, float]) -> Array:
-    """Of a mixture of N(j, z^2), relative to N(0, z^2)."""
+    """The log density of a mixture of N(j, z^2), relative to that of N(0, z^2)."""
     Work.spend(len(x) / 8 * len(chances))
     logs = (math.log(chance) + j * (x - j / 2) / z**2 for j, chance in chances.items())
     return reduce(np.logaddexp, logs) + np.zeros(len(x))
@@ -1089,7 +1091,7 @@ def largest_of_parts(event: Event) -> tuple[Profile, Profile]:
 
 
 def sums_from(masses: Array) -> Array:
-    """Of each mass and all later ones, and 0 behind the last."""
+    """The sum of each mass and all later ones, and a 0 after the last: [k] -> [k + 1]."""
     return np.append(np.cumsum(masses[::-1])[::-1], 0.0)
 
 

@@ -70,7 +70,7 @@ else:
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
     def __getattr__(name: str) -> Any:
-        """What is imported when it is first asked for, since some of it opens a database."""
+        """Import a name of `_MODULES` on first use, since some of them open a database."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -321,7 +321,7 @@ def _by_events(
 
 
 def _share(delta: float, draft: Draft) -> float:
-    """Of a delta that fits, what a run may state that reads several records of a person.
+    """The delta that a run on several records of a person may state, if its blocks have room for `delta` each.
 
     The delta of k records is the sum of exp(i epsilon) delta for i below k (Dwork and Roth 2014, Theorem 2.2), and the
     ledger charges each of them a k-th of it. exp overflows above 709.

@@ -31,15 +31,15 @@ class Strategy(ABC):
 
     @abstractmethod
     def correlator(self, dimension: int) -> Correlator:
-        """What makes the noise of step after step of `dimension` coordinates."""
+        """The generator of the steps' noise, one after the other, of `dimension` coordinates."""
 
     @abstractmethod
     def variances(self, steps: int) -> Array:
-        """Of a coordinate of the noise of each step, shape [steps], where those of W are 1."""
+        """The variance of a coordinate of each step's noise, shape [steps], if those of W have variance 1."""
 
     @abstractmethod
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
-        """What all steps cost where every record takes part in each; who does is for the sampling to say."""
+        """The event of all steps if every record takes part in each; a release fills in its sampling."""
 
 
 class _ToeplitzStrategy(Strategy):
@@ -143,8 +143,11 @@ class Tree(Strategy):
         return CorrelatedDpEvent(noise_multiplier, (), (), (), self.leaves, 1, 1.0, steps)
 
     def _variance(self, leaf: int) -> float:
-        """Of the noise of the step that is the leaf-th of its tree: of the estimate of the node that it completes
-        and of those of the nodes that this takes the place of, whose weight in it is less than 1."""
+        """The variance of the noise of the step that is the leaf-th of its tree.
+
+        The step adds the estimate of the node that it completes, less those of the nodes that this one replaces, each
+        of which is a part of it with a weight below 1.
+        """
         height = _height(leaf)
         total, share = _node_variance(height), 1.0
         for level in reversed(range(height)):
@@ -168,13 +171,13 @@ def strategy_of(event: CorrelatedDpEvent) -> Strategy:
 
 
 def _height(leaf: int) -> int:
-    """Of the tallest node that is complete with this leaf, counted from 1."""
+    """The height of the tallest node that is complete with this leaf, counted from 1."""
     return (leaf & -leaf).bit_length() - 1
 
 
 @lru_cache
 def _node_variance(level: int) -> float:
-    """Of the estimate of a node's noise, by its own and by its children's."""
+    """The variance of the estimate of a node's noise, from its own draw and its children's."""
     return 1.0 if level == 0 else 1.0 / (1.0 + 0.5 / _node_variance(level - 1))
 
 

@@ -95,7 +95,7 @@ class CyclicPoisson:
 
     @property
     def chance(self) -> float:
-        """With which a record takes part in a step of its part."""
+        """The probability that a record takes part in a step of its part."""
         return self.parts * self.rate
 
 
@@ -116,7 +116,7 @@ class FixedOrder:
 
     @property
     def chance(self) -> float:
-        """With which a record takes part in a step of its part."""
+        """The probability that a record takes part in a step of its part."""
         return 1.0
 
 
@@ -151,12 +151,12 @@ class RandomAllocation:
 
     @property
     def first_step(self) -> int:
-        """With which this step's pass begins."""
+        """The first step of this step's pass."""
         return self.passes * self.parts
 
     @property
     def place(self) -> int:
-        """Of this step in its pass, from 0."""
+        """The index of this step within its pass, from 0."""
         return self.step % self.parts
 
     @property
