@@ -151,27 +151,40 @@ class GroupColumn:
 class DatasetInfo:
     """The public facts of a prepared data set.
 
-    is_public: whether the records themselves are public. unit: what one record is, the unit of privacy. population: the
-    population whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first used. records,
-    test_records: the numbers of training and test records, or None if they are private. input_shape: shape of one
-    record's features. holdout: "public" means that the test records are declared public, "private" that they leave as
-    one noised histogram alone. holdout_why: why test records of a private data set are public. composition,
-    composition_order, composition_runs: how the population's runs add up; see `data.card.DeclaredComposition`.
-    blocks_per_person: in how many blocks a person may have records. blocks: the blocks of the prepared records; empty
-    for a population without blocks. holdout_rule: for private records, a digest of the rule by which records are held
-    out; see `rule_of`. blocks_by: a description of what divides private records into blocks, or None. feature_norms:
-    the largest L1 and L2 norms that a record's features can have, or None if they are unbounded. tokens: if features
-    are tokens, int32 from 0, the size of the vocabulary including padding and unknown words; None for real features,
-    float32. words_sha256: checksum of the words of the tokens, in their order, if the card declares it; otherwise left
-    out, so that the digest of other descriptions does not change. transform: how features are made from each record
-    after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not a class.
-    per_person: how many training records can belong to one person, None if the card names no person column.
-    rows_per_user: how many rows of a person are at most one training record; see `data.prepared`. reader_sha256: of a
-    reader of the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads
-    each record by itself. cells: of a table that is encoded as active cells, their layout; features are then the
-    numbers of cells. groups: of a table with private held-out records, the columns by which metrics may be given.
-    costs: of two classes, what it costs to take a record of the first, and of the second, for one of the other.
-    cell_columns: of an encoded table, what histograms may be learned of.
+    Attributes:
+        dataset, title, source, licence: As on the data card.
+        is_public: Whether the records themselves are public.
+        unit: What one record is, the unit of privacy.
+        population: The population whose budget is charged.
+        cap_epsilon, cap_delta: The cap of that budget when it is first used.
+        classes: Their names, in the order of labels; empty without classes.
+        records, test_records: The numbers of training and test records, or None if they are private.
+        input_shape: Shape of one record's features.
+        holdout: "public" means that the test records are declared public, "private" that they leave as one noised
+            histogram alone.
+        feature_norms: The largest L1 and L2 norms that a record's features can have, or None if they are unbounded.
+        tokens: If features are tokens, int32 from 0, the size of the vocabulary including padding and unknown words;
+            None for real features, float32.
+        transform: How features are made from each record after it is read.
+        composition, composition_order, composition_runs: How the population's runs add up; see
+            `data.card.DeclaredComposition`.
+        blocks_per_person: In how many blocks a person may have records.
+        blocks: The blocks of the prepared records; empty for a population without blocks.
+        holdout_rule: For private records, a digest of the rule by which records are held out; see `rule_of`.
+        blocks_by: A description of what divides private records into blocks, or None.
+        words_sha256: Checksum of the words of the tokens, in their order, if the card declares it; otherwise left out,
+            so that the digest of other descriptions does not change.
+        encoder: Its facts, if the transform is an encoder.
+        per_person: How many training records can belong to one person, None if the card names no person column.
+        rows_per_user: How many rows of a person are at most one training record; see `data.prepared`.
+        reader_sha256: Of a reader of the owner's own, the digest of its source.
+        target: What is predicted, if it is not a class.
+        each_record_alone: Whether the owner declares that it reads each record by itself.
+        cells: Of a table that is encoded as active cells, their layout; features are then the numbers of cells.
+        holdout_why: Why test records of a private data set are public.
+        groups: Of a table with private held-out records, the columns by which metrics may be given.
+        costs: Of two classes, what it costs to take a record of the first, and of the second, for one of the other.
+        cell_columns: Of an encoded table, the columns of which histograms may be learned.
     """
 
     dataset: str

@@ -74,11 +74,17 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """The work of the stage: its parameters, the bytes of the plan, the folder of the data and its description.
+    """The work of the stage.
 
-    blocks: the population's blocks that are in the prepared data. retraining: the scheduled retraining that the run is
-    charged for, which the ledger charges only once; None for a run that a person requested. group: the processes that
-    train together.
+    Attributes:
+        settings: Its parameters.
+        plan_file: The bytes of the plan that calibration wrote.
+        prepared: The folder of the prepared data.
+        public: The description of these data.
+        blocks: The population's blocks that are in the prepared data.
+        retraining: The scheduled retraining that the run is charged for, which the ledger charges only once; None for a
+            run that a person requested.
+        group: The processes that train together.
     """
 
     settings: Params

@@ -66,9 +66,11 @@ _ROUNDING = 1e-9
 class Target:
     """What a run may cost, and how the cost is computed.
 
-    accountant: whose epsilon must meet the budget. count_noise: noise multiplier of the count that is released first if
-    the number of records is private. prior_events: releases before the algorithm's own, which the budget must cover
-    too.
+    Attributes:
+        budget: The epsilon and delta of the run.
+        accountant: Whose epsilon must meet the budget.
+        count_noise: Noise multiplier of the count that is released first if the number of records is private.
+        prior_events: Releases before the algorithm's own, which the budget must cover too.
     """
 
     budget: Budget
@@ -91,13 +93,22 @@ class Target:
 class Plan:
     """The releases and the cost of a run, decided before the records are read.
 
-    steps: the largest number of training steps. noise_multiplier: 0 if it is chosen adaptively. schedule: the events of
-    the releases, in order. divisor: the public number that sums are divided by, None if a released count decides it.
-    filter: enforces the budget. epsilon: by accountant, at the target's delta; infinite for a run that is not private;
-    accountants without a bound are absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. method_params: public values
-    that the method planned, as JSON; `params` returns them as the method's dataclass. not_private: why the stated
-    epsilon does not hold, if it does not. evaluation: the release of private held-out records, which costs no more than
-    the training, or is part of the cost under replace-one.
+    Attributes:
+        target: What the run may cost.
+        facts: The public values that the plan follows from.
+        steps: The largest number of training steps.
+        schedule: The events of the releases, in order.
+        epsilon: By accountant, at the target's delta; infinite for a run that is not private; accountants without a
+            bound are absent.
+        noise_multiplier: 0 if it is chosen adaptively.
+        sampling_rate: The probability that a record takes part in a step.
+        divisor: The public number that sums are divided by, None if a released count decides it.
+        filter: Enforces the budget.
+        adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE.
+        method_params: Public values that the method planned, as JSON; `params` returns them as the method's dataclass.
+        not_private: Why the stated epsilon does not hold, if it does not.
+        evaluation: The release of private held-out records, which costs no more than the training, or is part of the
+            cost under replace-one.
     """
 
     target: Target

@@ -32,12 +32,17 @@ class Inputs:
 class PlanningFacts:
     """What an algorithm may use before its first release.
 
-    records: number of training records, None if it is private. parameters: d. layers: number of the model's layers.
-    classes: number of classes, 1 if the target is not a class. inputs: for a linear model on data whose card bounds
-    them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. rows_per_user:
-    number of rows of a record that is a person with several rows, else None. bfloat16: whether the model computes in
-    it. start_loss: the largest loss of a record at the model's own start, see `zero_start_loss`; it serves planning
-    alone, so a plan read from disk has none.
+    Attributes:
+        records: Number of training records, None if it is private.
+        parameters: Their number d.
+        layers: Number of the model's layers.
+        classes: Number of classes, 1 if the target is not a class.
+        inputs: For a linear model on data whose card bounds them, else None.
+        loss: Bounds of a record's loss as a function of the outputs, None if unknown.
+        rows_per_user: Number of rows of a record that is a person with several rows, else None.
+        bfloat16: Whether the model computes in it.
+        start_loss: The largest loss of a record at the model's own start, see `zero_start_loss`; it serves planning
+            alone, so a plan read from disk has none.
     """
 
     records: int | None

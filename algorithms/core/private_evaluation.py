@@ -27,9 +27,13 @@ from algorithms.privacy.mechanisms.sampling import FullBatch
 class EvaluationPlan:
     """The one release of the held-out records, decided before a record is read.
 
-    spec: its histogram. noise: "laplace" for a run at delta 0. noise_multiplier: standard deviation of the noise over
-    the sensitivity. epsilon: what the people held out may lose, at the run's delta. trials: of a search, each of whose
-    trials makes this release: how their number is drawn, or how many there are where all are released.
+    Attributes:
+        spec: Its histogram.
+        noise: "laplace" for a run at delta 0.
+        noise_multiplier: Standard deviation of the noise over the sensitivity.
+        epsilon: What the people held out may lose, at the run's delta.
+        trials: Of a search, each of whose trials makes this release: how their number is drawn, or how many there are
+            where all are released.
     """
 
     spec: HistogramSpec

@@ -79,10 +79,12 @@ T = TypeVar("T")
 class InspectionLimits:
     """How thorough an inspection is; beyond one of the first two limits it is brief.
 
-    full_operations: of one record's forward pass; a full inspection takes a thousand such passes. full_bytes: memory.
-    crowd_operations: of a brief inspection's forward pass of as many records as a full pass has: about a second.
-    gradient_tolerance: relative, for gradients of a deep model in 32 bits, where rounding may cross kinks such as
-    ReLU's.
+    Attributes:
+        full_operations: Of one record's forward pass; a full inspection takes a thousand such passes.
+        full_bytes: Memory of the largest pass of a full inspection.
+        crowd_operations: Of a brief inspection's forward pass of as many records as a full pass has: about a second.
+        gradient_tolerance: Relative, for gradients of a deep model in 32 bits, where rounding may cross kinks such as
+            ReLU's.
     """
 
     full_operations: float = 2e7
@@ -93,9 +95,13 @@ class InspectionLimits:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What a pass takes, in bytes: its peak memory, fixed (as for copies of weights) and for each record.
+    """What a pass takes, in bytes.
 
-    saved: by autograd for each record. materialized: the size of one record's materialised gradients.
+    Attributes:
+        fixed: The part of its peak memory that does not depend on the number of records, as for copies of weights.
+        each: The peak memory for each record.
+        saved: By autograd for each record.
+        materialized: The size of one record's materialised gradients.
     """
 
     fixed: int

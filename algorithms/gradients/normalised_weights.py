@@ -39,8 +39,10 @@ _TOLERANCE = {torch.float32: 3e-3, torch.float64: 1e-6}
 class RowMap:
     """The transposed derivative of a map of the rows of a matrix [rows, width], by the formula above; float64.
 
-    scale: [rows]. direction: [rows, width], of unit length and orthogonal to 1, or zero for a constant row. inner:
-    [2, 2, rows], from the components along 1 and the direction to those of the result.
+    Attributes:
+        scale: [rows].
+        direction: [rows, width], of unit length and orthogonal to 1, or zero for a constant row.
+        inner: [2, 2, rows], from the components along 1 and the direction to those of the result.
     """
 
     scale: Tensor

@@ -215,8 +215,10 @@ def gram_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 class RowProducts(NamedTuple):
     """What the norms of gradients follow from after a map by rows, as in `normalised_weights`; float64.
 
-    squares: [batch, rows], of each row of the gradient matrix. along: [2, batch, rows], a row's components along 1 and
-    its direction. slack: [batch, rows], a bound on how much rounding may change a row in the sum.
+    Attributes:
+        squares: [batch, rows], the squared norm of each row of the gradient matrix.
+        along: [2, batch, rows], a row's components along 1 and its direction.
+        slack: [batch, rows], a bound on how much rounding may change a row in the sum.
     """
 
     squares: Tensor
@@ -473,7 +475,9 @@ def as_measured(gradient: PerExample) -> PerExample:
 class LinearGrad(RowGrad):
     """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
 
-    inputs: [batch, length, inputs], the layer's input. grad_outputs: [batch, length, outputs], its output's gradient.
+    Attributes:
+        inputs: [batch, length, inputs], the layer's input.
+        grad_outputs: [batch, length, outputs], its output's gradient.
     """
 
     inputs: Tensor
@@ -620,8 +624,9 @@ class BiasGrad(FromRows):
 class SlicedGrad:
     """Gradients of consecutive entries of a parameter that are used apart, such as the parts of a packed projection.
 
-    parts: by the slice of the flat parameter, disjoint; the gradient of all other entries is zero. size: of the whole
-    parameter.
+    Attributes:
+        parts: By slice of the flat parameter; the slices are disjoint, and all other entries have the gradient 0.
+        size: The number of entries of the whole parameter.
     """
 
     parts: dict[tuple[int, int], PerExample]
@@ -677,9 +682,13 @@ def _sum_of(parts: list[Tensor]) -> Tensor:
 class EmbeddingGrad:
     """Gradients of an embedding's table, shape [entries, width].
 
-    indices: [batch, length], the entries looked up. grad_outputs: [batch, length, width], 0 where nothing is learned.
     Norms and sums use a record's total for each entry, in 64 bits. Single lookups could cancel in a norm, and in a sum
     they could swamp other records.
+
+    Attributes:
+        indices: [batch, length], the entries looked up.
+        grad_outputs: [batch, length, width], 0 where nothing is learned.
+        entries: The number of the table's rows.
     """
 
     indices: Tensor

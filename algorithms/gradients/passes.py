@@ -43,16 +43,19 @@ PinnedBranches = tuple[PinnedBranch, ...]
 class Passes:
     """The passes of one model, in its precision.
 
-    pinned_branches: constants that replace the model's data-dependent branch conditions, in order, such as whether any
-    record has padding or how long the longest one is. A condition that depends on one record would change the results
-    of others; None for a condition that no record can influence. A pass over a single record uses the record's own
-    branches. offload: where parameters are brought to that stay in main memory; None if they are where the records are.
-    shards: of the flat vector of parameters, if each process holds a slice of it.
-    unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
-    leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
-    as `view` does. opaque_layers: names of layers that a recorder sees as one function each, since their operations
-    cannot be recorded. uses_double_backward: whether the model differentiates in its forward pass, as for forces or
-    gradient penalties.
+    Attributes:
+        pinned_branches: Constants that replace the model's data-dependent branch conditions, in order, such as whether
+            any record has padding or how long the longest one is. A condition that depends on one record would change
+            the results of others; None for a condition that no record can influence. A pass over a single record uses
+            the record's own branches.
+        offload: Where parameters are brought to that stay in main memory; None if they are where the records are.
+        shards: Of the flat vector of parameters, if each process holds a slice of it.
+        unpacks: Whether recurrent layers process packed sequences as padded ones.
+        keeps_format: Whether a recorded pass leaves images and kernels in their memory format, since the model rejects
+            the one that is fastest for max pooling, as `view` does.
+        opaque_layers: Names of layers that a recorder sees as one function each, since their operations cannot be
+            recorded.
+        uses_double_backward: Whether the model differentiates in its forward pass, as for forces or gradient penalties.
     """
 
     model: PerExampleModel

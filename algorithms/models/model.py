@@ -25,8 +25,10 @@ Unbounded: TypeAlias = Annotated[
 class LossBounds:
     """Public bounds on a record's loss as a function of the outputs, never computed from data.
 
-    slope: bounds the L2 norm of its gradient. curvature: bounds the eigenvalues of its Hessian; infinite if the loss
-    has a kink. least: the smallest loss.
+    Attributes:
+        slope: A bound on the L2 norm of its gradient.
+        curvature: A bound on the eigenvalues of its Hessian; infinite if the loss has a kink.
+        least: The smallest loss.
     """
 
     slope: Unbounded
@@ -40,10 +42,11 @@ class Model(PerExampleModel):
 
     The first three and those by keyword are as in `PerExampleModel`.
 
-    scores: outputs -> [batch, classes]; the largest is the predicted class.
-    bounds: of the losses, or None if unknown.
-    settings: build the same architecture in the registry, without a file. notes: public sentences on the start and on
-    frozen parameters.
+    Attributes:
+        scores: A function of outputs [batch, ...] to [batch, classes]; the largest is the predicted class.
+        bounds: Of the losses, or None if unknown.
+        settings: By which the registry builds the same architecture, without a file.
+        notes: Public sentences on the start and on frozen parameters.
     """
 
     scores: Callable[[Tensor], Tensor]

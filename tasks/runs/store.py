@@ -115,10 +115,14 @@ def counted_columns(documents: Iterable[Mapping[str, Any]], public: DatasetInfo)
 
 @dataclass(frozen=True)
 class RunAttempt:
-    """An attempt at a run: its id in the ledger, its folder, and the folder of its result.
+    """An attempt at a run.
 
-    private_noise: whether its noise is secret. result: None if there is no result yet. notes: about the software that
-    began it.
+    Attributes:
+        run_id: In the ledger.
+        folder: With its key and checkpoints, or its result.
+        private_noise: Whether its noise is secret.
+        result: The folder of its result; None if there is none yet.
+        notes: About the software that began it.
     """
 
     run_id: str

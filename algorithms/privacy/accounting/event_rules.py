@@ -65,8 +65,10 @@ class PureDpEvent(dp.DpEvent):  # type: ignore[misc]
 class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
     """The exact minimum of a convex objective with a random linear term, for a linear model with one output.
 
-    noise_multiplier: standard deviation of the term over the bound on a record's gradient. curvature_ratio: bound on a
-    record's curvature over the strong convexity of the objective. See Redberg, Koskela and Wang 2023.
+    Attributes:
+        noise_multiplier: Standard deviation of the term over the bound on a record's gradient.
+        curvature_ratio: Bound on a record's curvature over the strong convexity of the objective. See Redberg, Koskela
+            and Wang 2023.
     """
 
     noise_multiplier: float
@@ -77,7 +79,9 @@ class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
 class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
     """A mechanism known only by its Rényi divergence at one order, under add-or-remove-one.
 
-    order: above 1. bound: the divergence there. The releases of a run under a Rényi filter are one such event.
+    Attributes:
+        order: Above 1.
+        bound: The divergence there. The releases of a run under a Rényi filter are one such event.
     """
 
     order: float
@@ -88,7 +92,9 @@ class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
 class SampledGroupDpEvent(dp.DpEvent):  # type: ignore[misc]
     """A Poisson sample of a Gaussian sum, for `count` records that are all added or all removed together.
 
-    noise_multiplier: of one record's bound. sampling_probability: of each record by itself.
+    Attributes:
+        noise_multiplier: Of one record's bound.
+        sampling_probability: Of each record by itself.
     """
 
     noise_multiplier: float
@@ -123,8 +129,11 @@ class DisjointPartsDpEvent(dp.DpEvent):  # type: ignore[misc]
 class TraceFields:
     """The values that a release with this event can have in a noise trace.
 
-    sampling: names of the possible kinds of sampling. rate: the probability that a record takes part. multipliers: the
-    noise multiplier, by the name of each noise with this event; empty for an event that no release has.
+    Attributes:
+        multipliers: The noise multiplier, by the name of each noise with this event; empty for an event that no release
+            has.
+        sampling: Names of the possible kinds of sampling.
+        rate: The probability that a record takes part.
     """
 
     multipliers: Mapping[str, float]

@@ -19,15 +19,25 @@ from algorithms.privacy.barrier.record_loader import RecordArrays, RecordLoader
 class ComputeConfig:
     """Settings that change a result by rounding at most: where the arithmetic runs, and its memory.
 
-    workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
-    threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen, shard_trained: whether they
-    divide the model's frozen parameters between them; and the trained ones, sums and the method's state. offload:
-    whether these stay in main memory instead. All three are for a model that does not fit the device. accept_rounding:
-    whether private records are trained on where an accelerator's last bits depend on the other records. expected_batch:
-    the expected number of records in a step, from public numbers, which decides how many a pass has unless
-    `physical_batch` does. number: the number of records, if it is public. Some algorithms hold a value of every record
-    at once, and round differently. This number, not the true one, decides whether such an algorithm fits into memory;
-    without it they are not used.
+    Attributes:
+        device: Where the arithmetic runs.
+        memory_mb: Memory for per-record work, in MB.
+        physical_batch: Records in a pass; by default what is fastest by public numbers.
+        number: The number of records, if it is public. Some algorithms hold a value of every record at once, and round
+            differently. This number, not the true one, decides whether such an algorithm fits into memory; without it
+            they are not used.
+        expected_batch: The expected number of records in a step, from public numbers, which decides how many a pass has
+            unless `physical_batch` does.
+        workers: Parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any
+            number.
+        threads: Per worker, see `Engine.threads`.
+        group: The run's processes.
+        shard_frozen: Whether the processes divide the model's frozen parameters between them. It, the next and
+            `offload` are for a model that does not fit the device.
+        shard_trained: Whether they divide the trained parameters, sums and the method's state.
+        offload: Whether trained parameters, sums and the method's state stay in main memory instead.
+        accept_rounding: Whether private records are trained on where an accelerator's last bits depend on the other
+            records.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))

@@ -52,9 +52,17 @@ class OutOfReachError(ArithmeticError):
 class PerturbedObjective:
     """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
 
-    model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
-    clip_norm, input_norm: L2 bounds on a record's gradient and on its features, including the bias's 1. Longer records
-    are scaled down; records that are not finite count as zero. tilt: [d], float64. Raises ValueError for other models.
+    Attributes:
+        model: One linear layer with one output.
+        features: [n, *input_shape], plain or memory-mapped.
+        labels: [n].
+        clip_norm, input_norm: L2 bounds on a record's gradient and on its features, including the bias's 1. Longer
+            records are scaled down; records that are not finite count as zero.
+        regularisation: Above 0.
+        tilt: [d], float64.
+
+    Raises:
+        ValueError: For other models.
     """
 
     model: PerExampleModel

@@ -21,7 +21,11 @@ class ProcessGroup:
     bit for bit. Only the first keeps the trace, the checkpoint and the ledger. A record's coin depends on its position
     in the release's stream, so the sample does not depend on the number of processes. Sums are added in 64 bits.
 
-    secret: 32 bytes that these processes alone know, if there are several.
+    Attributes:
+        rank: The number of this process, from 0.
+        count: How many there are.
+        local: How many of them run on this machine.
+        secret: 32 bytes that these processes alone know, if there are several.
     """
 
     rank: int = 0

@@ -95,9 +95,13 @@ class Trace:
 class GradientDiagnostics:
     """One gradient release; L2 norms, in units of the model's gradient.
 
-    release, step: as in the noise trace. error: distance between the answer and the exact mean gradient, which is the
-    unclipped sum over the same sample with the same divisor. noise: norm of the answer's noise. exact: norm of the
-    exact gradient. clipped: the share of the sample that clipping reduced, NaN for an empty sample.
+    Attributes:
+        release, step: As in the noise trace.
+        error: Distance between the answer and the exact mean gradient, which is the unclipped sum over the same sample
+            with the same divisor.
+        noise: Norm of the answer's noise.
+        exact: Norm of the exact gradient.
+        clipped: The share of the sample that clipping reduced, NaN for an empty sample.
     """
 
     release: int

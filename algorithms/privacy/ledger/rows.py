@@ -207,9 +207,16 @@ _WAY = "way:"
 class ReservedRun(NamedTuple):
     """A reservation and its present state.
 
-    charged: the cost that counts now. amounts: the amount that counts in each of its blocks. adjacency: of its events.
-    retraining: the scheduled retraining that it belongs to. model: the SHA-256 of its model. noise_key: a digest of the
-    key of its noise.
+    Attributes:
+        population: That the run is charged to.
+        reserved: What it reserved.
+        charged: The cost that counts now.
+        status: Open, settled or forfeited.
+        amounts: The amount that counts in each of its blocks.
+        adjacency: What its events are accounted under.
+        retraining: The scheduled retraining that it belongs to.
+        model: The SHA-256 of its model.
+        noise_key: A digest of the key of its noise.
     """
 
     population: str

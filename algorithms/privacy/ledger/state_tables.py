@@ -121,9 +121,13 @@ class _AccountRow(NamedTuple):
 class StatePart:
     """The part of the state that is needed: a population with its accounts and open runs, and what is asked for.
 
-    run: of any population. retraining: whose run is needed. held: digests of blocks, see `Ledger.reserve`; None if no
-    digests are needed. blocks: whose accounts are enough, with that of the whole population; None for all. With them,
-    no other open runs are loaded, and no digests but those of the blocks in `held` and of blocks of the same content.
+    Attributes:
+        population: Its name.
+        run: A run that is needed, of any population.
+        retraining: The scheduled retraining whose run is needed.
+        held: Digests of blocks, see `Ledger.reserve`; None if no digests are needed.
+        blocks: Blocks whose accounts are enough, with that of the whole population; None for all. With them, no other
+            open runs are loaded, and no digests but those of the blocks in `held` and of blocks of the same content.
     """
 
     population: str

@@ -47,10 +47,11 @@ from algorithms.privacy.mechanisms.sampling import (
 class Minimum:
     """The minimum over all parameters of the sum of all records' losses and of `regularisation / 2 ||parameters||^2`.
 
-    clip_norm: L2 bound on the gradient of a record's loss; a steeper loss is continued linearly. input_norm: L2 bound
-    on a record's features including the bias's 1; longer records are scaled down. curvature: the resulting bound on a
-    record's second derivative, infinite only without noise. tolerance: L2 norm of the sum's gradient at which the
-    solver may stop.
+    Attributes:
+        clip_norm: L2 bound on the gradient of a record's loss; a steeper loss is continued linearly.
+        tolerance: L2 norm of the sum's gradient at which the solver may stop.
+        input_norm: L2 bound on a record's features including the bias's 1; longer records are scaled down.
+        curvature: The resulting bound on a record's second derivative, infinite only without noise.
     """
 
     clip_norm: float
@@ -342,7 +343,12 @@ Bound = Clipping | Minimum
 class Release:
     """One query, with everything that decides its cost and its noise.
 
-    divisor: the public number that the noisy sum is divided by; never the realised batch size.
+    Attributes:
+        kind: What is asked.
+        sampling: Which records take part.
+        clipping: The bound on a record.
+        noise: Relative to that bound.
+        divisor: The public number that the noisy sum is divided by; never the realised batch size.
 
     Example:
         >>> Release("gradient", Poisson(0.01), L2(1.0), Gaussian(1.1), divisor=256.0).event()
@@ -458,8 +464,10 @@ def add_noise(total: Tensor, release: Release, stream: Stream) -> Tensor:
 class NoiseAhead:
     """The noise of a release, drawn by another thread while the sum is computed.
 
-    start: the position in the release's stream where its draws begin. steps: waits for the noise, in grid steps; None
-    without noise.
+    Attributes:
+        release: Whose noise it is.
+        start: The position in the release's stream where its draws begin.
+        steps: Waits for the noise, in grid steps; None without noise.
     """
 
     release: Release

@@ -55,8 +55,12 @@ class WithoutReplacement:
 class Importance:
     """A record takes part with probability rate * |g| / C, for its gradient g clipped to the norm C (Wei et al. 2022).
 
-    rate: bounds the probability, and is charged. Candidates are drawn before their gradients are known, by their last
-    norms: `oversampling` times more than needed, and with norms of at least `floor` times C.
+    Candidates are drawn before their gradients are known, by their last norms.
+
+    Attributes:
+        rate: A bound on the probability, which is charged.
+        oversampling: How many times more candidates are drawn than needed, from 1.
+        floor: The smallest last norm that a record counts with, as part of C.
     """
 
     rate: float
@@ -80,7 +84,11 @@ class Importance:
 class CyclicPoisson:
     """A record belongs to one of `parts`, drawn once per run, and takes part with `chance` in every parts-th step.
 
-    rate: of a step over all records; the chance is `parts` times that. Only for correlated noise.
+    Only for correlated noise.
+
+    Attributes:
+        parts: How many parts the records are divided into, from 1.
+        rate: The share of all records in a step; a record's chance in its step is `parts` times that.
     """
 
     parts: int
