@@ -14,7 +14,6 @@ from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Shape
 from algorithms.models.scaled_target import TargetScaling, can_be_scaled
-from algorithms.privacy.accounting.gaussian import noise_for_share
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 
@@ -25,7 +24,6 @@ _ABOVE_NOISE = 4.5
 noise alone."""
 _NEAR = 2.5
 """Others belong to it that are at most so many standard deviations of the number away from its mean."""
-_MOST_NOISE, _MOST_NOISE_OF_INFORMATION = 0.35, 0.015
 _PASSES = 22
 """In which cells may join that are beside those that belong to it."""
 _DEVIATIONS = 1.5
@@ -136,17 +134,3 @@ def _without_negatives(counts: Tensor) -> Tensor:
     ranked = counts.sort(descending=True).values
     excess = (ranked.cumsum(0) - counts.sum().clamp(min=1.0)) / torch.arange(1, len(counts) + 1)
     return (counts - excess[ranked > excess][-1]).clamp(min=0.0)
-
-
-def usual_noise_limit(records: float, epsilon: float) -> float:
-    """How far all noise together may move a parameter of a unit row's number, in units of its scale.
-
-    With little information there is little that is worth the noise, so it grows with the root of the records over the
-    standard deviation of a count, released for the whole budget; docs/results/tables.md.
-
-    Example:
-        >>> [usual_noise_limit(records, epsilon=1.0) for records in (480, 1000, 5000)]
-        [0.17, 0.25, 0.35]
-    """
-    information = records / noise_for_share(1.0, epsilon)
-    return float(f"{min(_MOST_NOISE, _MOST_NOISE_OF_INFORMATION * math.sqrt(information)):.2g}")

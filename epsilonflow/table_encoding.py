@@ -21,7 +21,7 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
 from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
-from algorithms.target_scale import usual_noise_limit
+from algorithms.noise_limits import usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -34,8 +34,6 @@ _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """Where a gradient is as long as the error of one probability; docs/results/tables.md."""
-_NOISE_OF_CLASSES = 0.7
-"""How far all noise together may move a parameter where classes are predicted; docs/results/tables.md."""
 _MOMENTUM = 0.9
 _TARGET = {"name": "(target)", "kind": "label"}
 
@@ -119,7 +117,7 @@ def usual_method(records: int, loss: Any, outputs: int, steps: int, epsilon: flo
         learning_rate=float(f"{(1.0 + _MOMENTUM) / curvature:.2g}"),  # half of where descent could diverge
         momentum=_MOMENTUM,
         schedule="linear",
-        noise_limit=_NOISE_OF_CLASSES if kind == "classes" else usual_noise_limit(records, epsilon),
+        noise_limit=usual_noise_limit(records, epsilon, kind),
         optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))

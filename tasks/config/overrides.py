@@ -257,7 +257,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if update.get("learning_rate", 0.0) is not None:
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
-    from algorithms.target_scale import usual_noise_limit
+    from algorithms.noise_limits import usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = card.records.train or card.records.at_most or 1
@@ -283,9 +283,12 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             moved = of_a_step * math.sqrt(settings.get("steps", 300) / 3.0) / (1.0 - momentum)
             rate = min(rate, _NOISE_OF_ALL_STEPS / moved)
         update = update | {"learning_rate": float(f"{rate:.2g}")}
-        if "noise_limit" in update and isinstance(card.label_type, Number):
+        is_number = isinstance(card.label_type, Number)
+        if "noise_limit" in update and (is_number or card.label_type.kind == "class"):
             known = card.records.train or (card.records.at_most or 0) / _BOUND_OF_RECORDS
-            update["noise_limit"] = usual_noise_limit(known or 1.0, epsilon)
+            update["noise_limit"] = usual_noise_limit(
+                known or 1.0, epsilon, "number" if is_number else "classes"
+            )
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

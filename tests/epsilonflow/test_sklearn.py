@@ -146,6 +146,8 @@ def test_settings_follow_from_the_kind_of_target() -> None:
     )
     assert (two.clip_norm, three.clip_norm, number.clip_norm) == (0.8, 1.0, 1.0)
     assert (two.update.noise_limit, number.update.noise_limit) == (0.7, 0.35)
+    few = usual_method(480, "cross_entropy", 1, 10, epsilon=1.0)
+    assert few.update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73
     # 1.9 over the curvatures 1/2, 1, e and 5.
     rates = [one.update.learning_rate for one in (three, number, count, quantile)]
     assert rates == [3.8, 1.9, 0.7, 0.38]

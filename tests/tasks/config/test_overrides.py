@@ -389,18 +389,21 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
 
 
 @pytest.mark.parametrize(
-    ("records", "epsilon", "limit"),
+    ("records", "epsilon", "target", "limit"),
     [
-        ({"train": 480, "test": 100}, 1.0, 0.17),  # 480 / 3.73 standard deviations of a count
-        ({"at_most": 1440}, 1.0, 0.17),  # there may be a third of them
-        ({"train": 480, "test": 100}, 0.5, 0.12),
-        ({"train": 100_000, "test": 100}, 1.0, 0.35),
+        ({"train": 480, "test": 100}, 1.0, {}, 0.17),  # 480 / 3.73 standard deviations of a count
+        ({"at_most": 1440}, 1.0, {}, 0.17),  # there may be a third of them
+        ({"train": 480, "test": 100}, 0.5, {}, 0.12),
+        ({"train": 100_000, "test": 100}, 1.0, {}, 0.35),
+        ({"train": 480, "test": 100}, 1.0, None, 0.34),
+        ({"at_most": 1440}, 1.0, None, 0.34),
+        ({"train": 100_000, "test": 100}, 1.0, None, 0.7),
     ],
 )
 def test_less_noise_is_let_in_where_there_is_less_to_learn_from(
-    records: dict[str, int], epsilon: float, limit: float
+    records: dict[str, int], epsilon: float, target: dict[str, bool] | None, limit: float
 ) -> None:
-    known = card_of_prices(records, {})
+    known = card_of_prices(records, target)
     advised = recipe(known, "dp_sgd", epsilon)
     assert advised.settings["update"]["noise_limit"] == limit
     assert explain_recipe(known, advised)["learning rate"].endswith(f"more than {limit:g}")

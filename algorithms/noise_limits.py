@@ -1,0 +1,27 @@
+"""How far all noise together should move a parameter of a table, from public numbers; docs/results/tables.md."""
+
+import math
+from typing import Literal, TypeAlias
+
+from algorithms.privacy.accounting.gaussian import noise_for_share
+
+Of: TypeAlias = Literal["classes", "number"]
+_OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
+"""The largest limit, and how it grows with the root of the records in standard deviations of a count."""
+
+
+def usual_noise_limit(records: float, epsilon: float, of: Of) -> float:
+    """The limit where records are unit vectors, for log-odds of classes or for a number in units of its scale.
+
+    With little information there is little that is worth the noise, so it grows with the root of the records over the
+    standard deviation of a count, released for the whole budget.
+
+    Example:
+        >>> [usual_noise_limit(records, epsilon=1.0, of="number") for records in (480, 1000, 5000)]
+        [0.17, 0.25, 0.35]
+        >>> [usual_noise_limit(records, epsilon=1.0, of="classes") for records in (480, 1000, 5000)]
+        [0.34, 0.49, 0.7]
+    """
+    most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
+    information = records / noise_for_share(1.0, epsilon)
+    return float(f"{min(most, of_information * math.sqrt(information)):.2g}")
