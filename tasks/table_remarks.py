@@ -17,7 +17,7 @@ from data.card import DataCard
 from data.formats import UTF_8, Binned, Categorical, Csv, Label, Numeric, Rows, Table
 from data.readers import encoding
 from data.readers.rows import SEPARATORS, tables
-from data.targets import Classes
+from data.targets import Classes, Number
 
 SHOWN_ABOVE = 0.01
 """The share of a column's values above which a change is told in words."""
@@ -33,7 +33,21 @@ _MAX_VALUES = 200
 _MIN_ROWS, _NEARLY_ALWAYS = 20, 0.99
 _YES, _NO = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
 """How files write yes and no."""
-_DECIMAL_COMMA = r"^[+-]?\d+(\.\d{3})*,\d+$"
+_FAULTS_OF_NUMBERS = (
+    (
+        r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$",
+        "numbers have commas between thousands, as in 1,200; write them without",
+    ),
+    (
+        r"^[+-]?\d+(\.\d{3})*,\d+$",
+        'numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader` in the card',
+    ),
+    (
+        r"^(\p{Sc}\s*[+-]?\d.*|[+-]?\d+([.,]\d+)?\s*(%|\p{Sc}|\p{L}{1,10}))$",
+        "numbers have a unit, as in 5 kg or 5%; write them without",
+    ),
+)
+"""How numbers are written that are refused, and what to do; a text counts for the first that it matches."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -54,7 +68,7 @@ class _Column:
     values: Counter[str] | None = field(default_factory=Counter)
     with_label: Counter[tuple[str, str]] = field(default_factory=Counter)
     equal_to_label: int = 0
-    decimal_commas: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
 
 
 def remarks_on(card: DataCard, file: Path) -> list[str]:
@@ -82,7 +96,7 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
     return [
         *_spelling_remarks(card, columns, label),
         *_copies(columns, label, rows),
-        *_commas(reader, columns),
+        *_faults_of_numbers(card, columns),
     ]
 
 
@@ -96,7 +110,11 @@ def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:
 
 
 def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | None) -> None:
-    column.decimal_commas += pc.sum(pc.match_substring_regex(values, _DECIMAL_COMMA)).as_py() or 0
+    rest = values
+    for pattern, fault in _FAULTS_OF_NUMBERS:
+        matches = pc.match_substring_regex(rest, pattern)
+        column.faults[fault] += pc.sum(matches).as_py() or 0
+        rest = rest.filter(pc.invert(matches))
     both = pa.table({"value": values} if labels is None else {"value": values, "label": labels})
     if labels is not None:
         column.equal_to_label += pc.sum(pc.equal(values, labels)).as_py() or 0
@@ -200,17 +218,14 @@ def _copies(columns: Mapping[str, _Column], label: str, rows: int) -> Iterator[s
             )
 
 
-def _commas(reader: Table | Rows, columns: Mapping[str, _Column]) -> Iterator[str]:
-    for column in reader.columns if isinstance(reader, Table) else ():
-        if (
-            isinstance(column, Numeric | Binned)
-            and column.name in columns
-            and columns[column.name].decimal_commas
-        ):
-            yield (
-                f'column {column.name}: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader` in'
-                " the card"
-            )
+def _faults_of_numbers(card: DataCard, columns: Mapping[str, _Column]) -> Iterator[str]:
+    """The fault that most values of each column of numbers have, but for those that are read."""
+    numbers = (Numeric, Binned, Label) if isinstance(card.label_type, Number) else (Numeric, Binned)
+    for column in card.reader.columns if isinstance(card.reader, Table) else ():
+        if isinstance(column, numbers) and column.name in columns:
+            faults = columns[column.name].faults
+            if faults.total():
+                yield f"column {column.name}: {max(faults, key=faults.__getitem__)}"
 
 
 def fault_of_text(path: Path, declared: Csv) -> str | None:
@@ -232,6 +247,9 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
                     f"line {number} of {path} is not UTF-8, but probably Latin-1 or Windows-1252; set"
                     " `encoding: windows-1252` under `reader` in the card, or save the file as UTF-8"
                 )
+            begins_field = re.search(rf'(^|{re.escape(declared.separator)})"', text)
+            if declared.quotes and begins_field and text.count('"') % 2:
+                return f"line {number} of {path} ends within quotes, and a record has to be one line"
             count = _fields(text, declared, declared.separator)
             wanted = count if wanted is None else wanted
             if count != wanted:

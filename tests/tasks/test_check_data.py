@@ -425,6 +425,15 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
             b'x,y\n"1,5",no\n',
             'column x: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader`',
         ),
+        (b'x,y\n"1,200",no\n999,no\n"-1,200,000.5",no\n', "column x: numbers have commas between thousands"),
+        (
+            b'x,y\n"1,200",no\n"2,5",no\n"7,25",no\n',
+            'column x: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader`',
+        ),
+        (b'x,y,note\n1,no,"first\nsecond"\n', "line 2 of {} ends within quotes, and a record has to be"),
+        (b"x,y\n71 kg,no\n", "column x: numbers have a unit, as in 5 kg or 5%; write them without"),
+        (b"x,y\n5.5%,no\n", "column x: numbers have a unit, as in 5 kg or 5%; write them without"),
+        ("x,y\n€ 20,no\n".encode(), "column x: numbers have a unit, as in 5 kg or 5%; write them without"),
     ],
 )
 def test_the_owner_is_told_which_fault_a_file_has(
