@@ -137,6 +137,8 @@ class Declared:
 
 _NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
 """Suffixes of files that would be read as CSV without any record."""
+_READ_DAYS = ("default", "%Y-%m-%d")
+"""How the format of a schema's days begins if they are read."""
 
 
 def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tuple[list[Document], Document]:
@@ -171,6 +173,8 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
         raise ParamsRefusedError(
             f"{path} has no field {person!r} beside what is predicted; name the field of the person's id by --person."
         )
+    for one in fields:
+        _check_writing(one, path)
     columns = [_column(one, path, wanted, person) for one in fields]
     if len(wanted) > 1:
         yes = set(Labels.model_fields["yes"].default)
@@ -227,10 +231,34 @@ def _spellings(listed: Any, path: Path) -> list[str]:
 
 
 def _with_enum(field: Document) -> Document:
-    """The field; one of type boolean has the enum true, false, unless it has its own."""
+    """The field; one of type boolean has the enum of its true and false values, unless it has its own."""
     constraints = field.get("constraints", {})
-    is_open = field.get("type") == "boolean" and not constraints.get("enum")
-    return {**field, "constraints": {**constraints, "enum": [True, False]}} if is_open else field
+    if field.get("type") != "boolean" or constraints.get("enum"):
+        return field
+    values = [*field.get("trueValues", [True]), *field.get("falseValues", [False])]
+    return {**field, "constraints": {**constraints, "enum": values}}
+
+
+def _check_writing(field: Document, path: Path) -> None:
+    """Raises ParamsRefusedError for a field whose values are written in another way than they are read."""
+    if field.get("ignore"):
+        return
+    if any(len(field.get(key, [""])) != 1 for key in ("trueValues", "falseValues")):
+        raise ParamsRefusedError(
+            f"{path}: the field {field['name']!r} must have one of trueValues and one of falseValues, as the table"
+            ' writes them; give it an enum instead where there are more, as in ["no", "yes", "unknown"].'
+        )
+    is_day, format_ = field.get("type") in ("date", "datetime"), str(field.get("format", "default"))
+    ways = {
+        "format": (is_day and not format_.startswith(_READ_DAYS), "days are read as 2020-01-31"),
+        "groupChar": (bool(field.get("groupChar")), "numbers are read without a mark between thousands"),
+        "bareNumber": (field.get("bareNumber") is False, "numbers are read without a unit"),
+    }
+    for key, (is_other, how) in ways.items():
+        if is_other:
+            raise ParamsRefusedError(
+                f"{path}: the field {field['name']!r} has a {key}, and {how}; write the table so, and leave {key} out."
+            )
 
 
 def _enum(name: str, limits: Document, path: Path) -> list[str]:

@@ -439,6 +439,14 @@ def test_missing_values_of_each_field_are_read_where_they_are_the_same(schema: s
         ({"missingValues": "NA"}, "must be a list of texts"),
         ({"decimalChar": "'"}, "must be a point or a comma"),
         ({"decimalChar": [","]}, "must be a point or a comma"),
+        ({"groupChar": ","}, "'age' has a groupChar, and numbers are read without a mark between thousands"),
+        ({"bareNumber": False}, "'age' has a bareNumber, and numbers are read without a unit"),
+        ({"type": "date", "format": "%d.%m.%Y"}, "'age' has a format, and days are read as 2020-01-31"),
+        ({"type": "date", "format": "any"}, "'age' has a format, and days are read as 2020-01-31"),
+        (
+            {"type": "boolean", "trueValues": ["yes", "y"]},
+            "must have one of trueValues and one of falseValues",
+        ),
     ],
 )
 def test_spellings_that_no_card_declares_are_refused(schema: str, keys: dict[str, str], words: str) -> None:
@@ -446,17 +454,19 @@ def test_spellings_that_no_card_declares_are_refused(schema: str, keys: dict[str
     document["fields"][0] |= {"type": "number", **keys}
     Path(schema).write_text(json.dumps(document))
     made = call("init", "clinic", "--from", schema, "--at-most", "900")
-    assert made.exit_code == 2 and words in " ".join(made.output.split())
+    assert made.exit_code == 2 and not Path("clinic").exists() and words in " ".join(made.output.split())
 
 
 def test_a_field_of_type_boolean_is_true_or_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    fields = [{"name": name, "type": "boolean"} for name in ("smokes", "returned")]
-    Path("schema.json").write_text(json.dumps({"fields": fields}))
-    made = call("init", "clinic", "--from", "schema.json", "--at-most", "900")
-    assert made.exit_code == 0, made.output
-    card = data_card("clinic", tmp_path / "clinic/data/cards")
-    assert (card.reader.width, card.classes) == (3, ("true", "false"))
+    fields: list[dict[str, object]] = [{"name": name, "type": "boolean"} for name in ("smokes", "returned")]
+    for folder, classes in (("clinic", ("true", "false")), ("other", ("yes", "no"))):
+        Path("schema.json").write_text(json.dumps({"fields": fields}))
+        made = call("init", folder, "--from", "schema.json", "--at-most", "900")
+        assert made.exit_code == 0, made.output
+        card = data_card(folder, tmp_path / folder / "data/cards")
+        assert (card.reader.width, card.classes) == (3, classes)
+        fields[1] |= {"trueValues": ["yes"], "falseValues": ["no"]}
 
 
 def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
