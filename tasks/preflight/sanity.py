@@ -31,7 +31,7 @@ def sanity_warnings(settings: Params, plan: Plan, records: int | None) -> list[s
     records: the number of records, or a bound on it; None if nothing is known.
     """
     update = getattr(settings.algorithm, "update", None)
-    warnings = [_epsilon_warning(plan, records, descends=update is not None)]
+    warnings = [_epsilon_warning(plan, records, update)]
     if isinstance(update, OptimizerConfig):
         warnings += _learning_rate_warnings(
             update, plan, getattr(settings.algorithm, "clip_norm", 1.0), records
@@ -39,23 +39,30 @@ def sanity_warnings(settings: Params, plan: Plan, records: int | None) -> list[s
     return [warning for warning in warnings if warning]
 
 
-def _epsilon_warning(plan: Plan, records: int | None, *, descends: bool) -> str | None:
+def _epsilon_warning(plan: Plan, records: int | None, update: object) -> str | None:
     """Doubt a run whose noise exceeds its signal.
 
     A Gaussian release with noise multiplier sqrt(2 log(1.25 / delta)) / epsilon costs about (epsilon, delta), however
-    it is divided into steps. If parameters are released, the noise has a component for each parameter.
+    it is divided into steps. If parameters are released, the noise has a component for each parameter; under a noise
+    limit, which is for records of a known length, what a model says of a record has one for each output.
     """
-    budget, parameters = plan.target.budget, plan.facts.parameters if descends else 1
+    budget, (count, of_what) = plan.target.budget, _what_has_noise(plan, update)
     if records is None or math.isinf(plan.cost.epsilon):
         return None
     noise = math.sqrt(2 * math.log(1.25 / budget.delta)) if budget.delta else 1.0
-    signal = records * budget.epsilon / (noise * math.sqrt(parameters))
+    signal = records * budget.epsilon / (noise * math.sqrt(count))
     if signal >= MIN_SIGNAL:
         return None
     return (
         f"at epsilon {budget.epsilon:.3g} the noise is {1 / signal:,.3g} times as large as all that {records:,} records"
-        f" can say about {parameters:,} parameters (raise privacy.epsilon, or take a smaller model)"
+        f" can say about {count:,} {of_what}{'s' * (count > 1)} (raise privacy.epsilon, or take a smaller model)"
     )
+
+
+def _what_has_noise(plan: Plan, update: object) -> tuple[int, str]:
+    if isinstance(update, OptimizerConfig) and update.noise_limit is not None:
+        return plan.facts.classes, "output"
+    return (1 if update is None else plan.facts.parameters), "parameter"
 
 
 def _learning_rate_warnings(

@@ -4,13 +4,17 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from ruamel.yaml import YAML
 
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods import from_settings
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from data import dataset_info
@@ -80,6 +84,18 @@ def test_what_looks_wrong_is_doubted(own: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(("dataset", "epsilon"), [("visits", 0.5), ("visits", 8.0), ("adult", 0.5)])
 def test_no_usual_setting_is_doubted(dataset: str, epsilon: float) -> None:
     assert warnings_about(settings_for(dataset, epsilon=epsilon)) == []
+
+
+@pytest.mark.parametrize(("epsilon", "doubts"), [(1.0, 0), (0.001, 1)])
+def test_few_records_are_doubted_by_outputs_where_noise_is_limited(epsilon: float, doubts: int) -> None:
+    """A recipe of cells: noise of 4.84 / epsilon in each of four outputs, beside 500 records; not in each cell."""
+    update = {"learning_rate": 3.8, "momentum": 0.9, "schedule": "linear", "noise_limit": 0.35}
+    settings = {"name": "dp_sgd", "steps": 300, "expected_batch_size": 50, "update": update}
+    method, facts = from_settings(settings), PlanningFacts(500, 11_756, 1, 4)
+    plan = method.plan(Target(Budget(epsilon, 1e-5)), facts)
+    found = sanity_warnings(SimpleNamespace(algorithm=method), plan, 500)  # type: ignore[arg-type]
+    words = "the noise is 19.4 times as large as all that 500 records can say about 4 outputs"
+    assert len(found) == doubts and all(words in one for one in found)
 
 
 @pytest.mark.parametrize("name", ["dp_gd", "dp_agd", "dpis", "majority", "objective_perturbation"])
