@@ -304,7 +304,16 @@ def dataset_info(
     transform: Transform = "none",
     encoder: EncoderFacts | None = None,
 ) -> DatasetInfo:
-    """The public facts that `card` declares; raises DataRefusedError if its records cannot have the transform."""
+    """The public facts that `card` declares.
+
+    Args:
+        card: The data card.
+        transform: How features are made from each record after it is read.
+        encoder: The encoder's facts, if the transform is one.
+
+    Raises:
+        DataRefusedError: If the card's records cannot have the transform.
+    """
     is_as_read = transform == "none"
     tokens, is_bounded = encoder.tokens if encoder else card.tokens, not isinstance(card.reader, Own)
     return DatasetInfo(

@@ -187,6 +187,10 @@ def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:
 
     A copy is a record that can occur, where a row of zeros may be none, such as a text without words. What is computed
     of it is dropped, and no other record's result depends on it, as the inspection has found of the model.
+
+    Example:
+        >>> pad_to_multiple(torch.tensor([5.0, 7.0, 9.0]), 2)
+        tensor([5., 7., 9., 9.])
     """
     missing = -len(values) % step
     return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values

@@ -472,7 +472,12 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
 
 
 def layer_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
-    """The inputs of the layer of `linear_layer`: the module's own, [n, ...], or what a `RecordMap` makes of them."""
+    """The inputs of the layer of `linear_layer`: the module's own, [n, ...], or what a `RecordMap` makes of them.
+
+    Example:
+        >>> layer_inputs(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), torch.ones(4, 3)).shape
+        torch.Size([4, 3])
+    """
     record_map = _split_map(module)[0]
     if record_map is None:
         return inputs

@@ -108,10 +108,27 @@ def build(
 ) -> Model:
     """Build the named model for an input shape and a number of classes; `seed` decides its random start.
 
-    predicts: class, number, count, quantile, labels, next token or tags; by default a class, or a number if classes is
-    1. level: of a quantile. precision: float32 or bfloat16. tokens: size of the vocabulary if records are tokens.
-    words_sha256: of the vocabulary, for word vectors from a file. padding: the entry that pads a text. settings: of the
-    model. Raises ModelRefusedError for an unknown name or setting, and for a model that does not fit the data.
+    Args:
+        name: An entry of `CATALOGUE`, or "package.module:factory" for a model of one's own.
+        input_shape: Shape of one record's features.
+        classes: Number of classes, 1 if the target is not a class.
+        seed: Of the random start.
+        precision: float32 or bfloat16.
+        tokens: Size of the vocabulary if records are tokens.
+        words_sha256: Of the vocabulary, for word vectors from a file.
+        padding: The entry that pads a text.
+        predicts: Class, number, count, quantile, labels, next token or tags; by default a class, or a number if
+            `classes` is 1.
+        level: Of a quantile.
+        settings: Of the model.
+
+    Raises:
+        ModelRefusedError: For an unknown name or setting, and for a model that does not fit the data.
+
+    Example:
+        >>> model = build("softmax", input_shape=(28, 28), classes=10, seed=0)
+        >>> model.module(torch.zeros(2, 28, 28)).shape
+        torch.Size([2, 10])
     """
     predicts = predicts or ("number" if classes == 1 else "class")
     spec = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts, level)
