@@ -9,9 +9,10 @@ function has a kink, one bit can decide a whole gradient, so adding a record cou
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +20,11 @@ from torch import Tensor
 _IN_CACHE = 2**16
 """Numbers that stay in a CPU's cache for several passes."""
 
-_MANY_PASSES = 20
-"""The number of passes from which the mean is taken as if samples filled half of the last one."""
+_SPREADS = 9
+"""Standard deviations from the mean beyond which no Poisson sample is expected to be."""
+
+MOST_SMALLER, _WORTH_A_SIZE = 3, 0.01
+"""How many smaller sizes a last pass may have, each of which is compared; the share of places that one must save."""
 
 _BLOCK = 256
 """Values that are summed in their own type, before these sums are added in 64 bits: few enough for rounding, enough for
@@ -106,6 +110,9 @@ def round_batch(count: int) -> int:
 
 
 _SMALL_SIZES = (1, 2, 4, 8, 12, 16, 24, FEWEST, 48)
+_LARGER_SIZES = *range(64, 128, 16), *range(128, 256, 32), *range(256, 1024, 64)
+_LAST_SIZES = *_SMALL_SIZES, *_LARGER_SIZES
+"""The sizes of which a sample's last pass may have some that are smaller than the usual one."""
 
 
 def pass_sizes(most: int) -> list[int]:
@@ -113,53 +120,65 @@ def pass_sizes(most: int) -> list[int]:
     return [size for size in _SMALL_SIZES if size <= most] + [*range(WHOLE, most + 1, WHOLE)]
 
 
-def smaller_sizes(size: int) -> tuple[int, ...]:
-    """The sizes that a sample's last pass may have if fewer records are left, next to the usual size; ascending.
+@dataclass(frozen=True)
+class PassCounts:
+    """Passes of a size over Poisson samples of an expected size, at least one for each sample.
 
-    None below a multiple of 64, which two threads may compute.
-
-    Example:
-        >>> smaller_sizes(32), smaller_sizes(64)
-        ((16, 24), ())
+    mean_full: how many come before a sample's last pass, on average. at_most: for each number of records from none to
+    `size`, the chance that the last pass has no more.
     """
-    return tuple(each for each in _SMALL_SIZES if size <= 2 * each < 2 * size) if size < WHOLE else ()
 
+    size: int
+    mean_full: float
+    at_most: tuple[float, ...]
 
-def mean_passes(size: int, expected_batch: float) -> float:
-    """How many passes of a size Poisson samples of an expected size take on average, at least one each.
+    @classmethod
+    def of(cls, size: int, expected_batch: float) -> Self:
+        """Those of a size.
 
-    Example:
-        >>> [round(mean_passes(size, 16.0), 1) for size in (8, 16, 32)]
-        [2.5, 1.5, 1.0]
-    """
-    if expected_batch > _MANY_PASSES * size:
-        return expected_batch / size + 0.5
-    return 1.0 + sum(_is_above(passes * size, expected_batch) for passes in range(1, 3 * _MANY_PASSES))
+        Example:
+            >>> [round(PassCounts.of(size, 16.0).mean_full, 1) for size in (8, 16, 32)]
+            [1.4, 0.4, 0.0]
+        """
+        spread = _SPREADS * math.sqrt(expected_batch) + _SPREADS
+        first, last = int(max(0.0, expected_batch - spread)), int(expected_batch + spread)
+        counts = torch.arange(first, last + 1, dtype=torch.float64)
+        logs = counts * math.log(max(expected_batch, 1e-9)) - torch.lgamma(counts + 1.0)
+        chances = torch.softmax(logs, dim=0)
+        before = counts.sub(1.0).clamp(min=0.0).div(size, rounding_mode="floor")
+        left = (counts.clamp(min=1.0) - before * size).long()
+        at_most = torch.zeros(size + 1, dtype=torch.float64).index_add_(0, left, chances).cumsum(0)
+        return cls(size, float(before @ chances), tuple(at_most.tolist()))
 
+    def places(self, smaller: Sequence[int]) -> float:
+        """How many records' places they have on average if a last pass may have one of the smaller sizes, ascending.
 
-def mean_places(size: int, expected_batch: float) -> float:
-    """How many records' places those passes have on average, if the last one may have one of `smaller_sizes`.
+        Example:
+            >>> [round(PassCounts.of(size, 64.0).places(())) for size in (64, 128)]
+            [94, 128]
+            >>> round(PassCounts.of(128, 64.0).places((64, 80)))
+            73
+        """
+        sizes = (0, *smaller, self.size)
+        # A pass grows from one of its sizes to the next where there are more records than places.
+        grown = ((larger - less) * (1.0 - self.at_most[less]) for less, larger in pairwise(sizes))
+        return self.mean_full * self.size + sum(grown)
 
-    Example:
-        >>> [round(mean_places(size, 16.0)) for size in (16, 32, 64)]
-        [19, 20, 64]
-    """
-    sizes = (*smaller_sizes(size), size)
-    passes = mean_passes(size, expected_batch)
-    if expected_batch > _MANY_PASSES * size:
-        return (passes - 1.0) * size + sum(sizes) / len(sizes)
-    # A pass grows from one of its sizes to the next where a sample has more records than places.
-    grown = (
-        (larger - smaller) * _is_above(before * size + smaller, expected_batch)
-        for before in range(3 * _MANY_PASSES)
-        for smaller, larger in pairwise(sizes)
-    )
-    return passes * sizes[0] + sum(grown)
+    def smaller_sizes(self, most: int = MOST_SMALLER) -> tuple[int, ...]:
+        """At most so many smaller sizes with which passes have few places, found one after another; ascending.
 
-
-def _is_above(count: int, expected_batch: float) -> float:
-    """The chance that a Poisson sample of an expected size has more records than `count`, about."""
-    return math.erfc((count - expected_batch) / math.sqrt(2.0 * max(1.0, expected_batch))) / 2
+        Example:
+            >>> [PassCounts.of(size, 64.0).smaller_sizes() for size in (64, 128)]
+            [(8, 16, 24), (64, 80)]
+        """
+        chosen: tuple[int, ...] = ()
+        for _ in range(most):
+            sets = [tuple(sorted((*chosen, size))) for size in _LAST_SIZES if size < self.size]
+            best = min(sets, key=self.places, default=())
+            if self.places(best) > (1.0 - _WORTH_A_SIZE) * self.places(chosen):
+                break
+            chosen = best
+        return chosen
 
 
 class Sliceable(Protocol):

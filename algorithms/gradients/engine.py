@@ -19,13 +19,12 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import (
     FEWEST,
+    MOST_SMALLER,
     WHOLE,
-    mean_passes,
-    mean_places,
+    PassCounts,
     pad_to_multiple,
     pass_sizes,
     round_batch,
-    smaller_sizes,
     split_passes,
 )
 from algorithms.gradients.batch_invariance import (
@@ -88,6 +87,9 @@ _FASTER = 100
 
 _ROUNDING_ALONE, _ROUNDING_IN_16_BITS = 1e-4, 3e-2
 """Differences of a record's loss between a full pass and one of it alone from which on 64 bits are to decide."""
+
+_SELDOM = 1e-3
+"""Passes beyond the first in a sample, on average, for which no larger ones are worth their memory."""
 
 _COMPARED, _MOST_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
@@ -205,7 +207,8 @@ class Engine:
         with refuse_failures(model, form), without_shortcuts():
             self._find_invariant_size(largest, device)
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
-                self.smaller_sizes = self._sizes_that_agree(device)
+                counts = PassCounts.of(self.physical_batch, expected_batch)
+                self.smaller_sizes = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
@@ -216,16 +219,18 @@ class Engine:
         parameters = self.passes.model.parameter_count
         fixed = _PASS + _EACH_KERNEL * inspection.kernels + _EACH_PARAMETER * parameters
 
-        def seconds(size: int) -> float:
-            passes = mean_passes(size, expected_batch)
-            if not is_cpu:
-                return passes * (fixed + size * each / _FASTER)
-            places = (
-                mean_places(size, expected_batch) if self._may_have_smaller_sizes(device) else passes * size
-            )
-            return passes * fixed + places * each
+        has_smaller = is_cpu and self._may_have_smaller_sizes(device)
 
-        return min(pass_sizes(largest), key=seconds)
+        def seconds(counts: PassCounts) -> float:
+            places = counts.places(counts.smaller_sizes(self._most_smaller) if has_smaller else ())
+            return (counts.mean_full + 1.0) * fixed + places * (each if is_cpu else each / _FASTER)
+
+        sizes = []
+        for size in pass_sizes(largest):
+            sizes.append(PassCounts.of(size, expected_batch))
+            if sizes[-1].mean_full < _SELDOM:
+                break
+        return min(sizes, key=seconds).size
 
     def _size_that_fills(self, size: int, physical_batch: int | None, largest: int) -> int:
         """The size, or 1 if records do not keep to their rows in passes of it."""
@@ -302,14 +307,19 @@ class Engine:
         )
         return device.type == "cpu" and self.is_batched and not self.is_random and not is_placed
 
-    def _sizes_that_agree(self, device: torch.device) -> tuple[int, ...]:
-        """The smaller sizes in passes of which records have the bits of those of the usual size."""
-        usual, point = self.physical_batch, self._point_for_comparison(device)
+    @property
+    def _most_smaller(self) -> int:
+        """How many smaller sizes are compared: one for a large model, whose passes take long."""
+        return 1 if self.inspection.is_brief else MOST_SMALLER
+
+    def _sizes_that_agree(self, smaller: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
+        """Of smaller sizes, those in passes of which records have the bits of those of the usual size."""
+        usual, threads, point = self.physical_batch, self.threads, self._point_for_comparison(device)
         uneven: set[int] = set()
 
         def compute(sample: SyntheticBatch, indices: Sequence[int], size: int) -> PassValues:
             self.physical_batch = size
-            with VectorEnds(size) as ends:
+            with VectorEnds(size, threads) as ends:
                 parts = [part for part, _, _ in self.in_parts(point, sample.inputs, sample.labels)]
             if not ends.are_even:
                 uneven.add(size)
@@ -321,18 +331,19 @@ class Engine:
             )
 
         try:
-            with _threads_up_to(self.threads):
-                agreeing = sizes_that_agree(
-                    compute,
-                    self.inspection.form,
-                    usual,
-                    smaller_sizes(usual)[-1:] if self.inspection.is_brief else smaller_sizes(usual),
-                    seeds=(self._seeds + 1) // 2,  # of which each compares twice as many records
-                    has_missing=True,
-                )
+            for most in range(1, min(threads, torch.get_num_threads()) + 1):  # as a run may have fewer
+                with _threads_up_to(most):
+                    smaller = sizes_that_agree(
+                        compute,
+                        self.inspection.form,
+                        usual,
+                        smaller,
+                        seeds=max(1, min((self._seeds + 1) // 2, 4 * WHOLE // usual)),  # each compares twice
+                        has_missing=True,
+                    )
         finally:
             self.physical_batch = usual
-        return tuple(size for size in agreeing if size not in uneven)
+        return tuple(size for size in smaller if size not in uneven)
 
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""

@@ -17,6 +17,9 @@ from algorithms.gradients.op_tracer import TracerMode
 _TWO_VECTORS = 128
 """Bytes of two vectors of AVX-512; those of other processors divide it."""
 
+_UNDIVIDED = 2**10
+"""Numbers that PyTorch leaves to one thread; its elementwise functions divide from 2^11, 2^14 or 2^15 on."""
+
 _NAMES = (
     "abs add addcdiv addcmul asinh atan bitwise_and bitwise_not bitwise_or ceil clamp clamp_max "
     "clamp_min clone copy cos div eq erf exp expm1 fill floor ge gelu gt hardsigmoid hardswish hardtanh "
@@ -29,12 +32,15 @@ _SAME_ALONE = frozenset(_NAMES.split())
 
 
 class VectorEnds(TracerMode):
-    """Watches passes of a size within the block; `are_even` says whether all numbers were computed in the same way."""
+    """Watches passes of a size within the block; `are_even` says whether all numbers were computed in the same way.
 
-    def __init__(self, size: int) -> None:
+    threads: between which PyTorch may divide a tensor's numbers equally, so that each has an end.
+    """
+
+    def __init__(self, size: int, threads: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.are_even = True
-        self._size = size
+        self._size, self._threads = size, threads
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run the function, and note whether it had numbers left."""
@@ -45,10 +51,10 @@ class VectorEnds(TracerMode):
 
     def _has_rest(self, value: Any) -> bool:
         """Whether numbers are left of a tensor that has as many for each record of the pass."""
-        is_of_records = (
-            isinstance(value, Tensor) and value.is_floating_point() and value.numel() % self._size == 0
-        )
-        return is_of_records and value.nbytes % _TWO_VECTORS != 0
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() % self._size:
+            return False
+        ends = self._threads if value.numel() > _UNDIVIDED else 1
+        return value.nbytes % (ends * _TWO_VECTORS) != 0
 
 
 def _is_same_alone(func: Any, args: Any, kwargs: Any) -> bool:
