@@ -275,6 +275,8 @@ def report() -> State[Rows]:
 def flow_result(work: Callable[[], T]) -> T | State[Any]:
     """Call `work`, the body of a flow, and return its result; a refusal or a failed stage becomes a state that says so.
 
+    What a refused run has spent is a note of its refusal, see `noting_what_was_spent`; without one it is nothing.
+
     Also drops the tracebacks that Prefect logs for flows and tasks that return a failed state, as ours do.
     """
     logging.getLogger("prefect.task_runs").addFilter(_without_empty_traceback)
@@ -286,7 +288,8 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
     except LedgerBrokenError as broken:
         return Failed(name=BROKEN, message=str(broken))
     except refusals() as refusal:
-        return Failed(name=REFUSED, message=str(refusal))
+        spent = " ".join(getattr(refusal, "__notes__", ())) or "Nothing was spent."
+        return Failed(name=REFUSED, message=f"{str(refusal).rstrip('.')}. {spent}")
     except StageFailedError as failure:
         return Failed(message=str(failure))
     except SystemExit as end:

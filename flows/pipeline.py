@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from tasks.config.borrowed_params import borrow_params, return_params
+from tasks.config.borrowed_params import borrow_params, check_params, return_params
 from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.params import ParamsRefusedError
 from tasks.runs.metrics import Rows
+from tasks.runs.reservations import noting_what_was_spent
 from tasks.runs.stages import StageRefusedError, checkout_lock
 
 RunStage = Callable[[str], object]
@@ -39,11 +41,13 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
     """
     with (
         checkout_lock(root, say=runner.line),
-        with_overrides(root, overrides, keeps=keeps_overrides),
+        noting_what_was_spent(root),
+        with_overrides(root, overrides, keeps=keeps_overrides) as written,
         runner.stages(root) as run,
     ):
         run("prepare")  # data card, files of records -> datasets/prepared
         run("calibrate")  # params.yaml, public facts -> plan.json
+        check_params(root, written)  # which somebody may have edited while the records were prepared
         run("train")  # plan.json, records, budget -> model, trace, evaluation.json, receipt.json
         run("evaluate")  # model, held-out records or evaluation.json -> metrics.json, plots
         run("report")  # all of these -> privacy_card.json, report.html
@@ -59,7 +63,7 @@ def run_report(root: Path, runner: Runner) -> Rows:
         if not (root / "artifacts" / "model.safetensors").is_file():
             raise StageRefusedError(
                 "no model is in this checkout, as while a run that was stopped is not resumed; resume it, or train one"
-                " by `epsilonflow run`. Nothing was spent."
+                " by `epsilonflow run`."
             )
         run("evaluate")
         run("report")
@@ -67,8 +71,8 @@ def run_report(root: Path, runner: Runner) -> Rows:
 
 
 @contextmanager
-def with_overrides(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Iterator[None]:
-    """Within the block, params.yaml has the overrides; they do not stay if a stage refuses the run.
+def with_overrides(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Iterator[str]:
+    """Within the block, params.yaml has the overrides; they do not stay if the run is refused. Yields its text.
 
     keeps: whether they stay otherwise, also where the process is killed.
     """
@@ -76,13 +80,13 @@ def with_overrides(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Ite
     if not keeps:
         borrow_params(root, edit.before, edit.after)
         try:
-            yield
+            yield edit.after
         finally:
             return_params(root)
         return
     edit.write()
     try:
-        yield
-    except StageRefusedError:
+        yield edit.after
+    except (StageRefusedError, ParamsRefusedError):
         edit.undo()
         raise

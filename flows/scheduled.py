@@ -5,6 +5,7 @@ gives lower bounds on epsilon from the installed code, on synthetic records.
 """
 
 import os
+import shlex
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -63,11 +64,25 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
         if name is not None:
             return Failed(name=name, message=outcome.message)
         if outcome.left is not None and outcome.left < work.settings.warn_below:
-            words = f"The caps allow {outcome.left} more retrainings of {work.settings.name}."
-            return Completed(name=FEW_LEFT, message=f"{outcome.message} {words}")
+            return Completed(name=FEW_LEFT, message=f"{outcome.message} {_few_left(work, outcome.left)}")
         return Completed(message=outcome.message)
 
     return flow_result(work)
+
+
+def _few_left(work: DeliveryWork, left: int) -> str:
+    """How few retrainings the caps allow, and what to do before there is none."""
+    settings, population = (
+        work.settings,
+        data_card(work.settings.dataset, work.root / "data" / "cards").population,
+    )
+    file = shlex.quote("retrain.yaml" if work.file is None else os.path.relpath(work.file, work.root))
+    return (
+        f"Without new blocks the caps allow {left} more retraining{'' if left == 1 else 's'} of {settings.name}, fewer"
+        f" than the {settings.warn_below} of warn_below. `epsilonflow ledger forecast {population} --from {file}`"
+        f" says when each block ends. Bring new blocks, or let the owner raise the caps by `epsilonflow ledger cap"
+        f" {population} --epsilon E --delta D`; after the last one the model in use stays, and nothing is spent."
+    )
 
 
 def retraining_task(stage: str, root: Path) -> None:

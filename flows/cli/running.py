@@ -384,13 +384,9 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
 
 def _what_stays(root: Path, before: Mapping[str, int]) -> str:
     """Describe what remains of the run that the command began. before: the runs when it started, see `store.begun`."""
-    from tasks.config import home
-    from tasks.runs.ledger import open_ledger
-    from tasks.runs.store import begun_runs
+    from tasks.runs.reservations import begun_since
 
-    # By no clock, which may be set meanwhile, or be that of the machine that has the disk.
-    run_id = next((run for run, mark in begun_runs(home(), root).items() if before.get(run) != mark), None)
-    status = None if run_id is None else open_ledger(root).status(run_id)
+    run_id, status = begun_since(before, root) or (None, None)
     if status == "open":
         return f"run {run_id} stays reserved; the same command resumes it at no extra cost."
     if status == "settled":

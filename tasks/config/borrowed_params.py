@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from data.documents import DocumentError, load_yaml
 from data.files import read_json, write_text
+from tasks.config.params import ParamsRefusedError
 
 
 def borrow_params(root: Path, before: str, after: str) -> None:
@@ -23,11 +25,24 @@ def return_params(root: Path) -> None:
     if _note(root).is_file():
         texts, path = read_json(_note(root)), root / "params.yaml"
         if path.is_file():
-            write_text(path, _undone(path.read_text(encoding="utf-8"), texts["after"], texts["before"]))
+            write_text(path, undone(path.read_text(encoding="utf-8"), texts["after"], texts["before"]))
         _note(root).unlink()
 
 
-def _undone(now: str, after: str, before: str) -> str:
+def check_params(root: Path, written: str) -> None:
+    """Raise ParamsRefusedError if a value in params.yaml is no longer that of the text that was written there."""
+    try:
+        is_same = load_yaml((root / "params.yaml").read_text(encoding="utf-8")) == load_yaml(written)
+    except (OSError, DocumentError):
+        is_same = False
+    if not is_same:
+        raise ParamsRefusedError(
+            "params.yaml was changed before this run had planned its training, so it is not what was asked that would"
+            " be trained. Start it again; your lines stay."
+        )
+
+
+def undone(now: str, after: str, before: str) -> str:
     """The text `now` with the change from `before` to `after` undone, but for lines that `now` changed, too."""
     if now == after:
         return before

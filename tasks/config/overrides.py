@@ -28,6 +28,7 @@ from data.files import write_text
 from data.formats import Table
 from data.targets import Number, level_of
 from tasks.config import params
+from tasks.config.borrowed_params import undone
 from tasks.config.params import ModelParams, Params, ParamsRefusedError
 
 if TYPE_CHECKING:
@@ -344,9 +345,8 @@ class ParamsEdit:
         write_text(self.path, self.after)
 
     def undo(self) -> None:
-        """Restore the old text, unless somebody has changed the file since."""
-        if self.path.read_text(encoding="utf-8") == self.after:
-            write_text(self.path, self.before)
+        """Undo the change; lines that somebody has changed since stay."""
+        write_text(self.path, undone(self.path.read_text(encoding="utf-8"), self.after, self.before))
 
 
 def settings_of(assignments: Iterable[str]) -> Document:

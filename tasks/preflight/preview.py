@@ -19,6 +19,7 @@ from algorithms.privacy.ledger import (
     Composition,
     Terms,
     check_location,
+    floor_to_6_digits,
     times,
 )
 from data import DatasetInfo
@@ -30,7 +31,14 @@ from tasks.config import database_url, home
 from tasks.config.params import Params
 from tasks.preflight.sanity import records_of, sanity_warnings
 from tasks.prepare import chosen_blocks, public_of
-from tasks.runs.ledger import check_terms, composition_for, missing_blocks, open_ledger, plan_composition
+from tasks.runs.ledger import (
+    check_terms,
+    composition_for,
+    missing_blocks,
+    open_ledger,
+    open_runs,
+    plan_composition,
+)
 
 if TYPE_CHECKING:
     pass
@@ -48,6 +56,7 @@ class RunPreview:
     exactly this cost, or one for the same request under other software, was reserved before. This may be the same run,
     which is then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is
     spent of the cap after this run, and after ten more like it; empty for a run without noise or a block that is left.
+    open_runs: those that have reserved and not ended, if this run does not fit.
     chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
     the data card leaves open. held_out: about how many people are held out, at most; 0 if it is not known."""
 
@@ -60,6 +69,7 @@ class RunPreview:
     is_begun: bool
     composition: Composition
     spent_after: tuple[Budget, ...] = ()
+    open_runs: tuple[str, ...] = ()
     chosen: ChosenComposition | None = None
     questions: tuple[str, ...] = ()
     held_out: int = 0
@@ -70,11 +80,19 @@ class RunPreview:
             return
         cost, population = self.plan.cost, self.public.population
         if self.balance is None:
-            left, raised = self.cap, "`cap` in the data card."
+            left, used, raised = self.cap, "", "`cap` in the data card"
         else:
             left, raised = (
                 self.balance.remaining,
-                f"the cap: epsilonflow ledger cap {population} --epsilon E --delta D",
+                f"it by `epsilonflow ledger cap {population} --epsilon E --delta D`",
+            )
+            names = (
+                f" by runs that have not ended ({', '.join(self.open_runs[:3])})" if self.open_runs else ""
+            )
+            spent_so_far, reserved = self.balance.spent.epsilon, self.balance.reserved.epsilon
+            used = (
+                f" of epsilon {self.balance.cap.epsilon:g}, with {rounded_up(spent_so_far)} spent and"
+                f" {rounded_up(reserved)} reserved{names}"
             )
         spent = ""
         if self.composition.kind != "basic" and self.spent_after:
@@ -82,8 +100,8 @@ class RunPreview:
             spent = f", after which epsilon {rounded_up(after)} would be spent by {self.composition}"
         raise BudgetRefusedError(
             f"this costs epsilon {cost.epsilon:g} at delta {cost.delta:g}{spent}, and population {population!r}"
-            f" has epsilon {left.epsilon:.4g} and delta {left.delta:.4g} left of its cap; ask for a smaller epsilon, or"
-            f" let the owner raise {raised}"
+            f" has epsilon {floor_to_6_digits(left.epsilon):g} and delta {floor_to_6_digits(left.delta):g} left of its"
+            f" cap{used}; ask for a smaller epsilon, or let the owner raise {raised}."
         )
 
 
@@ -169,6 +187,7 @@ def preview_ledger(
         is_begun,
         balance.composition,
         spent_after=after,
+        open_runs=tuple(open_runs(ledger, population)) if fits == 0 else (),
     )
 
 

@@ -41,7 +41,7 @@ from data.files import read_json
 from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config import database_url, home, params, retraining_for
-from tasks.config.borrowed_params import borrow_params, return_params
+from tasks.config.borrowed_params import borrow_params, check_params, return_params
 from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
@@ -62,11 +62,12 @@ from tasks.retraining import (
 from tasks.retraining.affordable_epsilon import epsilon_for
 from tasks.retraining.year import Year, year_ahead
 from tasks.runs import store
-from tasks.runs.ledger import declare, missing_blocks, open_ledger
+from tasks.runs.ledger import declare, missing_blocks, open_ledger, open_runs
 from tasks.runs.metrics import (
     describe_metric,
     headline_metric,
 )
+from tasks.runs.reservations import what_was_spent
 from tasks.runs.stage_main import refusals, shortage
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
 from tasks.runs.summary import claimed_cost
@@ -288,6 +289,7 @@ def deliver(work: DeliveryWork) -> Outcome:
 
 def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
+    before = store.begun_runs(home(), work.root)
     try:
         with PIPELINE.spoken(), work.states.try_lock() as free:
             if not free:
@@ -298,7 +300,7 @@ def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     except LedgerBrokenError as broken:
         return Outcome("broken", str(broken))
     except refusals() as refusal:
-        return Outcome("refused", str(refusal))
+        return Outcome("refused", f"{str(refusal).rstrip('.')}. {what_was_spent(before, work.root)}")
     except (OSError, MemoryError) as error:
         words = shortage(error)
         if words is None:
@@ -343,8 +345,8 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
     except TooFewBlocksError as few:
         return Outcome(
             "skipped",
-            f"no retraining in {period}: {few} Nothing was spent. The next scheduled retraining reads new blocks by"
-            " itself; for one at once, start the same again when they are there.",
+            f"no retraining in {period}: {few}{_held_by_open_runs(work)} Nothing was spent. The next scheduled"
+            " retraining reads new blocks by itself; for one at once, start the same again when they are there.",
         )
     changes = recipe_changes(work, before, chosen.edit.after)
     if changes and not work.accepts_recipe:
@@ -370,6 +372,18 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
     if chosen.year is not None:
         work.say(str(chosen.year))
     return _run(work, state)
+
+
+def _held_by_open_runs(work: DeliveryWork) -> str:
+    """A sentence about runs whose reservations leave less of the blocks, after a blank; "" without one."""
+    population = data_card(work.settings.dataset, work.root / "data" / "cards").population
+    names = open_runs(work.ledger, population)
+    if not names:
+        return ""
+    return (
+        f" What is reserved for runs that have not ended ({', '.join(names)}) is missing there; `epsilonflow doctor`"
+        " says how to resume those that were stopped."
+    )
 
 
 def _missing_here(work: DeliveryWork) -> str | None:
@@ -443,7 +457,8 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
     here = str(work.root.resolve())
     if state.root != here and Path(state.root).is_dir():
         return Outcome(
-            "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
+            "refused",
+            f"the retraining of {state.period} was begun in {state.root}; finish it there. Nothing was spent here.",
         )
     there = (work.root / "params.yaml").read_text(encoding="utf-8")
     if there == state.params and state.root == here:
@@ -456,8 +471,10 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
         with retraining_for(work.key(state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
+                if stage == "calibrate":
+                    check_params(work.root, state.params)
         return _finish_delivery(work, state)
-    except StageRefusedError as refusal:
+    except (StageRefusedError, ParamsRefusedError) as refusal:
         return _end_after_fault(work, state, "refused", str(refusal))
     except StageFailedError as failure:
         return _end_after_fault(work, state, "failed", str(failure))

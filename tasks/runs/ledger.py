@@ -221,6 +221,12 @@ def declare(
             ledger.declare_block(public.population, block)
 
 
+def open_runs(ledger: Ledger, population: str) -> list[str]:
+    """The runs that have reserved of a declared population and have not ended, in order."""
+    reserved = (row.run_id for row in ledger.history(population) if row.kind == "reserve")
+    return [run_id for run_id in dict.fromkeys(reserved) if run_id and ledger.status(run_id) == "open"]
+
+
 def missing_blocks(ledger: Ledger, population: str, names: Sequence[str]) -> str | None:
     """Which blocks were charged, are not retired and are not among `names`, as a sentence; None without one."""
     missing = [

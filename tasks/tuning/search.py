@@ -72,6 +72,7 @@ from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
 from tasks.runs.ledger import bind, holdout_note, open_newest, register, signing_key
 from tasks.runs.metrics import format_metric, headline_metric, metric_name, placeholder_metrics
+from tasks.runs.reservations import noting_what_was_spent
 from tasks.runs.software import reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.runs.store import EVALUATION
@@ -413,7 +414,7 @@ def deliver(
     publish: called with the sentence before another search may replace the result.
     Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for invalid settings and data.
     """
-    with checkout_lock(root, say=say):
+    with checkout_lock(root, say=say), noting_what_was_spent(root):
         settings, folder = params.load(root / "params.yaml", reads=READS), home()
         prepared = root / "datasets" / "prepared"
         cards = root / "data" / "cards"

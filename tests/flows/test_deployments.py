@@ -85,12 +85,32 @@ def test_an_outcome_becomes_a_state(
     kind: Any, left: int | None, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _checkout(tmp_path, monkeypatch)
+    (tmp_path / "data").symlink_to(PROJECT / "data")
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(module, "deliver", lambda work: Outcome(kind, "how it went.", left))
     found = module.retrain.fn()
     assert found.name == state
-    few = " The caps allow 2 more retrainings of m." if left == 2 else ""
-    assert found.message == f"how it went.{few}"
+    few = (
+        " Without new blocks the caps allow 2 more retrainings of m, fewer than the 3 of warn_below. `epsilonflow"
+        " ledger forecast digits --from retrain.yaml` says when each block ends. Bring new blocks, or let the owner"
+        " raise the caps by `epsilonflow ledger cap digits --epsilon E --delta D`; after the last one the model in use"
+        " stays, and nothing is spent."
+    )
+    assert found.message == f"how it went.{few if left == 2 else ''}"
+
+
+@pytest.mark.parametrize(
+    ("notes", "spent"), [([], "Nothing was spent."), (["Run a-1 is charged."], "Run a-1 is charged.")]
+)
+def test_a_refused_run_says_what_it_has_spent(notes: list[str], spent: str) -> None:
+    def work() -> None:
+        refusal = ParamsRefusedError("set delta to at most 1e-4.")
+        for note in notes:
+            refusal.add_note(note)
+        raise refusal
+
+    state = flow_result(work)
+    assert (state.name, state.message) == (REFUSED, f"set delta to at most 1e-4. {spent}")  # type: ignore[union-attr]
 
 
 def test_a_broken_ledger_has_a_state_of_its_own_whichever_flow_meets_it() -> None:
@@ -211,7 +231,7 @@ def test_params_are_read_while_no_other_run_changes_them(
     monkeypatch.setattr(module, name, read)
     with disable_run_logger():
         state: Any = {"pipeline": deployed.pipeline, "tune": tune.tune}[kind].fn()
-    assert state.message == "seen."
+    assert state.message == "seen. Nothing was spent."
 
 
 DEPLOY = PROJECT / "deploy"

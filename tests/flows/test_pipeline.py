@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from flows.cli.running import StageOutput, listening
 from flows.deployed import STAGE_LINES
 from flows.pipeline import RunStage, run_pipeline, run_report, with_overrides
 from tasks.config.overrides import ParamOverrides
+from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError
 from tests.support.checkout import PROJECT
 
@@ -106,12 +107,38 @@ def test_what_a_person_writes_during_a_run_stays(root: Path, fault: Exception | 
     assert (root / "params.yaml").read_text() == "written: meanwhile\n"
 
 
-def test_a_line_that_a_person_writes_during_a_run_stays_without_the_overrides_of_the_run(root: Path) -> None:
+@pytest.mark.parametrize(("fault", "keeps"), [(None, False), (StageRefusedError("no."), True)])
+def test_a_line_that_a_person_writes_during_a_run_stays_without_the_overrides_of_the_run(
+    root: Path, fault: Exception | None, keeps: bool
+) -> None:
     path = root / "params.yaml"
     path.write_text(before := path.read_text() + "# a note\n")
-    with with_overrides(root, ParamOverrides(seed=77), keeps=False):
+    with suppress(StageRefusedError), with_overrides(root, ParamOverrides(seed=77), keeps=keeps):
         path.write_text(path.read_text().replace("# a note", "# another note"))
+        if fault is not None:
+            raise fault
     assert path.read_text() == before.replace("# a note", "# another note")
+
+
+@pytest.mark.parametrize(("line", "ran"), [("seed: 5", 2), ("seed: 77 # of mine", 5)])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_run_is_not_planned_by_what_a_person_writes_meanwhile(
+    root: Path, line: str, ran: int, keeps: bool
+) -> None:
+    """Such as another epsilon, which would be charged though nobody asked for it; a comment is in nobody's way."""
+    path = root / "params.yaml"
+
+    class Edited(Recorder):
+        def _run(self, stage: str) -> None:
+            if stage == "prepare":
+                path.write_text(path.read_text().replace("seed: 77", line))
+            super()._run(stage)
+
+    runner = Edited()
+    with nullcontext() if ran == 5 else pytest.raises(ParamsRefusedError, match="your lines stay"):
+        run_pipeline(root, ParamOverrides(seed=77), runner, keeps_overrides=keeps)
+    assert len(runner.ran) == ran
+    assert line in path.read_text()
 
 
 def test_the_command_shows_the_lines_of_a_flow_and_its_beginning_stages() -> None:

@@ -20,7 +20,7 @@ from algorithms.privacy.ledger import Ledger
 from data import dataset_info
 from data.card import CARDS, data_card
 from flows.cli.costs import cost_table
-from tasks import train
+from tasks import calibrate, train
 from tasks.calibrate import plan_for
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -33,6 +33,7 @@ from tests.support.refusals import refused
 from tests.support.terminal import Terminal
 from tests.support.visits import CARD, Visits
 from tests.support.visits import visits as visits
+from tests.support.workspace import killed_in
 
 EXAMPLE = PROJECT / "examples/own_data"
 
@@ -239,6 +240,27 @@ def test_a_run_that_a_filter_refuses_is_told_what_it_would_take_of_the_cap(visit
     barely = replace(preview, spent_after=(Budget(1.50001, 1e-9),))
     with pytest.raises(BudgetRefusedError, match=r"after which epsilon 1\.501 would be spent"):
         barely.check()  # not 1.5, which the cap would allow
+
+
+def test_a_run_beyond_the_cap_is_told_what_is_left_and_who_has_reserved_the_rest(visits: Visits) -> None:
+    """Spent 0, reserved 0.75 by a run that was stopped, of a cap of 1.5; asked is 1."""
+    visits.prepare(re.sub("cap: .*", "cap: {epsilon: 1.5, delta: 1e-4}", CARD))
+    visits.place.set("data", dataset="visits")
+    visits.place.set("privacy", epsilon=0.75)
+    calibrate.main()
+    with killed_in(train, "run_training"):
+        visits.train()
+    (stopped,) = visits.place.run_folders
+    visits.place.set("privacy", epsilon=1.0)
+    preview = preview_run(visits.place.root, params.load(visits.place.root / "params.yaml", reads=GROUPS))
+    with pytest.raises(BudgetRefusedError) as refused:
+        preview.check()
+    message = str(refused.value)
+    left, reserved = re.search(r"has epsilon (\S+) and .* with 0 spent and (\S+) reserved", message).groups()  # type: ignore[union-attr]
+    assert 0.75 <= float(left) < 0.76 and 0.74 < float(reserved) <= 0.75
+    assert f"reserved by runs that have not ended ({stopped.name}); ask for" in message
+    assert "left of its cap of epsilon 1.5, with" in message
+    assert message.endswith("raise it by `epsilonflow ledger cap visits --epsilon E --delta D`.")
 
 
 def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits) -> None:

@@ -141,6 +141,31 @@ def test_too_few_blocks_train_nothing(place: Place) -> None:
     assert place.deliver().kind == "promoted"
 
 
+def test_a_retraining_is_not_planned_by_what_a_person_writes_meanwhile(place: Place) -> None:
+    params, run_stage = place.root / "params.yaml", place.run_stage
+
+    def edited(stage: str, root: Path) -> None:
+        if stage == "calibrate":
+            params.write_text(params.read_text().replace("steps: 4", "steps: 2"))
+        run_stage(stage, root)
+
+    found = place.deliver(run_stage=edited)
+    assert found.kind == "refused" and place.rows("reserve") == []
+    assert "params.yaml was changed before this run had planned its training" in found.message
+    assert "Nothing was spent" in found.message
+    assert place.deliver().kind == "promoted"
+
+
+def test_a_skipped_retraining_names_the_runs_that_hold_a_part_of_the_blocks(place: Place) -> None:
+    place.settings = place.settings.model_copy(update={"smallest": 0.2})
+    assert place.deliver().kind == "promoted"
+    place.ledger.reserve("by-hand", "tiny", Budget(2.5, 1e-5), events=[], notes={}, blocks=["w1", "w2"])
+    place.arrive("w3")
+    found = place.deliver(1)
+    assert found.kind == "skipped"
+    assert "What is reserved for runs that have not ended (by-hand) is missing there" in found.message
+
+
 def test_a_block_that_does_not_fit_its_card_spends_nothing_and_may_be_corrected(place: Place) -> None:
     before = (place.root / "params.yaml").read_text()
     (place.root / "weeks/w2.csv").write_text("age,answer\nsecret,yes\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from algorithms.errors import LedgerBrokenError
+from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import Ledger
 from data import files
 from data.files import try_lock
@@ -19,6 +19,7 @@ from tasks import train
 from tasks.config import params
 from tasks.retraining.delivery import DeliveryWork, give_up
 from tasks.runs import store
+from tasks.runs.reservations import noting_what_was_spent
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
 from tests.support.workspace import Workspace, killed_in
@@ -216,6 +217,36 @@ def test_what_stays_of_a_stopped_run_is_found_by_no_clock(workspace: Workspace) 
     with killed_in(train, "run_training"):
         workspace.train()
     assert _what_stays(workspace.root, begun).startswith(f"run {folder.name} stays reserved")
+
+
+def test_a_refusal_has_a_note_about_what_was_spent_meanwhile(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the charge, after it, and after its end; what others charged before is not of it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RefusedError("no.")
+
+    def note_of(owner: object, name: str) -> str:
+        with monkeypatch.context() as patch, pytest.raises(RefusedError) as refused:
+            patch.setattr(owner, name, refuse, raising=False)
+            with noting_what_was_spent(workspace.root):
+                workspace.train()
+                refuse()
+        (note,) = refused.value.__notes__
+        return str(note)
+
+    assert note_of(Ledger, "reserve") == "Nothing was spent."
+    assert {row.kind for row in workspace.ledger.history()} == {"population"}
+    charged = note_of(train, "run_training")
+    (folder,) = workspace.run_folders
+    assert charged.startswith(f"Run {folder.name} is charged: the same run again resumes it at no extra cost")
+    assert note_of(train, "nothing") == (
+        f"Run {folder.name} is charged and has ended: the same run again takes its result at no extra cost."
+    )
+    with pytest.raises(RefusedError) as refused, noting_what_was_spent(workspace.root):
+        refuse()
+    assert refused.value.__notes__ == ["Nothing was spent."]
 
 
 def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
