@@ -39,8 +39,9 @@ _NUMBERS = ("test_loss", "objective", "seconds", "epsilon_spent", "epsilon_plann
 _WIDTH, _HEIGHT, _DOTS_PER_INCH = 3.6, 2.7, 160
 _MARKERS = "osD^v<>ph*"
 _COLOURS = (
-    "#1f77b4", "#e8710a", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#a8a51c", "#17a3b4",
+    "#1f77b4", "#e06c0a", "#2a9d2a", "#d62728", "#9467bd", "#9a6155", "#d65cae", "#7f7f7f", "#8f8c18", "#1599aa",
 )  # fmt: skip
+"""Each at least 3:1 against the ground of a light and of a dark page (WCAG 1.4.11)."""
 _LINES = ("-", "--", ":")
 _LONGEST = 40
 """Characters of a label that are shown."""

@@ -208,19 +208,19 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
-    axes.imshow(shares, cmap=colours, vmin=0, vmax=1)
+    has_numbers = len(classes) <= _MAX_LABELLED // (2 if theme.is_narrow else 1)
+    axes.imshow(
+        shares, cmap=colours, vmin=0, vmax=2 if has_numbers else 1
+    )  # numbers are readable in each cell
     places, names = range(len(classes)), [_class_name(name, theme) for name in classes]
     axes.set_xticks(places, labels=names)
     if max(map(len, names)) > 3:
         axes.tick_params(axis="x", labelrotation=45)
     axes.set_yticks(places, labels=names)
     axes.set(xlabel="the model's answer", ylabel="what it really is")
-    if len(classes) <= _MAX_LABELLED // (2 if theme.is_narrow else 1):
-        for row, column in np.argwhere(table > 0):
-            colour = theme.ground if shares[row, column] > 0.5 else theme.ink
-            axes.text(
-                column, row, f"{table[row, column]:,}", ha="center", va="center", color=colour, fontsize=9
-            )
+    for row, column in np.argwhere(table > 0) if has_numbers else ():
+        number = f"{table[row, column]:,}"
+        axes.text(column, row, number, ha="center", va="center", color=theme.ink, fontsize=9)
     return figure
 
 
@@ -310,16 +310,15 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
     places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
     spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
     has_gaps = len(blocks) <= _MAX_BARS  # between very many bars they would be uneven
-    for chosen, colour, alpha, words in (
-        (~retired, theme.accent, 1.0, "spent"),
-        (retired, theme.muted, 0.55, "spent, retired"),
+    for chosen, colour, words in (
+        (~retired, theme.accent, "spent"),
+        (retired, theme.muted, "spent, retired"),
     ):
         if chosen.any():
             axes.bar(
                 places[chosen],
                 spent[chosen],
                 color=colour,
-                alpha=alpha,
                 label=words,
                 linewidth=0,
                 width=0.8 if has_gaps else 1.0,

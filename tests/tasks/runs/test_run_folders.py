@@ -238,7 +238,7 @@ def test_a_refusal_has_a_note_about_what_was_spent_meanwhile(
 
     assert note_of(Ledger, "reserve") == "Nothing was spent."
     assert {row.kind for row in workspace.ledger.history()} == {"population"}
-    charged = note_of(train, "run_training")
+    charged = note_of(Ledger, "settle")
     (folder,) = workspace.run_folders
     assert charged.startswith(f"Run {folder.name} is charged: the same run again resumes it at no extra cost")
     assert note_of(train, "nothing") == (
