@@ -19,6 +19,17 @@ def is_prefect(health: httpx.Response) -> bool:
         return False
 
 
+def is_nobody_at(url: str) -> bool:
+    """Whether nobody listens at the URL; a busy server does, though it may take its time to answer."""
+    try:
+        httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
+    except (httpx.ConnectError, httpx.ConnectTimeout):
+        return True
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return False
+
+
 def answers_at(url: str) -> bool:
     """Whether a Prefect server has its API at the URL, or asks there who you are; a page is none, as without /api."""
     try:

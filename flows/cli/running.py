@@ -232,8 +232,19 @@ def prefect_api_url() -> str | None:
 
 
 def has_prefect_api() -> bool:
-    """Whether a Prefect server is configured."""
-    return prefect_api_url() is not None
+    """Whether a Prefect server is configured.
+
+    Raises ParamsRefusedError if nobody listens there, which Prefect's client would hope for a minute to change.
+    """
+    url = prefect_api_url()
+    if url is None:
+        return False
+    from flows.prefect_api import is_nobody_at, no_server_at
+    from tasks.config.params import ParamsRefusedError
+
+    if is_nobody_at(url):
+        raise ParamsRefusedError(no_server_at(url))
+    return True
 
 
 def server_trouble(error: BaseException) -> str | None:

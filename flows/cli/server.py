@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.running import SETTINGS, prefect_api_url, say
+from flows.cli.running import SETTINGS, has_prefect_api, prefect_api_url, say
 from tasks.runs.checkout import find_checkout
 
 app = typer.Typer(**SETTINGS, help="A Prefect server for schedules: start it, deploy the flows, stop it.")
@@ -50,7 +50,9 @@ def deploy(
 
     root = find_checkout() or Path.cwd()
     url = _url()
-    if prefect_api_url() is None and not answers_at(url):  # one that is configured is `OneSentence`'s
+    if not has_prefect_api() and not answers_at(
+        url
+    ):  # one that is configured and answers oddly is `OneSentence`'s
         raise ParamsRefusedError(no_server_at(url))
     from prefect.settings import PREFECT_API_URL, temporary_settings
 

@@ -12,6 +12,7 @@ they prevent accidents, while the hash chain reveals changes that bypass them. N
 import errno
 import os
 import random
+import shlex
 import sqlite3
 import stat
 import threading
@@ -61,11 +62,13 @@ class Database:
     """A database.
 
     name: in messages. engine: SQLAlchemy's. secrets: the forms of its password, which messages replace by stars.
+    check: what to type where it is away, as the end of a sentence.
     """
 
     name: str
     engine: Engine = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
+    check: str = ""
 
     def not_allowed(self) -> str:
         """The message for an action that the user may not do."""
@@ -86,7 +89,7 @@ class Database:
             reason = reason.replace(secret, "***")
         return (
             f"the ledger {self.name} cannot be used ({reason.rstrip('.')});"
-            " make sure that it is there, that it is a ledger and that you may write to it."
+            f" make sure that it is there, that it is a ledger and that you may write to it{self.check}."
         )
 
     def _is_full(self, error: DBAPIError) -> bool:
@@ -196,7 +199,12 @@ def _postgresql(url: URL) -> Database:
     passwords = [url.password, url.query.get("password"), url.query.get("sslpassword")]
     secrets = {form for text in passwords if text for form in (str(text), quote(str(text), safe=""))}
     name = f"{url.database!r} in PostgreSQL on {url.host or 'this machine'}"
-    return Database(name, engine, tuple(sorted(secrets, key=len, reverse=True)))
+    place = {"host": url.host, "port": url.port}
+    where = "".join(
+        f" --{key} {shlex.quote(str(value))}" for key, value in place.items() if value is not None
+    )
+    check = f"; `pg_isready{where}` says whether its server answers, and EPSILONFLOW_LEDGER_URL names another"
+    return Database(name, engine, tuple(sorted(secrets, key=len, reverse=True)), check)
 
 
 T = TypeVar("T")

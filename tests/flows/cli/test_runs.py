@@ -29,6 +29,7 @@ from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli import server as server_commands
 from flows.cli.main import app
 from flows.cli.running import OneSentence, StageOutput, has_prefect_api
+from tasks.config.params import ParamsRefusedError
 from tasks.runs.ledger import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout
@@ -203,7 +204,7 @@ def test_a_plan_looks_at_the_file(here: Checkout) -> None:
 
 
 def test_without_a_server_a_run_needs_no_prefect(
-    finished_once: Checkout, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    finished_once: Checkout,
 ) -> None:
     assert not has_prefect_api()
     said, told = ((finished_once.root.parent / name).read_text() for name in ("stdout", "stderr"))
@@ -211,11 +212,22 @@ def test_without_a_server_a_run_needs_no_prefect(
     assert told.count("step 5 of 5") == 1
     assert not [word for word in ("Running stage", "lock file", "Prefect", "prefect") if word in told]
     assert said.count("test accuracy") == 1 and "│ artifacts/report.html" in said
+
+
+def test_a_server_is_that_of_the_profile_and_not_waited_for_where_it_is_away(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(own_home))
     (own_home / "profiles.toml").write_text(
-        'active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"\n'
+        'active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:9/api"\n'
     )
-    assert has_prefect_api()
+    with pytest.raises(
+        ParamsRefusedError, match=r"no Prefect server has its API at http://127\.0\.0\.1:9/api"
+    ):
+        has_prefect_api()
+    with answering(503, b"{}") as url:  # as a busy one does
+        monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
+        assert has_prefect_api()
 
 
 @pytest.mark.parametrize(
@@ -500,8 +512,15 @@ def test_url_without_its_path_is_one_sentence(
     assert_refused(result, words)
 
 
-def test_deploying_without_a_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_deploying_without_a_server_is_one_sentence(
+    is_configured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And Prefect's own client, which hopes for a minute, is not asked."""
+    if is_configured:
+        monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setattr(server_commands, "_PORT", 9)
+    monkeypatch.setattr("flows.server.keep_schedules", lambda: pytest.fail("Prefect is asked"))
     assert_refused(call("server", "deploy"), "no Prefect server has its API at http://127.0.0.1:9/api")
 
 

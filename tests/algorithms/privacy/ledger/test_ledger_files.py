@@ -197,6 +197,13 @@ def test_an_unusable_url_is_one_sentence_without_its_password(url: str) -> None:
     assert "hunter2" not in message
 
 
+def test_a_server_that_is_away_is_named_with_what_to_type() -> None:
+    with pytest.raises(RefusedError) as refused:
+        Ledger.open("postgresql+psycopg://user@127.0.0.1:1/db")
+    words = "`pg_isready --host 127.0.0.1 --port 1` says whether its server answers, and EPSILONFLOW_LEDGER_URL names"
+    assert words in str(refused.value)
+
+
 def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(RefusedError, match=r"install epsilonflow with its extra `postgres`\.$"):
