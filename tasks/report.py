@@ -328,8 +328,14 @@ def track(root: Path) -> str:
     settings = params.load(root / "params.yaml", reads=READS).tracking
     if not (artifacts / CARD).is_file():
         raise RefusedError(f"there is no finished run in {root.absolute()}; `epsilonflow run` makes one.")
-    card, run = load(artifacts / CARD), _read(artifacts, root / "datasets" / "prepared")
+    card, prepared = load(artifacts / CARD), root / "datasets" / "prepared"
     name = f"run {card.evidence.run_id}"
+    if not (prepared / "public.json").is_file():
+        raise RefusedError(
+            f"{name} was brought here without its data set, whose description is logged with it; run `epsilonflow"
+            " track` in the checkout that trained it."
+        )
+    run = _read(artifacts, prepared)
     if settings.mode == "disabled":
         return f"{name} is not logged at W&B, as tracking is disabled"
     if is_logged(card.evidence.run_id, settings, root):

@@ -20,6 +20,7 @@ import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2
 
+from algorithms.errors import RefusedError
 from tasks import report
 from tasks import tracking as sessions
 from tasks.config.params import Tracking
@@ -407,6 +408,13 @@ class TestTrack:
         assert has_run_to_log(root)
         report.track(root)
         assert logs == ["offline"] and not has_run_to_log(root)
+
+    def test_pulled_run_is_logged_where_it_was_trained(self, root: Path, logs: list[str]) -> None:
+        (root / "datasets" / "prepared" / "public.json").unlink()
+        words = "brought here without its data set, whose description is logged with it; run `epsilonflow track` in the"
+        with pytest.raises(RefusedError, match=words):
+            report.track(root)
+        assert logs == []
 
     def test_logs_online_what_was_offline(
         self, root: Path, logs: list[str], monkeypatch: pytest.MonkeyPatch
