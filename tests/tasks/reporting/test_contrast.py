@@ -1,5 +1,7 @@
 """Contrast in figures: lines, bars and marks at least 3:1, numbers at least 4.5:1 (WCAG 2.2, 1.4.11 and 1.4.3)."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from matplotlib.colors import to_rgba
 
 from tasks.comparing.report import _COLOURS
 from tasks.reporting.figures import DARK, LIGHT, Theme, blocks_figure, confusion_figure
+from tests.support.checkout import PROJECT
 
 MARKS, TEXT = 3.0, 4.5
 
@@ -73,3 +76,13 @@ def test_each_number_of_a_confusion_is_readable_on_its_cell(theme: Theme) -> Non
         ratios.append(contrast(text.get_color(), image.cmap(image.norm(cells[int(row), int(column)]))))
     assert len(ratios) == 2 * len(shares) - 1
     assert min(ratios) >= TEXT
+
+
+def test_links_and_header_of_the_site_are_readable_on_white() -> None:
+    """Not by the theme's own teal, which is 3.75:1."""
+    chosen = dict(
+        re.findall(r"--md-(primary-fg|typeset-a)-color: (#\w+)", (PROJECT / "docs/extra.css").read_text())
+    )
+    assert chosen.keys() == {"primary-fg", "typeset-a"}
+    assert min(contrast(colour, "#ffffff") for colour in chosen.values()) >= TEXT
+    assert contrast("#009485", "#ffffff") == pytest.approx(3.75, abs=0.05)
