@@ -91,4 +91,7 @@ def made_up(
         software=_SOFTWARE,
         sha256=dict.fromkeys(RELEASED if plan.evaluation is None else (*RELEASED, EVALUATION), _SHA256),
     )
-    return receipt, made_up_trace(releases)
+    trace = made_up_trace(releases)
+    if plan.evaluation is not None:
+        trace["kind"][-1] = "evaluation"
+    return receipt, trace

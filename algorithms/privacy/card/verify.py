@@ -20,6 +20,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
 from algorithms.privacy.accounting.events import (
+    DisjointPartsDpEvent,
     Schedule,
     check_kinds,
     disjoint_parts_of,
@@ -40,6 +41,7 @@ from algorithms.privacy.card.build import (
     composition_of,
     guarantee,
     mechanism_of,
+    row_fits,
     same_events,
     trace_schedule,
 )
@@ -50,6 +52,7 @@ from algorithms.privacy.card.schema import (
     ROUNDING,
     CompositionSection,
     PrivacyCard,
+    QuerySection,
 )
 from algorithms.privacy.documents import Account, Amount, PlanDocument
 from algorithms.privacy.ledger import UNIT, WHOLE_POPULATION, Balance
@@ -238,7 +241,8 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         "model": notes.get("model") in (None, card.evidence.files["model.safetensors"]),
         "adjacency": past.run.adjacency == card.setting.adjacency,
         "unit": past.state.term(past.population).bound.get(UNIT) == card.setting.unit,
-        "per_person": card.setting.per_person in (None, 1, declared.blocks_per_person),
+        "per_person": (card.setting.per_person or 1) == declared.blocks_per_person
+        or (blocks is not None and card.setting.per_person in (None, 1)),
         "composition": accounts.across_runs == declared.composition,
         "blocks_per_person": blocks is None or blocks.blocks_per_person == declared.blocks_per_person,
         "public_records": card.setting.public_records == declared.public,
@@ -320,21 +324,49 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
 
 
 def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
-    """Whether what the people held out may lose, as stated, covers the releases of their part.
+    """Whether of the people held out one histogram alone was released, and what they may lose, as stated, covers it.
 
-    Where a record is replaced there are no parts, and it is the last release.
+    Where a record is replaced there are no parts, and it is the last release. Releases on disjoint people are of no
+    others, since a training whose steps stood in two parts would cost what the dearer one does.
     """
-    if EVALUATION not in card.evidence.files:
+    stated, disjoint = card.setting.evaluation_epsilon, disjoint_parts_of(schedule)
+    queries = [query for query in card.mechanism.queries if query.kind == "evaluation"]
+    is_named, parts_count = (
+        EVALUATION in card.evidence.files,
+        repr(schedule).count(DisjointPartsDpEvent.__name__),
+    )
+    if not (is_named or queries or parts_count) and stated is None:
         return
-    evaluated = (disjoint_parts_of(schedule) or [[(schedule[-1][0], 1)]])[-1]
+    evaluated = (disjoint or [[(schedule[-1][0], 1)]])[-1]
     delta, adjacency = card.accounting.delta, adjacency_named(card.setting.adjacency)
+    expected = (1, 2) if adjacency is ADD_OR_REMOVE_ONE else (0, 0)
+    fits = is_named and card.setting.holdout == "private" and (parts_count, len(disjoint or ())) == expected
+    fits = fits and [query.count for query in queries] == [1] and _are_of(evaluated, queries[0])
+    yield CardCheck(
+        "releases of the people held out",
+        fits,
+        "one histogram"
+        if fits
+        else "others than one histogram, or one that the card has in some places alone",
+    )
     by: accounting.Accountant = "pld" if delta else "pure"
-    stated, least = card.setting.evaluation_epsilon, math.inf
+    least = math.inf
     with suppress(RefusedError):
         least = accounting.epsilon(evaluated, delta, accountant=by, adjacency=adjacency)
     covers = stated is not None and stated >= least * (1 - BELOW) - ABSOLUTE
     detail = f"stated {_format_number(stated)}, at least {_format_number(_finite(least))}"
     yield CardCheck("epsilon of the people held out", covers, detail)
+
+
+def _are_of(evaluated: Schedule, query: QuerySection) -> bool:
+    """Whether the releases are one histogram with the noise of this query, or one of each trial of a search."""
+    rows = trials_of(evaluated) or [[*evaluated]]
+    row = query.model_dump() | {
+        name: getattr(query, name).least for name in ("sampling_rate", "noise_multiplier")
+    }
+    return all(
+        sum(count for _, count in one) == 1 and all(row_fits(row, event) for event, _ in one) for one in rows
+    )
 
 
 def _file(path: Path, card: PrivacyCard) -> CardCheck:

@@ -509,20 +509,56 @@ def check_promise(card: Card) -> Iterator[Check]:
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
         detail = f"epsilon {in_digits(cost)} of {in_digits(limit)}"
         yield "target", within and accounting["delta"] <= target, detail
-    if EVALUATION in card["evidence"]["files"]:
-        # all releases of the people held out, or the last one where a record is replaced
-        evaluated = (disjoint_parts(rows) or [[(rows[-1][0], 1)]])[-1]
-        stated = setting.get("evaluation_epsilon")
-        terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
-        name = "pld" if accounting["delta"] else "pure"
-        bound = lower_bounds(evaluated, setting["adjacency"], terms)[0][name]
-        detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
-        yield "epsilon of the people held out", covers(stated, bound), detail
+    yield from check_evaluation(card, rows)
     expected = None if allowed == "none" else ROUNDING
     yield "rounding", card["implementation"]["rounding"] == expected, "of sums and noise"
     asked = sum(query["count"] for query in shown["queries"])
     same = shown["releases"] == asked and asked in release_counts(rows)
     yield "releases", same, f"{asked} in the queries"
+
+
+def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
+    """Whether one histogram was released of the people held out, and nothing else on people of their own."""
+    setting, accounting, is_named = (
+        card["setting"],
+        card["accounting"],
+        EVALUATION in card["evidence"]["files"],
+    )
+    stated, parts = setting.get("evaluation_epsilon"), json.dumps(rows).count("DisjointParts")
+    queries = [query for query in card["mechanism"]["queries"] if query["kind"] == "evaluation"]
+    if not (is_named or queries or parts) and stated is None:
+        return
+    # all releases of the people held out, or the last one where a record is replaced
+    evaluated = (disjoint := disjoint_parts(rows) or [[(rows[-1][0], 1)]])[-1]
+    fits = is_named and setting["holdout"] == "private" and [query["count"] for query in queries] == [1]
+    fits = fits and (parts, len(disjoint)) == (
+        (1, 2) if setting["adjacency"] == "ADD_OR_REMOVE_ONE" else (0, 1)
+    )
+    if fits:
+        event = {"gaussian": "GaussianDpEvent", "laplace": "LaplaceDpEvent"}.get(queries[0]["noise"], "")
+        noise = event_of(event, noise_multiplier=queries[0]["noise_multiplier"]["least"])
+        fits = release_counts(evaluated) == {1} and all(
+            one == noise for row, _ in evaluated for one in leaves(row)
+        )
+    detail = (
+        "one histogram"
+        if fits
+        else "others than one histogram, or one that the card has in some places alone"
+    )
+    yield "releases of the people held out", fits, detail
+    terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
+    bound = lower_bounds(evaluated, setting["adjacency"], terms)[0]["pld" if accounting["delta"] else "pure"]
+    detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
+    yield "epsilon of the people held out", covers(stated, bound), detail
+
+
+def leaves(event: Event) -> Iterator[Event]:
+    """What is released once in a search, or in what stands for several events."""
+    if event["type"] in ("SelfComposedDpEvent", "RepeatAndSelectDpEvent", *SEARCHES):
+        for inner, _ in parts_of(event):
+            yield from leaves(inner)
+    else:
+        yield event
 
 
 def covers(stated: float | None, bound: float | None) -> bool:

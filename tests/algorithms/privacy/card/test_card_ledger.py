@@ -112,6 +112,28 @@ def test_another_card_is_refused_by_what_differs(
         check_charged(other.sign(OTHER), ledger)
 
 
+@pytest.mark.parametrize("stated", [None, 1, 2])
+def test_all_records_of_a_person_count_where_a_population_was_declared_with_several(
+    ledger: Ledger, tmp_path: Path, stated: int | None
+) -> None:
+    run = record(write_run(tmp_path / "run"))
+    run = replace(run, data=with_entries(run.data, public=True, per_person=3))
+    terms = {"unit": run.data.unit}
+    ledger.declare("painters", Budget(900.0, 0.1), public=True, blocks_per_person=3, bound=terms)
+    cost = Budget(run.receipt.cost or math.inf, DELTA)
+    notes = run.plan.ledger_notes | {SIGNER: public_key_of(KEY)}
+    ledger.reserve(run.receipt.run_id, "painters", cost, events=run.receipt.events, notes=notes)
+    ledger.settle(run.receipt.run_id, cost, events=run.receipt.events, model=None)
+    account = account_of(ledger, "painters", run.receipt.run_id)
+    card = build(replace(run, receipt=run.receipt.model_copy(update={"ledger": account})), KEY)
+    check_charged(card, ledger)
+    document = changed(card.to_json(), "setting.per_person", stated)
+    if stated is None:
+        del document["setting"]["per_person"]
+    with pytest.raises(RefusedError, match="differ in per_person;"):
+        check_charged(of(document), ledger)
+
+
 def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with(
     ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -10,7 +10,14 @@ import pandas as pd
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from algorithms.core.plan import by_accountants
 from algorithms.privacy.accounting import EventRow
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    adjacency_named,
+    epsilon,
+)
 from algorithms.privacy.accounting.events import (
     Schedule,
     disjoint_parts_of,
@@ -20,9 +27,10 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, public_key_of, verify, verify_card
 from tests.algorithms.privacy.conftest import KEY
-from tests.support.synthetic_run import record, sha256_of, with_entries, write_json, write_run
+from tests.support.synthetic_run import DELTA, record, sha256_of, with_entries, write_json, write_run
 
 OWNER = public_key_of(KEY)
+FILES = ("model.safetensors", "plan.json", "trace.parquet", "evaluation.json")
 
 
 def evaluated(root: Path, *, noise: float = 40.0, planned: float | None = None) -> tuple[Path, RunRecord]:
@@ -46,10 +54,19 @@ def evaluated(root: Path, *, noise: float = 40.0, planned: float | None = None) 
     trace.to_parquet(artifacts / "trace.parquet")
     plan = with_entries(run.plan, evaluation=_evaluation(planned or noise))
     write_json(artifacts / "plan.json", plan.to_json())
-    sums = {name: sha256_of(artifacts / name) for name in ("model.safetensors", "plan.json", "trace.parquet")}
-    events = schedule_to_json(on_disjoint_parts(training, schedule_from_json(_rows(noise))))
-    receipt = with_entries(run.receipt, events=events, releases=len(trace), sha256=sums)
-    return artifacts, replace(run, plan=plan, receipt=receipt, trace=trace)
+    write_json(artifacts / "evaluation.json", {"spec": {}, "noise_std": noise})
+    sums = {name: sha256_of(artifacts / name) for name in FILES}
+    held_out = schedule_from_json(_rows(noise))
+    events = schedule_to_json(on_disjoint_parts(training, held_out))
+    receipt = with_entries(
+        run.receipt,
+        events=events,
+        releases=len(trace),
+        sha256=sums,
+        evaluation_epsilon=epsilon(held_out, run.receipt.delta),
+    )
+    data = with_entries(run.data, holdout="private")
+    return artifacts, replace(run, plan=plan, receipt=receipt, data=data, trace=trace)
 
 
 def _evaluation(noise: float) -> dict[str, Any]:
@@ -161,3 +178,85 @@ def test_all_that_is_released_of_the_people_held_out_counts(tmp_path: Path) -> N
         receipt = with_entries(run.receipt, events=events, sha256=sums, evaluation_epsilon=stated)
         for names in failures(build(replace(run, receipt=receipt), KEY), artifacts):
             assert ("epsilon of the people held out" in names) is not covers
+
+
+NAME = "releases of the people held out"
+
+
+def forged(
+    run: RunRecord,
+    artifacts: Path,
+    trained: Schedule,
+    held_out: Schedule,
+    *,
+    adjacency: str = "ADD_OR_REMOVE_ONE",
+) -> PrivacyCard:
+    """The card of the same releases in other places, with the costs that follow; the plan says the same."""
+    relation = adjacency_named(adjacency)
+    whole = on_disjoint_parts(trained, held_out)
+    if relation is not ADD_OR_REMOVE_ONE:
+        whole = [*trained, *held_out]
+    costs = by_accountants(whole, DELTA, relation)
+    stated = epsilon(held_out, DELTA, adjacency=relation)
+    rows = schedule_to_json(trained)
+    own = {
+        "adjacency": adjacency,
+        "schedule": rows,
+        "epsilon": costs,
+        "target": {"epsilon": 90.0, "delta": DELTA},
+    }
+    evaluation = _evaluation(40.0) | {"schedule": schedule_to_json(held_out), "epsilon": stated}
+    plan = with_entries(run.plan, evaluation=evaluation, **own)
+    write_json(artifacts / "plan.json", plan.to_json())
+    pd.DataFrame(run.trace).assign(epsilon=costs["pld"]).to_parquet(artifacts / "trace.parquet")
+    sums = {name: sha256_of(artifacts / name) for name in FILES}
+    receipt = with_entries(
+        run.receipt, events=schedule_to_json(whole), epsilon=costs, sha256=sums, evaluation_epsilon=stated
+    )
+    return build(replace(run, plan=plan, receipt=receipt), KEY)
+
+
+def test_training_cannot_pass_as_a_release_of_the_people_held_out(tmp_path: Path) -> None:
+    """Six of twelve steps on people of their own would cost less than twelve."""
+    artifacts, run = evaluated(tmp_path)
+    count, (step, times) = _of_training_alone(run.receipt.schedule)
+    honest = build(run, KEY)
+    card = forged(
+        run, artifacts, [count, (step, times // 2)], [(step, times // 2), (GaussianDpEvent(40.0), 1)]
+    )
+    assert card.setting.epsilon is not None and honest.setting.epsilon is not None
+    assert card.setting.epsilon < 0.8 * honest.setting.epsilon
+    assert failures(card, artifacts) == ([NAME], [NAME])
+
+
+def test_the_price_of_a_training_step_cannot_pass_as_that_of_the_evaluation(tmp_path: Path) -> None:
+    """Where both are composed, the evaluation is the last release; a step on a sample costs less."""
+    artifacts, run = evaluated(tmp_path, noise=0.5)
+    count, (step, times) = _of_training_alone(run.receipt.schedule)
+    first = run.trace.tail(1) if isinstance(run.trace, pd.DataFrame) else pd.DataFrame()
+    rows = pd.concat([first, pd.DataFrame(run.trace).head(-1)], ignore_index=True)
+    moved = [(GaussianDpEvent(0.5), 1), count, (step, times - 1)]
+    card = forged(replace(run, trace=rows), artifacts, moved, [(step, 1)], adjacency="REPLACE_ONE")
+    assert card.setting.evaluation_epsilon is not None
+    assert card.setting.evaluation_epsilon < 0.5 * epsilon(
+        [(GaussianDpEvent(0.5), 1)], DELTA, adjacency=REPLACE_ONE
+    )
+    assert failures(card, artifacts) == ([NAME], [NAME])
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("setting", "holdout", "public"),
+        ("evidence", "files", dict.fromkeys(FILES[:3], "0" * 64)),
+    ],
+)
+def test_an_evaluation_is_one_wherever_the_card_has_it(
+    tmp_path: Path, section: str, name: str, value: object
+) -> None:
+    artifacts, run = evaluated(tmp_path)
+    document = build(run, KEY).to_json()
+    document[section] |= {name: value}  # type: ignore[operator]
+    ours, theirs = failures(_signed(document), artifacts)
+    assert NAME in ours
+    assert NAME in theirs
