@@ -406,7 +406,7 @@ def _data_facts(
         records=records,
         holdout="none",
         transform="none",
-        per_person=per_person,
+        per_person=None if per_person is None else 1,  # all of a person's rows are one record
         pooled=per_person if per_person != 1 else None,
         unit_is_stated=unit_is_stated,
     )

@@ -44,7 +44,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.record_loader import RecordLoader
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card import RunRecord, load, text, verify
+from algorithms.privacy.card import RunRecord, check_charged, load, text, verify
 from algorithms.privacy.card import build as build_card
 from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepared import load_as
@@ -1722,7 +1722,16 @@ def test_records_and_people_have_the_units_that_they_are() -> None:
     """A card that says "one person" of single rows would promise to people with several what does not hold."""
     plain, grouped = call().card.setting, call(**PEOPLE).card.setting
     assert (plain.unit, plain.per_person, plain.unit_is_stated) == ("one record", None, False)
-    assert (grouped.unit, grouped.per_person, grouped.unit_is_stated) == ("one person", 2, False)
+    assert (grouped.unit, grouped.per_person, grouped.rows_per_user) == ("one person", 1, 2)
+    assert not grouped.unit_is_stated
+
+
+def test_the_card_of_grouped_rows_promises_the_person_what_was_charged(own_home: Path) -> None:
+    """A person's rows are one record: no group of records costs more, and the account was charged for one."""
+    card = call(**PEOPLE, population="visits", cap=(20.0, 1e-2)).card
+    assert text.one(card) == "one person (one person), of whose records 2 were used at most, together as one,"
+    assert "for all records of a person together it is" not in text.markdown(card)
+    check_charged(card, Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
 
 
 @pytest.mark.parametrize("unit", ["one person", "one patient", "one image"])
