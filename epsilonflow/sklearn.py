@@ -4,6 +4,7 @@ A linear model of a public encoding of the rows, trained by `fit`. What scikit-l
 declared here, since reading it would tell of single records: bounds of numbers, categories, classes.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -95,14 +96,36 @@ class _Fit:
 
 _FITS: list[_Fit] = []
 """All fits of this process, also of clones, as cross-validation makes them."""
-_SKETCH, _SHARED, _KEY = 4096, 0.25, os.urandom(8).hex()
+_SKETCH, _SHARED, _APART, _KEY = 4096, 0.25, 0.9, os.urandom(8).hex()
 
 
 def _sketch(X: pd.DataFrame) -> NDArray[np.uint64]:
-    """The smallest hashes of the rows, by which tables that share rows are recognised; they leave the process never."""
-    hashes = pd.util.hash_pandas_object(X, index=False, hash_key=_KEY, categorize=False)
-    sketch: NDArray[np.uint64] = np.unique(hashes.to_numpy()).astype(np.uint64)[:_SKETCH]
+    """The smallest hashes of the rows, by which tables that share rows are recognised; they leave the process never.
+
+    A row is the sum of its values' hashes, whatever the order and the names of the columns. Where few values make rows
+    alike by that, as in columns of zeros and ones, the hashes are multiplied by one of the column's name.
+    """
+    values = [_hashes(X.iloc[:, at]) for at in range(X.shape[1])]
+    names = pd.util.hash_array(
+        np.array([str(name) for name in X.columns], object), hash_key=_KEY
+    ) | np.uint64(1)
+    nothing = np.zeros(len(X), np.uint64)
+    anyhow, by_name = (
+        np.unique(sum((times * one for times, one in zip(all_times, values, strict=True)), nothing))
+        for all_times in (np.ones_like(names), names)
+    )
+    sketch: NDArray[np.uint64] = (anyhow if len(anyhow) >= _APART * len(by_name) else by_name)[:_SKETCH]
     return sketch
+
+
+def _hashes(column: pd.Series) -> NDArray[np.uint64]:
+    """Of the values of a column, the same for a number in every type and as a text."""
+    values = column.astype(object)
+    numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=math.nan)
+    with np.errstate(over="ignore"):
+        numbers = numbers.astype(np.float32).astype(np.float64) + 0.0
+    texts = pd.util.hash_array(values.astype(str).to_numpy(object), hash_key=_KEY)
+    return np.where(np.isnan(numbers), texts, pd.util.hash_array(numbers))
 
 
 def _shares_rows(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
@@ -165,7 +188,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise RefusedError(
                 f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
             )
-        method = self.method or usual_method(len(records), loss, outputs, self.steps, self.epsilon)
+        method = self.method or usual_method(len(records), loss, self.steps, self.epsilon)
         try:
             with ESTIMATORS.spoken():
                 result: Fitted = train(

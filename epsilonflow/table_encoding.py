@@ -32,8 +32,6 @@ Kind: TypeAlias = Literal["classes", "number"]
 """What an estimator predicts."""
 _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
-_CLIP_OF_TWO_CLASSES = 0.8
-"""Where a gradient is as long as the error of one probability; docs/results/tables.md."""
 _MOMENTUM = 0.9
 _TARGET = {"name": "(target)", "kind": "label"}
 
@@ -108,7 +106,7 @@ def as_table(X: Any) -> pd.DataFrame:
     return X
 
 
-def usual_method(records: int, loss: Any, outputs: int, steps: int, epsilon: float) -> DPSGD:
+def usual_method(records: int, loss: Any, steps: int, epsilon: float) -> DPSGD:
     """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate."""
     kind: Kind = "classes" if loss == "cross_entropy" else "number"
     usual = CROSS_ENTROPY if kind == "classes" else SQUARED
@@ -121,8 +119,7 @@ def usual_method(records: int, loss: Any, outputs: int, steps: int, epsilon: flo
         optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))
-    clip_norm = _CLIP_OF_TWO_CLASSES if kind == "classes" and outputs == 1 else 1.0
-    return DPSGD(steps=steps, expected_batch_size=batch, clip_norm=clip_norm, update=update)
+    return DPSGD(steps=steps, expected_batch_size=batch, update=update)
 
 
 def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEncoding:

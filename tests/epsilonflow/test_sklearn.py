@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,14 @@ from algorithms.privacy.card import verify
 from algorithms.privacy.ledger import Ledger
 from data.card import data_card
 from data.cells import CellSettings
-from epsilonflow.sklearn import FORBIDDEN_CHECKS, DPClassifier, DPRegressor, PrivacyCostWarning
+from epsilonflow.sklearn import (
+    FORBIDDEN_CHECKS,
+    DPClassifier,
+    DPRegressor,
+    PrivacyCostWarning,
+    _shares_rows,
+    _sketch,
+)
 from epsilonflow.table_encoding import encoding_of_schema, usual_method
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.costs import costs_once
@@ -51,6 +58,10 @@ def no_fits_of_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", PrivacyCostWarning)
         yield
+
+
+def sketch_of(X: Any) -> np.ndarray:
+    return _sketch(pd.DataFrame(X))
 
 
 def table(rows: int = 300, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
@@ -137,19 +148,15 @@ def test_a_data_card_is_a_schema_and_declares_the_classes(tmp_path: Path) -> Non
 
 
 def test_settings_follow_from_the_kind_of_target() -> None:
-    two, three, number, count, quantile = (
-        usual_method(5000, loss, outputs, 10, epsilon=1.0)
-        for loss, outputs in (
-            *(("cross_entropy", 1), ("cross_entropy", 3)),
-            *((squared_error, 1), (CountLoss(), 1), (QuantileLoss(0.9), 1)),
-        )
+    classes, number, count, quantile = (
+        usual_method(5000, loss, 10, epsilon=1.0)
+        for loss in ("cross_entropy", squared_error, CountLoss(), QuantileLoss(0.9))
     )
-    assert (two.clip_norm, three.clip_norm, number.clip_norm) == (0.8, 1.0, 1.0)
-    assert (two.update.noise_limit, number.update.noise_limit) == (0.7, 0.35)
-    few = usual_method(480, "cross_entropy", 1, 10, epsilon=1.0)
+    assert (classes.update.noise_limit, number.update.noise_limit) == (0.7, 0.35)
+    few = usual_method(480, "cross_entropy", 10, epsilon=1.0)
     assert few.update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73
     # 1.9 over the curvatures 1/2, 1, e and 5.
-    rates = [one.update.learning_rate for one in (three, number, count, quantile)]
+    rates = [one.update.learning_rate for one in (classes, number, count, quantile)]
     assert rates == [3.8, 1.9, 0.7, 0.38]
 
 
@@ -239,6 +246,42 @@ def test_fits_add_up_and_say_so_from_the_second_on() -> None:
         *numbers(seed=1)
     )  # other records: no warning
     assert other.total_epsilon_ == pytest.approx(first, rel=1e-3)
+
+
+FORMS: dict[str, Callable[[np.ndarray], Any]] = {
+    "float32": lambda X: X.astype(np.float32),
+    "objects": lambda X: X.astype(object),
+    "texts": lambda X: pd.DataFrame(X).astype(str),
+    "a DataFrame": lambda X: pd.DataFrame(X, columns=list("abc"[: X.shape[1]])),
+    "other rows first": lambda X: X[::-1],
+    "other columns first": lambda X: X[:, ::-1],
+    "a third": lambda X: X[::3],
+    "all but one fold": lambda X: X[50:].astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_same_rows_are_recognised_in_another_form(name: str) -> None:
+    X, other = np.random.default_rng(0).uniform(-1, 1, size=(2, 200, 3))
+    form = FORMS[name]
+    first, second, different = map(sketch_of, (pd.DataFrame(X), form(X), form(other)))
+    assert _shares_rows(first, second)
+    assert not _shares_rows(first, different)
+
+
+def test_columns_in_another_order_and_whole_numbers_are_the_same_mixed_rows() -> None:
+    X, _ = table()
+    same = X.loc[:, ::-1].astype({"job": "category", "member": object})
+    assert _shares_rows(sketch_of(X), sketch_of(same))
+    assert not _shares_rows(sketch_of(X), sketch_of(table(seed=1)[0]))
+    ages = pd.DataFrame({"age": np.arange(300)})
+    assert _shares_rows(sketch_of(ages), sketch_of(ages.astype(float)))
+
+
+def test_rows_of_few_values_are_not_the_same_because_they_have_as_many_ones() -> None:
+    X, other = np.zeros((2, 100, 40))
+    X[:, :20], other[:, 20:] = np.random.default_rng(0).integers(0, 2, size=(2, 100, 20))
+    assert not _shares_rows(sketch_of(pd.DataFrame(X)), sketch_of(pd.DataFrame(other)))
 
 
 def test_the_sum_of_fits_is_never_below_what_they_cost() -> None:
