@@ -368,6 +368,8 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
     }
     if table is not None and (hashed := _hashes(table)):
         facts["hashed"] = hashed
+    if model.facts.tokens is not None:
+        facts["padding"] = model.facts.padding
     if preparation.get("encoder"):
         facts["encoder"] = preparation["encoder"]  # with the digest of its weights
     for name, value in facts.items():

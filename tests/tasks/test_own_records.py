@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from tasks import evaluate, prepare, report
 from tasks.check_data import look
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides
-from tasks.predict import predict
+from tasks.export import export
+from tasks.predict import Predictions, predict
 from tasks.preflight.preview import preview_run
 from tasks.prepare import reader_of
 from tasks.runs import store
@@ -221,6 +222,23 @@ def _texts(root: Path) -> dict[str, Any]:
     return {"kind": "texts", "format": "jsonl"} | named
 
 
+def same_by_onnxruntime(
+    artifacts: Path, records: np.ndarray, found: Predictions, allow_code: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Checks the probabilities and classes of an ONNX file by onnxruntime alone; returns what its metadata say."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    export(artifacts, "onnx", artifacts / "model.onnx", allow_code=allow_code)
+    session = onnxruntime.InferenceSession(artifacts / "model.onnx")
+    shares, classes = session.run(["probabilities", "predicted"], {"records": records})
+    assert shares == pytest.approx(found.scores, abs=1e-5)
+    assert tuple(classes) == found.predicted
+    told = session.get_modelmeta().custom_metadata_map
+    encoder = json.loads(told["encoder"])
+    assert encoder["name"] in told["preparation"] and encoder["sha256"] in told["preparation"]
+    return told | {"encoder": encoder}
+
+
 def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
     workspace: Workspace, declared: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -244,6 +262,9 @@ def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
     rows = torch.tensor([[4, 2, 1, 7, 7, 7], [3, 7, 7, 7, 7, 7]], dtype=torch.int32)
     expected = model(rows).double().softmax(-1).detach().numpy()
     assert found.scores == pytest.approx(expected)
+    facts = same_by_onnxruntime(workspace.root / "artifacts", rows.numpy(), found)
+    tokenizer, sha256 = facts["encoder"], workspace.public.encoder.sha256
+    assert (tokenizer["sha256"], tokenizer["settings"]["length"], facts["padding"]) == (sha256, 6, "7")
 
     publish(public)  # with other weights
     with pytest.raises(RefusedError, match="run the calibrate stage"):
@@ -314,6 +335,11 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
     (found,) = predict(trained, folder, allow_code=[ENCODER])
     assert found.names == tuple(f"{place}.png" for place in range(10))
     assert found.predicted == tuple(str(place) for place in expected.tolist())
+    facts = same_by_onnxruntime(
+        workspace.root / "artifacts", encode(pixels[:, None] / np.float32(16)), found, allow_code=[ENCODER]
+    )
+    assert facts["encoder"]["name"] == ENCODER
+    assert facts["encoder"]["sha256"] == workspace.public.encoder.sha256
     other = replace(tiny_encoder.make(Frozen()), sha256="cd" * 32)
     monkeypatch.setattr(tiny_encoder, "make", lambda _settings: other)
     with pytest.raises(ModelRefusedError, match="has other weights than the one"):
