@@ -317,10 +317,10 @@ class LinearRecords:
         usual = norms[1] <= _LONGEST
         # For other records, outputs that are affine in the step would be inf - inf, so their losses are computed for
         # each candidate. Zeros replace them here, which keeps the other records' positions.
-        odd = torch.nonzero(~usual)[:, 0]  # the one wait for a device
-        self._odd_losses = losses_of(model, labels[odd])
-        self._odd_features = self._odd_losses.orient(features[:, odd])
-        features.index_fill_(1, odd, 0.0)
+        self._odd = torch.nonzero(~usual)[:, 0]  # the one wait for a device
+        self._odd_losses = losses_of(model, labels[self._odd])
+        self._odd_features = self._odd_losses.orient(features[:, self._odd])
+        features.index_fill_(1, self._odd, 0.0)
         self._losses = losses_of(model, labels)
         self._whole_products = _fill_products(self._losses.orient(features), product)
         self._features = self._whole_products[:, : len(labels)]
@@ -355,18 +355,21 @@ class LinearRecords:
         A loss that is NaN counts as zero.
         """
         slopes = self._outputs(line.direction[None], self._whole_products)[0, : len(self._losses.labels)]
-        outputs = self._outputs_at(line.origin)
+        outputs, odd = self._outputs_at(line.origin), self._odd
         sums = self._losses.along(outputs, slopes.contiguous(), line.step_sizes, bound)
-        return sums + self._odd(line.candidates, bound)
+        # Zeros are subtracted as they were added, in 32 bits, so that an odd record counts at least 0.
+        zeros = self._odd_losses.along(outputs[odd], slopes[odd], line.step_sizes, bound)
+        return sums - zeros + self._odd_sums(line.candidates, self._odd_features, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
         """The sums of `losses_on`, [k], at any candidates [k, d], by products for each."""
-        sums, count = self._odd(candidates, bound), len(self._losses.labels)
-        for start in range(0, count, self._product):
-            records = slice(start, min(start + self._product, count))
+        zeros = self._odd_sums(candidates, torch.zeros_like(self._odd_features), bound)
+        sums = self._odd_sums(candidates, self._odd_features, bound) - zeros
+        for start in range(0, len(self._losses.labels), self._product):
             whole = self._whole_products[:, start : start + self._product]
-            outputs = self._outputs(candidates, whole)[:, : records.stop - start].double()
-            sums += self._losses.at(outputs, records, bound)
+            count = min(self._product, len(self._losses.labels) - start)
+            outputs = self._outputs(candidates, whole)[:, :count].double()
+            sums += self._losses.at(outputs, slice(start, start + count), bound)
         return sums
 
     def _outputs_at(self, parameters: Tensor) -> Tensor:
@@ -396,14 +399,13 @@ class LinearRecords:
             return self._wide @ grad_outputs.double()
         return product_in_64_bits(self._features, grad_outputs)
 
-    def _odd(self, candidates: Tensor, bound: float) -> Tensor:
-        """The clipped losses [k] of records without cached outputs, minus those of the zeros that replace them."""
-        if self._odd_features.shape[1] == 0:
-            return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
-        odd = self._odd_features
-        outputs = self._outputs(candidates, _fill_products(odd, self._product))[:, : odd.shape[1]].double()
-        zeros = self._odd_losses.at(torch.zeros_like(outputs), slice(None), bound)
-        return self._odd_losses.at(outputs, slice(None), bound) - zeros
+    def _odd_sums(self, candidates: Tensor, features: Tensor, bound: float) -> Tensor:
+        """The sums [k] of the clipped losses of records without cached outputs, from features [p, odd]."""
+        count = features.shape[1]
+        if count == 0:
+            return torch.zeros(len(candidates), dtype=torch.float64, device=features.device)
+        outputs = self._outputs(candidates, _fill_products(features, self._product))[:, :count].double()
+        return self._odd_losses.at(outputs, slice(None), bound)
 
     def _scale_grad_outputs(self, grad_outputs: Tensor, clipping: Clipping, bound: float) -> Tensor:
         """Scale grad_outputs [n, o] so that their norm times the features' norm is within the bound."""

@@ -416,7 +416,9 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
     ):
         return general(recorder, func, args, kwargs)
     query, key, value = parts
-    scale = call.get("scale") or 1.0 / math.sqrt(query.shape[-1])
+    scale = call.get("scale")
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
     scores = (query @ key.transpose(-2, -1)) * scale
     layout, shape, name, batch = (
         Layout(0, rows_per_record),

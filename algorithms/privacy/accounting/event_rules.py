@@ -375,6 +375,8 @@ class _Pure(EventRule):
         return PureDpEvent(_of_sample(rate, event.epsilon))
 
     def trace_fields(self, event: Any) -> TraceFields:
+        if not event.epsilon:  # nothing was released, by no noise that could be named
+            return TraceFields({})
         return TraceFields(dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / event.epsilon))
 
 
@@ -416,7 +418,7 @@ class _ZCDP(EventRule):
         )
 
     def trace_fields(self, event: Any) -> TraceFields:
-        if event.xi:
+        if event.xi or not event.rho:
             return TraceFields({})
         return TraceFields(
             {"gumbel": math.sqrt(1 / (8 * event.rho)), "laplace": math.sqrt(1 / (2 * event.rho))}

@@ -163,6 +163,24 @@ def test_a_record_that_is_not_finite_harms_no_other(name: str, bad: float) -> No
         assert apart(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("bound", [0.05, 0.1, 0.3, 0.69, 1.0, 100.0])
+@pytest.mark.parametrize("scale", [1.0, math.inf])
+def test_a_record_without_cached_outputs_counts_at_least_0_and_at_most_the_bound(
+    name: str, bound: float, scale: float
+) -> None:
+    """Zeros replace it in the sums of 32 bits, which must not be subtracted as the loss of zeros in 64 bits."""
+    model, parameters, inputs, labels = problem(name, dtype=torch.float32)
+    inputs[0] = math.nan
+    line = a_line(parameters * scale)
+    more, fewer = (LinearRecords(model, inputs[first:], labels[first:]) for first in (0, 1))
+    for difference in (
+        more.losses_on(line, bound=bound) - fewer.losses_on(line, bound=bound),
+        more.losses_at(line.candidates, bound=bound) - fewer.losses_at(line.candidates, bound=bound),
+    ):
+        assert -1e-11 <= float(difference.min()) <= float(difference.max()) <= bound + 1e-11
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_an_error_that_is_not_finite_counts_as_zero(outputs: int) -> None:
     """The root of a negative output is not a number; its other outputs' errors are."""

@@ -15,9 +15,10 @@ import pytest
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
-from algorithms.privacy.accounting.events import schedule_to_json
+from algorithms.privacy.accounting.events import PureDpEvent, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
+from algorithms.privacy.card.build import made_up_trace
 from algorithms.privacy.card.schema import CompositionSection, Guarantee
 from algorithms.privacy.documents import BlockSection, Receipt
 from data.description import Transform
@@ -297,3 +298,9 @@ def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
     assert "what one person has (one drawing) in one block" in text.block_unit(card)
     whole = build(replace(run, data=data), key=None)
     assert "in one block" not in text.markdown(whole) and "one person (one drawing)" in text.statement(whole)
+
+
+@pytest.mark.parametrize("event", [PureDpEvent(0.0), dp.dp_event.ZCDpEvent(0.0)])
+def test_a_release_without_a_cost_is_none_that_a_card_can_state(event: dp.DpEvent) -> None:
+    with pytest.raises(RefusedError, match="event of no release"):
+        made_up_trace([(event, 1)])
