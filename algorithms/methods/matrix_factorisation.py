@@ -117,13 +117,17 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int | None = None) ->
     # An update is linear in the gradients, so that its adjoint, from the last step back, gives the weights of all.
     parameters, velocity, average = np.zeros((3, len(last)))
     weights = np.zeros((steps, len(last)))
-    for step in reversed(range(steps)):
-        average[last == step] = 1.0
+    row_of = {step: row for row, step in enumerate(last.tolist())}
+    for step in reversed(range(steps)):  # in place, as there may be tens of thousands
+        if step in row_of:
+            average[row_of[step]] = 1.0
         share = update.averaging_weight(step + 1, steps)
-        parameters, average = parameters + share * average, (1.0 - share) * average
+        parameters += share * average
+        average *= 1.0 - share
         rate = update.rate_at(step / steps)
-        velocity = update.momentum * velocity + rate * parameters
-        parameters = (1.0 - rate * update.weight_decay) * parameters
+        velocity *= update.momentum
+        velocity += rate * parameters
+        parameters *= 1.0 - rate * update.weight_decay
         weights[step] = velocity
     return Workload(np.ascontiguousarray(weights.T), tuple((last + 1).tolist()))
 

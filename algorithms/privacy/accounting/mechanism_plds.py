@@ -16,6 +16,7 @@ from scipy.stats import binom
 from algorithms.privacy.accounting.pld import CellMasses, PrivacyLoss
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 _ROUNDING = 2.0**-51
 _MARGIN = 1e-9
@@ -25,9 +26,9 @@ _NORMAL_STEP, _LOSS_STEP = 0.1, 0.25
 """The largest distance of edges: in standard deviations of the noise, and in losses."""
 _NEVER = 1e-45
 """Chances of numbers of a person's records in a sample up to which they are left out, and counted as lost."""
-_AT_ONCE, _FAR, _TABLE, _NEWTON = 8192, 38.0, 4000, 3
-"""For a group's losses: how many are computed together; the table that gives a first guess of their inverse, how many
-standard deviations it goes beyond the means and how many outputs it has; and the steps of Newton's method after it."""
+_AT_ONCE, _FAR, _TABLE = 8192, 38.0, 4000
+"""For a group's losses: how many are computed together; and the table that gives a first guess of their inverse, how
+many standard deviations it goes beyond the means and how many outputs it has."""
 
 
 def _knots(low: float, high: float, step: float) -> Array:
@@ -258,17 +259,21 @@ class GroupPLD:
                 high = max(high, number + z * _reach(min(p_tail / chance / len(self._weights[0]), 0.5)))
         return np.unique(self._losses(_knots(low, high, min(_NORMAL_STEP * z, _LOSS_STEP * z**2)))[0])
 
+    @cached_property
+    def _table(self) -> tuple[Array, Array, Array]:
+        """Outputs, their losses and how fast these rise, shape [_TABLE] each."""
+        reach = _FAR * self.multiplier
+        outputs = np.linspace(-reach, float(self._weights[0][-1]) + reach, _TABLE)
+        return outputs, *self._losses(outputs)
+
     def _outputs(self, losses: Array) -> tuple[Array, float]:
         """The outputs with these losses, and by how much theirs differ from these; infinite beyond all mass."""
-        z = self.multiplier
-        table = np.linspace(-_FAR * z, float(self._weights[0][-1]) + _FAR * z, _TABLE)
-        known = self._losses(table)[0]
+        table, known, slopes = self._table
         after = np.clip(np.searchsorted(known, losses), 1, len(table) - 1)
-        # A table gives the start, Newton the rest; what is then still missing widens the cells (`slip`).
-        outputs = np.interp(losses, known, table)
-        for _ in range(_NEWTON):
-            there, slopes = self._losses(outputs)
-            outputs = np.clip(outputs + (losses - there) / slopes, table[after - 1], table[after])
+        # A table gives the start, a step of Newton's the rest; what is then still missing widens the cells (`slip`).
+        outputs = _inverse_start(losses, known, table, slopes, after)
+        there, slopes = self._losses(outputs)
+        outputs = np.clip(outputs + (losses - there) / slopes, table[after - 1], table[after])
         is_inside = (losses > known[0]) & (losses < known[-1])
         missed = np.abs(self._losses(outputs)[0] - losses)[is_inside]
         outputs = np.where(is_inside, outputs, np.where(losses <= known[0], -math.inf, math.inf))
@@ -286,6 +291,21 @@ class GroupPLD:
             p, p_error = p + chance * mass, p_error + chance * (error + 16 * _ROUNDING * mass)
             p_below, p_above = p_below + chance * below, p_above + chance * above
         return CellMasses(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above), slip)
+
+
+def _inverse_start(losses: Array, known: Array, table: Array, slopes: Array, after: Indices) -> Array:
+    """Outputs at losses by the cubics through a table's points with its slopes, kept between the points.
+
+    known, slopes: The losses at the outputs in the table and how fast they rise there. after: The point above each.
+    """
+    before, width = after - 1, known[after] - known[after - 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.clip((losses - known[before]) / width, 0.0, 1.0)
+        rise = t * t * (3.0 - 2.0 * t)
+        bend = t * (1.0 - t) * width * ((1.0 - t) / slopes[before] - t / slopes[after])
+        outputs = table[before] + rise * (table[after] - table[before]) + bend
+    outputs = np.where(np.isfinite(outputs), outputs, table[before])
+    return np.clip(outputs, table[before], table[after])
 
 
 @dataclass(frozen=True)

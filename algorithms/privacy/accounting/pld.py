@@ -22,7 +22,7 @@ and counts as infinite loss.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -45,11 +45,14 @@ _MIN_MODULUS, _LOG_SURE = 1e-300, math.log(1e-9)
 _LOG_NOTHING, _NOTHING = -42.0, math.exp(-40.0)
 """The logarithm of a product that is left out, and a bound on the norm of all that are, which rounding is above."""
 _FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _ITERATIONS = 2**16, 2**19, 2**16, 60
-_FEW_POINTS, _POINTS_TOGETHER, _TERMS = 2**12, 2**17, 2
+_FEW_POINTS, _POINTS_TOGETHER = 2**12, 2**17
+_ROOT, _PRODUCTS = 2, 8
+"""Of a transform at few frequencies: what a root takes, by what a point of a fast transform does, and how many products
+take as long as one."""
 FIRST_GRID_ERROR = 5e-5
 """The share of the variance by which a first grid may be off."""
 _GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
-_FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER, _COARSER_OF_MANY = 8, 6e-5, 1.5e-5, 2.0, 4.0
+_FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER, _COARSER_OF_MANY = 8, 6e-5, 1.5e-5, 2.0, 8.0
 """Of more distributions, each of which takes a transform of its own, more is left of a grid's error; their first grid
 is so fine that it mostly is the last, and the one that it is compared with is coarser by more."""
 _MAX_POINTS, _MAX_SEARCH_POINTS, _LARGEST_GRID = 2**20, 2**17, 2**24
@@ -78,6 +81,18 @@ class CellMasses:
     below: tuple[float, float]
     above: tuple[float, float]
     slip: float = 0.0
+
+    def above_edge(self, edges: Array, first: int) -> tuple[Array, "CellMasses"]:
+        """The edges from one on, and the masses between them, with those of the cells before below."""
+        p_below, q_below = self.below
+        return edges[first:], replace(
+            self,
+            p=self.p[first:],
+            q=self.q[first:],
+            p_error=self.p_error[first:],
+            q_error=self.q_error[first:],
+            below=(p_below + float(self.p[:first].sum()), q_below + float(self.q[:first].sum())),
+        )
 
 
 class PrivacyLoss(Protocol):
@@ -148,13 +163,13 @@ def connect_the_dots(edges: Array, cells: CellMasses) -> DiscretePLD:
     return DiscretePLD(edges + slip, masses, cells.above[0])
 
 
-def _edges(pld: PrivacyLoss, tail: float, low_tail: float) -> Array:
-    """Edges from where P has at most `low_tail` below to where it has `tail` above."""
+def _rough_cells(pld: PrivacyLoss, tail: float, low_tail: float) -> tuple[Array, CellMasses]:
+    """Edges from where P has at most `low_tail` below to where it has `tail` above, and the masses between them."""
     edges = pld.edges(tail, 1.0)
     cells = pld.cells(edges)
     below = np.append(0.0, np.cumsum(cells.p)) + cells.below[0]
     first = int(np.searchsorted(below, low_tail, side="right")) - 1
-    return edges[min(max(first, 0), len(edges) - 2) :]
+    return cells.above_edge(edges, min(max(first, 0), len(edges) - 2))
 
 
 def discretise(
@@ -171,7 +186,7 @@ def discretise(
     one epsilon matters. ends: The losses between which the tails leave the rest, where they are known; any two bound.
     """
     if ends is None:
-        rough = _edges(pld, tail, low_tail)
+        rough, _ = _rough_cells(pld, tail, low_tail)
         ends = float(rough[0]), float(rough[-1])
     lowest, highest = ends
     _check_points((highest - lowest) / grid)
@@ -335,8 +350,8 @@ def sketch(plds: Sequence[tuple[PrivacyLoss, int]], tail: float, low_tail: float
     """A sum of a few hundred points a distribution, for bounds and for the choice of a grid."""
     every = []
     for pld, count in plds:
-        edges = _edges(pld, tail, low_tail)
-        every.append((connect_the_dots(edges, pld.cells(edges)), count))
+        edges, cells = _rough_cells(pld, tail, low_tail)
+        every.append((connect_the_dots(edges, cells), count))
     return PLDSum(every)
 
 
@@ -408,6 +423,8 @@ class GridComposition:
         for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
             tail = self._tilted_tail(self._rough.tail_tilt(float(delta)), float(delta))
             best = np.minimum(best, tail.deltas(epsilons))
+            if best.min(initial=1.0) >= delta:  # tails for less would not be closer
+                break
         return best
 
     def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
@@ -482,12 +499,20 @@ def _transform_at(
     """The transform of masses at points of a circle, less their sum, and how far it may be off, relative to that.
 
     At few frequencies it is added up term by term: each part of a sum of n terms is off by n units, each root by a few.
+    A frequency is b k + l for l below b, so that each term's root is one of few that are computed times another.
     """
-    total = float(masses.sum())
-    if _TERMS * len(masses) * len(frequencies) <= size:
-        turns = np.outer(frequencies, indices % size) % size
-        return np.exp(-2j * math.pi / size * turns) @ masses - total, (2 * len(masses) + 64) * _UNIT_ROUNDOFF
-    return fft.rfft(_fold(masses, indices, size))[frequencies] - total, _fast_unit(size)
+    total, count = float(masses.sum()), int(frequencies[-1]) + 1
+    b = math.isqrt(count - 1) + 1
+    rows = -(-count // b)
+    if (_ROOT * (b + rows) + count // _PRODUCTS) * len(masses) > size:
+        return fft.rfft(_fold(masses, indices, size))[frequencies] - total, _fast_unit(size)
+    points = indices % size
+    low, high = (
+        np.exp(-2j * math.pi / size * (np.outer(factors, points) % size))
+        for factors in (np.arange(b), b * np.arange(rows))
+    )
+    sums = ((high * masses) @ low.T).ravel()[frequencies]
+    return sums - total, (2 * len(masses) + 128) * _UNIT_ROUNDOFF
 
 
 def _tilt(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
@@ -753,10 +778,11 @@ class ComposedPLD:
 
     def __init__(self, pairs: Sequence[tuple[PLDPair, int]], delta: float, grid: float | None = None) -> None:
         self._delta = delta
-        self._sides = [
-            GridComposition(plds, grid or coarse_grid(plds, delta, FIRST_GRID_ERROR)[0], delta)
-            for plds in sides_of(pairs)
-        ]
+        self._sides = []
+        for plds in sides_of(pairs):
+            rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+            width = grid or coarse_grid(plds, delta, FIRST_GRID_ERROR, rough)[0]
+            self._sides.append(GridComposition(plds, width, delta, rough))
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon at which delta is known to be at most this one."""

@@ -222,18 +222,65 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
     shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
     base = int(points_up[several.first * own - one.first * other - lowest])  # of the lowest sum
     places, size = np.arange(count) - base, count + int(points_up[(count - 1) * own]) - base + 2
-    kept, moved = np.zeros((2, size))
-    for index, mass in enumerate(one.masses.tolist()):
-        begin = several.first * own - (one.first + index) * other - lowest
-        at = slice(begin, begin + (count - 1) * own + 1, own)
-        both, low = mass * several.masses, places + points_up[at]
-        up = both * shares[at]
-        kept += np.bincount(low, both - up, size)
-        moved += np.bincount(low, up, size)
-    kept[1:] += moved[:-1]
+    sums = np.zeros(size)
+    if own * 2 * math.log(1 / math.expm1(cell)) / cell < len(one.masses):
+        for phase in range(own):
+            _add_by_distance(sums, several, one, base, own, other, phase)
+    else:
+        for index, mass in enumerate(one.masses.tolist()):
+            begin = several.first * own - (one.first + index) * other - lowest
+            at = slice(begin, begin + (count - 1) * own + 1, own)
+            both, low = mass * several.masses, places + points_up[at]
+            up = both * shares[at]
+            sums += np.bincount(low, both - up, size)
+            sums[1:] += np.bincount(low, up, size)[:-1]
     lost = several.lost + one.lost
     lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ several.values)
-    return _Ratio(cell, several.first + base, kept, several.zero + one.zero, lost).trim()
+    return _Ratio(cell, several.first + base, sums, several.zero + one.zero, lost).trim()
+
+
+def _add_by_distance(
+    sums: Array, several: _Ratio, one: _Ratio, base: int, own: int, other: int, phase: int
+) -> None:
+    """Add the masses of pairs of points of several and of one step to those of their sums, all of a distance together.
+
+    Takes the step's points that lie `phase` of `own` parts of a cell above one of the several's points. Of points that
+    are far apart the sum lies next above the larger, for every distance, as in `_double`.
+
+    base: how far the lowest sum lies above the lowest point of the several.
+    """
+    cell, a = several.cell, several.masses
+    skip = (phase - one.first) % own
+    b = one.masses[skip::own]
+    first = (
+        one.first + skip
+    ) // own * other - several.first  # of b's points, relative to the lowest of the several
+    dense = np.zeros((len(b) - 1) * other + 1)
+    dense[::other] = b
+    distances = np.arange(-first - len(dense) + 1, len(a) - first)
+    above = np.logaddexp(0.0, -cell * (distances - phase / own)) / cell
+    points_up = np.floor(above).astype(int)
+    shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
+    is_far_up, is_far_down = points_up == 0, distances + points_up == 0
+    for at in np.flatnonzero(~is_far_up & ~is_far_down).tolist():
+        distance = int(distances[at])
+        begin = max(0, -(-(-first - distance) // other))
+        end = min(len(b), (len(a) - 1 - first - distance) // other + 1)
+        low = first + begin * other + distance
+        both = a[low : low + (end - begin - 1) * other + 1 : other] * b[begin:end]
+        low += int(points_up[at]) - base
+        up = both * shares[at]
+        sums[low : low + (end - begin - 1) * other + 1 : other] += both - up
+        sums[low + 1 : low + 1 + (end - begin - 1) * other + 1 : other] += up
+    for further, part in ((0, 1 - shares), (1, shares)):
+        far_up = np.convolve(dense, np.where(is_far_up, part, 0.0))[len(dense) - 1 :][: len(a)]
+        at = further - base
+        sums[max(at, 0) : at + len(a)] += (a * far_up)[max(-at, 0) :]
+        far_down = np.convolve(a, np.where(is_far_down & ~is_far_up, part, 0.0)[::-1])[len(a) - 1 :][
+            : len(dense)
+        ]
+        at = first + further - base
+        sums[max(at, 0) : at + len(dense)] += (dense * far_down)[max(-at, 0) :]
 
 
 @lru_cache(maxsize=64)
@@ -318,8 +365,11 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
     factorials = gammaln(orders + 1.0)
 
     def product(first: Array, second: Array) -> Array:
-        sums = [np.logaddexp.reduce(first[: n + 1] + second[n::-1]) for n in orders]
-        return np.array(sums)
+        padded = np.append(second[::-1], np.full(len(orders) - 1, -math.inf))
+        exponents = first + sliding_window_view(padded, len(orders))[::-1]
+        largest = exponents.max(axis=1)
+        products: Array = largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
+        return products
 
     base = orders * (orders - 1) / (2 * z**2) - factorials - orders * math.log(parts)
     # The power of a series by squaring, with coefficients as logarithms: all are positive, so nothing cancels.
@@ -345,7 +395,10 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
     masses = _on_points(points, z)  # lower values make the moments larger
     products = step * np.arange((len(logs) - 1) * parts_of_cell + len(log_points))
     decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
-    means = masses[0] + sliding_window_view(decays, len(log_points))[::parts_of_cell] @ masses[1:]
+    means = np.full(len(logs), masses[0])
+    for at in range(parts_of_cell):  # the points that lie equally far from some product
+        some = masses[1 + at :: parts_of_cell]
+        means += np.correlate(decays[at::parts_of_cell], some)[: len(logs)]
     transforms = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
     moments = []
     for b in powers:

@@ -6,6 +6,7 @@ of dp_accounting are used where it has no public equivalent.
 
 import logging
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -81,7 +82,10 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
     alpha, k = np.array(orders), np.arange(count)[:, None]
     terms = _log_binomials(orders, 0, count) + k * math.log(q) + (alpha - k) * math.log1p(-q)
     terms += (k * k - k) / (2 * z * z)
-    moments: np.ndarray = logsumexp(np.where(k <= alpha, terms, -math.inf), axis=0)
+    terms[k > alpha] = -math.inf
+    # A term that overflowed stays infinite.
+    largest = np.minimum(terms.max(axis=0), sys.float_info.max)
+    moments: np.ndarray = largest + np.log(np.exp(terms - largest).sum(axis=0))  # far faster than SciPy's
     return moments
 
 

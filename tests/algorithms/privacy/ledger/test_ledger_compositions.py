@@ -10,7 +10,7 @@ import attrs
 import dp_accounting as dp
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
@@ -161,6 +161,31 @@ def test_a_sample_of_a_group_bounds_the_exact_mixture_of_its_members() -> None:
         log_terms = order * np.log(np.maximum(p, 1e-300)) - (order - 1) * np.log(np.maximum(q, 1e-300))
         exactly = math.log(np.trapezoid(np.exp(log_terms), x)) / (order - 1)
         assert 0.0 < exactly <= bound
+
+
+def _exact_delta(rate: float, sigma: float, count: int, epsilon: float) -> float:
+    """Of `count` records in one step, removed or added, by the trapezoid rule."""
+    numbers, x = np.arange(count + 1), np.linspace(-12 * sigma, count + 12 * sigma, 20_001)
+    with_group = binom.pmf(numbers, count, rate) @ norm.pdf(x, numbers[:, None], sigma)
+    without = norm.pdf(x, 0.0, sigma)
+    pairs = ((with_group, without), (without, with_group))
+    return max(float(np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0.0), x)) for p, q in pairs)
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "epsilon", "worst"), [(1.0, 2.0, 2.0, 22), (0.001, 0.3, 5.6, 1), (0.1, 2.0, 0.3, 24)]
+)
+def test_under_basic_sums_a_share_is_the_largest_of_any_number_of_records(
+    rate: float, sigma: float, epsilon: float, worst: int
+) -> None:
+    """Each of up to 24 records pays epsilon in its block, so j of them delta_j(j epsilon) / j in each."""
+    shares = [_exact_delta(rate, sigma, count, count * epsilon) / count for count in range(1, 25)]
+    assert int(np.argmax(shares)) + 1 == worst
+    noise = dp.GaussianDpEvent(sigma)
+    events = schedule_to_json([(noise if rate == 1 else dp.PoissonSampledDpEvent(rate, noise), 1)])
+    price = Composition().price(Budget(epsilon, shares[0]), events, "ADD_OR_REMOVE_ONE", together=24)
+    assert price is not None
+    assert max(shares) * (1 - 1e-7) <= price <= max(shares) * 1.001
 
 
 def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_path: Path) -> None:
