@@ -726,8 +726,6 @@ def merge(rows: Iterable[tuple[Event, int]]) -> Rows:
             continue
         key = json.dumps(event, sort_keys=True)
         counts[key] = (event, counts.get(key, (event, 0))[1] + count)
-    if len(counts) > MAX_KINDS:
-        raise NoBoundError(f"more than {MAX_KINDS} kinds of events")
     return [*([(gaussian(precision**-0.5), 1)] if precision else []), *counts.values()]
 
 
@@ -851,6 +849,8 @@ def pld_epsilon(rows: Rows, delta: float, adjacency: str, stated: float | None) 
 def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DensePLDPmf]:
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
     single = merge(releases(rows))
+    if len(single) > MAX_KINDS:
+        raise NoBoundError(f"more than {MAX_KINDS} kinds of events")
     number = sum(count for _, count in single) or 1
     # h of the text at the top; .999, and log 2000 in place of log 1000, leave room for n h^2 / 8.
     grid = 0.999 * eta / math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)

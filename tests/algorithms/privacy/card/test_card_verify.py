@@ -9,18 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pandas as pd
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.accounting.epsilon import epsilon_of_rdp
+from algorithms.privacy.accounting.events import (
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
+    schedule_to_json,
+)
 from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, text, verify, verify_card
 from algorithms.privacy.card.build import row_fits
 from algorithms.privacy.documents import BlockSection, Commit
 from algorithms.privacy.ledger import Composition as Rule
 from tests.algorithms.privacy.conftest import KEY, card_of
-from tests.support.card_edits import sign
+from tests.support.card_edits import both_verdicts, sign
 from tests.support.changed import changed
 from tests.support.refusals import refused
 from tests.support.synthetic_run import Folders, read_json, record, with_entries, write_json, write_run
@@ -416,3 +422,28 @@ def test_a_filter_at_delta_0_bounds_nothing(built: PrivacyCard, filter_: Documen
     document["accounting"]["delta"] = 0.0  # type: ignore[index, call-overload]
     document["accounting"]["composition"] |= filter_  # type: ignore[index, call-overload, operator]
     assert {"guarantee", "epsilon by RDP"} <= failed(card_of(document))
+
+
+def test_a_run_of_more_than_a_thousand_kinds_of_samples_under_a_filter_has_a_card_that_holds(
+    tmp_path: Path,
+) -> None:
+    """As one with importance sampling, whose rate is another in each epoch."""
+    document = build(record(write_run(tmp_path / "run")), KEY).to_json()
+    rates = (1e-3 + 1e-6 * number for number in range(1100))
+    events = [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(2.0)), 1) for rate in rates]
+    price = epsilon_of_rdp(np.array([0.1]), 1e-5, (16.0,))
+    document["events"] = schedule_to_json(events)
+    costs = {"pld": None, "rdp": price, "pure": None}
+    document["accounting"] |= {"accountant": "rdp", "epsilon": costs}
+    document["accounting"]["composition"] = {"kind": "renyi", "rho": None, "order": 16.0, "limit": 0.1}
+    document["setting"]["epsilon"] = price
+    document["mechanism"] |= {
+        "releases": 1100,
+        "queries": [document["mechanism"]["queries"][0] | {"count": 1100}],
+    }
+    path = tmp_path / "privacy_card.json"
+    path.write_bytes(sign(document, KEY))
+    assert both_verdicts(path, public_key_of(KEY)) == (True, True)
+    document["accounting"]["composition"] = {"kind": "schedule", "rho": None, "order": None, "limit": None}
+    path.write_bytes(sign(document, KEY))
+    assert both_verdicts(path, public_key_of(KEY)) == (False, False)
