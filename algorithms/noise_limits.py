@@ -5,12 +5,13 @@ from typing import Literal, TypeAlias
 
 from algorithms.privacy.accounting.gaussian import noise_for_share
 
-Of: TypeAlias = Literal["classes", "number"]
+Kind: TypeAlias = Literal["classes", "number"]
+"""What is predicted."""
 _OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
 """The largest limit, and how it grows with the root of the records in standard deviations of a count."""
 
 
-def usual_noise_limit(records: float, epsilon: float, of: Of) -> float:
+def usual_noise_limit(records: float, epsilon: float, of: Kind) -> float:
     """The limit where records are unit vectors, for log-odds of classes or for a number in units of its scale.
 
     With little information there is little that is worth the noise, so it grows with the root of the records over the

@@ -34,6 +34,7 @@ from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import MARGINS, squared_error
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
+from algorithms.noise_limits import Kind
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from algorithms.privacy.card import load_beside
@@ -43,7 +44,6 @@ from data.new_records import target_in
 from data.targets import Number
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from epsilonflow.table_encoding import (
-    Kind,
     PreparedRecords,
     TableEncoding,
     as_table,

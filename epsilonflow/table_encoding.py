@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,15 +21,13 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
 from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
-from algorithms.noise_limits import usual_noise_limit
+from algorithms.noise_limits import Kind, usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
 from data.new_records import reader_in
 from data.readers import encoding
 
-Kind: TypeAlias = Literal["classes", "number"]
-"""What an estimator predicts."""
 _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
 _MOMENTUM = 0.9

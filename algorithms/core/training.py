@@ -102,9 +102,8 @@ def train(
     )
     reserve()  # after the barrier, whose inspection of the model may refuse, and before its first query
     if features is not None:
-        if (
-            resumed is None
-        ):  # else the checkpoint has the buffers, and the trace the releases that they came from
+        # A resumed run has the buffers in its checkpoint, and the releases that they came from in its trace.
+        if resumed is None:
             learned = (
                 shared_features[0] if shared_features else learn_features(features, barrier, model, plan)
             )

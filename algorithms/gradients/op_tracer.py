@@ -284,9 +284,8 @@ class _ReadingFunctions(TorchFunctionMode):
     ) -> Any:
         args, kwargs = with_pinned_numbers(self, func, args), kwargs or {}
         if func in CHECKING:
-            with (
-                self
-            ):  # PyTorch leaves a mode while the mode handles a call, so the calls within would be hidden
+            # PyTorch leaves a mode while the mode handles a call, so the calls within would be hidden.
+            with self:
                 return with_visible_calls(func)(*args, **kwargs)
         if is_branch_condition(func, args):
             return self._tracer.pin_branch(lambda: func(*args, **kwargs), (args, kwargs))

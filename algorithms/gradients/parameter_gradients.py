@@ -245,9 +245,8 @@ def row_products(rows: Tensor, directions: Tensor) -> RowProducts:
 def join_row_products(parts: list[RowProducts]) -> RowProducts:
     """The products of several parts of a batch, in their order."""
     squares, along, slack = zip(*parts, strict=True)
-    return RowProducts(
-        torch.cat(squares), torch.cat(along, dim=1), torch.cat(slack)
-    )  # along: [2, batch, rows]
+    # along: [2, batch, rows]
+    return RowProducts(torch.cat(squares), torch.cat(along, dim=1), torch.cat(slack))
 
 
 def row_products_of_factors(

@@ -333,9 +333,8 @@ class BranchPinning(TorchFunctionMode):
         if func not in _READING:
             return func(*args, **kwargs) if kwargs else func(*args)
         if func in CHECKING:
-            with (
-                self
-            ):  # PyTorch leaves a mode while it handles a call, and the calls within are to be pinned, too
+            # PyTorch leaves a mode while it handles a call, and the calls within are to be pinned, too.
+            with self:
                 return with_visible_calls(func)(*args, **(kwargs or {}))
         if not is_branch_condition(func, args):
             return func(*with_pinned_numbers(self, func, args), **(kwargs or {}))

@@ -50,9 +50,8 @@ def deploy(
 
     root = find_checkout() or Path.cwd()
     url = _url()
-    if not has_prefect_api() and not answers_at(
-        url
-    ):  # one that is configured and answers oddly is `OneSentence`'s
+    # A server that is configured and answers oddly is left to `OneSentence`.
+    if not has_prefect_api() and not answers_at(url):
         raise ParamsRefusedError(no_server_at(url))
     from prefect.settings import PREFECT_API_URL, temporary_settings
 

@@ -25,7 +25,7 @@ def return_params(root: Path) -> None:
     if _note(root).is_file():
         texts, path = read_json(_note(root)), root / "params.yaml"
         if path.is_file():
-            write_text(path, undone(path.read_text(encoding="utf-8"), texts["after"], texts["before"]))
+            write_text(path, undo_change(path.read_text(encoding="utf-8"), texts["after"], texts["before"]))
         _note(root).unlink()
 
 
@@ -42,7 +42,7 @@ def check_params(root: Path, written: str) -> None:
         )
 
 
-def undone(now: str, after: str, before: str) -> str:
+def undo_change(now: str, after: str, before: str) -> str:
     """The text `now` with the change from `before` to `after` undone, but for lines that `now` changed, too."""
     if now == after:
         return before

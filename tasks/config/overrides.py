@@ -28,7 +28,7 @@ from data.files import write_text
 from data.formats import Table
 from data.targets import Number, level_of
 from tasks.config import params
-from tasks.config.borrowed_params import undone
+from tasks.config.borrowed_params import undo_change
 from tasks.config.params import ModelParams, Params, ParamsRefusedError
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class ParamsEdit:
 
     def undo(self) -> None:
         """Undo the change; lines that somebody has changed since stay."""
-        write_text(self.path, undone(self.path.read_text(encoding="utf-8"), self.after, self.before))
+        write_text(self.path, undo_change(self.path.read_text(encoding="utf-8"), self.after, self.before))
 
 
 def settings_of(assignments: Iterable[str]) -> Document:

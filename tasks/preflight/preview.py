@@ -187,7 +187,7 @@ def preview_ledger(
         is_begun,
         balance.composition,
         spent_after=after,
-        open_runs=tuple(open_runs(ledger, population)) if fits == 0 else (),
+        open_runs=tuple(open_runs(rows)) if fits == 0 else (),
     )
 
 

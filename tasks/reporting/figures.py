@@ -209,9 +209,8 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
     has_numbers = len(classes) <= _MAX_LABELLED // (2 if theme.is_narrow else 1)
-    axes.imshow(
-        shares, cmap=colours, vmin=0, vmax=2 if has_numbers else 1
-    )  # numbers are readable in each cell
+    # With numbers in the cells only the lighter half of the colours is used, on which they are readable.
+    axes.imshow(shares, cmap=colours, vmin=0, vmax=2 if has_numbers else 1)
     places, names = range(len(classes)), [_class_name(name, theme) for name in classes]
     axes.set_xticks(places, labels=names)
     if max(map(len, names)) > 3:

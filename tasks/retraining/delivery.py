@@ -377,7 +377,7 @@ def _begin(work: DeliveryWork, period: str) -> Outcome:
 def _held_by_open_runs(work: DeliveryWork) -> str:
     """A sentence about runs whose reservations leave less of the blocks, after a blank; "" without one."""
     population = data_card(work.settings.dataset, work.root / "data" / "cards").population
-    names = open_runs(work.ledger, population)
+    names = open_runs(work.ledger.history(population))
     if not names:
         return ""
     return (

@@ -21,6 +21,7 @@ from algorithms.privacy.ledger import (
     Checkpoint,
     ChosenComposition,
     Composition,
+    Entry,
     Ledger,
     Terms,
     check_location,
@@ -221,10 +222,11 @@ def declare(
             ledger.declare_block(public.population, block)
 
 
-def open_runs(ledger: Ledger, population: str) -> list[str]:
-    """The runs that have reserved of a declared population and have not ended, in order."""
-    reserved = (row.run_id for row in ledger.history(population) if row.kind == "reserve")
-    return [run_id for run_id in dict.fromkeys(reserved) if run_id and ledger.status(run_id) == "open"]
+def open_runs(history: Sequence[Entry]) -> list[str]:
+    """The runs that have reserved and not ended, in order, by the rows of a population."""
+    ended = {row.run_id for row in history if row.kind in ("settle", "forfeit")}
+    reserved = dict.fromkeys(row.run_id for row in history if row.kind == "reserve")
+    return [run_id for run_id in reserved if run_id and run_id not in ended]
 
 
 def missing_blocks(ledger: Ledger, population: str, names: Sequence[str]) -> str | None:

@@ -124,9 +124,8 @@ class _Lstm(Function):
         for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
             _lstm_step_back(to_hidden, to_cell, saved[t], c[t], _by_gate(delta_at[t], 4))
-            torch.bmm(
-                delta_at[t], weight, out=to_hidden
-            )  # [D, B, 4H] x [D, 4H, H]: for the state before the step
+            # [D, B, 4H] x [D, 4H, H]: for the state before the step
+            torch.bmm(delta_at[t], weight, out=to_hidden)
         return delta, None, to_hidden, to_cell
 
 

@@ -252,9 +252,8 @@ def _add_by_distance(
     cell, a = several.cell, several.masses
     skip = (phase - one.first) % own
     b = one.masses[skip::own]
-    first = (
-        one.first + skip
-    ) // own * other - several.first  # of b's points, relative to the lowest of the several
+    # The first of b's points, relative to the lowest of the several.
+    first = (one.first + skip) // own * other - several.first
     dense = np.zeros((len(b) - 1) * other + 1)
     dense[::other] = b
     distances = np.arange(-first - len(dense) + 1, len(a) - first)

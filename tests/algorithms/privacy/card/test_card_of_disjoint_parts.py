@@ -183,7 +183,7 @@ def test_all_that_is_released_of_the_people_held_out_counts(tmp_path: Path) -> N
 NAME = "releases of the people held out"
 
 
-def forged(
+def forge_card(
     run: RunRecord,
     artifacts: Path,
     trained: Schedule,
@@ -221,7 +221,7 @@ def test_training_cannot_pass_as_a_release_of_the_people_held_out(tmp_path: Path
     artifacts, run = evaluated(tmp_path)
     count, (step, times) = _of_training_alone(run.receipt.schedule)
     honest = build(run, KEY)
-    card = forged(
+    card = forge_card(
         run, artifacts, [count, (step, times // 2)], [(step, times // 2), (GaussianDpEvent(40.0), 1)]
     )
     assert card.setting.epsilon is not None and honest.setting.epsilon is not None
@@ -236,7 +236,7 @@ def test_the_price_of_a_training_step_cannot_pass_as_that_of_the_evaluation(tmp_
     first = run.trace.tail(1) if isinstance(run.trace, pd.DataFrame) else pd.DataFrame()
     rows = pd.concat([first, pd.DataFrame(run.trace).head(-1)], ignore_index=True)
     moved = [(GaussianDpEvent(0.5), 1), count, (step, times - 1)]
-    card = forged(replace(run, trace=rows), artifacts, moved, [(step, 1)], adjacency="REPLACE_ONE")
+    card = forge_card(replace(run, trace=rows), artifacts, moved, [(step, 1)], adjacency="REPLACE_ONE")
     assert card.setting.evaluation_epsilon is not None
     assert card.setting.evaluation_epsilon < 0.5 * epsilon(
         [(GaussianDpEvent(0.5), 1)], DELTA, adjacency=REPLACE_ONE
