@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -386,13 +386,15 @@ def apply_overrides(root: Path, overrides: ParamOverrides) -> ParamsEdit:
     params.load(path, reads=())
     before = path.read_text(encoding="utf-8")
     document = _yaml().load(before)
-    unchanged = _text(document)
+    unchanged, method = _text(document), value_at(document, "algorithm.name")
     _change(document, overrides, cards=root / "data" / "cards")
     text = _text(document)
     after = before
     if text != unchanged:  # blank lines within a multi-line value stay
         after = spaced if _plain(spaced := _restore_spacing(text)) == _plain(text) else text
     name = "params.yaml" if after == before else "params.yaml with what was asked"
+    if overrides.algorithm is None:
+        _refuse_settings_of_another_method(document, overrides, former=method)
     parsed = params.parse(_plain(after), name=name)
     data_card(parsed.data.dataset, root / "data" / "cards")
     return ParamsEdit(path, before, after, parsed)
@@ -424,6 +426,25 @@ def _change(document: Document, overrides: ParamOverrides, *, cards: Path) -> No
             is_set = overrides.settings.get(f"algorithm.{name}") is not None
             if is_set and f"algorithm.{other}" not in overrides.settings:
                 document["algorithm"].pop(other, None)
+
+
+def _refuse_settings_of_another_method(document: Document, overrides: ParamOverrides, *, former: Any) -> None:
+    """Refuse a method that was named as a setting, without a recipe, if the former method's settings do not fit it."""
+    name = overrides.settings.get("algorithm.name")
+    if name in (None, former):
+        return
+    from algorithms.methods import CATALOGUE  # imports torch, which takes seconds
+
+    kind: Any = CATALOGUE.get(str(name))
+    if kind is None:  # `params.parse` refuses it, or it is code of the user's own
+        return
+    asked = {key.split(".")[1] for key in overrides.settings if key.startswith("algorithm.")}
+    foreign = document["algorithm"].keys() - {one.name for one in fields(kind)} - asked - {"name"}
+    if foreign:
+        raise ParamsRefusedError(
+            f"algorithm.name={name} keeps the settings of {former}, and {name} has no {', '.join(sorted(foreign))};"
+            f" choose it by --algorithm {name}, which replaces them by its recipe."
+        )
 
 
 def _paper_switch_on(document: Document) -> "PaperSwitch | None":

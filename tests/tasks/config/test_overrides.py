@@ -262,6 +262,10 @@ def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: RecordCo
         (ParamOverrides(settings={"privacy": 3}), "privacy"),
         (ParamOverrides(settings={"algorithm": {}}), "algorithm"),
         (ParamOverrides(settings={"data.dataset": "nist"}), "no data set 'nist'"),
+        (
+            ParamOverrides(settings={"algorithm.name": "dp_gd"}),
+            "and dp_gd has no clipping, expected_batch_size; choose it by --algorithm dp_gd, which replaces them",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
