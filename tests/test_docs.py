@@ -1,5 +1,6 @@
 """README and documentation say what the code does: commands exist, examples run, links lead somewhere."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -90,6 +91,41 @@ def test_the_links_of_pages_lead_somewhere() -> None:
             ):
                 broken.append(f"{page.relative_to(PROJECT)}: {target}")
     assert broken == []
+
+
+def _template(node: ast.AST) -> str:
+    """The text of an expression of texts, with braces for what is computed."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_template, parts))
+        case ast.BinOp(left=left, right=right):
+            return _template(left) + _template(right)
+    return "{}"
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    sources = [
+        path
+        for folder in ("epsilonflow", "flows", "tasks", "algorithms", "data")
+        for path in sorted((PROJECT / folder).rglob("*.py"))
+    ]
+    said = [
+        template
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if " " in (template := _template(node))
+    ]
+    page = (PROJECT / "docs/how-to/troubleshooting.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    patterns = {
+        message: re.compile(".+?".join(map(re.escape, message.strip(". ").split("..."))))
+        for message in messages
+    }
+    assert len(messages) > 40
+    assert [text for text, pattern in patterns.items() if not any(map(pattern.search, said))] == []
 
 
 def test_the_readme_is_one_page() -> None:
