@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import dp_accounting as dp
@@ -26,6 +27,7 @@ from algorithms.privacy.accounting.epsilon import (
     find_smallest,
     rdp,
 )
+from algorithms.privacy.accounting.event_rules import RenyiDpEvent
 from algorithms.privacy.accounting.events import (
     Schedule,
     check_kinds,
@@ -303,6 +305,20 @@ def test_a_renyi_filter_stops_before_its_budget_is_passed(order: float) -> None:
     one_more = privacy_filter.epsilon_spent(1e-5) + rdp([(event, 1)], orders=(order,))[0]
     assert one_more > 4.0
     assert epsilon([(event, count)], 1e-5) < 4.0
+
+
+@pytest.mark.parametrize("number", range(3, 60))
+def test_a_filter_adds_up_exactly(number: int) -> None:
+    privacy_filter = RenyiFilter(8.0, Budget(4.0, 1e-5))
+    event = RenyiDpEvent(8.0, privacy_filter.limit / number)
+    exact = Fraction(privacy_filter.limit) // Fraction(event.bound)
+    assert spend_all(privacy_filter, event) == exact
+    gaussian = dp.GaussianDpEvent(math.sqrt(0.5 * number / 0.1))
+    assert spend_all(ZCDPFilter(0.1), gaussian) == Fraction(0.1) // Fraction(rho_of(gaussian))
+
+
+def test_a_renyi_filter_cannot_pay_an_infinite_divergence() -> None:
+    assert not RenyiFilter(8.0, Budget(4.0, 1e-5)).affords(RenyiDpEvent(8.0, math.inf))
 
 
 def test_a_schedule_filter_states_the_part_and_in_the_end_the_whole() -> None:
