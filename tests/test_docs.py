@@ -94,6 +94,20 @@ def test_a_command_that_is_written_down_exists(page: str, line: str, is_typed: b
         assert len(values) >= len(required), line
 
 
+def test_the_links_of_pages_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target, _ in LINK.findall(page.read_text()):
+            is_made = "reference/" in target and (PROJECT / "docs") in page.parents
+            if (
+                not target.startswith(("http", "mailto"))
+                and not is_made
+                and not (page.parent / target).exists()
+            ):
+                broken.append(f"{page.relative_to(PROJECT)}: {target}")
+    assert broken == []
+
+
 def _template(node: ast.AST) -> str:
     """The text of an expression of texts, with braces for what is computed."""
     match node:
