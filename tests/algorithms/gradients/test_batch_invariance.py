@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -203,7 +203,8 @@ def alone(engine: Engine, made: Problem, records: list[int], place: int) -> Tens
 
 
 @pytest.mark.parametrize(
-    "name", soak_but([name for name in TYPICAL if name not in REPEATS], [*TYPICAL, *NETWORKS])
+    "name",
+    soak_but([name for name in TYPICAL if name not in REPEATS], dict.fromkeys((*TYPICAL, *NETWORKS))),
 )
 def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
@@ -301,7 +302,7 @@ def test_a_large_layer_takes_a_bias_in_any_form(bias: Callable[[Wired, Tensor], 
     parts = {"layer": nn.Linear(128, 128, bias=False), "before": nn.Linear(128, 128)}
     spec = Spec(lambda: Wired(run, table=nn.Parameter(torch.randn(128, 5)), **parts), (128,))
     made = problem(spec, torch.float32)
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
     assert engine.is_batched
     assert naive.relative(rows(made, engine), made.gradients) < 1e-4
 
@@ -421,6 +422,7 @@ def sizes_of(engine: Engine, run: Callable[[], object]) -> set[int]:
     return sizes
 
 
+@cache
 def small_network() -> Problem:
     """Of two layers, whose records have the same bits in passes of all sizes."""
     layers = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)
@@ -459,9 +461,12 @@ def test_a_pass_over_few_records_has_the_smallest_size_that_was_compared() -> No
         assert sizes_of(engine, partial(engine.clipped_losses, *records, 1.0)) == {32}
 
 
-@pytest.mark.parametrize("expected_batch", [16, 64])
 @pytest.mark.parametrize(
-    "name", soak_but(["linear, sequence", "bilstm", "cnn", "transformer"], [*TYPICAL, *NETWORKS])
+    ("name", "expected_batch"),
+    soak_but(
+        [*((name, 16) for name in ("linear, sequence", "bilstm", "cnn", "transformer")), ("cnn", 64)],
+        [(name, batch) for name in dict.fromkeys((*TYPICAL, *NETWORKS)) for batch in (16, 64)],
+    ),
 )
 def test_a_record_is_the_same_bit_for_bit_in_passes_of_each_size(name: str, expected_batch: int) -> None:
     made = problem(SPECS[name], torch.float32, count=2 * expected_batch)
@@ -668,7 +673,8 @@ def test_a_deep_narrow_network_is_not_cut_into_many_passes() -> None:
 
 def test_a_size_that_memory_does_not_hold_is_not_taken() -> None:
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
-    assert Engine(heavy, input_shape=(100_000,), memory_mb=2, expected_batch=500.0).physical_batch == 2
+    engine = Engine(heavy, input_shape=(100_000,), memory_mb=2, expected_batch=500.0, limits=BRIEF)
+    assert engine.physical_batch == 2
 
 
 def spoiling_the_next(compute: Callable[..., PerExampleGradients]) -> Callable[..., PerExampleGradients]:
@@ -702,7 +708,8 @@ def test_in_bfloat16_records_beside_one_that_is_not_finite_are_computed_by_thems
 def test_a_pass_has_any_number_of_records_that_memory_allows(asked: int, taken: int) -> None:
     """Where they fill the vectors of all kernels, a multiple of what those hold."""
     in_16_bits = replace(build("mlp", input_shape=(8,), classes=2, seed=0), precision=torch.bfloat16)
-    assert Engine(in_16_bits, input_shape=(8,), physical_batch=asked).physical_batch == taken
+    engine = Engine(in_16_bits, input_shape=(8,), physical_batch=asked, limits=BRIEF)
+    assert engine.physical_batch == taken
 
 
 def on_hinge(parameters: Tensor, count: int) -> Tensor:
@@ -732,7 +739,7 @@ def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: in
     """Records on the hinge of a support vector machine: a last bit of their margin is all of their gradient."""
     model = build("svm", input_shape=(60,), classes=2, seed=0)
     start = torch.randn(61, generator=torch.Generator().manual_seed(3))
-    engine = Engine(model, input_shape=(60,), physical_batch=physical_batch)
+    engine = Engine(model, input_shape=(60,), physical_batch=physical_batch, limits=BRIEF)
     for one in on_hinge(start, 40):
         inputs, labels = one.expand(100, 60), torch.ones(100, dtype=torch.int64)
         sums = [
@@ -778,14 +785,17 @@ def test_losses_on_a_line_do_not_turn_when_a_record_is_taken_away(
             assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
 
 
-def between(activation: nn.Module, width: int, physical_batch: int, precision: torch.dtype = F32) -> Engine:
-    """A model with an activation of so many numbers of each record between two layers."""
+@cache
+def between(
+    activation: type[nn.Module], width: int, physical_batch: int, precision: torch.dtype = F32
+) -> Engine:
+    """A model with an activation of so many numbers of each record between two layers; not to be changed."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, width), activation, nn.Linear(width, 3))
+    net = nn.Sequential(nn.Linear(20, width), activation(), nn.Linear(width, 3))
     model = Model(
         "between", net, lambda outputs, _: outputs[:, 0], lambda outputs: outputs, precision=precision
     )
-    return Engine(model, input_shape=(20,), physical_batch=physical_batch)
+    return Engine(model, input_shape=(20,), physical_batch=physical_batch, limits=BRIEF)
 
 
 def told_apart(engine: Engine, start: Tensor, count: int) -> bool:
@@ -802,16 +812,16 @@ def told_apart(engine: Engine, start: Tensor, count: int) -> bool:
 WIDE, START = 1027, torch.randn(21 * 1027 + 3 * 1028, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Sigmoid(), nn.Softplus()])
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Sigmoid, nn.Softplus])
 @pytest.mark.parametrize("count", [64, 128, 192])
-def test_two_threads_cut_passes_where_it_changes_no_record(activation: nn.Module, count: int) -> None:
+def test_two_threads_cut_passes_where_it_changes_no_record(activation: type[nn.Module], count: int) -> None:
     engine = between(activation, WIDE, 192)
     with cpu_threads(engine.threads):
         assert not told_apart(engine, START, count)
 
 
 def test_more_threads_cut_where_it_changes_a_record() -> None:
-    engine = between(nn.SiLU(), WIDE, 192)
+    engine = between(nn.SiLU, WIDE, 192)
     with cpu_threads(5):
         assert told_apart(engine, START, 192)
 
@@ -823,7 +833,7 @@ def test_more_threads_cut_where_it_changes_a_record() -> None:
 def test_as_many_threads_as_leave_no_numbers_over(
     physical_batch: int, precision: torch.dtype, threads: int
 ) -> None:
-    assert between(nn.SiLU(), 8, physical_batch, precision).threads == threads
+    assert between(nn.SiLU, 8, physical_batch, precision).threads == threads
 
 
 def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:

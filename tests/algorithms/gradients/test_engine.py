@@ -107,12 +107,12 @@ def test_a_layer_without_outputs_adds_nothing() -> None:
 def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture) -> None:
     made = problem(NETWORKS["cnn"], torch.float32)
     many = {"expected_batch": 1e9}
-    sizes = [made.engine(memory_mb=megabytes, **many).physical_batch for megabytes in (1, 2, 4)]
+    sizes = [made.engine(memory_mb=megabytes, limits=BRIEF, **many).physical_batch for megabytes in (1, 2, 4)]
     assert sizes == sorted(sizes) and sizes[0] >= 1
     assert 2 * sizes[0] <= sizes[1] <= 2 * sizes[0] + 64
     assert sizes[2] > sizes[0]
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
-    few = Engine(heavy, input_shape=(100_000,), memory_mb=2)
+    few = Engine(heavy, input_shape=(100_000,), memory_mb=2, limits=BRIEF)
     assert 1 < few.physical_batch < 32 and "processes 2 records a pass" in caplog.text
     assert "memory_mb=18" in caplog.text
     given = {asked: made.engine(physical_batch=asked, limits=BRIEF).physical_batch for asked in (7, 63, 200)}
@@ -175,7 +175,7 @@ def test_a_record_whose_loss_is_not_finite_adds_nothing(name: str) -> None:
     model = Model("odd", made.model.module, losses, made.model.scores)
     labels = made.labels.clone()
     labels[4] = 5
-    engine = Engine(model, input_shape=made.inputs.shape[1:], input_dtype=torch.int64)
+    engine = Engine(model, input_shape=made.inputs.shape[1:], input_dtype=torch.int64, limits=BRIEF)
     found = engine.clipped_sum(made.parameters, made.inputs, labels, L2(0.1))
     expected = engine.clipped_sum(*made.some([0, 1, 2, 3, 5]).arguments, L2(0.1))
     assert naive.relative(found, expected) < 1e-5
@@ -217,8 +217,8 @@ def test_a_loss_that_is_not_finite_is_clipped_too(odd: float, counted: float) ->
     module = nn.Linear(3, 1)
     model = Model("odd", module, lambda o, y: o[:, 0] * 0 + torch.where(y == 1, odd, 1.0), lambda o: o)
     finite = Model("finite", module, lambda o, y: o[:, 0] * 0 + 1.0, lambda o: o)
-    assert Engine(finite, input_shape=(3,)).clipped_losses(*_three(finite), 2.0) == 3.0
-    engine = Engine(model, input_shape=(3,), physical_batch=2)
+    assert Engine(finite, input_shape=(3,), limits=BRIEF).clipped_losses(*_three(finite), 2.0) == 3.0
+    engine = Engine(model, input_shape=(3,), physical_batch=2, limits=BRIEF)
     assert engine.clipped_losses(*_three(model), 2.0) == 2.0 + counted
 
 

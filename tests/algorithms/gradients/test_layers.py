@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from algorithms.gradients import L2, Clipping, Engine, PerLayer
+from algorithms.gradients.model_inspection import InspectionLimits
 from tests.support.gradients import naive
 from tests.support.gradients.layers import EMBEDDING, LAYERS
 from tests.support.gradients.networks import (
@@ -26,7 +27,6 @@ from tests.support.gradients.problems import (
     Problem,
     Spec,
     Wired,
-    cached_problem,
     cached_with_log,
     problem,
     rows,
@@ -44,10 +44,10 @@ CHOSEN = [case for case in IN_64_BITS + IN_32_BITS if case[0].removesuffix(", in
 
 
 def cached(name: str, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
-    """The problem of a name; layers inside are inspected briefly, but for typical ones."""
+    """The problem of a name; those of 32 bits and layers inside are inspected briefly, but for typical ones in 64."""
     is_typical = name.removesuffix(", inside") in TYPICAL
-    limits = BRIEF if name in INNER and not is_typical else None
-    return cached_with_log((ALONE | SPECS)[name], dtype, limits)
+    is_brief = dtype != torch.float64 or (name in INNER and not is_typical)
+    return cached_with_log((ALONE | SPECS)[name], dtype, BRIEF if is_brief else InspectionLimits())
 
 
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), soak_but(CHOSEN, IN_64_BITS + IN_32_BITS))
@@ -94,7 +94,7 @@ def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.L
 @pytest.mark.soak
 @pytest.mark.parametrize("name", INNER)
 def test_a_full_inspection_takes_a_layer_inside_as_a_brief_one_does(name: str) -> None:
-    made, engine = cached_problem(SPECS[name], torch.float64)
+    made, engine, _ = cached_with_log(SPECS[name], torch.float64, InspectionLimits())
     brief = cached_with_log(SPECS[name], torch.float64, BRIEF)[1]
     assert naive.relative(rows(made, engine), made.gradients) < 1e-10
     assert engine.operations_without_rule == brief.operations_without_rule
