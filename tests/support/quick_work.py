@@ -1,11 +1,12 @@
 """What takes longest in plans and reports, and is the same from test to test, is done once or not at all."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 
+from algorithms.gradients import engine
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.ledger import store
 from tasks import report, reporting
@@ -43,11 +44,12 @@ def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None
 def quick_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A figure is made once, in one theme, and drawn to a few bytes; cost and risk of equal releases are computed once.
 
-    The page's template is compiled once, and equal models are inspected once.
+    The page's template is compiled once, and equal models are inspected once, as briefly as large ones.
     SQLite does not wait for the disk, which matters where the power fails alone.
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
     with computed_once(), engines_made_once():
+        monkeypatch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
         monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
         monkeypatch.setattr(report, "risk_profile", _once)
         monkeypatch.setattr(report, "picture", figures.rehearse_picture)
