@@ -14,7 +14,7 @@ large, lets a record contribute more than its bound.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -33,6 +33,9 @@ from algorithms.gradients.parameter_gradients import (
 
 _TOLERANCE = {torch.float32: 3e-3, torch.float64: 1e-6}
 """What a backward pass may give besides, relative to the map: as little as rounding lets one see."""
+
+_TOGETHER = 2**18
+"""Numbers of the weights that backward passes go through together, with a few copies of each."""
 
 
 @dataclass(frozen=True)
@@ -139,74 +142,200 @@ class RowFactorGrad(FromRows):
         return RowFactorGrad(self.of.double(), self.coefficients)
 
 
-def pull_back_by_rows(
-    part: RowGrad, end: Tensor, starts: Mapping[str, Tensor]
-) -> dict[str, PerExample] | None:
-    """Gradients of the parameters that a weight is computed from, by name; None if its map is of another kind.
+@dataclass(frozen=True)
+class _Candidate:
+    """A weight that may be computed by a map of its rows, in a graph from a parameter of its size and its factors.
 
-    part: gradients of the weight. end, starts: the weight and the parameters, in one graph.
+    part: gradients of the weight. end: the weight. weight, factors: names of the parameters.
     """
-    shape = part.grad_rows, end.numel() // part.grad_rows
-    if end.dtype not in _TOLERANCE or math.prod(shape) != end.numel() or shape[1] < 2:
-        return None
 
-    def back(vectors: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        images = torch.autograd.grad(
-            end, list(inputs.values()), vectors.view(end.shape), retain_graph=True, allow_unused=True
-        )
-        return {name: image for name, image in zip(inputs, images, strict=True) if image is not None}
+    part: RowGrad
+    end: Tensor
+    weight: str
+    factors: tuple[str, ...]
 
-    ones = torch.full(shape, 1.0 / math.sqrt(shape[1]), dtype=end.dtype, device=end.device)
-    of_ones = back(ones, starts)
-    weights = [name for name, image in of_ones.items() if image.numel() == end.numel()]
-    factors = [name for name, image in of_ones.items() if image.numel() == shape[0]]
-    if len(weights) != 1 or len(factors) + 1 < len(of_ones):
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.part.grad_rows, self.end.numel() // self.part.grad_rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.weight, *self.factors
+
+
+def pull_back_by_rows(
+    ends: Sequence[tuple[PerExample, Tensor]], starts: Mapping[str, Tensor]
+) -> list[dict[str, PerExample] | None]:
+    """Gradients of the parameters that each weight is computed from, by name; None if its map is of another kind.
+
+    ends: gradients of a weight, and the weight. starts: the parameters, in one graph with the weights.
+    """
+    pulled: list[dict[str, PerExample] | None] = [None] * len(ends)
+    names = {id(start): name for name, start in starts.items()}
+    candidates: dict[int, _Candidate] = {}
+    for i, (part, end) in enumerate(ends):
+        if isinstance(part, RowGrad) and (candidate := _candidate(part, end, names, starts)) is not None:
+            candidates[i] = candidate
+    for group in _groups(candidates):
+        for i, by_name in zip(group, _pull_back([candidates[i] for i in group], starts), strict=True):
+            pulled[i] = by_name
+    return pulled
+
+
+def _candidate(
+    part: RowGrad, end: Tensor, names: Mapping[int, str], starts: Mapping[str, Tensor]
+) -> _Candidate | None:
+    """A weight that its graph does not exclude; names: of the parameters, by identity."""
+    rows, width = part.grad_rows, end.numel() // part.grad_rows
+    if end.dtype not in _TOLERANCE or rows * width != end.numel() or width < 2:
         return None
-    (weight,), inputs = weights, {name: starts[name] for name in of_ones}
-    direction = _direction_of(starts[weight].detach().double().reshape(shape))
-    along = direction.to(end.dtype)
-    across = _random_rows(shape, end)
-    across = across - along * _dot(across, along)[:, None]
-    images = of_ones, back(along, inputs), back(across, inputs)
-    if any(image.keys() != inputs.keys() for image in images):
+    found = [names[id(leaf)] for leaf in _leaves_of(end) if id(leaf) in names]
+    weights = [name for name in found if starts[name].numel() == end.numel()]
+    factors = tuple(name for name in found if starts[name].numel() == rows)
+    if len(weights) != 1 or len(factors) + 1 < len(found):
         return None
-    row_map = _row_map(direction, across, [image[weight].reshape(shape) for image in images])
-    if row_map is None:
-        return None
-    of_weight = NormalisedGrad(part, row_map)
-    by_name: dict[str, PerExample] = {weight: of_weight}
-    for name in factors:
-        *plane, rest = (image[name].reshape(-1) for image in images)
-        coefficients = torch.stack(plane).double()
-        if not _are_little(rest.double().square(), coefficients.square().sum(dim=0), end.dtype):
+    return _Candidate(part, end, weights[0], factors)
+
+
+def _leaves_of(end: Tensor) -> list[Tensor]:
+    """The leaves of a tensor's graph."""
+    leaves: list[Tensor] = []
+    nodes = [] if end.grad_fn is None else [end.grad_fn]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return leaves
+
+
+def _groups(candidates: Mapping[int, _Candidate]) -> Iterator[list[int]]:
+    """The keys of those that backward passes go through together: few numbers, and no parameter in common."""
+    group: list[int] = []
+    kind, taken, numbers = None, set[str](), 0
+    for i, each in candidates.items():
+        same = kind == (each.end.dtype, each.end.device) and taken.isdisjoint(each.names)
+        if group and not (same and numbers + each.end.numel() <= _TOGETHER):
+            yield group
+            group, taken, numbers = [], set(), 0
+        group.append(i)
+        kind = each.end.dtype, each.end.device
+        taken.update(each.names)
+        numbers += each.end.numel()
+    if group:
+        yield group
+
+
+def _pull_back(
+    group: Sequence[_Candidate], starts: Mapping[str, Tensor]
+) -> list[dict[str, PerExample] | None]:
+    """`pull_back_by_rows` for weights without a common parameter."""
+    ends, names = [each.end for each in group], [name for each in group for name in each.names]
+    inputs = [starts[name] for name in names]
+
+    def back(vectors: Sequence[Tensor]) -> dict[str, Tensor]:
+        given = [vector.view(end.shape) for vector, end in zip(vectors, ends, strict=True)]
+        images = torch.autograd.grad(ends, inputs, given, retain_graph=True, materialize_grads=True)
+        return dict(zip(names, images, strict=True))
+
+    directions = [_direction_of(starts[each.weight].detach().double().reshape(each.shape)) for each in group]
+    along = [direction.to(end.dtype) for direction, end in zip(directions, ends, strict=True)]
+    across = [_across(each, direction) for each, direction in zip(group, along, strict=True)]
+    ones = [_ones(each) for each in group]
+    images = back(ones), back(along), back(across)
+    maps = _row_maps(directions, along, across, [[image[each.weight] for image in images] for each in group])
+    factors = [name for each in group for name in each.factors]
+    coefficients = _coefficients([[image[name] for image in images] for name in factors])
+    by_factor = dict(zip(factors, coefficients, strict=True))
+    return [
+        None if row_map is None else _by_name(each, row_map, by_factor)
+        for each, row_map in zip(group, maps, strict=True)
+    ]
+
+
+def _by_name(
+    candidate: _Candidate, row_map: RowMap, coefficients: Mapping[str, Tensor | None]
+) -> dict[str, PerExample] | None:
+    """Gradients of a weight's parameters; None if one of them has a derivative of another kind."""
+    of_weight = NormalisedGrad(candidate.part, row_map)
+    by_name: dict[str, PerExample] = {candidate.weight: of_weight}
+    for name in candidate.factors:
+        of_factor = coefficients[name]
+        if of_factor is None:
             return None
-        by_name[name] = RowFactorGrad(of_weight, coefficients)
+        by_name[name] = RowFactorGrad(of_weight, of_factor)
     return by_name
 
 
-def _row_map(direction: Tensor, across: Tensor, images: Sequence[Tensor]) -> RowMap | None:
-    """The map that takes 1 / |1|, the direction, and rows orthogonal to both, to these images; None if none does."""
-    along, root = direction.to(across.dtype), math.sqrt(direction.shape[1])
-    # Of the images of 1 / |1| and of the direction, the components along 1 and along the direction: [2, 2, rows].
-    components = [(image.sum(dim=1) / root, _dot(image, along)) for image in images[:2]]
-    inner = torch.stack([torch.stack(pair) for pair in zip(*components, strict=True)]).double()
-    length = _length(across)
-    stretch = _dot(images[2], across) / length
-    scale = torch.where(length > 0, stretch / length, 0.0).double()
+def _row_maps(
+    directions: Sequence[Tensor],
+    along: Sequence[Tensor],
+    across: Sequence[Tensor],
+    images: Sequence[Sequence[Tensor]],
+) -> list[RowMap | None]:
+    """The maps that take 1 / |1|, the direction, and rows orthogonal to both, to these images; None for no such map.
+
+    along: the directions, in the type of the images. All sequences have an entry for each map.
+    """
+    counts, parts = [len(direction) for direction in directions], []
+    for direction, other, of_map in zip(along, across, images, strict=True):
+        found = torch.stack([image.reshape(direction.shape) for image in of_map])
+        ones = found[:2].sum(dim=2).div_(math.sqrt(direction.shape[1]))
+        stretch, lengths = _dot(found[2], other), torch.linalg.vector_norm(found, dim=2)
+        parts.append(
+            torch.cat([ones, _dot(found[:2], direction), stretch[None], lengths, _length(other)[None]])
+        )
+    # Of all rows of all maps, [10, rows]; `plane` has components along 1, then along the direction, of both images.
+    numbers = torch.cat(parts, dim=1).double()
+    plane, stretch, squares, length = numbers[:4], numbers[4], numbers[5:8].square(), numbers[8]
+    stretch = torch.where(length > 0, stretch / length, 0.0)
+    scale = torch.where(length > 0, stretch / length, 0.0)
     # What an image has besides, by Pythagoras.
-    rests = torch.stack([_length(image) for image in images]).double().square()
-    sizes = inner.square()
-    rests[:2] -= sizes.sum(dim=0)
-    rests[2] = (
-        rests[2] - torch.where(length > 0, stretch, 0.0).double().square()
-    ) / length.double().square().clamp(min=1.0)
-    sizes = sizes.sum(dim=(0, 1)) + scale.square()
-    return RowMap(scale, direction, inner) if _are_little(rests, sizes, across.dtype) else None
+    inner = plane.view(2, 2, -1)
+    besides = torch.stack([*(squares[:2] - inner.square().sum(dim=0)), squares[2] - stretch.square()])
+    besides[2] /= length.square().clamp(min=1.0)
+    sizes = inner.square().sum(dim=(0, 1)) + scale.square()
+    are_maps = _are_little(besides.amax(dim=0), sizes, counts, along[0].dtype)
+    parts_of_maps = zip(
+        directions, torch.split(scale, counts), torch.split(inner, counts, dim=2), are_maps, strict=True
+    )
+    return [
+        RowMap(its_scale, direction, its_inner) if is_map else None
+        for direction, its_scale, its_inner, is_map in parts_of_maps
+    ]
 
 
-def _are_little(rests: Tensor, sizes: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the squared rest of each row is little beside its size, or beside those of other rows if that is zero."""
-    return bool((rests <= _TOLERANCE[dtype] ** 2 * (sizes + 1e-6 * sizes.amax())).all())
+def _coefficients(images: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
+    """What each factor's gradient takes of the components along 1 and the direction, [2, rows]; None if of more."""
+    if not images:
+        return []
+    counts = [of_factor[0].numel() for of_factor in images]
+    joined = torch.cat(
+        [torch.stack([image.reshape(-1) for image in of_factor]) for of_factor in images], dim=1
+    )
+    *plane, rest = joined.double()
+    coefficients = torch.stack(plane)
+    are_little = _are_little(rest.square(), coefficients.square().sum(dim=0), counts, joined.dtype)
+    return [
+        each if is_little else None
+        for each, is_little in zip(torch.split(coefficients, counts, dim=1), are_little, strict=True)
+    ]
+
+
+def _are_little(rests: Tensor, sizes: Tensor, counts: list[int], dtype: torch.dtype) -> list[bool]:
+    """Whether, for each part of so many rows, squared rests are little beside their rows' sizes.
+
+    Or beside those of the part's other rows, if that is zero. rests, sizes: [rows].
+    """
+    largest = torch.stack([part.amax() for part in torch.split(sizes, counts)])
+    floors = largest.repeat_interleave(torch.tensor(counts, device=sizes.device))
+    are_little = rests <= _TOLERANCE[dtype] ** 2 * (sizes + 1e-6 * floors)
+    of_parts: list[bool] = torch.stack([part.all() for part in torch.split(are_little, counts)]).tolist()
+    return of_parts
 
 
 def _direction_of(weight: Tensor) -> Tensor:
@@ -214,6 +343,18 @@ def _direction_of(weight: Tensor) -> Tensor:
     centred = weight - weight.mean(dim=1, keepdim=True)
     length = _length(centred)[:, None]
     return centred.div_(torch.where(length > 0, length, 1.0))
+
+
+def _across(candidate: _Candidate, along: Tensor) -> Tensor:
+    """Rows orthogonal to 1 and to their directions."""
+    rows = _random_rows(candidate.shape, candidate.end)
+    return rows.addcmul_(along, _dot(rows, along)[:, None], value=-1.0)
+
+
+def _ones(candidate: _Candidate) -> Tensor:
+    """Rows along 1, of length 1."""
+    end, shape = candidate.end, candidate.shape
+    return torch.full(shape, 1.0 / math.sqrt(shape[1]), dtype=end.dtype, device=end.device)
 
 
 def _dot(rows: Tensor, others: Tensor) -> Tensor:

@@ -386,13 +386,12 @@ def pull_back(
                     ends.append((part, end))
     numbers = sum(end.numel() for part, end in ends if isinstance(part, RowGrad))
     through: list[tuple[Tensor, Tensor]] = []
-    for part, end in ends:
-        by_rows = None
-        if isinstance(part, RowGrad) and numbers >= _FEWEST_BY_ROWS:
-            by_rows = pull_back_by_rows(part, end, starts)
-        if by_rows is None:
+    are_many = numbers >= _FEWEST_BY_ROWS
+    by_rows = pull_back_by_rows(ends, starts) if are_many else [None] * len(ends)
+    for (part, end), gradients in zip(ends, by_rows, strict=True):
+        if gradients is None:
             through.append((end, part.rows.to(end.dtype).view(len(part.rows), *end.shape)))
-        for name, gradient in (by_rows or {}).items():
+        for name, gradient in (gradients or {}).items():
             by_name.setdefault(name, []).append(gradient)
     for name, gradient in _through(through, starts).items() if through else ():
         by_name.setdefault(name, []).append(gradient)

@@ -1,6 +1,7 @@
 """Weights that layers use standardised or normalised: pulled back by rows, not record by record."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from algorithms.gradients import L2
+from algorithms.gradients import L2, normalised_weights
 from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, pull_back_by_rows
 from algorithms.gradients.parameter_gradients import LinearGrad
 from tests.support.gradients import naive
@@ -63,6 +64,36 @@ BY_ROWS = {
     ),
     "of two numbers": Spec(mapped(lambda w: functional.normalize(w, dim=1), 1100, 2), (2,)),
 }
+SHARED = {
+    "a weight, by two maps": Spec(
+        lambda: Wired(
+            lambda self, x: (
+                functional.linear(x, functional.normalize(self.w, dim=1)).tanh()
+                + functional.linear(x, self.w - self.w.mean(dim=1, keepdim=True))
+            ),
+            w=nn.Parameter(torch.randn(48, 48, dtype=torch.float64)),
+        ),
+        (2, 48),
+    ),
+    "a gain, by two weights": Spec(
+        lambda: Wired(
+            lambda self, x: functional.linear(
+                functional.linear(x, functional.normalize(self.v, dim=1) * self.g).tanh(),
+                functional.normalize(self.w, dim=1) * self.g,
+            ),
+            v=nn.Parameter(torch.randn(48, 48, dtype=torch.float64)),
+            w=nn.Parameter(torch.randn(48, 48, dtype=torch.float64)),
+            g=nn.Parameter(torch.rand(48, 1, dtype=torch.float64) + 0.5),
+        ),
+        (2, 48),
+    ),
+    "nothing, beside a map of another kind": Spec(
+        lambda: nn.Sequential(
+            weight_norm(nn.Linear(48, 48)), nn.Tanh(), weight_norm(nn.Linear(48, 48), dim=1)
+        ),
+        (2, 48),
+    ),
+}
 OTHERS = {
     "of length 1 by columns": Spec(mapped(lambda w: functional.normalize(w, dim=0), 48, 48), (2, 48)),
     "of length 1 as a whole": Spec(mapped(lambda w: w / w.norm(), 48, 48), (2, 48)),
@@ -80,6 +111,39 @@ def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str) -> No
     check(made, engine)
     kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
     assert NormalisedGrad in kinds
+
+
+@pytest.mark.parametrize("together", [normalised_weights._TOGETHER, 1])
+@pytest.mark.parametrize("name", SHARED)
+def test_several_weights_are_pulled_back_as_each_alone(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(normalised_weights, "_TOGETHER", together)
+    made = problem(SHARED[name])
+    engine = made.engine(physical_batch=SMALL)
+    check(made, engine)
+    assert engine.is_batched and not engine.operations_without_rule
+
+
+def test_backward_passes_are_few_for_weights_without_a_common_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = [torch.randn(8, 60, requires_grad=True) for _ in range(6)]
+    weights[5] = weights[0]
+    ends = [functional.normalize(weight, dim=1) for weight in weights]
+    parts = [LinearGrad(torch.randn(4, 1, 60), torch.randn(4, 1, 8)) for _ in weights]
+    passes, grad = [], torch.autograd.grad
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        passes.append(args)
+        return grad(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    pulled = pull_back_by_rows(
+        list(zip(parts, ends, strict=True)), {str(i): weight for i, weight in enumerate(weights[:5])}
+    )
+    assert [list(each or {}) for each in pulled] == [["0"], ["1"], ["2"], ["3"], ["4"], ["0"]]
+    assert len(passes) == 2 * 3
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -118,7 +182,7 @@ def test_rows_that_are_constant_or_zero_have_finite_gradients() -> None:
     gain = torch.rand(6, 1, dtype=torch.float64, requires_grad=True)
     end = gain * (weight - weight.mean(1, keepdim=True)) / (weight.var(1, keepdim=True) + 1e-2).sqrt()
     part = LinearGrad(torch.randn(4, 1, 400, dtype=torch.float64), torch.randn(4, 1, 6, dtype=torch.float64))
-    pulled = pull_back_by_rows(part, end, {"w": weight, "g": gain})
+    (pulled,) = pull_back_by_rows([(part, end)], {"w": weight, "g": gain})
     assert pulled is not None and isinstance(pulled["g"], RowFactorGrad)
     for name, start in (("w", weight), ("g", gain)):
         expected = torch.stack(
