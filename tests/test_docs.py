@@ -78,6 +78,15 @@ def test_a_command_that_is_written_down_exists(page: str, line: str) -> None:
         assert is_mentioned or len(values) >= len(required), line
 
 
+def test_an_options_value_is_no_argument() -> None:
+    forecast: Any = typer.main.get_command(app)
+    for name in ("ledger", "forecast"):
+        forecast = forecast.commands[name]
+    words = ["--from", "retrain.yaml", "--policy=last", "--json"]
+    assert arguments_of(forecast, words, "") == []
+    assert arguments_of(forecast, [*words, "visits"], "") == ["visits"]
+
+
 def test_the_links_of_pages_lead_somewhere() -> None:
     broken = []
     for page in PAGES:

@@ -93,7 +93,14 @@ class Composition:
     def amount_of(self, budget: Budget) -> Amount:
         """The amount that a cap allows: the largest whose (epsilon, delta) is within the budget, at least zero.
 
-        Raises RefusedError for a delta of 0 or 1 under zCDP and Rényi, which need a delta in between.
+        Args:
+            budget: The cap.
+
+        Returns:
+            (epsilon, delta) under basic sums, otherwise (rho,) or (divergence,), as exact fractions.
+
+        Raises:
+            RefusedError: For a delta of 0 or 1 under zCDP and Rényi, which need a delta in between.
         """
         if self.kind == "basic":
             return exact(budget.epsilon), exact(budget.delta)
@@ -108,10 +115,20 @@ class Composition:
         return (exact(_largest(self, budget)),)
 
     def price(self, cost: Budget, events: Events, adjacency: str, together: int = 1) -> float | None:
-        """The price of a run from its events, in rho or divergence; under basic sums in delta, None for its own cost.
+        """The price of a run in each of a person's blocks, from its events.
 
-        together: the number of records that a person may have in it; the price is then the share of each of their
-        blocks. Raises RefusedError for a run without events, and for an event without a bound.
+        Args:
+            cost: What the run states.
+            events: Its releases.
+            adjacency: Under which they are counted.
+            together: The number of records that a person may have in the run, one in each of as many blocks; the price
+                is the share of each block.
+
+        Returns:
+            A rho or a divergence. Under basic sums a delta, or None where the run's own cost is charged.
+
+        Raises:
+            RefusedError: For a run without events, and for an event without a bound.
         """
         if math.isinf(cost.epsilon):
             return None
@@ -126,8 +143,13 @@ class Composition:
     def events_price(self, events: Events, adjacency: str, together: int) -> float:
         """The rho of events, or their divergence at the order, in each block of a person's `together` records.
 
-        The blocks then pay together for any number of these records. Raises RefusedError for an event without a finite
-        bound.
+        Any number k of these records costs at most k shares, which their k blocks pay together.
+
+        Args:
+            events, adjacency, together: As for `price`.
+
+        Raises:
+            RefusedError: For an event without a finite bound.
         """
         from algorithms.privacy.accounting.events import schedule_from_json
 
@@ -151,7 +173,12 @@ class Composition:
         return _charge_of_person((budget.epsilon, delta), count)
 
     def as_budget(self, amount: Amount, delta: float) -> Budget:
-        """An amount as (epsilon, delta); delta: of the cap, for amounts without one."""
+        """An amount as (epsilon, delta).
+
+        Args:
+            amount: As `amount_of` gives it.
+            delta: Of the cap, for amounts without one; under basic sums it is ignored.
+        """
         if not any(amount):
             return Budget(0.0, 0.0)
         if self.kind == "basic":
@@ -183,6 +210,10 @@ def exact(number: float) -> Fraction:
 def times(amount: Amount, count: int | Fraction) -> Amount:
     """A multiple of an amount.
 
+    Args:
+        amount: Exact numbers, in the units of a composition.
+        count: A number of runs, or a share.
+
     Example:
         >>> times((Fraction(1, 10),), 3)
         (Fraction(3, 10),)
@@ -201,7 +232,14 @@ def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
 
 
 def group_of(budget: Budget, count: int) -> Budget:
-    """The cost of `count` records together, if each costs the budget.
+    """The cost of several records together, under basic composition.
+
+    Args:
+        budget: What each of them costs.
+        count: Their number, from 1.
+
+    Source:
+        Dwork and Roth 2014, Theorem 2.2.
 
     Example:
         >>> group_of(Budget(0.5, 0.0), 3)

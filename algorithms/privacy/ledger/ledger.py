@@ -99,7 +99,11 @@ class Checkpoint:
     priced: bool
 
     def to_signed_json(self, key: Ed25519PrivateKey) -> str:
-        """The checkpoint as JSON text, with a signature."""
+        """The checkpoint as JSON text, with a signature.
+
+        Args:
+            key: Of the owner, whose public half `load` is given.
+        """
         document: dict[str, object] = {"first": self.first, "head": list(self.head), "priced": self.priced}
         document["books"] = state_tables.to_document(self.state)
         signature = key.sign(state_tables.canonical(document).encode()).hex()
@@ -107,7 +111,15 @@ class Checkpoint:
 
     @classmethod
     def load(cls, text: str, key: Ed25519PublicKey) -> "Checkpoint":
-        """The checkpoint that `to_signed_json` wrote; raises RefusedError unless this key signed exactly this text."""
+        """The checkpoint that `to_signed_json` wrote.
+
+        Args:
+            text: The JSON text.
+            key: The public half of the owner's key.
+
+        Raises:
+            RefusedError: Unless this key signed exactly this text.
+        """
         try:
             document = json.loads(text)
             key.verify(bytes.fromhex(document.pop("signature")), state_tables.canonical(document).encode())
@@ -122,7 +134,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class LedgerVerification:
-    """The result: the checkpoint at the end, the number of rows read, and the number of recomputed prices."""
+    """The result of `Ledger.verify`.
+
+    Attributes:
+        checkpoint: At the end of the chain.
+        read: The number of rows that were read.
+        priced: The number of prices that were recomputed.
+    """
 
     checkpoint: Checkpoint
     read: int
@@ -217,8 +235,15 @@ class Ledger:
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
         """Register a block; does nothing if it exists.
 
-        cap: by default the population's present cap. Charges to the whole population, before it had blocks, count in
-        each block. Raises RefusedError for a name that differs from another only in case.
+        Charges to the whole population, before it had blocks, count in each block.
+
+        Args:
+            population: A registered one.
+            block: Its name.
+            cap: By default the population's present cap.
+
+        Raises:
+            RefusedError: For a name that differs from another only in case.
         """
         rules.check_block_name(block)
 
@@ -232,7 +257,12 @@ class Ledger:
             self._append(StatePart(population), decide)
 
     def retire_block(self, population: str, block: str) -> None:
-        """Retire a block, which no run can use again; repeating it does nothing."""
+        """Retire a block, which no run can use again; repeating it does nothing.
+
+        Args:
+            population: A registered one.
+            block: One of its blocks; what it has spent stays spent.
+        """
         rules.check_block_name(block)
 
         def decide(state: LedgerState) -> list[Draft]:
@@ -245,8 +275,16 @@ class Ledger:
     def overrule(self, population: str, block: str, other: str | None = None, *, by: str) -> None:
         """Let two blocks hold exactly the same records, or one change its content after a charge.
 
-        By decision of the data's owner; repeating it does nothing. other: None for the change of one block. by: who
-        decided, which the row records. Raises RefusedError for the same block twice.
+        By decision of the data's owner; repeating it does nothing.
+
+        Args:
+            population: A registered one.
+            block: A block; it may be declared later.
+            other: The block with the same records; None to let `block` change its content.
+            by: Who decided, which the row records.
+
+        Raises:
+            RefusedError: For the same block twice.
         """
         if block == other:
             raise RefusedError(
@@ -267,8 +305,13 @@ class Ledger:
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
 
-        The cap of a population with blocks is the initial cap of its next blocks. Raises RefusedError for an infinite
-        cap.
+        Args:
+            population: A registered one.
+            cap: The new cap; what was spent before counts against it.
+            block: Whose cap; by default that of the population, which with blocks is the initial cap of the next ones.
+
+        Raises:
+            RefusedError: For an infinite cap, and for one without a delta where the composition needs one.
         """
 
         def decide(state: LedgerState) -> list[Draft]:
@@ -378,7 +421,12 @@ class Ledger:
         return self._state(population, blocks=()).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
-        """The balance of a block; for None, of the whole population, or of its most charged block."""
+        """The balance of a block.
+
+        Args:
+            population: A registered one.
+            block: None for the whole population, or for its most charged block if it has blocks.
+        """
         state = self._state(population)
         name = find_fullest_block(state, population) if block is None else block
         return balance_of(state, population, name)
@@ -397,9 +445,11 @@ class Ledger:
         ]
 
     def blocks(self, population: str, also: Sequence[str] = ()) -> list[BlockBalance]:
-        """The blocks, in the policies' form; the whole population if it has none.
+        """The blocks, as the policies of retrainings take them; the whole population if it has none.
 
-        also: names of blocks that may not be declared yet, which come last, as they would be.
+        Args:
+            population: A registered one.
+            also: Names of blocks that may not be declared yet, which come last, with the cap that they would get.
         """
         return block_views(self._state(population), population, also)
 
@@ -412,9 +462,20 @@ class Ledger:
         adjacency: str = ADJACENCY,
         blocks: Sequence[str] = (),
     ) -> int | None:
-        """How many more such runs the caps allow, on these blocks or on all that are not retired; None for no limit.
+        """How many more such runs the caps allow; nothing is reserved.
 
-        Raises RefusedError for events without a bound.
+        Args:
+            population: A registered one.
+            cost: Of one run.
+            events: Its releases, by which zCDP and Rényi count it.
+            adjacency: Of the events.
+            blocks: Those that each run reads; by default all that are not retired.
+
+        Returns:
+            The number of runs, or None for no limit.
+
+        Raises:
+            RefusedError: For events without a bound.
         """
         return affordable(self._state(population), population, cost, events, adjacency, blocks)
 
@@ -428,15 +489,35 @@ class Ledger:
         adjacency: str = ADJACENCY,
         blocks: Sequence[str] = (),
     ) -> tuple[Budget, ...]:
-        """What is spent or reserved after these numbers of further runs like this, in the most charged of its blocks.
+        """What would be spent or reserved after some further runs like this; nothing is reserved.
 
-        Under zCDP and Rényi it is the epsilon of the whole amount at the cap's delta. Raises RefusedError for events
-        without a bound, and if every block is retired.
+        Args:
+            population: A registered one.
+            cost: Of one run.
+            runs: Numbers of further runs.
+            events: Their releases, by which zCDP and Rényi count them.
+            adjacency: Of the events.
+            blocks: Those that each run reads; by default all that are not retired.
+
+        Returns:
+            For each number the budget of the most charged of these blocks. Under zCDP and Rényi it is the epsilon of
+            the whole amount at the cap's delta, as epsilons do not add up.
+
+        Raises:
+            RefusedError: For events without a bound, and if every block is retired.
         """
         return spent_after(self._state(population), population, cost, events, adjacency, blocks, runs)
 
     def spent_if_repeated(self, population: str, runs: int) -> Budget | None:
-        """What is spent or reserved after this number of further runs charged like the last; None if there was none."""
+        """What would be spent or reserved after further runs that are charged like the last one.
+
+        Args:
+            population: A registered one.
+            runs: The number of further runs.
+
+        Returns:
+            The budget of the most charged block; None if there was no run.
+        """
 
         def last(connection: Connection) -> tuple[ReservedRun | None, LedgerState]:
             run_id = found_by(connection, LAST_RUN, population=population)
@@ -452,9 +533,14 @@ class Ledger:
         return {block: digests for (_, block), digests in state.held.items()}
 
     def check_contents(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
-        """Raises BudgetRefusedError for blocks that hold exactly what others hold, or not what they were charged for.
+        """Check the content of blocks before a run is reserved.
 
-        held: see `reserve`.
+        Args:
+            population: A registered one.
+            held: Keyed digests of each block's content, as for `reserve`.
+
+        Raises:
+            BudgetRefusedError: For blocks that hold exactly what others hold, or not what they were charged for.
         """
         state = self._state(population, held={})
         rules.check_repeats(state, population, held)
@@ -498,18 +584,26 @@ class Ledger:
         return self._store.verified
 
     def verify(self, *, since: Checkpoint | None = None, prices: bool = False) -> LedgerVerification:
-        """Recompute the chain and the balances, row by row; raises LedgerBrokenError if they do not hold.
+        """Recompute the chain and the balances, row by row.
 
-        since: an earlier verification to continue from. prices: also recompute the price of each run with events, of
-        which one that is below their cost raises LedgerBrokenError. A run that was settled at its full cost keeps the
-        price of its reservation, so its events may cost less.
+        Args:
+            since: An earlier verification to continue from; by default from the first row.
+            prices: Also recompute the price of each run with events. A run that was settled at its full cost keeps the
+                price of its reservation, so its events may cost less, but not more.
+
+        Raises:
+            LedgerBrokenError: If a hash, a balance or a price does not hold.
         """
         return self._store.read(lambda connection: verify_rows(self._store, connection, since, prices=prices))
 
     def check_contains(self, head: str) -> None:
-        """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere.
+        """Check that this is no older copy of a ledger that was seen before.
 
-        It lacks one if rows were cut off or an older copy was restored.
+        Args:
+            head: A result of `head` that was kept elsewhere.
+
+        Raises:
+            LedgerBrokenError: If the chain lacks it, since rows were cut off or an older copy was restored.
         """
         if head != GENESIS and self.seq_of(head) is None:
             raise LedgerBrokenError(
@@ -523,7 +617,15 @@ class Ledger:
         return seq
 
     def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
-        """Call `take` with all rows, verified one by one and never all in memory; it may be called again."""
+        """Call a function with all rows, verified one by one and never all in memory.
+
+        Args:
+            take: Gets the rows as an iterator. It is called again after a lost connection, so it must not keep
+                what it did before.
+
+        Returns:
+            What `take` returns.
+        """
         return self._store.read(lambda connection: take(self._store.rows(connection)))
 
     def _append(self, part: StatePart | None, decide: Decision) -> None:
@@ -598,7 +700,16 @@ class Settlement:
 
 
 def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
-    """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
+    """The state of a population right after the settlement of a run.
+
+    Args:
+        ledger: An open one.
+        population: Its name.
+        run_id: Of a settled run.
+
+    Raises:
+        RefusedError: For an unknown population, and for a run that is not settled.
+    """
 
     def right_after(connection: Connection) -> LedgerState:
         state_tables.load(connection, StatePart(population)).term(population)

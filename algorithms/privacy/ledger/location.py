@@ -36,8 +36,10 @@ def home() -> Path:
     """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
 
     It is outside of every checkout, so that neither version control nor an experiment can restore an old budget, and no
-    copy has its own. Raises RefusedError for a relative path, for one within a checkout, and for one where no folder
-    can be created.
+    copy has its own.
+
+    Raises:
+        RefusedError: For a relative path, for one within a checkout, and for one where no folder can be created.
     """
     named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
     folder = expand_path("EPSILONFLOW_HOME", named)
@@ -51,7 +53,11 @@ def home() -> Path:
 def ledger_url(configured: str | None) -> str:
     """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
 
-    Raises RefusedError for a URL that `checked_url` refuses.
+    Args:
+        configured: A URL from a file of settings; None or an empty text for none.
+
+    Raises:
+        RefusedError: For a URL that `checked_url` refuses.
     """
     return checked_url(os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER))
 
@@ -59,8 +65,9 @@ def ledger_url(configured: str | None) -> str:
 def checked_url(url: str) -> str:
     """The URL of a ledger, unchanged.
 
-    Raises RefusedError for what is no URL, and for an SQLite file with a relative path or in a checkout, each copy of
-    which would have its own budget.
+    Raises:
+        RefusedError: For what is no URL, and for an SQLite file with a relative path or in a checkout, each copy of
+            which would have its own budget.
 
     Example:
         >>> checked_url("postgresql+psycopg://runner@db.example/privacy")
@@ -83,7 +90,13 @@ def checked_url(url: str) -> str:
 
 
 def sqlite_url(file: Path) -> str:
-    """The URL of an SQLite ledger; raises RefusedError for a path that such a URL cannot contain.
+    """The URL of an SQLite ledger.
+
+    Args:
+        file: Its absolute path.
+
+    Raises:
+        RefusedError: For a path that such a URL cannot contain.
 
     Example:
         >>> sqlite_url(Path("/data/ledger.sqlite"))
@@ -98,7 +111,15 @@ def sqlite_url(file: Path) -> str:
 
 
 def expand_path(variable: str, path: str) -> Path:
-    """A path from an environment variable, with ~ expanded; raises RefusedError for an unknown user."""
+    """A path from an environment variable, with ~ expanded.
+
+    Args:
+        variable: Its name, for the message.
+        path: Its value.
+
+    Raises:
+        RefusedError: For the home of an unknown user.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -149,7 +170,14 @@ def open_newest(url: str, *, home: Path) -> "Ledger":
     """Open the ledger at a URL and compare it with the heads in a home, which records its head after each change.
 
     So a backup from before a charge is an older copy as soon as the run is charged, even if nothing after it succeeds.
-    Raises LedgerBrokenError if the ledger lacks a row that it once had, and RefusedError if it cannot be opened.
+
+    Args:
+        url: Of the ledger.
+        home: The folder that remembers heads, by the URL and by the ledger's first row.
+
+    Raises:
+        LedgerBrokenError: If the ledger lacks a row that it once had.
+        RefusedError: If it cannot be opened.
     """
     ledger = ledgers.Ledger.open(
         url,
@@ -163,8 +191,15 @@ def open_newest(url: str, *, home: Path) -> "Ledger":
 def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     """Record the ledger's head in a home; a slightly older head does no harm, so processes need no lock.
 
-    The next process that opens the ledger in this home verifies the rows after this head. Raises LedgerBrokenError and
-    records nothing if an older copy was restored since the ledger was opened.
+    The next process that opens the ledger in this home verifies the rows after this head.
+
+    Args:
+        ledger: An open one.
+        url: By which it was opened.
+        home: The folder that remembers heads.
+
+    Raises:
+        LedgerBrokenError: If an older copy was restored since the ledger was opened; nothing is recorded then.
     """
     head = ledger.last_verified()
     _check_newest(ledger, url, home)
@@ -219,10 +254,18 @@ def _read_head(file: Path) -> Head:
 
 
 def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
-    """Raise RefusedError if this home has seen the population charged in another ledger, or contains such a ledger.
+    """Check that a population is charged in the ledger in which this home has always seen it charged.
 
     Otherwise a branch that names another ledger would have a second budget for the same people. A ledger that was
     restored elsewhere from a copy is the same ledger.
+
+    Args:
+        ledger: The one that is about to be charged.
+        population: The population to charge.
+        home: The folder that remembers the ledger of each population.
+
+    Raises:
+        RefusedError: If the home has seen the population charged in another ledger, or contains such a ledger.
     """
     usual_file, default = _usual(population, home), home / LEDGER
     way_out = f"remove {usual_file}" if usual_file.exists() else f"keep {default} elsewhere"
@@ -239,15 +282,31 @@ def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
 
 
 def check_location(ledger: "Ledger", population: str, *, public: bool, home: Path) -> None:
-    """Do `check_usual` for a private population, and for a public one that was charged as private before."""
+    """Do `check_usual` for a private population, and for a public one that was charged as private before.
+
+    Args:
+        ledger, population, home: As there.
+        public: Whether the population's records are public now.
+
+    Raises:
+        RefusedError: As there.
+    """
     if not public or _usual(population, home).exists():
         check_usual(ledger, population, home=home)
 
 
 def keep_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
-    """Record in `home`, for good, the ledger in which a population is charged, by the first hash of its chain.
+    """Record, for good, the ledger in which a population is charged, by the first hash of its chain.
 
-    Call this for a run that is reserved there. Raises RefusedError if a run was charged in another ledger meanwhile.
+    Call this for a run that is reserved there.
+
+    Args:
+        ledger: That ledger.
+        population: The population that was charged.
+        home: The folder that remembers the ledger of each population.
+
+    Raises:
+        RefusedError: If a run was charged in another ledger meanwhile.
     """
     usual = _usual(population, home)
     if not usual.exists():

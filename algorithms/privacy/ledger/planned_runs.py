@@ -127,6 +127,10 @@ def choose_composition(
 def explain(choice: ChosenComposition, runs: int) -> str:
     """Why this composition was chosen, as a clause with its numbers.
 
+    Args:
+        choice: Of `choose_composition`.
+        runs: The number of runs that were planned there.
+
     Example:
         >>> explain(ChosenComposition(BASIC, 1.0, 2.0, 2.0, "sums-cost-less"), 2)
         'the epsilons of 2 runs add up to 2, which no Rényi order undercuts'

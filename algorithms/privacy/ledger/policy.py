@@ -40,7 +40,11 @@ class BlockBalance:
     retired: bool = False
 
     def affords(self, price: Price) -> bool:
-        """Whether the price fits, with the ledger's rounding."""
+        """Whether the block can pay; 1e-12 of its cap is left to rounding.
+
+        Args:
+            price: In the units of the composition, as `limit` and `left`.
+        """
         rows = zip(price, self.left, self.limit, strict=True)
         return not self.retired and all(part <= left + limit * _ROUNDING for part, left, limit in rows)
 
@@ -122,7 +126,9 @@ class Spread:
     def price(self, left: Price, *, done: int) -> Price:
         """The price of the next retraining; nothing after the last planned one.
 
-        left: what is not spent. done: the number of past retrainings.
+        Args:
+            left: What is not spent, in the units of the composition.
+            done: The number of past retrainings.
         """
         coming = (self.planned or 0) - done
         by_number = 0.0 if coming < 1 else 1 / coming if self.policy == "equal" else 2 / (coming + 1)
@@ -131,9 +137,15 @@ class Spread:
 
 
 def choose_blocks(choice: Choice, blocks: Sequence[BlockBalance], price: Price) -> tuple[str, ...]:
-    """The names of the blocks that a retraining of this price uses, in order.
+    """The names of the blocks that a retraining of this price uses, in order; nothing is reserved.
 
-    blocks: in the order of declaration. Raises RefusedError if too few can pay; nothing is reserved then.
+    Args:
+        choice: Which blocks a retraining uses.
+        blocks: In the order of declaration.
+        price: In the units of the composition.
+
+    Raises:
+        RefusedError: If too few can pay.
     """
     return _choose(choice, blocks, lambda block: block.affords(price))
 

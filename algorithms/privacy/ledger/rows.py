@@ -41,7 +41,12 @@ GENESIS = "0" * 64
 
 
 class Head(NamedTuple):
-    """The last row of a chain, by position and hash, which commit to all rows before it."""
+    """The last row of a chain, which commits to all rows before it.
+
+    Attributes:
+        seq: Its position, from 1; 0 for an empty chain.
+        hash: SHA-256 in hex.
+    """
 
     seq: int
     hash: str
