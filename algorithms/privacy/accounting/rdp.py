@@ -15,12 +15,12 @@ from itertools import pairwise
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.rdp import RdpAccountant
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import gammaln, log_ndtr
 from scipy.stats import binom
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.mechanism_plds import GroupPLD, ReversedPLD
-from algorithms.privacy.accounting.pld import PLDSum, sketch
+from algorithms.privacy.accounting.pld import sketch
 
 _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
@@ -31,6 +31,9 @@ largest of them is where it ends."""
 _WIDTH, _STEP, _POINTS_AT_ONCE = 12.0, 2 / 3, 4096
 """Of an integral over a normal variable: how far beyond its means it goes and its step, both in standard deviations,
 and how many points are taken together."""
+_POINTS_OF_CELL, _MAX_CELLS, _LEFT_OUT, _MAX_SHIFT = 12, 4096, 60.0, 1e3
+"""Of the same: the fewest points of a cell, the most cells, how far below the largest value, as a logarithm, those that
+are left out are, and the largest shift, in standard deviations."""
 _MIN_TAIL = 1e-300
 """The chance of losses that are taken for the largest one."""
 
@@ -122,40 +125,80 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     With r = P/Q and Q = N(0, z^2), the moment E_Q r^a at a whole order a is a sum of normal integrals with centres in
     [0, a count]. The trapezoid rule is exact for each up to a share of 3 exp(-2 pi^2 / step^2), 2e-19 here.
     Between whole orders log E_Q r^a lies below its chord, since it is convex in a. The other way round,
-    E_Q r^(1 - a) is convex in r, so that "connect the dots" bounds it, as in `pld.connect_the_dots`.
+    E_Q r^(1 - a) is convex in r, so that "connect the dots" bounds it, as in `pld.connect_the_dots`. Where all records
+    together move the sum by more than a thousand deviations, far beyond any epsilon that is asked for, the integral is
+    not computed: r^a is convex in the mixture, whose parts have the moments of a shift by j records.
     """
-    log_moments = {1: 0.0}
-    for order in orders:
-        for whole in {math.floor(order), math.ceil(order)} - log_moments.keys():
-            log_moments[whole] = _group_moment(multiplier, rate, count, whole)
-    back = _sketch_of_added_group(multiplier, rate, count)
+    alpha = np.array(orders)
+    if count / multiplier > _MAX_SHIFT:
+        numbers = np.arange(count + 1)[:, None]
+        terms = binom.logpmf(numbers, count, rate) + alpha * (alpha - 1) / 2 * np.square(numbers / multiplier)
+        forward = np.logaddexp.reduce(terms)
+    else:
+        whole = np.unique([np.floor(alpha), np.ceil(alpha)])
+        moments = _GroupMoments(multiplier, rate, count, float(whole[-1]))
+        every = [moments.log_moment(order) if order > 1 else 0.0 for order in whole.tolist()]
+        forward = np.interp(alpha, whole, every)
+    back = sketch([(ReversedPLD(GroupPLD(multiplier, rate, count)), 1)], _MIN_TAIL)
     max_loss = -count * math.log1p(-rate)
-    divergences = []
-    for order in orders:
-        low, high = math.floor(order), math.ceil(order)
-        forward = log_moments[low] + (order - low) * (log_moments[high] - log_moments[low])
-        backward = np.logaddexp(back.cumulant(order - 1)[0], math.log(_MIN_TAIL) + (order - 1) * max_loss)
-        divergences.append(max(forward, float(backward)) / (order - 1))
-    return np.array(divergences)
+    backward = np.logaddexp(back.log_moments(alpha - 1), math.log(_MIN_TAIL) + (alpha - 1) * max_loss)
+    divergences: np.ndarray = np.maximum(forward, backward) / (alpha - 1)
+    return divergences
 
 
-@lru_cache(maxsize=64)
-def _sketch_of_added_group(multiplier: float, rate: float, count: int) -> PLDSum:
-    return sketch([(ReversedPLD(GroupPLD(multiplier, rate, count)), 1)], _MIN_TAIL)
+class _GroupMoments:
+    """log E_Q (P/Q)^a of a group at whole orders a, by the trapezoid rule on points that all orders share.
 
+    L(t), the logarithm of P/Q at the output z t, is convex. So inside a cell of points the logarithm of the integrand,
+    a L(t) - t^2 / 2 but for a constant, is at most that with the chord of L. For most cells this says that they add
+    nothing; L is computed in the others alone.
+    """
 
-@lru_cache(maxsize=4096)
-def _group_moment(multiplier: float, rate: float, count: int, order: int) -> float:
-    """log E_Q (P/Q)^order, by the trapezoid rule."""
-    numbers = np.arange(count + 1)
-    shifts = (binom.logpmf(numbers, count, rate) - numbers**2 / (2 * multiplier**2))[:, None]
-    points = np.arange(-_WIDTH, order * count / multiplier + _WIDTH, _STEP)
-    parts = []
-    for first in range(0, len(points), _POINTS_AT_ONCE):
-        t = points[first : first + _POINTS_AT_ONCE]
-        ratios = logsumexp(shifts + numbers[:, None] * t / multiplier, axis=0)
-        parts.append(logsumexp(order * ratios - np.square(t) / 2))
-    return float(logsumexp(parts)) + math.log(_STEP / math.sqrt(2 * math.pi)) + _ROUNDING * order
+    def __init__(self, multiplier: float, rate: float, count: int, max_order: float) -> None:
+        self._shift, self._numbers = count / multiplier, np.arange(count + 1) / multiplier
+        self._constants = binom.logpmf(np.arange(count + 1), count, rate) - np.square(self._numbers) / 2
+        points = math.ceil((max_order * self._shift + 2 * _WIDTH) / _STEP)
+        self._points = max(_POINTS_OF_CELL, -(-points // _MAX_CELLS))
+        self._edges = _STEP * self._points * np.arange(-(-points // self._points) + 1) - _WIDTH
+        self._at_edges = self._log_ratios(self._edges)
+        self._inside: dict[int, np.ndarray] = {}
+
+    def log_moment(self, order: float) -> float:
+        """log E_Q (P/Q)^order, raised by more than what rounding and the cells that are left out take."""
+        end = order * self._shift + _WIDTH
+        last = min(int(np.searchsorted(self._edges, end)) + 1, len(self._edges))
+        edges, ratios = self._edges[:last], self._at_edges[:last]
+        slopes = np.diff(ratios) / np.diff(edges)
+        highest = np.clip(order * slopes, edges[:-1], edges[1:])
+        bounds = order * (ratios[:-1] + slopes * (highest - edges[:-1])) - np.square(highest) / 2
+        at_edges = order * ratios - np.square(edges) / 2
+        # Where numbers are so large that they differ by rounding alone, the cell of the largest one is still there.
+        bounds = np.maximum(bounds, np.maximum(at_edges[:-1], at_edges[1:]))
+        cells = np.flatnonzero(bounds >= float(at_edges.max()) - _LEFT_OUT)
+        t = edges[cells, None] + _STEP * np.arange(self._points)
+        self._fill(cells.tolist(), t)
+        exponents = order * np.stack([self._inside[cell] for cell in cells.tolist()]) - np.square(t) / 2
+        largest = float(exponents.max())
+        left_out = len(bounds) * self._points * math.exp(-_LEFT_OUT)
+        log_sum = largest + math.log(float(np.exp(exponents - largest).sum()) + left_out)
+        return log_sum + math.log(_STEP / math.sqrt(2 * math.pi)) + _ROUNDING * order
+
+    def _fill(self, cells: list[int], t: np.ndarray) -> None:
+        """Compute L in those of the cells, with points t of shape [cells, points], where it is not known."""
+        new = [at for at, cell in enumerate(cells) if cell not in self._inside]
+        if new:
+            ratios = self._log_ratios(t[new].ravel()).reshape(len(new), -1)
+            self._inside.update(zip([cells[at] for at in new], ratios, strict=True))
+
+    def _log_ratios(self, t: np.ndarray) -> np.ndarray:
+        """L at outputs, shape [outputs]."""
+        ratios = np.empty(len(t))
+        for first in range(0, len(t), _POINTS_AT_ONCE):
+            some = slice(first, first + _POINTS_AT_ONCE)
+            exponents = self._constants[:, None] + self._numbers[:, None] * t[some]
+            largest = exponents.max(axis=0)
+            ratios[some] = largest + np.log(np.exp(exponents - largest).sum(axis=0))
+        return ratios
 
 
 @lru_cache(maxsize=256)

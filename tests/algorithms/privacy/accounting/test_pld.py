@@ -147,6 +147,31 @@ def test_a_group_has_the_renyi_divergence_of_its_mixture(count: int, rate: float
         assert order != int(order) or divergence <= exact * 1.001
 
 
+@pytest.mark.parametrize(
+    ("count", "rate", "multiplier", "order", "exact"),
+    [
+        (64, 1e-3, 12.0, 8.0, 0.0001145312434531119),
+        (64, 1e-3, 12.0, 40.0, 115.45869319696125),
+        (64, 0.01, 70.0, 63.0, 0.002654749670723576),
+        (64, 1.2e-5, 1.68, 256.0, 185031.63477867292),
+    ],
+)
+def test_cells_that_are_left_out_of_a_groups_moment_add_nothing(
+    count: int, rate: float, multiplier: float, order: float, exact: float
+) -> None:
+    """The trapezoid rule with all points, a twentieth of a deviation apart."""
+    found = rdp([(group_privacy(sampled(rate, multiplier), count), 1)], orders=(order,))[0]
+    assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-10)
+
+
+def test_a_group_with_hardly_any_noise_costs_no_more_than_one_that_is_always_sampled() -> None:
+    shift = 64 / 0.001
+    found = rdp([(group_privacy(sampled(0.01, 0.001), 64), 1)], orders=(2.0, 8.0))
+    every = np.array([2.0, 8.0]) / 2 * shift**2
+    assert (every * (1 - 1e-3) <= found).all()
+    assert (found <= every).all()
+
+
 def test_records_that_point_different_ways_tell_no_more_than_those_of_the_theorem() -> None:
     """Two records in two dimensions, at right angles or opposed: delta by a sum over the plane."""
     rate, multiplier, at = 0.3, 1.5, 0.4
