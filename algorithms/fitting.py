@@ -77,7 +77,7 @@ from algorithms.privacy.ledger import (
     ledger_url,
     open_newest,
 )
-from algorithms.privacy.mechanisms.noise import generator_of
+from algorithms.privacy.mechanisms.noise import Generator, generator_of
 from algorithms.target_scale import TargetScale
 
 
@@ -302,64 +302,32 @@ def fit(
     records = records_of(model, X, y, loss, tells_n=n_is_public)
     trained, classes, records = model_of(model, loss, records)
     generator = generator_of(noise, seed)
-    key = hashlib.sha256(b"records of a person" + generator.key).digest()
-    records = _group_by_person(records, X, people, per_person, key=key, tells_n=n_is_public)
-    rows = per_person if per_person != 1 else None
+    records = _group_by_person(records, X, people, per_person, generator=generator, tells_n=n_is_public)
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
-    public_count = len(records.labels) if n_is_public else None
-    check_delta(delta, public_count)
+    count = len(records.labels) if n_is_public else None
+    check_delta(delta, count)
     compute = ComputeConfig(
-        device_of(str(device)), memory_mb, None, number=public_count, accept_rounding=accept_rounding
+        device_of(str(device)), memory_mb, None, number=count, accept_rounding=accept_rounding
     )
     scale = None if target_scale is None else _scale_of_target(target_scale, epsilon, delta)
-    before = () if scale is None else tuple(schedule_of(scale, (), public_count, count_noise))
+    before = () if scale is None else tuple(schedule_of(scale, (), count, count_noise))
     target = Target(Budget(epsilon, delta), accountant, count_noise, before)
-    given, on_scale = model, trained
-    if scale is not None:
-        given = ScaledTarget(OrderedDict(features=TargetScaling(), model=model))
-        on_scale = on_its_scale(trained, loss, records, scale)
-    plan = _plan(
-        method, target, on_scale, classes=classes, records=public_count, rows_per_user=rows, noise=noise
-    )
-    document = PlanDocument(
-        **dict(plan.to_document()),
-        algorithm=name,
-        settings=settings,
-        features={"name": "none"} if scale is None else {"name": "target_scale", "noise": scale.noise},
-        model=_model_of_plan(given, on_scale, seed=seed),
-        dataset=dataset,
-        noise=noise,
-        diagnostics=False,
-    )
+    training = _Training.of(model, trained, records, method, scale, loss=loss)
+    plan = training.plan(target, count, classes=classes, rows_per_user=per_person, noise=noise)
+    document = training.document(plan, name, settings, seed=seed, dataset=dataset, noise=noise)
     is_stated = rows_by == BY_STATEMENT
-    data = _data_facts(dataset, unit, public_count, per_person, public=public, unit_is_stated=is_stated)
+    data = _data_facts(dataset, unit, count, per_person, public=public, unit_is_stated=is_stated)
     run = _Run(plan, document, data, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
-        folder, limit = Path(temporary), target.budget
-        terms = {UNIT: unit, ROWS: rows_by}
+        folder, terms = Path(temporary), {UNIT: unit, ROWS: rows_by}
         account = _Account.open(
-            population, ledger, cap, folder=folder, limit=limit, public=public, bound=terms
+            population, ledger, cap, folder=folder, limit=target.budget, public=public, bound=terms
         )
-        shown = _Shown(on_step, plan, lambda state: _tensors_to_publish(trained, method.released(state)))
         with account.closing(run):
-            state, trace, on_scale = train(
-                method,
-                plan,
-                on_scale,
-                open_records=lambda: records,
-                generator=generator,
-                run_id=run.run_id,
-                folder=folder,
-                compute=compute,
-                checkpoint_seconds=math.inf,
-                on_step=shown.note,
-                on_state=None if on_step is None else shown.show,
-                features=scale,
-                reserve=lambda: account.reserve(run),
+            return training.run(
+                run, account, generator=generator, compute=compute, on_step=on_step, folder=folder
             )
-            released = _tensors_to_publish(on_scale, method.released(state))
-            return _settle_and_publish(run, account, trace, released, trained=on_scale, given=given)
 
 
 def _scale_of_target(share: float, epsilon: float, delta: float) -> TargetScale:
@@ -375,14 +343,18 @@ def _scale_of_target(share: float, epsilon: float, delta: float) -> TargetScale:
 
 
 def _group_by_person(
-    records: GivenRecords, X: Any, people: Any, per_person: int | None, *, key: bytes, tells_n: bool
+    records: GivenRecords, X: Any, people: Any, per_person: int | None, *, generator: Generator, tells_n: bool
 ) -> GivenRecords:
-    """The records, each person's as one if `people` names them; raises RefusedError if half of that is given."""
+    """The records, each person's as one if `people` names them; raises RefusedError if half of that is given.
+
+    generator: whose key decides, secretly, which records of a person are used.
+    """
     if (people is None) != (per_person is None):
         raise RefusedError("one of people and per_person was given; give both, or neither.")
     if per_person is None:
         return records
     check_index(X, people, "people")
+    key = hashlib.sha256(b"records of a person" + generator.key).digest()
     return group_rows_by_user(records, people, per_person, key, tells_n=tells_n)
 
 
@@ -412,35 +384,128 @@ def _data_facts(
     )
 
 
-def _plan(
-    method: Algorithm[Any],
-    target: Target,
-    model: Model,
-    *,
-    classes: int,
-    records: int | None,
-    rows_per_user: int | None,
-    noise: Literal["secure", "seeded"],
-) -> Plan:
-    """The method's plan; raises RefusedError for secret noise in a run that protects nobody."""
-    facts = PlanningFacts(
-        records=records,
-        parameters=model.parameter_count,
-        layers=len(model.layers),
-        classes=classes,
-        loss=model.bounds,
-        rows_per_user=rows_per_user,
-        start_loss=zero_start_loss(model, classes),
-    )
-    plan = method.plan(target, facts)
-    if plan.not_private is not None and noise != "seeded":
-        raise RefusedError(
-            "secret noise would promise what does not hold: {message} To reproduce it all the same, on public records,"
-            ' give public=True and noise="seeded".',
-            code="plan_not_private",
-            message=plan.not_private,
+@dataclass(frozen=True)
+class _Training:
+    """What a call trains, on which records and by which method.
+
+    Attributes:
+        given: The module whose copy is returned: the user's, or with `scale` one that also scales what it predicts.
+        inner: The model of the user's module alone, whose parameters a `Step` shows.
+        model: The model that is trained: `inner`, or with `scale` the same for targets on the released scale.
+        scale: The release of the centre and the scale of y; None for targets as they are.
+    """
+
+    given: nn.Module
+    inner: Model
+    model: Model
+    records: GivenRecords
+    method: Algorithm[Any]
+    scale: TargetScale | None
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        model: Model,
+        records: GivenRecords,
+        method: Algorithm[Any],
+        scale: TargetScale | None,
+        *,
+        loss: Losses | nn.Module | str,
+    ) -> "_Training":
+        """The training of a module, whose model for its loss is `model`."""
+        if scale is None:
+            return cls(module, model, model, records, method, None)
+        scaled = ScaledTarget(OrderedDict(features=TargetScaling(), model=module))
+        return cls(scaled, model, on_its_scale(model, loss, records, scale), records, method, scale)
+
+    def plan(
+        self,
+        target: Target,
+        count: int | None,
+        *,
+        classes: int,
+        rows_per_user: int | None,
+        noise: Literal["secure", "seeded"],
+    ) -> Plan:
+        """The method's plan; raises RefusedError for secret noise in a run that protects nobody.
+
+        count: the number of records, where it is public.
+        """
+        facts = PlanningFacts(
+            records=count,
+            parameters=self.model.parameter_count,
+            layers=len(self.model.layers),
+            classes=classes,
+            loss=self.model.bounds,
+            rows_per_user=rows_per_user if rows_per_user != 1 else None,
+            start_loss=zero_start_loss(self.model, classes),
         )
-    return plan
+        plan = self.method.plan(target, facts)
+        if plan.not_private is not None and noise != "seeded":
+            raise RefusedError(
+                "secret noise would promise what does not hold: {message} To reproduce it all the same, on public"
+                ' records, give public=True and noise="seeded".',
+                code="plan_not_private",
+                message=plan.not_private,
+            )
+        return plan
+
+    def document(
+        self,
+        plan: Plan,
+        name: str,
+        settings: Mapping[str, JsonValue],
+        *,
+        seed: int,
+        dataset: str,
+        noise: Literal["secure", "seeded"],
+    ) -> PlanDocument:
+        """The plan as its file has it. name, settings: of the method."""
+        scale = self.scale
+        return PlanDocument(
+            **dict(plan.to_document()),
+            algorithm=name,
+            settings=dict(settings),
+            features={"name": "none"} if scale is None else {"name": "target_scale", "noise": scale.noise},
+            model=_model_of_plan(self.given, self.model, seed=seed),
+            dataset=dataset,
+            noise=noise,
+            diagnostics=False,
+        )
+
+    def run(
+        self,
+        run: "_Run",
+        account: "_Account",
+        *,
+        generator: Generator,
+        compute: ComputeConfig,
+        on_step: Callable[[Step], object] | None,
+        folder: Path,
+    ) -> Fitted:
+        """Reserve, train, settle and publish. folder: for temporary files."""
+        shown = _Shown(on_step, run.plan, lambda state: self._published(self.inner, state))
+        state, trace, model = train(
+            self.method,
+            run.plan,
+            self.model,
+            open_records=lambda: self.records,
+            generator=generator,
+            run_id=run.run_id,
+            folder=folder,
+            compute=compute,
+            checkpoint_seconds=math.inf,
+            on_step=shown.note,
+            on_state=None if on_step is None else shown.show,
+            features=self.scale,
+            reserve=lambda: account.reserve(run),
+        )
+        released = self._published(model, state)
+        return _settle_and_publish(run, account, trace, released, trained=model, given=self.given)
+
+    def _published(self, model: Model, state: MethodState) -> dict[str, Tensor]:
+        return _tensors_to_publish(model, self.method.released(state))
 
 
 def _settle_and_publish(

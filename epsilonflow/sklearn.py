@@ -46,7 +46,6 @@ from epsilonflow.sklearn_refusals import ESTIMATORS
 from epsilonflow.table_encoding import (
     PreparedRecords,
     TableEncoding,
-    as_table,
     declared_card,
     encoding_of_bounds,
     encoding_of_model,
@@ -162,10 +161,12 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         if self.schema is not None:
             if not reset and not hasattr(self, "n_features_in_"):  # of `load`, whose encoding checks X
                 return self.encoding_, X
-            X = as_table(X)
+            encoding = self.encoding_ if cells is None else encoding_of_schema(self.schema, cells)
+            assert isinstance(encoding, TableEncoding)
+            X = encoding.declared(X)  # the names of others, which a record may have chosen, are not kept
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
-            return (self.encoding_ if cells is None else encoding_of_schema(self.schema, cells)), X
+            return encoding, X
         if self.bounds is None:
             raise RefusedError(
                 "neither bounds nor schema were given, and reading the range of a column off the records would tell of"

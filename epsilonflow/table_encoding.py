@@ -46,13 +46,19 @@ class TableEncoding:
     table: Table
     names: tuple[str, ...]
 
-    def encode(self, X: Any) -> NDArray[np.float32]:
-        """The records that the network takes, [n, positions]. Raises RefusedError for what the columns do not allow."""
-        X = as_table(X)
+    def declared(self, X: Any) -> pd.DataFrame:
+        """The declared columns of X; raises RefusedError if X is no DataFrame with these."""
+        if not isinstance(X, pd.DataFrame):
+            raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
         if missing := [name for name in self.names if name not in X.columns]:
             raise RefusedError(f"X lacks the declared columns {', '.join(map(repr, missing))}; give them.")
+        return X.loc[:, list(self.names)]
+
+    def encode(self, X: Any) -> NDArray[np.float32]:
+        """The records that the network takes, [n, positions]. Raises RefusedError for what the columns do not allow."""
+        X = self.declared(X)
         try:
-            arrow = pa.Table.from_pandas(X.loc[:, list(self.names)], preserve_index=False)
+            arrow = pa.Table.from_pandas(X, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value
             raise RefusedError(
                 "a column of X holds values of several types; make it one of numbers or of texts."
@@ -95,13 +101,6 @@ class PreparedRecords:
                 " `epsilonflow predict`, which does."
             )
         return np.ascontiguousarray(records, np.int32 if self.has_tokens else np.float32)
-
-
-def as_table(X: Any) -> pd.DataFrame:
-    """X, which must be a DataFrame."""
-    if not isinstance(X, pd.DataFrame):
-        raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
-    return X
 
 
 def usual_method(records: int, loss: Any, steps: int, epsilon: float) -> DPSGD:

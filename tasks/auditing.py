@@ -25,6 +25,7 @@ from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from data.files import write_text
 from tasks.config import params
+from tasks.refusals import AUDITS
 from tasks.reporting import AUDIT, AUDIT_PAGE, AuditSummary, audit_folder, environment
 from tasks.reporting.figures import Theme, empty, legend, picture
 
@@ -51,9 +52,17 @@ class AuditRequest:
 
 def check(request: AuditRequest) -> None:
     """Raise ParamsRefusedError or RefusedError if the settings do not fit or the method claims no privacy."""
-    game = Game(request.method, dict(request.settings), request.epsilon, request.delta, 8)
+    game = _smallest_game(request)
     params.parse({"algorithm": {"name": request.method, **game.all_settings()}}, reads=("algorithm",))
-    game.plan()
+    try:
+        game.plan()
+    except RefusedError as error:
+        raise RefusedError(AUDITS.sentence(error)) from None
+
+
+def _smallest_game(request: AuditRequest) -> Game:
+    """The game of one canary, with the fewest records of an audit, so that its batches fit the others, too."""
+    return Game(request.method, dict(request.settings), request.epsilon, request.delta, canaries=1)
 
 
 def checked_requests(
@@ -110,7 +119,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[A
     Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.
     """
     check(request)
-    game = Game(request.method, dict(request.settings), request.epsilon, request.delta, 1)
+    game = _smallest_game(request)
     several = partial(_side_by_side, workers=workers) if workers > 1 else None
     result = audit(game, runs=request.runs, canaries=request.canaries, seed=request.seed, several=several)
     mechanisms = [

@@ -1,5 +1,7 @@
 """The words of the pipeline for refusals: keys of params.yaml, stages, and commands of `epsilonflow`."""
 
+from dataclasses import replace
+
 from algorithms.errors import Words
 
 PIPELINE = Words(
@@ -47,3 +49,18 @@ PIPELINE = Words(
         " vectors need it; add to the card's reader the SHA-256 of datasets/prepared/words.txt, and prepare again.",
     },
 )
+
+_ABOVE_RECORDS = (
+    "a batch of {{batch}} was asked for, but an audit ignores your data: its smallest game has {{records}} synthetic"
+    " records; set {{method.{name}}} to at most {{records}}."
+)
+AUDITS = replace(
+    PIPELINE,
+    prefixes={**PIPELINE.prefixes, "method": ""},
+    sentences={
+        **PIPELINE.sentences,
+        "batch_above_records": _ABOVE_RECORDS.format(name="expected_batch_size"),
+        "sample_above_records": _ABOVE_RECORDS.format(name="batch_size"),
+    },
+)
+"""The words of an audit, whose settings are named without their group."""

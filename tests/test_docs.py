@@ -1,5 +1,6 @@
 """README and documentation say what the code does: commands exist, examples run, links lead somewhere."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -46,20 +47,40 @@ PAGES += sorted((PROJECT / "comparisons" / "results").glob("*.md"))
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    """Every command of ours in a block of code, or in backquotes where it has arguments, with its page."""
+def commands() -> Iterator[tuple[str, str, bool]]:
+    """Every command of ours with its page, and whether it is in a block of code, to be typed as it is.
+
+    Others are in backquotes, where a name and options may be mentioned alone.
+    """
     for page in PAGES:
         text = page.read_text()
-        lines = [line.strip() for line in text.splitlines() if line.startswith("    epsilonflow ")]
-        lines += re.findall(r"`(epsilonflow [^`\n]+)`", text)
-        lines += re.findall(r"&& (epsilonflow [^\n]+)", text)
-        for line in dict.fromkeys(lines):
-            yield page.relative_to(PROJECT).as_posix(), line
+        typed = [line.strip() for line in text.splitlines() if line.startswith("    epsilonflow ")]
+        typed += re.findall(r"&& (epsilonflow [^\n`]+)", text)
+        mentioned = re.findall(r"`(epsilonflow [^`\n]+)`", text)
+        name = page.relative_to(PROJECT).as_posix()
+        yield from ((name, line, True) for line in typed)
+        yield from ((name, line, False) for line in mentioned)
 
 
-@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
-def test_a_command_that_is_written_down_exists(page: str, line: str) -> None:
-    """With its options; nothing is run."""
+def arguments_of(command: Any, words: list[str], line: str) -> list[str]:
+    """What is typed as arguments: neither options nor their values; asserts that all options exist."""
+    options = {name: parameter for parameter in command.params for name in parameter.opts}
+    rest, values = list(words), []
+    while rest:
+        word, _, value = rest.pop(0).partition("=")
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        assert word in options or word in ("--help", "--install-completion"), line
+        option = options.get(word)
+        if option is not None and not option.is_flag and not value:
+            del rest[:1]  # its value; a page may mention an option without one
+    return values
+
+
+@pytest.mark.parametrize(("page", "line", "is_typed"), sorted(set(commands())))
+def test_a_command_that_is_written_down_exists(page: str, line: str, is_typed: bool) -> None:
+    """With its options, and where it is typed, with its arguments; nothing is run."""
     words = shlex.split(line.split("#")[0].split("&&")[0])[1:]
     command: Any = typer.main.get_command(app)
     while words and getattr(command, "commands", None):
@@ -67,15 +88,10 @@ def test_a_command_that_is_written_down_exists(page: str, line: str) -> None:
         if words[0].startswith("--"):
             break
         command = command.commands[words.pop(0)]
-    options = {name: parameter for parameter in command.params for name in parameter.opts}
-    for word in words:
-        if word.startswith("--"):
-            assert word in options or word in ("--help", "--install-completion"), line
-    if not getattr(command, "commands", None) and "..." not in line:
+    values = arguments_of(command, words, line)
+    if not getattr(command, "commands", None) and "..." not in line and (is_typed or values):
         required = [one for one in command.params if one.param_type_name == "argument" and one.required]
-        values = [word for word in words if not word.startswith("--")]
-        is_mentioned = page != "README.md" and not values
-        assert is_mentioned or len(values) >= len(required), line
+        assert len(values) >= len(required), line
 
 
 def test_an_options_value_is_no_argument() -> None:
@@ -99,6 +115,41 @@ def test_the_links_of_pages_lead_somewhere() -> None:
             ):
                 broken.append(f"{page.relative_to(PROJECT)}: {target}")
     assert broken == []
+
+
+def _template(node: ast.AST) -> str:
+    """The text of an expression of texts, with braces for what is computed."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_template, parts))
+        case ast.BinOp(left=left, right=right):
+            return _template(left) + _template(right)
+    return "{}"
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    sources = [
+        path
+        for folder in ("epsilonflow", "flows", "tasks", "algorithms", "data")
+        for path in sorted((PROJECT / folder).rglob("*.py"))
+    ]
+    said = [
+        template
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if " " in (template := _template(node))
+    ]
+    page = (PROJECT / "docs/how-to/troubleshooting.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    patterns = {
+        message: re.compile(".+?".join(map(re.escape, message.strip(". ").split("..."))))
+        for message in messages
+    }
+    assert len(messages) > 40
+    assert [text for text, pattern in patterns.items() if not any(map(pattern.search, said))] == []
 
 
 def test_the_readme_is_one_page() -> None:

@@ -24,11 +24,11 @@ from epsilonflow.sklearn import DPClassifier
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from flows.cli.main import app
 from tasks.config.params import MODELS
-from tasks.refusals import PIPELINE
+from tasks.refusals import AUDITS, PIPELINE
 from tasks.runs.stages import STAGES
 
 ROOT = Path(algorithms.__file__).parent
-FRONT_ENDS = {"plain": PLAIN, "pipeline": PIPELINE, "fit": FIT, "estimators": ESTIMATORS}
+FRONT_ENDS = {"plain": PLAIN, "pipeline": PIPELINE, "audits": AUDITS, "fit": FIT, "estimators": ESTIMATORS}
 PROGRAMS = {
     "fit_refusals.py": "the words of a front end",
     "privacy/card/verify_card.py": "a program of its own, with options of its own",

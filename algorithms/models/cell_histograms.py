@@ -112,6 +112,10 @@ class HistogramCells(TargetScaling):
             if bins and part.is_ordered and self.part_sizes[index] > bins + 1
         ]
         self.tests = [*_draw_tests(seed, trees * depth, self.parts, self.part_sizes)]
+        self._register_tables(sizes)
+
+    def _register_tables(self, sizes: Sequence[int]) -> None:
+        """Register the tables of bins and tests by cell, one after the other in `table`, and what they follow from."""
         looked_up = [*self._binned, *(test.part for test in self.tests)]
         ends = [*accumulate(self.part_sizes[part] for part in looked_up)]
         self._looked_up = looked_up

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 _WHOLE = re.compile("[+-]?[0-9]+")
+_WITH_POINT = re.compile(rb"([+-]?\d+)\.0+")
+"""A whole number as a column of real numbers spells it, which it is where some row misses its value."""
+_SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
+"""How such a column spells a number of more than ten digits."""
 
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
@@ -133,7 +138,7 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
 
 
 def hash_cells(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
-    """The cell of each value, NaN if it is missing; float64 [n]."""
+    """The cell of each value, NaN if it is missing; float64 [n]. 17.0 is 17, see `in_one_spelling`."""
     text = _trim(values, where)
     absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))
     key = hash_key(column)
@@ -155,7 +160,21 @@ def cell_of(text: str, column: Hashed, missing: tuple[str, ...]) -> int:
 
 
 def _cell(value: str, key: bytes, cells: int) -> int:
-    return int.from_bytes(hashlib.blake2b(value.encode(), key=key, digest_size=8).digest(), "big") % cells
+    digest = hashlib.blake2b(in_one_spelling(value.encode()), key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "big") % cells
+
+
+def in_one_spelling(value: bytes) -> bytes:
+    """A value without spaces around it: 17.0 becomes 17, and 1.2345678901e+10 becomes 12345678901.
+
+    A missing value makes whole numbers real ones in all rows of a column, as pandas writes it. Where texts are hashed,
+    one record would otherwise change what is made of all others.
+    """
+    text = value.strip()
+    if _SCIENTIFIC.fullmatch(text):
+        text = format(Decimal(text.decode()), "f").encode()
+    is_whole = _WITH_POINT.fullmatch(text)
+    return is_whole[1] if is_whole else text
 
 
 def moments(values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...], where: str) -> list[Values]:

@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import cached_property, partial
 from hashlib import blake2b, sha256
 from itertools import islice
@@ -48,7 +47,7 @@ from data.formats import (
     Texts,
 )
 from data.readers import encoding, images, texts
-from data.readers.encoding import check_columns
+from data.readers.encoding import check_columns, in_one_spelling
 from data.readers.records import PARTS, Features, Part, RecordBatch, RecordBlock
 from data.targets import Classes, LabelType, Number, Tags
 
@@ -81,10 +80,6 @@ SEPARATORS = (",", ";", "\t", "|")
 """Characters that usually separate the fields of a line."""
 _NOBODY = frozenset((b"", b"nan", b"NaN"))
 """Names that name nobody: empty, or the spelling of a missing number."""
-_WHOLE = re.compile(rb"([+-]?\d+)\.0+")
-"""A whole number as a column of real numbers spells it, which it is where some row names nobody."""
-_SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
-"""How such a column spells a number of more than ten digits."""
 _DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 _POINT_IN_NUMBER = r"^\s*[+-]?[\d.]*\.\d"
 
@@ -211,6 +206,7 @@ class RowReader:
             yield from make()
             return
         owners, ranks, usable = bytearray(), bytearray(), bytearray()
+        spelled = in_one_spelling if isinstance(self.declared, Table) else bytes
         for some in make():
             names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
             has_lists = isinstance(self.card.label_type, Tags)
@@ -218,7 +214,8 @@ class RowReader:
             for who, *row in zip(self._who(some), *columns, strict=True):
                 owner = blake2b(who, key=self.key, digest_size=16).digest()
                 owners += owner
-                content = owner + b"".join(b"%d " % len(part or b"") + (part or b"") for part in row)
+                parts = [spelled(part or b"") for part in row]
+                content = owner + b"".join(b"%d " % len(part) + part for part in parts)
                 ranks += blake2b(content, key=self.key, digest_size=8).digest()
                 usable.append(bool(who) and who not in elsewhere)
         taken = _first_of_each(owners, ranks, self.card.person.per_person) & np.frombuffer(usable, bool)
@@ -230,27 +227,18 @@ class RowReader:
     def _who(self, some: pa.Table) -> list[bytes]:
         """The person that each row names; an empty name for nobody. 17.0 is 17, since files may spell it either way."""
         (column,) = (_column(some, name) for name in self._person)
-        names = [_normalize_name(who or b"") for who in encoding.contents(column)]
+        names = [in_one_spelling(who or b"") for who in encoding.contents(column)]
         return [b"" if who in self._nobody else who for who in names]
 
     @cached_property
     def _nobody(self) -> frozenset[bytes]:
         declared = self.declared.missing if isinstance(self.declared, Table) else ()
-        return _NOBODY.union(_normalize_name(one.encode()) for one in declared)
+        return _NOBODY.union(in_one_spelling(one.encode()) for one in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:
         tokens = self.declared.tokens if isinstance(self.declared, Texts) else None
         return None if tokens is None or self.as_texts else texts.words_of(self.files, tokens)
-
-
-def _normalize_name(who: bytes) -> bytes:
-    """A name in one spelling: 17.0 becomes 17, and 1.2345678901e+10 becomes 12345678901."""
-    name = who.strip()
-    if _SCIENTIFIC.fullmatch(name):
-        name = format(Decimal(name.decode()), "f").encode()
-    is_whole = _WHOLE.fullmatch(name)
-    return is_whole[1] if is_whole else name
 
 
 def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[np.bool_]:

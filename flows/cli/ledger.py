@@ -24,6 +24,10 @@ _PLANNED = 52
 _DAYS = {"hour": 1 / 24, "day": 1.0, "week": 7.0, "month": 30.0}
 _SHOWN = 6
 """Rows shown at each end of a long forecast."""
+_BLOCKS = (
+    "A block is a part of the population's records with a cap of its own. A run charges every block that it reads, so"
+    " nobody's loss is above that of the most charged block: blocks do not add up."
+)
 
 
 _BY_USE = (
@@ -592,7 +596,8 @@ def _units(balances: "list[Balance]") -> str:
         )
         if count > 1 or sums or balance.block != "all":
             notes[balance.population] = f"{balance.population}: for {unit}{sums}"
-    return "\n".join(notes.values())
+    has_blocks = any(balance.block != "all" for balance in balances)
+    return "\n".join([*notes.values(), *([_BLOCKS] if has_blocks else [])])
 
 
 def _pair(budget: "Budget") -> dict[str, float | None]:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,7 +174,7 @@ def _features_of_a_number(card: DataCard, epsilon: float) -> Document:
     encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
     assert encoding is not None
     of_a_count = noise * math.sqrt(1 + sum(len(column.parts) for column in encoding.histograms))
-    records = card.records.train or (card.records.at_most or 0) / 10.0
+    records = _records_by_noise(card, bound=10.0)
     has_enough = card.label_type.kind == "number" and records >= _DEVIATIONS_FOR_HISTOGRAMS * of_a_count
     return {"name": "histograms" if has_enough else "target_scale", "noise": noise}
 
@@ -261,7 +261,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     from algorithms.noise_limits import usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
-    records = card.records.train or card.records.at_most or 1
+    records = _records_by_noise(card)
     cells, momentum = cells_of(card), update.get("momentum", 0.0)
     made = build(
         model,
@@ -286,10 +286,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         update = update | {"learning_rate": float(f"{rate:.2g}")}
         is_number = isinstance(card.label_type, Number)
         if "noise_limit" in update and (is_number or card.label_type.kind == "class"):
-            known = card.records.train or (card.records.at_most or 0) / _BOUND_OF_RECORDS
-            update["noise_limit"] = usual_noise_limit(
-                known or 1.0, epsilon, "number" if is_number else "classes"
-            )
+            known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
+            update["noise_limit"] = usual_noise_limit(known, epsilon, "number" if is_number else "classes")
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
@@ -300,6 +298,15 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
+
+
+def _records_by_noise(card: DataCard, bound: float = 1.0) -> float:
+    """The records over the records of a person whom group privacy protects, as the noise is that many times larger.
+
+    bound: how many times larger than the records a bound on their number is taken to be.
+    """
+    records = card.records.train or (card.records.at_most or 1) / bound
+    return records / (1 if card.person is None else card.person.group)
 
 
 @dataclass(frozen=True)
@@ -379,13 +386,15 @@ def apply_overrides(root: Path, overrides: ParamOverrides) -> ParamsEdit:
     params.load(path, reads=())
     before = path.read_text(encoding="utf-8")
     document = _yaml().load(before)
-    unchanged = _text(document)
+    unchanged, method = _text(document), value_at(document, "algorithm.name")
     _change(document, overrides, cards=root / "data" / "cards")
     text = _text(document)
     after = before
     if text != unchanged:  # blank lines within a multi-line value stay
         after = spaced if _plain(spaced := _restore_spacing(text)) == _plain(text) else text
     name = "params.yaml" if after == before else "params.yaml with what was asked"
+    if overrides.algorithm is None:
+        _refuse_settings_of_another_method(document, overrides, former=method)
     parsed = params.parse(_plain(after), name=name)
     data_card(parsed.data.dataset, root / "data" / "cards")
     return ParamsEdit(path, before, after, parsed)
@@ -417,6 +426,25 @@ def _change(document: Document, overrides: ParamOverrides, *, cards: Path) -> No
             is_set = overrides.settings.get(f"algorithm.{name}") is not None
             if is_set and f"algorithm.{other}" not in overrides.settings:
                 document["algorithm"].pop(other, None)
+
+
+def _refuse_settings_of_another_method(document: Document, overrides: ParamOverrides, *, former: Any) -> None:
+    """Refuse a method that was named as a setting, without a recipe, if the former method's settings do not fit it."""
+    name = overrides.settings.get("algorithm.name")
+    if name in (None, former):
+        return
+    from algorithms.methods import CATALOGUE  # imports torch, which takes seconds
+
+    kind: Any = CATALOGUE.get(str(name))
+    if kind is None:  # `params.parse` refuses it, or it is code of the user's own
+        return
+    asked = {key.split(".")[1] for key in overrides.settings if key.startswith("algorithm.")}
+    foreign = document["algorithm"].keys() - {one.name for one in fields(kind)} - asked - {"name"}
+    if foreign:
+        raise ParamsRefusedError(
+            f"algorithm.name={name} keeps the settings of {former}, and {name} has no {', '.join(sorted(foreign))};"
+            f" choose it by --algorithm {name}, which replaces them by its recipe."
+        )
 
 
 def _paper_switch_on(document: Document) -> "PaperSwitch | None":

@@ -193,17 +193,16 @@ def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Them
 def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> "Figure":
     """Draw how held-out records were classified. pairs: columns `actual` and `predicted`, a row per record.
 
-    Of private records a row is a released cell, whose column `count` has its noised number.
+    Of private records a row is a released cell, whose column `count` has its noised number; a cell without a row is 0.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
     if pairs.empty:
         return _nothing_released(theme)
-    counts = pd.crosstab(pairs["actual"], pairs["predicted"])
-    if "count" in pairs:
-        counts = pairs.assign(count=pairs["count"].astype(int)).pivot(
-            index="actual", columns="predicted", values="count"
-        )
+    numbers = pairs["count"].astype(int) if "count" in pairs else 1
+    counts = pairs.assign(count=numbers).pivot_table(
+        index="actual", columns="predicted", values="count", aggfunc="sum", fill_value=0
+    )
     table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))

@@ -152,6 +152,19 @@ def test_a_whole_number_names_one_person_however_a_file_spells_it(card: CardOf, 
     assert people(train | test) == dict.fromkeys(range(20), 1)
 
 
+def test_which_rows_of_a_person_are_used_does_not_depend_on_how_a_file_spells_whole_numbers(
+    card: CardOf, tmp_path: Path
+) -> None:
+    """A missing value in one row makes whole numbers real ones in all."""
+    found = []
+    for end in ("", ".0"):
+        lines = [f"p{who},{who + 20 * place}{end},Rome,no" for who in range(20) for place in range(4)]
+        (tmp_path / "tiny.csv").write_text("\n".join(["who,age,town,answer", *lines]) + "\n")
+        parts = whole(read(card(), {"train": tmp_path / "tiny.csv"}, key=KEY))
+        found.append([one.features[:, 0].tolist() for one in (parts.train, parts.test)])
+    assert found[0] == found[1]
+
+
 def test_people_in_parquet_of_polars_are_named_by_views(
     table: Document, card: CardOf, tmp_path: Path
 ) -> None:

@@ -86,6 +86,17 @@ def test_whole_numbers_are_read_as_pandas_writes_them_beside_missing_ones(
     assert found.labels.tolist() == [0, 1, 1, 0]
 
 
+@pytest.mark.parametrize("spelled", ["12.0", " 12.00", "1.2e+01"])
+def test_a_hashed_number_is_in_one_cell_whether_or_not_another_row_misses_it(
+    encode: Encode, table: Document, spelled: str
+) -> None:
+    """pandas writes 12.0 for 12 in all rows of a column if a single one has no value."""
+    table["reader"]["columns"][1] = {"name": "town", "kind": "hashed", "cells": 4096}
+    alone, beside = encode(rows("1,12,no")), encode(rows(f"1,{spelled},no", "1,,no"))
+    assert beside.features[0].tolist() == alone.features[0].tolist()
+    assert encode(rows("1,12.5,no")).features[0].tolist() != alone.features[0].tolist()
+
+
 def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Encode) -> None:
     content = rows("?,Oslo,no", ",Oslo,no", "50,Oslo,no")
     with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):

@@ -1,6 +1,7 @@
 """The estimators keep scikit-learn's contract, read nothing off the records, and say what fits cost together."""
 
 import math
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -222,6 +223,14 @@ def test_a_schema_that_does_not_fit_is_refused_without_a_value(schema: Any, sent
     with pytest.raises(RefusedError, match=sentence) as refusal:
         DPClassifier(schema=schema, classes=["old", "young"], **FAST).fit(X, y)
     assert "smith" not in str(refusal.value)
+
+
+def test_a_saved_estimator_keeps_no_name_of_a_column_that_is_not_declared() -> None:
+    """One of `pd.get_dummies` is a value of a record."""
+    X, y = table()
+    fitted = DPClassifier(schema=SCHEMA, classes=["old", "young"], **FAST).fit(X.assign(job_astronaut=0), y)
+    assert b"astronaut" not in pickle.dumps(fitted)
+    assert (fitted.predict(X.assign(job_pilot=1)) == fitted.predict(X)).all()
 
 
 def test_a_refusal_names_parameters_that_estimators_have() -> None:

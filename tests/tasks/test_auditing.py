@@ -14,7 +14,7 @@ import pytest
 
 from algorithms.errors import RefusedError
 from tasks import auditing
-from tasks.auditing import AuditRequest, auditable, run_audit
+from tasks.auditing import AuditRequest, auditable, checked_requests, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting import AuditSummary, environment, newest_audit
 from tests.support.browser import seen
@@ -104,6 +104,10 @@ def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ParamsRefusedError, match=r"unknown key algorithm\.nothing"):
         run_audit(AuditRequest("majority", {"nothing": 1}), tmp_path)
+    batch = "its smallest game has 9 synthetic records; set expected_batch_size to at most 9"
+    for size in (10, 64):
+        with pytest.raises(RefusedError, match=batch):
+            checked_requests("dp_sgd", {"expected_batch_size": size}, 4.0, 1e-5, 4, 8, 0)
     with pytest.raises(RefusedError, match="no algorithm"):
         run_audit(AuditRequest("unknown", {}), tmp_path)
 

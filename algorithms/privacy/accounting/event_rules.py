@@ -39,6 +39,7 @@ from algorithms.privacy.accounting.pairs import (
 from algorithms.privacy.accounting.pld import ComposedPLD, PLDPair, PrivacyLoss
 from algorithms.privacy.accounting.rdp import (
     rdp_by_library,
+    rdp_of_fixed_size_sample,
     rdp_of_group,
     rdp_of_objective,
     rdp_of_pure,
@@ -525,7 +526,12 @@ class _WithoutReplacement(EventRule):
         return _alike(whole if rate == 1 else FoldedPLD(SampledPLD(whole, rate)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return round_up_rdp(rdp_by_library(event, orders, adjacency, in_words(event)), np.array(orders))
+        inner, rate = event.event, event.sample_size / event.source_dataset_size
+        if isinstance(inner, dp.GaussianDpEvent) and 0 < rate < 1 and adjacency is _REPLACE_ONE:
+            found = rdp_of_fixed_size_sample(inner.noise_multiplier, rate, orders)
+        else:
+            found = rdp_by_library(event, orders, adjacency, in_words(event))
+        return round_up_rdp(found, np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return (

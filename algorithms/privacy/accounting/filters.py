@@ -8,6 +8,7 @@ one order fixed in advance (Feldman and Zrnic 2021, Lécuyer 2021).
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import dp_accounting as dp
@@ -275,20 +276,20 @@ class RenyiFilter:
                 order=order,
                 least=conversion(order, budget.delta),
             )
-        self._total, self._paid = 0.0, PaidSteps()
+        self._total, self._paid = Fraction(), PaidSteps()  # exact: see `_fits`
 
     def affords(self, event: dp.DpEvent) -> bool:
-        return self._total + self._cost(event) <= self.limit
+        return _fits(self._total, self._cost(event), self.limit)
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            raise _exhausted_error(event, f"{self.limit - self._total:.4g} at order {self.order:g}")
+            raise _exhausted_error(event, f"{self.limit - float(self._total):.4g} at order {self.order:g}")
         # Refuses a later step of a pass that no first step has paid for, before anything is added.
         self._paid.take(event)
-        self._total += self._cost(event)
+        self._total += Fraction(self._cost(event))
 
     def epsilon_spent(self, delta: float) -> float:
-        return max(0.0, self._total + conversion(self.order, delta)) if self._total else 0.0
+        return max(0.0, float(self._total) + conversion(self.order, delta)) if self._total else 0.0
 
     def _cost(self, event: dp.DpEvent) -> float:
         # At one order that is fixed in advance, the costs of adaptively chosen releases add up (Feldman and Zrnic
@@ -308,18 +309,27 @@ class ZCDPFilter:
 
     def __init__(self, rho: float) -> None:
         self._limit = rho
-        self._total = 0.0
+        self._total = Fraction()
 
     def affords(self, event: dp.DpEvent) -> bool:
-        return self._total + rho_of(event) <= self._limit
+        return _fits(self._total, rho_of(event), self._limit)
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            raise _exhausted_error(event, f"rho = {self._limit - self._total:.4g}")
-        self._total += rho_of(event)
+            raise _exhausted_error(event, f"rho = {self._limit - float(self._total):.4g}")
+        self._total += Fraction(rho_of(event))
 
     def epsilon_spent(self, delta: float) -> float:
-        return epsilon_of_zcdp(self._total, delta)
+        return epsilon_of_zcdp(float(self._total), delta)
+
+
+def _fits(total: Fraction, cost: float, limit: float) -> bool:
+    """Whether a filter that has paid `total` can pay `cost`, in exact arithmetic.
+
+    A sum of floats may round down, so that a release beyond the limit would be allowed, or up, so that the last one
+    would be refused. Infinity is no fraction.
+    """
+    return math.isfinite(cost) and total + Fraction(cost) <= limit
 
 
 def _exhausted_error(event: dp.DpEvent, left: str) -> BudgetRefusedError:

@@ -24,7 +24,10 @@ from algorithms.privacy.accounting.pld import sketch
 
 _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
-_LARGE_ORDER = 64.0
+_LARGE_ORDER, _CENTRAL_ORDER = 64.0, 256
+"""The orders from which on each is computed by itself, and up to which central moments bound a sample of fixed size."""
+_RAISED = 2.0**-40
+"""By how much the logarithm of a sum of some hundred terms is raised, which is more than its rounding."""
 _BLOCKS, _NEGLIGIBLE = (0, 50, 200, 1000), 30.0
 """Of a series: the terms that are taken together begin and end at these, and how far below the sum, as a logarithm, the
 largest of them is where it ends."""
@@ -116,6 +119,54 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
         open_ones, terms, sums = open_ones[~ends], terms[:, :, ~ends], sums[:, :, ~ends]
         if not len(open_ones):
             break
+    return moments
+
+
+def rdp_of_fixed_size_sample(multiplier: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:
+    """Bounds for a sample of fixed size under replace-one, at a rate inside (0, 1), shape [orders].
+
+    multiplier: relative to how far the sum moves if one of its records is replaced.
+    Wang, Balle and Kasiviswanathan 2019, arXiv:1808.00087, Theorem 27: with r = P/Q for the sum, the moment at a whole
+    order a is at most 1 + sum_j C(a, j) rate^j b_j for j from 2 to a. Here b_j is the smaller of 2 E_Q r^j and
+    4 sqrt(m_i m_k), with m_i = E_Q (r - 1)^i and the even numbers i and k next to j, or j itself. As in dp_accounting,
+    b_j is 2 E_Q r^j for j > 2 at orders above 256. Between whole orders the chord of the logarithms is a bound
+    (Corollary 10).
+    """
+    alpha = np.array(orders)
+    whole = np.unique([np.floor(alpha), np.ceil(alpha)])
+    j = np.arange(2, int(whole[-1]) + 1)
+    moments = []
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what overflows becomes infinite
+        far = math.log(2) + np.float64(multiplier) ** -2 * j * (j - 1) / 2
+        central = _log_central_moments(multiplier, min(len(j), _CENTRAL_ORDER) + 2)
+        few = j[: _CENTRAL_ORDER - 1]
+        near = np.minimum(
+            far[: len(few)], math.log(4) + (central[few // 2 * 2] + central[-(-few // 2) * 2]) / 2
+        )
+        for order in whole:
+            count = int(order) - 1
+            logarithms = near if order <= _CENTRAL_ORDER else np.append(near[:1], far[1:])
+            terms = _log_binomials((order,), 2, count)[:, 0] + j[:count] * math.log(rate) + logarithms[:count]
+            moments.append(np.logaddexp(0.0, np.logaddexp.reduce(terms) + _RAISED))
+        divergences: np.ndarray = np.interp(alpha, whole, moments) / (alpha - 1)
+    return divergences
+
+
+def _log_central_moments(multiplier: float, last: int) -> np.ndarray:
+    """log E_Q (r - 1)^i for i from 0 to `last`, where r = P/Q is that of N(1, multiplier^2) and N(0, multiplier^2).
+
+    E_Q r f(r) is E_Q f(c r) for c = exp(1 / multiplier^2), so that E_Q (r - 1)^(i + 1) is E_Q (c r - 1)^i less
+    E_Q (r - 1)^i. With c r - 1 = c (r - 1) + c - 1 this is a sum of earlier moments whose factors are all positive:
+    nothing cancels, as it does in the differences of E_Q r^i, which the moments are, too.
+    """
+    k = np.arange(last + 1)
+    log_powers = np.float64(multiplier) ** -2 * k
+    log_rests = log_powers + np.log(-np.expm1(-log_powers))  # of c^k - 1
+    moments = np.full(last + 1, -math.inf)
+    moments[0] = 0.0
+    for i in range(1, last):
+        earlier = _log_binomials((i,), 0, i)[:, 0] + log_powers[:i] + (i - k[:i]) * log_rests[1] + moments[:i]
+        moments[i + 1] = np.logaddexp(np.logaddexp.reduce(earlier), log_rests[i] + moments[i])
     return moments
 
 

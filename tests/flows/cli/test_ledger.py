@@ -66,6 +66,7 @@ def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
     assert (
         "patients: for one person with at most 2 records; composed by zCDP, so epsilons do not add up" in text
     )
+    assert "nobody's loss is above that of the most charged block: blocks do not add up." in text
     assert "february" in call("history").stdout
 
 

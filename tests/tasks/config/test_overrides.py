@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -261,6 +262,10 @@ def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: RecordCo
         (ParamOverrides(settings={"privacy": 3}), "privacy"),
         (ParamOverrides(settings={"algorithm": {}}), "algorithm"),
         (ParamOverrides(settings={"data.dataset": "nist"}), "no data set 'nist'"),
+        (
+            ParamOverrides(settings={"algorithm.name": "dp_gd"}),
+            "and dp_gd has no clipping, expected_batch_size; choose it by --algorithm dp_gd, which replaces them",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(
@@ -352,15 +357,20 @@ def test_a_paper_switch_decides_settings_that_exist(name: str) -> None:
     assert {switch.name, *switch.settings} <= {field.name for field in fields(CATALOGUE[name])}
 
 
-def card_of_prices(records: dict[str, int], target: dict[str, bool] | None) -> DataCard:
+def card_of_prices(
+    records: dict[str, int], target: dict[str, bool] | None, person: Mapping[str, object] | None = None
+) -> DataCard:
     """Three columns as cells; target: of what kind the number to predict is, None for classes."""
     columns = (number("x", 0.0, 1.0), number("z", 0.0, 1.0), category("kind", "old", "new"))
+    if person is not None:
+        columns = (*columns, {"name": "id", "kind": "ignored"})
     document = card(
         "prices",
         records=records,
         reader=csv_of(*columns, label("price")) | {"cells": {"trees": 4}},
         files={part: {"path": f"{part}.csv", "keyed_sha256": "0" * 64} for part in ("train", "test")},
         **({"classes": ["low", "high"]} if target is None else {"target": {"bounds": [0.0, 9.0]} | target}),
+        **({} if person is None else {"person": person}),
     )
     return DataCard.model_validate_json(json.dumps(document))
 
@@ -407,3 +417,14 @@ def test_less_noise_is_let_in_where_there_is_less_to_learn_from(
     advised = recipe(known, "dp_sgd", epsilon)
     assert advised.settings["update"]["noise_limit"] == limit
     assert explain_recipe(known, advised)["learning rate"].endswith(f"more than {limit:g}")
+
+
+def test_group_privacy_counts_as_that_many_fewer_records() -> None:
+    """Noise for four records of a person is four times larger: 1,920 of them are as 480 of as many people."""
+    person = {"column": "id", "per_person": 4, "group_privacy": True}
+    of_groups = recipe(card_of_prices({"train": 1920, "test": 100}, {}, person), "dp_sgd", 1.0)
+    assert of_groups.settings["update"]["noise_limit"] == 0.17
+    assert of_groups.features["name"] == "target_scale"  # 1,920 records of as many people get histograms
+    one_record = recipe(card_of_prices({"train": 1920, "test": 100}, {}), "dp_sgd", 1.0)
+    assert one_record.settings["update"]["noise_limit"] == 0.34
+    assert one_record.features["name"] == "histograms"

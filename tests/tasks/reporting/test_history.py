@@ -305,6 +305,10 @@ def test_pictures_show_the_numbers() -> None:
     shares = confusion_figure(pairs, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
     assert shares is not None
     assert shares.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    cells = pairs.assign(count=[3, 1, 2])
+    shares = confusion_figure(cells, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
+    assert shares is not None
+    assert shares.tolist() == [[0.75, 0.0, 0.25], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     tight, bound = CostCurve([1, 2], [0.5, 0.7]), CostCurve([1, 2], [0.6, 0.9])
     allowed, dashed, solid = epsilon_figure(tight, bound, target=1.0, theme=LIGHT).axes[0].lines
     assert np.asarray(solid.get_ydata()).tolist() == [0.5, 0.7]

@@ -88,6 +88,10 @@ SCHEDULES: dict[str, tuple[Schedule, str]] = {
         ADD,
     ),
     "fixed size": ([(dp.SampledWithoutReplacementDpEvent(1000, 50, dp.GaussianDpEvent(2.0)), 100)], REPLACE),
+    "half of the records, much noise": (
+        [(dp.SampledWithoutReplacementDpEvent(1000, 500, dp.GaussianDpEvent(200.0)), 100)],
+        REPLACE,
+    ),
     "fixed size, pure": (
         [(dp.SampledWithoutReplacementDpEvent(100, 10, dp.LaplaceDpEvent(1.0)), 3)],
         REPLACE,
