@@ -50,7 +50,15 @@ _LARGEST_EPSILON, _LARGEST_MU = 60.0, 40.0
 
 
 def upper_rate(successes: int, trials: int, *, confidence: float) -> float:
-    """The one-sided upper confidence bound on a rate, given a number of successes (Clopper and Pearson 1934).
+    """The one-sided upper confidence bound on a rate, exact for every number of trials.
+
+    Args:
+        successes: From 0 to `trials`.
+        trials: Independent ones with the same rate.
+        confidence: With which the bound holds.
+
+    Source:
+        Clopper and Pearson 1934.
 
     Example:
         >>> round(upper_rate(0, 100, confidence=0.95), 4)  # 1 - 0.05^(1/100)
@@ -61,7 +69,12 @@ def upper_rate(successes: int, trials: int, *, confidence: float) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Upper bounds on an attack's error rates. alarms: false alarms. misses: of records that were there."""
+    """Upper bounds on an attack's error rates.
+
+    Attributes:
+        alarms: The rate at which it says that the record was there when it was not.
+        misses: The rate at which it says the opposite of a record that was there.
+    """
 
     alarms: float
     misses: float
@@ -83,7 +96,14 @@ def rates(without: Array, with_record: Array, threshold: float, *, confidence: f
 
 
 def epsilon_of(rates: Rates, delta: float) -> float:
-    """The smallest epsilon at `delta` of any mechanism that is consistent with these errors (Kairouz et al. 2015).
+    """The smallest epsilon at `delta` of any mechanism that is consistent with these errors.
+
+    Args:
+        rates: Upper bounds on both errors of one test.
+        delta: Of the claim.
+
+    Source:
+        Kairouz et al. 2015: e^epsilon alarms + misses >= 1 - delta, and the same with the errors swapped.
 
     Example:
         >>> round(epsilon_of(Rates(0.1, 0.2), 0.0), 4)  # ln(0.8 / 0.1)
@@ -113,6 +133,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     if mu <= 0 or excess(0.0) <= 0:
         return 0.0
+    # There delta is at most Phi(mu / 2 - high / mu) = Phi(-mu / 2 - 10), below 1e-23.
     high = mu * mu + 10 * mu
     return float(brentq(excess, 0.0, high)) if excess(high) < 0 else high
 
@@ -137,7 +158,10 @@ def inverse_of(claimed: Profile) -> Inverse:
 class Guesses:
     """The guesses on one run in which each canary was included by a fair coin.
 
-    canaries: m. made: the number of guesses. right: the number of correct guesses.
+    Attributes:
+        canaries: Their number m.
+        made: The number of guesses; of the other canaries the attacker says nothing.
+        right: The number of correct guesses.
     """
 
     canaries: int
@@ -148,13 +172,20 @@ class Guesses:
 def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
     """A bound on the probability of this many correct guesses against an (epsilon, delta) mechanism.
 
-    Source: Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846), Theorem 5.2.
+    Args:
+        seen: The guesses.
+        epsilon, delta: Of the mechanism.
+
+    Source:
+        Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846), Theorem 5.2.
 
     Example:
         >>> round(one_run_p_value(Guesses(100, 100, 75), math.log(3), 0.0), 3)
         0.553
     """
     m, r, v = seen.canaries, seen.made, seen.right
+    # Under pure epsilon-DP each guess is right with probability at most q, whatever the others were. With delta,
+    # canaries may be given away: i of them move the tail from v to v - i, and the theorem takes the worst i.
     q = 1 / (1 + math.exp(-epsilon))
     chance = float(binom.sf(v - 1, r, q))
     if delta > 0 and v > 0:
@@ -214,7 +245,14 @@ def _search_threshold(agrees: Callable[[float], bool], largest: float) -> float:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack and what it shows: a lower bound on epsilon at 95 %, and whether it refutes the claim at 1e-6."""
+    """An attack and what it shows.
+
+    Attributes:
+        name: In words.
+        epsilon_lower_bound: At a confidence of 95 %.
+        is_violated: Whether the claim is refuted at a confidence of 1 - 1e-6.
+        detail: The counts behind both, in words.
+    """
 
     name: str
     epsilon_lower_bound: float
@@ -271,7 +309,15 @@ def many_runs(
 
 
 def by_guesses(name: str, scored: Array, coins: NDArray[np.bool_], claimed: Profile, delta: float) -> Attack:
-    """Guess heads for the highest quarter of scores and tails for the lowest; abstain on the rest."""
+    """Guess heads for the highest quarter of scores and tails for the lowest; abstain on the rest.
+
+    Args:
+        name: Of the attack, in words.
+        scored: [canaries], higher for canaries that seem to have taken part.
+        coins: [canaries], whether they did.
+        claimed: The profile of the claim.
+        delta: Of the claim.
+    """
     quarter = max(1, len(scored) // 4)
     order = np.argsort(scored)
     right = int(coins[order[-quarter:]].sum() + (~coins[order[:quarter]]).sum())
@@ -366,6 +412,8 @@ def power_of(
 
     draws: number of observed noise values. pairs: number of counted pairs of runs.
     """
+    # With half of the noise, sums of squares are a quarter: they fall below the alarm's quantile of the claimed noise
+    # with this probability.
     caught = float(chi2(draws).cdf(4 * chi2(draws).ppf(ALARM))) if draws else 0.0
     best = Rates(1.0, 1.0)
     for alarms in np.geomspace(1e-3, 0.5, 25):

@@ -72,7 +72,13 @@ def count_release(noise_multiplier: float) -> Release:
 
 
 def events_before(target: Target, facts: PlanningFacts, sampled: Batches) -> Schedule:
-    """What is released before a method's own steps: features, and a count of the records if the divisor needs it."""
+    """What is released before a method's own steps: features, and a count of the records if the divisor needs it.
+
+    Args:
+        target: With the events of learned features, and the noise of the count.
+        facts: Whose `records` are None where their number is private.
+        sampled: Whose divisor is None where the count decides it.
+    """
     waits = facts.records is None and sampled.divisor is None
     count = [(count_release(target.count_noise).event(), 1)] if waits else []
     return [*target.prior_events, *count]
@@ -99,9 +105,22 @@ def plan_fixed(
 ) -> Plan:
     """The plan of an algorithm whose releases are fixed in advance.
 
-    By default the plan has one step over all records, and the smallest noise that meets the target. method_params: a
-    dataclass of public values that the method plans; `Plan.params` returns it. Raises RefusedError if no noise meets
-    the target or the given noise does not, and for events without a proof under the adjacency.
+    By default the plan has one step over all records, and the smallest noise that meets the target.
+
+    Args:
+        releases: Of the whole run, by the noise multiplier.
+        target: Budget, accountant, and what is released before.
+        facts: Public facts of data and model.
+        sampled: How records are sampled, and the divisor of sums.
+        steps: Of the training loop.
+        noise_multiplier: Above 0, noise over clip norm; None for the smallest that meets the target.
+        adjacency: Under which the releases are counted.
+        method_params: A dataclass of public values that the method plans; `Plan.params` returns it.
+        not_private: Why the plan protects nobody, as a sentence; None for a plan that does.
+
+    Raises:
+        RefusedError: If no noise meets the target or the given noise does not, and for events without a proof under
+            the adjacency.
     """
     if noise_multiplier is None:
         noise_multiplier = calibrated_multiplier(releases, target, facts, sampled, adjacency=adjacency)
@@ -152,8 +171,13 @@ def calibrated_multiplier(
 ) -> float:
     """The smallest noise multiplier with which releases, and those before them, meet a target.
 
-    Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow. The order
-    of releases does not change their cost.
+    The order of releases does not change their cost.
+
+    Args:
+        releases, target, facts, sampled, adjacency: As for `plan_fixed`.
+
+    Raises:
+        RefusedError: If no noise meets it, and for an epsilon with which the accountants' numbers overflow.
     """
     if target.budget.epsilon > MAX_EPSILON:
         raise RefusedError(
@@ -191,13 +215,19 @@ MAX_NOISE = 1e8
 def find_min_noise(
     events: Callable[[float], Schedule], limits: Mapping[float, float]
 ) -> tuple[float, float] | None:
-    """The least noise at which events keep to the limit of one Rényi order, and that order; None above `MAX_NOISE`.
+    """The least noise at which events keep to the limit of one Rényi order, and that order.
 
-    limits: by order, above 0.
+    Args:
+        events: By the noise multiplier.
+        limits: Rényi divergence by order, above 0.
+
+    Returns:
+        The noise multiplier and the order, or None if even `MAX_NOISE` is too little.
     """
     orders, allowed = tuple(limits), np.array(list(limits.values())) * (1 - SLACK)
 
     def parts(noise: float) -> NDArray[np.float64]:
+        # Of each limit. A filter needs one order only, so the order with the smallest part decides.
         return np.asarray(rdp(events(noise), orders=orders) / allowed)
 
     multiplier = find_smallest(
@@ -209,7 +239,21 @@ def find_min_noise(
 def plan_zcdp(
     rho: float, *, target: Target, facts: PlanningFacts, steps: int, method_params: object | None = None
 ) -> Plan:
-    """The plan of a run that chooses its releases adaptively, under a zCDP filter; steps: the largest number."""
+    """The plan of a run that chooses its releases adaptively, under a zCDP filter.
+
+    Args:
+        rho: The budget of the filter; the reservation is one event of it, however it is spent.
+        target: With a delta above 0.
+        facts: Public facts of data and model.
+        steps: The largest number; the filter may end the run earlier.
+        method_params: As for `plan_fixed`.
+
+    Raises:
+        RefusedError: For the accountant "pure", and for a target with learned features.
+
+    Source:
+        Bun and Steinke 2016: rho adds up for any adaptive choice.
+    """
     _check_adaptive(target)
     if target.prior_events:
         raise RefusedError(
@@ -237,7 +281,22 @@ def plan_renyi(
     sampling_rate: float,
     method_params: object | None = None,
 ) -> Plan:
-    """The plan of a run that chooses its releases adaptively, under a Rényi filter at an order chosen here."""
+    """The plan of a run that chooses its releases adaptively, under a Rényi filter.
+
+    Args:
+        order: Above 1, from public values alone: a filter holds at an order that is fixed in advance.
+        target: With a delta above 0.
+        facts: Public facts of data and model.
+        steps: The largest number; the filter may end the run earlier.
+        sampling_rate: The probability that a record takes part in a step.
+        method_params: As for `plan_fixed`.
+
+    Raises:
+        RefusedError: For the accountant "pure", and for a budget that the order's conversion alone uses up.
+
+    Source:
+        Feldman and Zrnic 2021, arXiv:2008.11193.
+    """
     _check_adaptive(target)
     limit = RenyiFilter(order, target.budget).limit
     return Plan(
@@ -366,7 +425,15 @@ def _check_adaptive(target: Target) -> None:
 
 
 def check_delta(delta: float, records: int | None) -> None:
-    """Raises RefusedError for a delta above 1/n, or above 1e-5 if the number of records is private (None)."""
+    """Check that delta is small enough to mean something.
+
+    Args:
+        delta: Of the target.
+        records: Their public number n, or None if it is private.
+
+    Raises:
+        RefusedError: For a delta above 1/n, at which a random record may be published; where n is private, above 1e-5.
+    """
     max_delta = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
     if delta > max_delta:
         why = (

@@ -33,7 +33,16 @@ _LAST_NORMS = "private/last_norms"
 
 
 def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, last_norms: LastNorms) -> None:
-    """Write the run's state after `step` steps and its trace into `folder`, readable by the owner only."""
+    """Write a run's state and trace, whole or not at all, readable by the owner only.
+
+    Args:
+        folder: Of the run.
+        state: A dataclass of tensors and dataclasses.
+        run_id: By which `load` knows whose it is.
+        step: The number of steps taken.
+        trace: Of the releases so far.
+        last_norms: Norms for importance samples, which are private and no release.
+    """
     facts = json.dumps({"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
     norms = last_norms.to_tensor()
@@ -52,14 +61,24 @@ def load(
     slices: Shards | None = None,
     content: bytes | None = None,
 ) -> tuple[S, int, Trace] | None:
-    """The run's checkpoint in `folder` as (state, steps taken, trace), or None if there is none.
-
-    content: of the checkpoint of another process, in place of a file in `folder`.
+    """The run's checkpoint, from which training goes on.
 
     A checkpoint that is damaged or of another run counts as none: the run's generator repeats from its first step what
-    it drew before. start: the state before the first step, for structure and devices. last_norms: is restored.
-    slices: of the vectors in the state, if processes hold slices. Raises RefusedError if the checkpoint has tensors of
-    other shapes.
+    it drew before, so that nothing new is released.
+
+    Args:
+        folder: Of the run.
+        start: The state before the first step, for structure and devices.
+        run_id: Of the run.
+        last_norms: Is restored.
+        slices: Of the vectors in the state, if processes hold slices.
+        content: Of the checkpoint of another process, in place of a file in `folder`.
+
+    Returns:
+        The state, the number of steps taken and the trace; None if there is no checkpoint.
+
+    Raises:
+        RefusedError: If the checkpoint has tensors of other shapes.
     """
     if content is None and not (folder / CHECKPOINT).exists():
         return None

@@ -23,7 +23,12 @@ from algorithms.privacy.mechanisms.sampling import Poisson, RandomAllocation, Sa
 
 @dataclass(frozen=True)
 class DPSGDState:
-    """divisor: [], the number that sums are divided by; 0 until it is released."""
+    """The state of DP-SGD and its relatives between steps.
+
+    Attributes:
+        optimizer_state: Parameters [d], and what the optimizer keeps beside them.
+        divisor: [], the number that sums are divided by; 0 until it is released.
+    """
 
     optimizer_state: OptimizerState = field(metadata={STORED_AS: "moving"})
     divisor: Tensor
@@ -42,8 +47,13 @@ class DPSGDState:
 def batches(facts: PlanningFacts, *, expected_batch_size: int | None, sampling_rate: float | None) -> Batches:
     """The sampling that the settings ask for.
 
-    Raises RefusedError if a batch is larger than the data, and unless exactly the right setting is given:
-    `expected_batch_size` if the number of records is public, `sampling_rate` if it is private.
+    Args:
+        facts: Whose `records` are None where their number is private.
+        expected_batch_size: The expected number of records in a Poisson sample, where the number of records is public.
+        sampling_rate: The probability that a record takes part in a step, where it is private.
+
+    Raises:
+        RefusedError: If a batch is larger than the data, and unless exactly the right setting is given.
     """
     if expected_batch_size is not None and sampling_rate is not None:
         size, rate = Slot("method.expected_batch_size"), Slot("method.sampling_rate")
@@ -95,7 +105,13 @@ def expected_batch(barrier: Barrier, plan: Plan) -> float:
 
 
 def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases:
-    """The releases of a run of noisy gradient steps."""
+    """The releases of a run of noisy gradient steps, by the noise multiplier.
+
+    Args:
+        sampled: How records are sampled.
+        clipping: Of each record's gradient.
+        steps: Their number; random allocation has its own.
+    """
     turns = (
         _passes(sampled.sampling)
         if isinstance(sampled.sampling, RandomAllocation)
@@ -178,7 +194,15 @@ def plan_gradient_steps(
     facts: PlanningFacts,
     method_params: object | None = None,
 ) -> Plan:
-    """The plan of noisy gradient steps over these batches with the smallest noise that meets the target."""
+    """The plan of noisy gradient steps with the smallest noise that meets the target.
+
+    Args:
+        sampled, clipping, steps: As for `gradient_steps`.
+        target, facts, method_params: As for `plan_fixed`.
+
+    Raises:
+        RefusedError: If no noise meets the target.
+    """
     return plan_fixed(
         gradient_steps(sampled, clipping, steps),
         target=target,
@@ -190,9 +214,12 @@ def plan_gradient_steps(
 
 
 def divisor_of(state: DPSGDState, plan: Plan, barrier: Barrier) -> float:
-    """The number that sums are divided by: the expected batch size.
+    """The number that sums are divided by: the expected batch size, never the size of the sample.
 
-    If the number of records is private, the first step of a run releases a count for it.
+    Args:
+        state: After the steps before.
+        plan: Which has paid for a count where the number of records is private.
+        barrier: Which releases that count in the first step of a run.
     """
     return float(state.divisor) or expected_batch(barrier, plan)
 
@@ -202,6 +229,12 @@ def noise_limit_factor(update: OptimizerConfig, plan: Plan, clipping: Clipping, 
 
     It follows from the divisor, which may be a released number: with far fewer records than their bound allows, steps
     become shorter instead of noisier.
+
+    Args:
+        update: With or without a limit; 1 without.
+        plan: With the noise multiplier of all steps.
+        clipping: Whose sensitivity the noise is a multiple of.
+        divisor: Of sums.
     """
     if update.noise_limit is None:
         return 1.0
@@ -210,7 +243,12 @@ def noise_limit_factor(update: OptimizerConfig, plan: Plan, clipping: Clipping, 
 
 @dataclass(frozen=True)
 class NoiseRun:
-    """Consecutive steps whose noise multiplier is the plan's times `weight`."""
+    """Consecutive steps with the same noise.
+
+    Attributes:
+        steps: Their number.
+        weight: Of their noise multiplier, in multiples of the plan's.
+    """
 
     steps: int
     weight: float
@@ -231,10 +269,18 @@ def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
 def plan_noise_schedule(
     weights: Array, *, sampled: Batches, clip_norm: float, target: Target, facts: PlanningFacts
 ) -> Plan:
-    """The plan of noisy gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
+    """The plan of noisy gradient steps whose noise changes from step to step by a public schedule.
 
-    All steps are calibrated together. The plan stores the weights as a `NoiseSchedule`. Raises RefusedError if no noise
-    meets the target.
+    All steps are calibrated together. The plan stores the weights as a `NoiseSchedule`.
+
+    Args:
+        weights: [steps], the noise multiplier of each step in multiples of the plan's.
+        sampled: How records are sampled.
+        clip_norm: L2 norm that each record's gradient is scaled down to.
+        target, facts: As for `plan_fixed`.
+
+    Raises:
+        RefusedError: If no noise meets the target.
     """
     runs, clipping = noise_runs(*in_levels(weights)), L2(clip_norm)
 
@@ -264,7 +310,15 @@ R = TypeVar("R", bound=_Run)
 
 
 def run_at(runs: Sequence[R], count: int) -> tuple[R, int]:
-    """The run that holds the step after `count` others, and its index there; raises BudgetRefusedError after all."""
+    """The run that holds a step, and the step's index there.
+
+    Args:
+        runs: In order.
+        count: The number of steps before.
+
+    Raises:
+        BudgetRefusedError: After the last step.
+    """
     for run in runs:
         if count < run.steps:
             return run, count
