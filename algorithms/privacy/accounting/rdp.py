@@ -130,7 +130,8 @@ def rdp_of_fixed_size_sample(multiplier: float, rate: float, orders: tuple[float
     order a is at most 1 + sum_j C(a, j) rate^j b_j for j from 2 to a. Here b_j is the smaller of 2 E_Q r^j and
     4 sqrt(m_i m_k), with m_i = E_Q (r - 1)^i and the even numbers i and k next to j, or j itself. As in dp_accounting,
     b_j is 2 E_Q r^j for j > 2 at orders above 256. Between whole orders the chord of the logarithms is a bound
-    (Corollary 10).
+    (Corollary 10). None is stated above that of all records: with the same coins on both sides the sample is a mixture
+    of pairs that differ by one record's replacement or not at all.
     """
     alpha = np.array(orders)
     whole = np.unique([np.floor(alpha), np.ceil(alpha)])
@@ -148,7 +149,9 @@ def rdp_of_fixed_size_sample(multiplier: float, rate: float, orders: tuple[float
             logarithms = near if order <= _CENTRAL_ORDER else np.append(near[:1], far[1:])
             terms = _log_binomials((order,), 2, count)[:, 0] + j[:count] * math.log(rate) + logarithms[:count]
             moments.append(np.logaddexp(0.0, np.logaddexp.reduce(terms) + _RAISED))
-        divergences: np.ndarray = np.interp(alpha, whole, moments) / (alpha - 1)
+        divergences: np.ndarray = np.fmin(
+            np.interp(alpha, whole, moments) / (alpha - 1), alpha / 2 * np.float64(multiplier) ** -2
+        )
     return divergences
 
 

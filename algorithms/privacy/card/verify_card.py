@@ -788,7 +788,8 @@ def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
         return np.where(alpha <= event["order"], event["bound"], math.inf)
     if kind == "SampledWithoutReplacementDpEvent" and 0 < share_of(event) < 1:
         log_moments = fixed_size_log_moments(inner["noise_multiplier"], share_of(event), alpha)
-        return np.asarray(np.maximum(log_moments / (alpha - 1), 0.0))
+        of_all = alpha / 2 / inner["noise_multiplier"] ** 2  # a sample's pairs are no worse
+        return np.asarray(np.clip(log_moments / (alpha - 1), 0.0, of_all))
     if kind == "RepeatAndSelectDpEvent":  # Papernot and Steinke 2022, Theorems 2 and 6
         every = tuple(sorted({*orders, *ORDERS}))
         once = add_up(lambda one: rdp(one, every, adjacency), [(inner, 1)]) + np.zeros(len(every))

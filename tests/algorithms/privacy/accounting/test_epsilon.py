@@ -498,7 +498,8 @@ def test_the_renyi_bounds_of_samples_of_fixed_size_are_those_of_dp_accounting(
     share: float, multiplier: float
 ) -> None:
     event = dp.SampledWithoutReplacementDpEvent(10**6, int(10**6 * share), dp.GaussianDpEvent(multiplier))
-    expected = rdp_by_library(event, ORDERS, REPLACE_ONE)
+    of_all = np.array(ORDERS) / (2 * multiplier**2)  # which dp_accounting exceeds
+    expected = np.minimum(rdp_by_library(event, ORDERS, REPLACE_ONE), of_all)
     found = rdp_of_fixed_size_sample(multiplier, share, ORDERS)
     np.testing.assert_allclose(found, expected, rtol=3e-12)
     np.testing.assert_array_equal(rdp_of_fixed_size_sample(multiplier, share, ORDERS[3:12:2]), found[3:12:2])
@@ -507,8 +508,8 @@ def test_the_renyi_bounds_of_samples_of_fixed_size_are_those_of_dp_accounting(
 @pytest.mark.parametrize(
     ("share", "multiplier", "order", "exact"),
     [
-        (0.5, 100.0, 3.5, 0.000180831364512404),
-        (0.5, 1000.0, 63.0, 3.20301837133341e-5),
+        (0.2, 100.0, 3.5, 2.8855766188727e-5),
+        (0.2, 1000.0, 63.0, 5.0748897240734e-6),
         (0.9, 13.0, 63.0, 0.178707597574486),
         (0.3, 40.0, 256.0, 0.0144577214387352),
         (0.02, 5.0, 17.0, 0.000574484186246889),
@@ -518,7 +519,7 @@ def test_the_renyi_bounds_of_samples_of_fixed_size_are_those_of_dp_accounting(
 def test_rounding_adds_nothing_to_samples_of_fixed_size_under_much_noise(
     share: float, multiplier: float, order: float, exact: float
 ) -> None:
-    """The theorem's sum by mpmath with 900 digits; differences of moments in double precision lose it to rounding."""
+    """The theorem's sum by mpmath with 900 digits, of which differences in double precision lose all."""
     event = dp.SampledWithoutReplacementDpEvent(100, int(100 * share), dp.GaussianDpEvent(2 * multiplier))
     found = rdp([(event, 1)], orders=(order,), adjacency=REPLACE_ONE)[0]
     assert exact * (1 - 1e-14) <= found <= exact * (1 + 3e-12)
