@@ -59,6 +59,9 @@ _FINE, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
 _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
 _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
+"""What is added to masses and to logarithms of moments, relatively: the second for each step, to masses the first at
+least. Each doubling doubles the rounding so far; masses add up to 1 - 2^-48 steps at the least, as was measured for
+noise from 0.3 to 300 and up to a million steps, and 16 times that is added."""
 _MAX_ORDER = 256.0
 """The largest whole order at which the moment of removing a record is computed; none is stated above."""
 _FAR, _POINTS = 10.0, 2000
@@ -314,7 +317,8 @@ def ratio_of_pass(
             count += 1
     rest = (parts - steps) / parts
     ratios = np.append(0.0, total.values / parts) + rest
-    return ratios, np.append(total.zero, total.masses) * (1 + _ROUNDING), total.lost / parts
+    rounding = 1 + max(_ROUNDING, steps * _STEP_ROUNDING)
+    return ratios, np.append(total.zero, total.masses) * rounding, total.lost / parts
 
 
 def pair_of_pass(event: RandomAllocationDpEvent, finer: float = 1.0) -> PLDPair:

@@ -358,3 +358,12 @@ def test_a_pass_loses_no_mass_on_a_grid_of_any_width(noise: float, finer: float)
     ratios, masses, lost = ratio_of_pass(noise, 13, 13, finer)
     assert masses.sum() == pytest.approx(1.0, abs=1e-8)
     assert masses @ ratios + lost == pytest.approx(1.0, abs=1e-8)
+
+
+@pytest.mark.parametrize("noise", [0.3, 4.0, 300.0])
+@pytest.mark.parametrize("steps", [3, 1024, 2**15, 10**6])
+def test_rounding_takes_nothing_of_the_chances_and_the_mean_of_a_long_pass(noise: float, steps: int) -> None:
+    """A distribution that dominates has the whole mass, and the mean 1 but for what counts as lost."""
+    ratios, masses, lost = ratio_of_pass(noise, steps, steps)
+    for whole in (math.fsum(masses), math.fsum(masses * ratios) + lost):
+        assert 1.0 <= whole <= 1.0 + 2e-7
