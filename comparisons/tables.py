@@ -213,9 +213,8 @@ def runs_on(
             chosen = recipe(known, "dp_sgd", epsilon, by_numbers=True)
             if way == "numbers" and known.target is not None:
                 noise = 65.0 * math.sqrt(public.input_shape[0] + 1) / ((public.records or 1) * epsilon)
-                chosen.settings["update"]["learning_rate"] = min(
-                    8.0, 0.1 / noise
-                )  # as it was, without a bound
+                # The rule as it was, without a bound by the loss's curvature.
+                chosen.settings["update"]["learning_rate"] = min(8.0, 0.1 / noise)
             settings = settings_for(chosen, epsilon, {"name": chosen.model})
             yield {"way": way, "epsilon": epsilon, **trained(settings, public, held, seed)}
 

@@ -80,9 +80,10 @@ def _copies(reader: Table) -> dict[str, object]:
 
 def _encoding(reader: Format) -> object:
     if not isinstance(reader, Table):
+        # The digests that are left out move no record.
         return reader.model_dump(
             mode="json", exclude_defaults=True, exclude={"words_sha256", "source_sha256"}
-        )  # these move no record
+        )
     read = [column for column in reader.columns if not isinstance(column, Ignored)]
     columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
     return {"columns": columns, "missing": sorted(set(reader.missing)), **_writing(reader)}

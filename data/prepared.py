@@ -118,9 +118,8 @@ def write(
         secret = salt if isinstance(salt, bytes) else salt()
         with (content / "salt").open("wb") as file:
             file.write(secret)
-            file.truncate(
-                len(secret) + padding
-            )  # the padding replaces the records that are missing to the bound
+            # Padded by the records that are missing to the bound, so that the size does not tell how many there are.
+            file.truncate(len(secret) + padding)
         hide(content)
         if folder.exists():
             folder.rename(fresh / "replaced")

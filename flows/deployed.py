@@ -76,9 +76,8 @@ def publish(root: Path) -> Rows:
         get_run_logger().warning("%s; %s", EXISTING, note)
         result = [("existing result", note), *result]
     publish_card(root / "artifacts")
-    table = [
-        {"what": name, "value": for_markdown(text)} for name, text in result
-    ]  # as its page renders cells
+    # Prefect's page renders cells as Markdown.
+    table = [{"what": name, "value": for_markdown(text)} for name, text in result]
     create_table_artifact(table, key="metrics", description="result and budget")
     for name, text in result:
         get_run_logger().info("%s: %s", name, text)

@@ -53,9 +53,8 @@ from tasks.runs.metrics import metric_units
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 
-if (
-    TYPE_CHECKING
-):  # pandas before torch would add to torch's import, which looks through all modules that are there
+# pandas is imported later: before torch it would add to torch's import, which looks through all loaded modules.
+if TYPE_CHECKING:
     import pandas as pd
 
 READS: tuple[str, ...] = ()
@@ -318,9 +317,8 @@ def uneven_metrics(
     per_class, label_type = class_metrics_of(released), public.label_type
     document: dict[str, object] = {}
     if per_class:
-        document[
-            "by_class"
-        ] = [  # a list, as of thresholds: DVC makes a column of each number that is in none
+        # A list, as for thresholds, since DVC makes a column of each number outside of lists.
+        document["by_class"] = [
             {"class": name, **_documents("", vars(one), label_type)}
             for name, one in zip(label_type.names, per_class, strict=True)
         ]

@@ -260,10 +260,11 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Metrics) -> str:
     """A model card in Hugging Face's format: a YAML head, then sections, that on privacy from the privacy card."""
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())
+    # There is no key `datasets`, whose entries name data sets of the hub.
     head = {
         "library_name": "epsilonflow",
         "tags": [*(["differential-privacy"] if setting.private else []), mechanism.algorithm],
-    }  # without `datasets`, whose entries name data sets of the hub
+    }
     if metrics:
         head["metrics"] = [tracker_key(metrics).removeprefix("test/")]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---"]

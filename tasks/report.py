@@ -277,10 +277,11 @@ def _trace_curve(trace: pd.DataFrame) -> CostCurve:
 
 def overall_accuracy(metrics: Metrics, classes: pd.DataFrame) -> float:
     """The share of right answers: for private records an estimate, which noisy counts by class do not add up to."""
+    # Counts are all 0 if no held-out text has a word.
     estimate, counts = (
         metrics.get("test_accuracy"),
         classes["records"],
-    )  # all 0 if no held-out text has a word
+    )
     if isinstance(estimate, Mapping):
         return float(estimate["value"])
     return float((classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))

@@ -368,9 +368,8 @@ def save_model(
         "front": None if front is None else front.settings,
         "preparation": preparation_in(prepared),
     }
-    described = {
-        "epsilonflow": json.dumps(facts)
-    }  # one key, so that the order of keys does not change the file
+    # All facts under one key, so that the order of keys does not change the file.
+    described = {"epsilonflow": json.dumps(facts)}
     save_file(cpu_copies(in_file(model, model.published_tensors(released))), path, metadata=described)
 
 

@@ -378,9 +378,8 @@ def audit(
     draws = sum(len(noise_of(wide, run, kind)) for kind in _LAWS)
     checks += reach_checks(game, plan, range(seed * 8, seed * 8 + 8))
     clear, clear_plan = wide, wide_plan
-    with suppress(
-        RefusedError
-    ):  # at an epsilon so large that coins are visible through the noise, if it is allowed
+    # The coins are checked at an epsilon so large that they show through the noise, if the method allows it.
+    with suppress(RefusedError):
         larger = replace(wide, epsilon=max(wide.epsilon, _CLEAR), accountant="rdp")
         clear, clear_plan = larger, larger.plan()
     checks += coin_checks(clear, clear_plan, one_run(clear, clear_plan, seed))

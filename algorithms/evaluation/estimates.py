@@ -452,9 +452,8 @@ def _difference_of_models(released: ReleasedHistogram) -> Outcome:
     """
     spec = released.spec
     differences, people, squares = spec.comparison_cells(released.values)
-    scale = (
-        math.sqrt(1 + 2 * SIDE_SHARE**2) / spec.comparison_norm
-    )  # undoes that of `histogram.difference_cells`
+    # Undoes the scaling of `histogram.difference_cells`.
+    scale = math.sqrt(1 + 2 * SIDE_SHARE**2) / spec.comparison_norm
     side = scale / SIDE_SHARE
     return mean_of_sums(
         float(differences) * scale,

@@ -490,9 +490,8 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
     classes: Integers = np.asarray(labels, np.int64)
     if spec.kind == BINARY:
         odds = log_odds(scores)
-        fine = np.searchsorted(
-            score_edges(spec.bins), odds, side="left"
-        )  # even odds are the first class, as by argmax
+        # Even odds are the first class, as by argmax.
+        fine = np.searchsorted(score_edges(spec.bins), odds, side="left")
         return {
             f"score x label, {size}": [(fine // (spec.bins // size) * 2 + classes, ones)]
             for size in spec.resolutions

@@ -58,9 +58,8 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
     if first.sum() <= 0 or released.has_invalid:
         return None
     people = first.sum(axis=1)
-    if (
-        pairs_in_one_bin(people, 0.0) > _MAX_TIES
-    ):  # where in the bin they are decides the temperature, and is unknown
+    # Where in their bin people are would decide the temperature, and is unknown.
+    if pairs_in_one_bin(people, 0.0) > _MAX_TIES:
         return None
     centres = _half_centres(released)
     candidates = np.exp(np.linspace(-math.log(_RANGE), math.log(_RANGE), _CANDIDATES))

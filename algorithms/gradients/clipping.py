@@ -141,9 +141,8 @@ class Affine(_Norm):
     def within_reach(cls, norm: float, shift: Tensor, scale: Tensor) -> "Affine":
         """The same clipping with the shift shortened, if necessary, to the largest that this scale allows."""
         offset = (shift.double() / scale.double()).norm()
-        reach = (0.999 * FARTHEST * norm / offset.clamp(min=norm)).clamp(
-            max=1.0
-        )  # a tensor: no wait for a device
+        # Computed as a tensor, so that nothing waits for a device.
+        reach = (0.999 * FARTHEST * norm / offset.clamp(min=norm)).clamp(max=1.0)
         return cls(norm, shift * reach.to(shift.dtype), scale)
 
     @cached_property

@@ -66,7 +66,9 @@ def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -
 
     The comparison accounts for float64, in which the Gram matrices are multiplied because their products cancel.
     """
-    # 2 length^2 (p + o) operations, times the cost of 64 bits, for less than half of the 2 length p o in 32 bits.
+    # 2 length^2 (p + o) operations, times the cost of 64 bits, for less than half of the 2 length p o in 32 bits. On a
+    # core of a CPU both ways took as long where these are equal, whatever the shape (64 to 3,072 numbers a side); at
+    # half, norms and weighted sum took 0.67 to 0.85 of the time.
     cost_of_64_bits = 32 if is_slow_in_64_bits(device) else 2
     return 2 * cost_of_64_bits * length * (inputs + outputs) < inputs * outputs
 

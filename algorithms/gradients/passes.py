@@ -89,10 +89,11 @@ class Passes:
         recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts, before)
 
         def run() -> Tensor:
+            # The loss is included, which may read values or use parameters.
             with (
                 recorder,
                 self._within(inputs.device),
-            ):  # includes the loss, which may read values or use parameters
+            ):
                 return self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._pinning(), reporting_functions():
@@ -209,9 +210,8 @@ class Passes:
             named = self.model.by_name(parameters.detach())
             with self._precision(inputs.device):
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
-        except (
-            RuntimeError
-        ) as error:  # control flow that depends on values, or an operation without a batched form
+        except RuntimeError as error:
+            # Control flow depends on values, or an operation has no batched form.
             if lacks_memory(error):  # other passes would round otherwise
                 raise
             return self._each_in_a_pass(parameters, inputs[:count], labels[:count])

@@ -207,9 +207,8 @@ def reporting_applied(is_recorded: Callable[[tuple[Any, ...]], bool]) -> Process
     return ProcessSetting(change)
 
 
-_APPLY = Function.__dict__[
-    "apply"
-]  # the class method itself; as an attribute it would be bound to `Function`
+# Taken from the dictionary: as an attribute, the class method would be bound to `Function`.
+_APPLY = Function.__dict__["apply"]
 APPLIED: str = _APPLY.__name__
 """The name of `Function.apply`, by which a rule knows it."""
 

@@ -238,9 +238,8 @@ def init(options: _Options) -> None:
 
     options.check()
     folder = options.folder
-    project.check(
-        folder, options.paths, is_table=options.file is not None
-    )  # before anybody is asked for columns
+    # Checked before anybody is asked for columns.
+    project.check(folder, options.paths, is_table=options.file is not None)
     if options.encoder is not None:
         from algorithms.encoders import check_name
 

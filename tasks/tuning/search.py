@@ -455,9 +455,8 @@ def in_threads(workers: int, trials: Sequence[SearchTrial]) -> None:
 def _reserve(search: Search, charge: Charge) -> None:
     plan, document = search.plan(0)
     if charge.ledger.status(charge.run.run_id) is None:
-        for settings in distinct_models(
-            search.search_plan.documents
-        ):  # a model that cannot be trained is refused
+        # A model that cannot be trained is refused before the charge.
+        for settings in distinct_models(search.search_plan.documents):
             model = user_level_model(model_for(settings, search.public), search.public.rows_per_user)
             compute = compute_config(settings.performance)
             engine = compute.engine(model, zeros(search.public))

@@ -320,9 +320,8 @@ class Store:
                 drafts = decide(state)
             except RefusedError:
                 if part and part.blocks is not None:
-                    decide(
-                        state_tables.load(connection, part.whole())
-                    )  # whose refusal says what else there is
+                    # With the whole state, whose refusal says what else there is.
+                    decide(state_tables.load(connection, part.whole()))
                 raise
             for draft in drafts:
                 # Each hash covers the row before, so a row that is changed or removed later breaks all that follow.
