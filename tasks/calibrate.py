@@ -41,7 +41,7 @@ from data.targets import level_of
 from tasks.config import home, params
 from tasks.config.params import Params
 from tasks.evaluation_counts import histogram_of
-from tasks.runs.earlier_plans import earlier_plan, request_in
+from tasks.runs.earlier_plans import earlier_plan, request_in, stated_model
 from tasks.runs.stage_main import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
@@ -427,7 +427,7 @@ def _document(
         features=dict(settings.features_settings) or {"name": "none"},
         code=_code(settings),
         model=PlannedModel(
-            **settings.model.model_dump(),
+            **stated_model(settings.model.model_dump()),
             files=model_files(settings.model),
             parameters=plan.facts.parameters,
             notes=tuple(notes),

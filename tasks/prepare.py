@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import check_allowed, import_factory, is_own, source_digest
+from algorithms.models.libraries import without_folders
 from data import DatasetInfo, dataset_info, prepared
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
@@ -30,7 +31,9 @@ from data.reading import Database, Digests, block_names, read, read_blocks, snap
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
 from tasks.config import data_mirror, database_url, first_checkout, home, params
+from tasks.config.own_code import named_encoder
 from tasks.config.params import Params, load
+from tasks.runs.checkout import find_checkout
 from tasks.runs.stage_main import main_of
 
 if TYPE_CHECKING:
@@ -141,6 +144,9 @@ def encoder_of_model(
     expected = carried.pop("sha256")
     chosen = params.EncoderParams.model_validate(carried)
     check_allowed(chosen.name, allow_code, "the model's file")
+    here = named_encoder(find_checkout() or Path())
+    if here is not None and stated(here) == stated(chosen):
+        chosen = here  # params.yaml says in which folder it is
     if encoder_of(chosen).sha256 != expected:
         raise ModelRefusedError(
             f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
@@ -149,12 +155,23 @@ def encoder_of_model(
     return chosen
 
 
+def stated(chosen: params.EncoderParams) -> params.EncoderParams:
+    """The encoder as a card and a model's file state it: without the folders of this machine."""
+    library, _, name = chosen.name.partition("/")
+    return chosen.model_copy(
+        update={
+            "name": f"{library}/{without_folders(name)}" if name else chosen.name,
+            "checkpoint": None if chosen.checkpoint is None else without_folders(chosen.checkpoint),
+        }
+    )
+
+
 def facts_of(chosen: params.EncoderParams) -> EncoderFacts:
     """The public facts of the named encoder."""
     encoder = encoder_of(chosen)
     settings = json.dumps(chosen.settings, sort_keys=True)
     return EncoderFacts(
-        encoder.name,
+        stated(chosen).name,
         encoder.takes,
         encoder.width,
         encoder.sha256,
@@ -212,7 +229,7 @@ def prepare(
         vocabulary, encoder = None if public.encoder else word_list(card, files), params.data.encoder
         encoder_settings = None
         if public.encoder is not None and encoder is not None:
-            encoder_settings = encoder.model_dump() | {"sha256": public.encoder.sha256}
+            encoder_settings = stated(encoder).model_dump() | {"sha256": public.encoder.sha256}
             records = encode_records(
                 records,
                 public.encoder,

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 from algorithms.gradients.randomness import same_randomness
 from algorithms.model_facts import ModelFacts
-from algorithms.models.libraries import digest, imported_library, public_folder, read_tensors
+from algorithms.models.libraries import (
+    digest,
+    imported_library,
+    public_folder,
+    read_tensors,
+    without_folders,
+)
 from algorithms.models.model import (
     Model,
     ModelRefusedError,
@@ -479,7 +485,8 @@ def _finish(name: str, made: _Made, around: nn.Module, settings: _Public) -> Mod
         notes.append(_load_checkpoint(made, path, path.name))
     if settings.checkpoint is not None:
         with public_folder(settings.checkpoint) as folder:
-            notes.append(_load_checkpoint(made, folder / "model.safetensors", settings.checkpoint))
+            called = without_folders(settings.checkpoint)
+            notes.append(_load_checkpoint(made, folder / "model.safetensors", called))
     if settings.adapter is not None:
         notes.append(_with_adapters(name, made, settings.adapter))
     batch_experts(made.module)

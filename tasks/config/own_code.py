@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from algorithms.extension import is_own
 from data.card import DataRefusedError, data_card
 from data.documents import Document
 from data.formats import Own
-from tasks.config.params import ParamsRefusedError, read_yaml
+from tasks.config.params import EncoderParams, ParamsRefusedError, read_yaml
 
 
 def named_code(root: Path) -> frozenset[str]:
@@ -23,6 +25,15 @@ def named_code(root: Path) -> frozenset[str]:
             reader = data_card(path.stem, path.parent).reader
             names.update([reader.factory] if isinstance(reader, Own) else [])
     return frozenset(names)
+
+
+def named_encoder(root: Path) -> EncoderParams | None:
+    """The encoder that params.yaml of the checkout at `root` names; None without one."""
+    with suppress(ParamsRefusedError, ValidationError):
+        data = read_yaml(root / "params.yaml", holds="groups", missing="").get("data")
+        chosen = data.get("encoder") if isinstance(data, Mapping) else None
+        return None if chosen is None else EncoderParams.model_validate(chosen)
+    return None
 
 
 def names_in(document: Document) -> Iterator[str]:

@@ -6,14 +6,16 @@ plan of a run of this home that asked for the same, unless that run was forfeite
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own
+from algorithms.models.libraries import without_folders
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import WHOLE_POPULATION
 from data import DatasetInfo
@@ -40,8 +42,25 @@ def request_in(document: PlanDocument) -> dict[str, JsonValue]:
     if document.attack is not None:
         del request["target"]
     return request | {
-        "code": {part: digest for part, digest in document.code.items() if is_own(str(names[part]))}
+        "model": stated_model(request["model"]),
+        "code": {part: digest for part, digest in document.code.items() if is_own(str(names[part]))},
     }
+
+
+def stated_model(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a model as a plan and a card state them: its files without the folders of this machine.
+
+    The plan has their checksums.
+    """
+
+    def stated(group: Mapping[str, Any]) -> dict[str, Any]:
+        paths = {key for key in group if key in ("start", "checkpoint") or key.endswith("_file")}
+        return {
+            key: without_folders(value) if key in paths and isinstance(value, str) else value
+            for key, value in group.items()
+        }
+
+    return stated(settings) | {"settings": stated(settings["settings"])}
 
 
 def earlier_plan(

@@ -377,6 +377,9 @@ def test_a_release_is_read_by_its_library_in_one_line(
             pytest.importorskip("onnxscript")
         assert export(artifacts, form, tmp_path / form) < 1e-4
     assert {path.name for path in (tmp_path / "library").iterdir()} >= {"config.json", "tokenizer.json"}
+    made = [artifacts, place, *(tmp_path / form for form in ("huggingface", "library", *others))]
+    files = {file for one in made for file in (one, *one.rglob("*")) if file.is_file()}
+    assert len(files) > 20 and not [file for file in files if str(tmp_path).encode() in file.read_bytes()]
     untrained = auto.from_pretrained(
         public, **({} if head == "CausalLM" else {"num_labels": len(model.classes)})
     )
