@@ -57,7 +57,7 @@ _ENDINGS = {
     "parquet": (".parquet",),
     "datasets": ("",),
 }
-"""Of the files of blocks; a block may also be a folder, whose name has none."""
+"""Endings of the files of blocks, by the kind of reader; a block may also be a folder, whose name has none."""
 _ROWS = 65536
 """How many rows are fetched from a database at a time."""
 
@@ -108,8 +108,9 @@ def _contents_of(records: RecordBatch) -> Iterable[bytes]:
 def _identities(records: RecordBatch) -> NDArray[np.bytes_]:
     """A digest of all that is used of each record, groups for the evaluation included: equal ones are copies.
 
-    Were it of less, copies would not be interchangeable, and one more of them could move another. Where features are
-    cells, the values that they are made of count instead, so that other cells move nobody.
+    If the digest left something out, equal records could differ there, and one more of them could move another to the
+    other side. Where features are cells, the values that they are made of are used instead, so that a new grid of cells
+    moves nobody.
     """
     used = records.features if records.values is None else records.values
     parts = [used, records.labels] if records.groups is None else [used, records.labels, records.groups]
@@ -233,9 +234,9 @@ class Digests:
     """Keyed digests of the blocks that are read: two blocks share a digest if they hold exactly the same.
 
     A block has a digest of its rows in any order, over the columns that records are made of, and one of its file's
-    bytes. A third one, which begins with WAY, is of the key and these columns alone: where it differs, so may the
-    others for the same content. Nobody without the key can test a guess. An empty block shares no
-    digest with another block, and looks like any other.
+    bytes. A third one, which begins with WAY, is of the key and these columns alone: where it differs, the other two
+    may differ for the same content. Nobody without the key can test a guess. An empty block shares no digest with
+    another block, and cannot be told from a full one.
 
     population: the blocks' population; each population has its own digests. key: the owner key.
     """
@@ -292,8 +293,13 @@ Database: TypeAlias = str | sa.Connection | None
 def block_names(card: DataCard, *, root: Path, url: Database) -> tuple[str, ...]:
     """The names of the current blocks, sorted. If the card of a query declares names, these are the blocks.
 
-    root: the project. url: see `Database`. Raises DataRefusedError for a
-    card without blocks, a source that cannot be read, or an invalid name.
+    Args:
+        card: With a folder of blocks, or a query.
+        root: The project.
+        url: See `Database`.
+
+    Raises:
+        DataRefusedError: For a card without blocks, a source that cannot be read, or an invalid name.
     """
     source = _source(card)
     if isinstance(source, Folder):

@@ -96,29 +96,33 @@ class _Fit:
 _FITS: list[_Fit] = []
 """All fits of this process, also of clones, as cross-validation makes them."""
 _SKETCH, _SHARED, _APART, _KEY = 4096, 0.25, 0.9, os.urandom(8).hex()
+"""The hashes of a sketch, the share of them that two fits on the same records have in common, the share of different
+rows that hashes without names have to tell apart, and the secret key of all hashes."""
 
 
 def _sketch(X: pd.DataFrame) -> NDArray[np.uint64]:
-    """The smallest hashes of the rows, by which tables that share rows are recognised; they leave the process never.
+    """The smallest hashes of the rows, by which tables that share rows are recognised; they never leave the process.
 
-    A row is the sum of its values' hashes, whatever the order and the names of the columns. Where few values make rows
-    alike by that, as in columns of zeros and ones, the hashes are multiplied by one of the column's name.
+    A row's hash is the sum of its values' hashes, so that the order and the names of columns do not matter. If too many
+    different rows then have the same hash, as with columns of zeros and ones, each value's hash is multiplied by that
+    of its column's name.
     """
     values = [_hashes(X.iloc[:, at]) for at in range(X.shape[1])]
     names = pd.util.hash_array(
         np.array([str(name) for name in X.columns], object), hash_key=_KEY
     ) | np.uint64(1)
-    nothing = np.zeros(len(X), np.uint64)
-    anyhow, by_name = (
-        np.unique(sum((times * one for times, one in zip(all_times, values, strict=True)), nothing))
-        for all_times in (np.ones_like(names), names)
+    zeros = np.zeros(len(X), np.uint64)
+    without_names, with_names = (
+        np.unique(sum((factor * one for factor, one in zip(factors, values, strict=True)), zeros))
+        for factors in (np.ones_like(names), names)
     )
-    sketch: NDArray[np.uint64] = (anyhow if len(anyhow) >= _APART * len(by_name) else by_name)[:_SKETCH]
+    tells_apart = len(without_names) >= _APART * len(with_names)
+    sketch: NDArray[np.uint64] = (without_names if tells_apart else with_names)[:_SKETCH]
     return sketch
 
 
 def _hashes(column: pd.Series) -> NDArray[np.uint64]:
-    """Of the values of a column, the same for a number in every type and as a text."""
+    """A hash of each value of a column, [n]; a number has the same one in every type and as a text."""
     values = column.astype(object)
     numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=math.nan)
     with np.errstate(over="ignore"):
@@ -323,7 +327,7 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
 
         Raises RefusedError where something is not declared or does not fit, before anything is spent.
         """
-        self._encode(X, cells=CellSettings())  # what is wrong with X is said first
+        self._encode(X, cells=CellSettings())  # errors in X are reported before those in y
         if y is None:
             raise RefusedError(
                 "the estimator requires y to be passed, but the target y is None; give the class of each row."

@@ -265,10 +265,10 @@ def interval_of(gains: NDArray[np.float64]) -> dict[str, float]:
 def _gains(
     label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any]
 ) -> NDArray[np.float64] | None:
-    """How much each record's loss is below that of the best constant answer, [n]; None for classes, and where it varies
-    with no record's labels.
+    """How much each record's loss is below that of the best constant answer, [n].
 
-    The losses are squared errors, deviances, pinball losses, 1 less the F1 of a record's labels, and wrong tokens.
+    The losses are squared errors, deviances, pinball losses, 1 less the F1 of a record's labels, and wrong tokens. None
+    for classes, and for texts none of whose tokens counts.
     """
     if isinstance(label_type, Number):
         real, predicted_numbers = _numbers(label_type, evaluation, labels)
@@ -283,22 +283,25 @@ def _gains(
     if isinstance(label_type, Labels):
         answers = np.asarray(labels) > 0
         counts = np.sort(answers.sum(axis=0))[::-1]
-        named = len(answers) * np.arange(1, len(counts) + 1)
-        most = int((np.cumsum(counts) / (named + counts.sum())).argmax()) + 1
+        # The best constant answer is the k most frequent labels. Half of its F1 over all pairs of a record and a label
+        # is the number of right labels over the predicted plus the true ones, for each k.
+        predicted_pairs = len(answers) * np.arange(1, len(counts) + 1)
+        best = int((np.cumsum(counts) / (predicted_pairs + counts.sum())).argmax()) + 1
         always = np.zeros_like(answers)
-        always[:, np.argsort(-answers.sum(axis=0), kind="stable")[:most]] = True
+        always[:, np.argsort(-answers.sum(axis=0), kind="stable")[:best]] = True
         return _record_f1(answers, evaluation.predicted > 0) - _record_f1(answers, always)
     if not label_type.has_tokens:
         return None
     predicted, real = evaluation.predicted, np.asarray(labels)
     if isinstance(label_type, NextToken):
         predicted, real = predicted[:, :-1], real[:, 1:]
-    counts_too = real != IGNORED
-    if not counts_too.any():
+    is_counted = real != IGNORED
+    if not is_counted.any():
         return None
-    commonest = np.bincount(real[counts_too]).argmax()
-    right = ((predicted == real).astype(float) - (real == commonest)) * counts_too
-    gains: NDArray[np.float64] = right.sum(axis=1) * len(real) / counts_too.sum()
+    commonest = np.bincount(real[is_counted]).argmax()
+    right = ((predicted == real).astype(float) - (real == commonest)) * is_counted
+    # Scaled so that the mean over texts is the mean over tokens.
+    gains: NDArray[np.float64] = right.sum(axis=1) * len(real) / is_counted.sum()
     return gains
 
 
@@ -312,7 +315,8 @@ def uneven_metrics(
 ) -> dict[str, object]:
     """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals.
 
-    recalibrated: what the model that is published names a probability of the histogram.
+    recalibrated: maps a probability of the histogram, which the model gave before its recalibration, to the one that
+    the published model gives.
     """
     per_class, label_type = class_metrics_of(released), public.label_type
     document: dict[str, object] = {}
@@ -372,12 +376,12 @@ def _numbers(
 def _of_counts(label_type: Count, evaluation: EvaluationResult, labels: NDArray[Any]) -> CountMetrics:
     real, rates = _numbers(label_type, evaluation, labels)
     constant = np.full_like(real, real.mean())
-    deviance, alone = (float(poisson_deviances(real, of).mean()) for of in (rates, constant))
+    deviance, baseline = (float(poisson_deviances(real, of).mean()) for of in (rates, constant))
     errors = _of_numbers(label_type, evaluation, labels)
     return CountMetrics(
-        test_d2=1.0 - deviance / alone if alone > 0 else 0.0,
+        test_d2=1.0 - deviance / baseline if baseline > 0 else 0.0,
         test_deviance=deviance,
-        mean_deviance=alone,
+        mean_deviance=baseline,
         test_rmse=errors.test_rmse,
         test_mae=errors.test_mae,
         mean_rmse=errors.mean_rmse,
@@ -405,11 +409,11 @@ def _of_quantiles(
     real, predicted = _numbers(label_type, evaluation, labels)
     level = label_type.quantile
     constant = np.full_like(real, np.quantile(real, level, method="inverted_cdf"))
-    loss, alone = (float(pinball_losses(real, of, level).mean()) for of in (predicted, constant))
+    loss, baseline = (float(pinball_losses(real, of, level).mean()) for of in (predicted, constant))
     return QuantileMetrics(
-        test_pinball_explained=1.0 - loss / alone if alone > 0 else 0.0,
+        test_pinball_explained=1.0 - loss / baseline if baseline > 0 else 0.0,
         test_pinball_loss=loss,
-        constant_pinball_loss=alone,
+        constant_pinball_loss=baseline,
         test_coverage=float((real <= predicted).mean()),
         level=level,
     )
@@ -425,9 +429,9 @@ def _of_labels(label_type: Labels, evaluation: EvaluationResult, labels: NDArray
             areas[name] = float(roc_auc_score(real[:, column], evaluation.scores[:, column]))
     defined = [area for area in areas.values() if area is not None]
     counts = np.sort(real.sum(axis=0))[::-1]
-    named = len(real) * np.arange(1, len(counts) + 1)
-    # F1 is twice the correct labels over the predicted plus the true ones.
-    always = 2 * np.cumsum(counts) / (named + counts.sum())
+    predicted_pairs = len(real) * np.arange(1, len(counts) + 1)
+    # F1 is twice the correct labels over the predicted plus the true ones; here of the k most frequent labels, each k.
+    always = 2 * np.cumsum(counts) / (predicted_pairs + counts.sum())
     _, sets = np.unique(real, axis=0, return_counts=True)
     return LabelMetrics(
         test_micro_f1=float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),

@@ -56,11 +56,13 @@ from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, form_of, near_start
 
 _FEW, _MORE = 3, 17
+"""Numbers of records in two traced passes; the dimensions that differ between the passes are those of the batch."""
 _LARGE = 1e3
+"""By how much made-up records or their losses are scaled, to find what mixes records at large values alone."""
 _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
 _LITTLE = 1e8
-"""Operations, and bytes, of a forward pass of very many records, which finds what begins with many alone."""
+"""Operations, and bytes, of a forward pass of very many records; it finds dependence that only large batches have."""
 MOST_RECORDS = 2**12
 """The largest number of records in a pass on a CPU."""
 _TRIES = 6
@@ -417,7 +419,7 @@ def _check_independence(runnable: _Runnable) -> _Independent:
         else:
             is_random = check_apart(probe64)
         if probe64.is_exact:
-            # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
+            # A kernel may be wrong in 32 bits alone. Each record keeps its position in the batch, and so its rounding.
             check_many_apart(probe32, alone=False)
     except RecordsNotIndependentError as mixed:
         if first.tracer.is_narrow and runnable.passes.model.precision == torch.float32:
@@ -426,7 +428,8 @@ def _check_independence(runnable: _Runnable) -> _Independent:
             raise UnsupportedModelError(in_16_bits(name), code="computes_in_16_bits", model=name) from mixed
         raise
     if not runnable.is_brief and not is_random:
-        # What begins with more records than a run's passes have is a mistake all the same, as a capacity per batch.
+        # A dependence that begins with more records than a run's passes have is a mistake all the same, such as a
+        # capacity per batch.
         each = max(1, runnable.operations, runnable.record_bytes)
         check_many_apart(probe64, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
     return _Independent(**vars(runnable), second=second, is_random=is_random)
@@ -532,7 +535,7 @@ def _trace(
 def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
     """`check_apart` for a large model, of which two passes are known; returns whether it draws random numbers."""
     draws_masks = few.tracer.is_drawn and few.tracer.draws_masks
-    # One record is there twice.
+    # The last two records of a crowd are the same, so that without random masks their losses are equal.
     is_other = draws_masks and not probe.close(*crowded.seen.losses[1:])
     is_random = is_other or probe.varies(few.seen, seeds=1)
     check = partial(check_apart_briefly, is_random=is_random, draws_masks=draws_masks, is_quick=is_quick)
@@ -722,7 +725,8 @@ def _resolve_branches(
     """
     if first.tracer.has_no_branches:
         return (), first
-    # None keeps each condition's own value for several records. If none is true by itself, False would repeat it.
+    # None keeps the value that each condition has for several records. If all of these are false, pinning False would
+    # be the same pass again.
     for pinned in (False, None, True) if any(first.tracer.pinned_branches) else (None, True):
         try:
             trace = first if pinned is None else _trace(probe32, first.seen.sample, pinned)
@@ -755,10 +759,9 @@ def _pins_are_safe(
 ) -> bool:
     """Whether records in passes with these pins have the same losses as each record alone; seen: one of the passes.
 
-    Real records may have larger numbers than made-up ones, as of the longest record's length. So a pinned number must
+    Real records may have larger numbers than made-up ones, such as a longer longest record. So a pinned number must
     either not matter, or be the largest one that the model takes.
     """
-
     pinning = replace(probe.passes, pinned_branches=pinned_branches)
 
     def with_pin(index: int, number: int) -> Passes:
@@ -876,8 +879,9 @@ def _compare_rounding(
 ) -> None:
     """Raises UnrecordedError if recorded gradients are wrong in the precision of training, as by a faulty kernel.
 
-    Rounding may move those of a deep model far: they may be ten times as far from the exact ones as autograd's are.
-    trained, exact: the model in the precision of training and in 64 bits. tolerance: relative, besides.
+    Rounding may move gradients of a deep model far, so recorded ones may be ten times as far from the exact ones as
+    autograd's are. trained, exact: the model in the precision of training and in 64 bits. tolerance: relative, on top
+    of that.
     """
     weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
 

@@ -255,7 +255,7 @@ def init(options: _Options) -> None:
 
 
 def _declare(talk: Interview, name: str, options: _Options) -> "Declared":
-    """What the options declare of the records; what they leave open is asked."""
+    """What is declared of the records: by the options and, where they leave something open, by answers."""
     from tasks.config.new_project import absolute
 
     encoder = None if options.encoder is None else absolute(options.encoder)
