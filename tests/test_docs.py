@@ -40,6 +40,7 @@ from tasks.retraining import load as load_retraining
 from tasks.tuning import Tuning
 from tests.support.checkout import PROJECT, Checkout, new_checkout
 from tests.support.one_process import stay_in_this_process
+from tests.support.quick_work import quick_work as quick_work
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
