@@ -328,11 +328,15 @@ class FoldedPLD:
         # Above 0 as the loss itself, below 0 mirrored with P and Q exchanged.
         up, down = self.pld.cells(np.maximum(edges, 0.0)), self.pld.cells(np.maximum(-edges[::-1], 0.0))
         p, q = up.p + down.q[::-1], up.q + down.p[::-1]
-        errors = up.p_error + down.q_error[::-1], up.q_error + down.p_error[::-1]
+        # A cell on the other side of 0 is empty, exactly: what rounding may add to it would be far above rare losses.
+        is_up, is_down = edges[1:] > 0, edges[:-1] < 0
+        p_error = is_up * up.p_error + is_down * down.q_error[::-1]
+        q_error = is_up * up.q_error + is_down * down.p_error[::-1]
         middle = max(0.0, 1.0 - self._above_0())
         at = min(max(int(np.searchsorted(edges, 0.0, side="left")) - 1, 0), len(p) - 1)
         p[at], q[at] = p[at] + middle, q[at] + middle
-        return CellMasses(p, q, *errors, (down.above[1], down.above[0]), (up.above[0], up.above[1]), up.slip)
+        below, above = (down.above[1], down.above[0]), (up.above[0], up.above[1])
+        return CellMasses(p, q, p_error, q_error, below, above, up.slip)
 
     def _above_0(self) -> float:
         """The masses of P and of Q above 0, added up."""

@@ -368,6 +368,22 @@ def test_a_sample_of_fixed_size_costs_what_its_worst_neighbours_tell(
 
 
 @pytest.mark.parametrize(
+    ("records", "size", "multiplier", "steps", "delta", "exact"),
+    [
+        (100_000, 2, 1.17973652, 7781, 4.044e-8, 0.23406),
+        (10**6, 131, 0.889329483, 287_429, 7.44e-8, 9.0194),
+    ],
+)
+def test_rounding_of_common_losses_is_not_added_to_rare_ones_of_a_fixed_size_sample(
+    records: int, size: int, multiplier: float, steps: int, delta: float, exact: float
+) -> None:
+    """By dp_accounting's composition of the same deltas on two grids, whose error falls with the square of a cell."""
+    event = dp.SampledWithoutReplacementDpEvent(records, size, dp.GaussianDpEvent(multiplier))
+    found = epsilon([(event, steps)], delta, adjacency=REPLACE_ONE)
+    assert exact * (1 - 2e-5) <= found <= exact * 1.001
+
+
+@pytest.mark.parametrize(
     ("rate", "steps", "target", "delta", "least"),
     [
         (1.0, 9999, 0.03, 1e-5, 9162.195),
