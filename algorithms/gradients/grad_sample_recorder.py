@@ -320,6 +320,11 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
+def active_recorder() -> "GradSampleRecorder | None":
+    """The recorder in whose block this thread is."""
+    return _HERE.recorder
+
+
 class GradSampleRecorder:
     """Records the uses of parameters while a model runs within its block.
 

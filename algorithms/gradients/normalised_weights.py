@@ -289,7 +289,7 @@ def _row_maps(
         parts.append(
             torch.cat([ones, _dot(found[:2], direction), stretch[None], lengths, _length(other)[None]])
         )
-    # Of all rows of all maps, [10, rows]; `plane` has components along 1, then along the direction, of both images.
+    # Of all rows of all maps, [9, rows]; `plane` has components along 1, then along the direction, of both images.
     numbers = torch.cat(parts, dim=1).double()
     plane, stretch, squares, length = numbers[:4], numbers[4], numbers[5:8].square(), numbers[8]
     stretch = torch.where(length > 0, stretch / length, 0.0)

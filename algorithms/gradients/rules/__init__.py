@@ -20,7 +20,14 @@ from algorithms.gradients.rules.layers import (
     tile,
 )
 from algorithms.gradients.rules.products import bilinear, product
-from algorithms.gradients.rules.recurrent import gru, lstm, recurrent_cell, rnn
+from algorithms.gradients.rules.recurrent import (
+    gru,
+    lstm,
+    padded_layers,
+    padded_recurrence,
+    recurrent_cell,
+    rnn,
+)
 
 __all__ = ["RULES", "general", "pull_back", "shared_operation"]
 
@@ -72,6 +79,7 @@ RULES: dict[Func, Rule] = {
     torch.gru: gru,
     torch.rnn_tanh: rnn,
     torch.rnn_relu: rnn,
+    padded_layers: padded_recurrence,
     torch.lstm_cell: recurrent_cell,
     torch.gru_cell: recurrent_cell,
     torch.rnn_tanh_cell: recurrent_cell,

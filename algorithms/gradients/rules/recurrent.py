@@ -10,7 +10,8 @@ Packed sequences are computed as padded ones within `Unpacked`. `pack_padded_seq
 lays their steps out without padding, so that no row of a tensor belongs to the same record in every pass. Within
 `Unpacked`, records keep their order and all steps; a layer keeps the state of a record whose sequence has ended, and
 gives zeros there. Every result is that of PyTorch, except that padded outputs are as long as the input, and not as the
-longest sequence of the batch.
+longest sequence of the batch. The rule takes all steps together: it reverses each sequence within its length, so that
+what follows an end changes nothing before it, and reads each record's final states where its sequence ends.
 
 Letters in shapes: D directions, T steps in processing order, B records, H hidden units. A second direction runs over
 reversed time; the caller flips its inputs and outputs.
@@ -33,7 +34,9 @@ from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
     Kwargs,
     Layout,
+    RecordedTensor,
     UnrecordedError,
+    active_recorder,
     name_of,
 )
 from algorithms.gradients.rules.general import general
@@ -55,15 +58,18 @@ class Unrolled(NamedTuple):
     last: tuple[Tensor, ...]
 
 
-def unrolled_lstm(gates: Tensor, weight: Tensor, start: tuple[Tensor, Tensor]) -> Unrolled:
+def unrolled_lstm(
+    gates: Tensor, weight: Tensor, start: tuple[Tensor, Tensor], *, ends: Tensor | None = None
+) -> Unrolled:
     """Run an LSTM, given its inputs times the input weight plus biases (Hochreiter and Schmidhuber 1997).
 
     gates: [D, T, B, 4H], in the order input, forget, cell, output, both biases added; its gradient is that of the
     preactivations. weight: [D, 4H, H], from hidden state to gates; no gradient is computed for it. start: the hidden
-    and the cell state before the first step, each [D, B, H]. All have the same floating type. Not differentiable
-    twice, and results must not be overwritten in place.
+    and the cell state before the first step, each [D, B, H]. All have the same floating type. ends: how many steps each
+    record has taken when its final cell state is read, [B]; all by default. Not differentiable twice, and results must
+    not be overwritten in place.
     """
-    outputs, previous, *last = _Lstm.apply(gates, weight, *start)  # type: ignore[no-untyped-call]
+    outputs, previous, *last = _Lstm.apply(gates, weight, *start, ends)  # type: ignore[no-untyped-call]
     return Unrolled(outputs, previous, tuple(last))
 
 
@@ -99,7 +105,9 @@ def unrolled_rnn(
 
 class _Lstm(Function):
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, ends: Tensor | None
+    ) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
         hiddens, cells = _states(hidden, steps), _states(cell, steps)
         # saved: [T, 5, D, B, H], the gates and tanh(c'). by_gate: a view of sums [D, B, 4H], which each product fills.
@@ -110,23 +118,26 @@ class _Lstm(Function):
         for t in range(steps):
             torch.baddbmm(inputs[t], h[t], transposed, out=sums)
             _lstm_step(by_gate, saved[t], c[t], c[t + 1], h[t + 1])
-        ctx.save_for_backward(weight, saved, hiddens, cells)
-        return *_results(ctx, hiddens), cells[:, -1]
+        ctx.save_for_backward(weight, saved, hiddens, cells, ends)
+        return *_results(ctx, hiddens), cells[:, -1] if ends is None else _at_steps(cells, ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, saved, hiddens, cells = ctx.saved_tensors
+        weight, saved, hiddens, cells, ends = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
-        to_cell = _or_zero(above[3], cells[:, -1]).clone()
+        to_ends = None if ends is None else above[3]
+        to_cell = _or_zero(above[3] if ends is None else None, cells[:, -1]).clone()
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
         to_output, c, delta_at = outputs.unbind(1), cells.unbind(1), delta.unbind(1)
         for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
+            if to_ends is not None:  # after this step, where it is a record's last
+                to_cell += torch.where((ends == t + 1)[:, None], to_ends, 0.0)
             _lstm_step_back(to_hidden, to_cell, saved[t], c[t], _by_gate(delta_at[t], 4))
             # [D, B, 4H] x [D, 4H, H]: for the state before the step
             torch.bmm(delta_at[t], weight, out=to_hidden)
-        return delta, None, to_hidden, to_cell
+        return delta, None, to_hidden, to_cell, None
 
 
 def _lstm_step(sums: Tensor, saved: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
@@ -225,6 +236,11 @@ def _states(start: Tensor, steps: int) -> Tensor:
     return states
 
 
+def _at_steps(states: Tensor, steps: Tensor) -> Tensor:
+    """Each record's state at a step of its own: [D, T, B, H], [B] -> [D, B, H]."""
+    return torch.take_along_dim(states, steps.view(1, 1, -1, 1), dim=1).squeeze(1)
+
+
 def _by_gate(preactivations: Tensor, gates: int) -> Tensor:
     """A view of [D, B, gates H] as [gates, D, B, H]."""
     directions, batch, width = preactivations.shape
@@ -290,10 +306,7 @@ def gru(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
 def rnn(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.rnn_tanh(input, h, weights, ...) -> (output, h), and torch.rnn_relu."""
     input, start, weights, *rest = args
-    unroll = partial(unrolled_rnn, squash=torch.tanh if func is torch.rnn_tanh else torch.relu)
-    return _run(
-        recorder, input, (start,), weights, RecurrentSettings(*rest), partial(_layer_of_one_sum, unroll)
-    )
+    return _run(recorder, input, (start,), weights, RecurrentSettings(*rest), _LAYERS[name_of(func)])
 
 
 def recurrent_cell(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -347,20 +360,36 @@ def _run(
         raise UnrecordedError("a recurrent layer whose records are in another dimension")
     layout = layout._replace(dimension=1)  # sequences are [length, batch, width] inside
     sequence = input.transpose(0, 1) if settings.batch_first else input
+    sequence, ends = _in_turn(
+        recorder, layout, sequence, start, by_direction, settings, layer, lambda steps: steps.flip(0)
+    )
+    return (sequence.transpose(0, 1) if settings.batch_first else sequence), *ends
+
+
+def _in_turn(
+    recorder: GradSampleRecorder,
+    layout: Layout,
+    sequence: Tensor,
+    start: tuple[Tensor, ...],
+    by_direction: list[Weights],
+    settings: RecurrentSettings,
+    layer: Layer,
+    turn: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, list[Tensor]]:
+    """The last layer's outputs and all final states; turn: reverses sequences [length, batch, width] in time."""
     ends = []
     for index in range(settings.layers):
         directions = slice(index * settings.directions, (index + 1) * settings.directions)
-        both = torch.stack([sequence, sequence.flip(0)][: settings.directions])
+        both = torch.stack([sequence, turn(sequence)] if settings.bidirectional else [sequence])
         unrolled = layer(
             recorder, layout, both, by_direction[directions], tuple(part[directions] for part in start)
         )
         ends.append(unrolled.last)
         forward, *backward = unrolled.outputs.unbind()
-        sequence = torch.cat([forward, *(part.flip(0) for part in backward)], dim=-1)
+        sequence = torch.cat([forward, *(turn(part) for part in backward)], dim=-1)
         if settings.dropout and settings.training and index < settings.layers - 1:
             sequence = functional.dropout(sequence, settings.dropout)
-    output = sequence.transpose(0, 1) if settings.batch_first else sequence
-    return (output, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+    return sequence, [torch.cat(parts) for parts in zip(*ends, strict=True)]
 
 
 def _group_weights(weights: Sequence[Tensor], settings: RecurrentSettings) -> list[Weights]:
@@ -384,9 +413,14 @@ def _lstm_layer(
     sequences: Tensor,
     weights: list[Weights],
     start: tuple[Tensor, ...],
+    ends: Tensor | None = None,
 ) -> Unrolled:
     is_plain = weights[0].projection is None
-    unroll = unrolled_lstm if is_plain else partial(_unrolled_projected, recorder, layout, weights)
+    unroll = (
+        partial(unrolled_lstm, ends=ends)
+        if is_plain
+        else partial(_unrolled_projected, recorder, layout, weights)
+    )
     return _layer_of_one_sum(unroll, recorder, layout, sequences, weights, start)
 
 
@@ -541,7 +575,7 @@ class Unpacked(TorchFunctionMode):
         if name == "_pad_packed_sequence":
             return _pad(*args, **kwargs)
         if name in _PADDED_CELLS and len(args) > 8 and isinstance(args[1], Tensor):
-            return _layers(_PADDED_CELLS[name], *args, **kwargs)
+            return _packed_layers(name, *args, **kwargs)
         # By lengths, as `pack_padded_sequence` sorts. If a model sorts something else like this, its losses differ from
         # those of single records, and the inspection does not unpack it.
         if name in _SORTS and _is_by_length(*args, **kwargs):
@@ -568,8 +602,7 @@ def _unpack(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if lengths is None:
         raise UnrecordedError("the batch sizes of packed sequences are changed")
     steps = torch.unflatten(data, 0, (len(batch_sizes), -1))
-    places = torch.arange(len(steps), device=steps.device)
-    return steps, lengths, (places[:, None] < lengths)[..., None]
+    return steps, lengths, _taken(steps, lengths)
 
 
 def _pad(
@@ -583,8 +616,8 @@ def _pad(
     return steps.transpose(0, 1) if batch_first else steps, lengths.cpu()
 
 
-def _layers(
-    cell: Cell,
+def _packed_layers(
+    name: str,
     data: Tensor,
     batch_sizes: Tensor,
     start: Tensor | tuple[Tensor, ...],
@@ -596,13 +629,40 @@ def _layers(
     bidirectional: bool,
 ) -> tuple[Tensor, ...]:
     """`torch.lstm` and its like for packed sequences: outputs, hidden states and, of an LSTM, cell states."""
-    directions = 2 if bidirectional else 1
+    steps, lengths, _ = _unpack(data, batch_sizes)
+    starts = start if isinstance(start, tuple) else (start,)
+    args = name, steps, lengths, starts, tuple(weights), layers, dropout, training, bidirectional
+    recorder = active_recorder()
+    is_projected = len(weights) // (layers * (2 if bidirectional else 1)) % 2 == 1
+    # The rule is not differentiable twice, and knows no projection's cell state at an end.
+    is_by_rule = recorder is not None and not (recorder.uses_double_backward or is_projected)
+    if recorder is not None and is_by_rule and any(isinstance(part, RecordedTensor) for part in weights):
+        outputs, *ends = recorder.report(padded_layers, args, {})
+    else:
+        outputs, *ends = padded_layers(*args)
+    return outputs.flatten(0, 1), *ends
+
+
+def padded_layers(
+    name: str,
+    steps: Tensor,
+    lengths: Tensor,
+    starts: tuple[Tensor, ...],
+    weights: Sequence[Tensor],
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, ...]:
+    """Layers on sequences [time, batch, width] that end after `lengths` steps, by one cell a step.
+
+    name: of torch's function. starts, weights: as it takes them.
+    """
+    directions, cell = 2 if bidirectional else 1, _PADDED_CELLS[name]
     each = len(weights) // (layers * directions)
     if each % 2:  # the last weight is a projection
         cell = _projected_cell
-    steps, _, taken = _unpack(data, batch_sizes)
-    starts = start if isinstance(start, tuple) else (start,)
-    ends = []
+    taken, ends = _taken(steps, lengths), []
     for layer in range(layers):
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):
@@ -616,7 +676,49 @@ def _layers(
         steps = torch.cat(outputs, dim=-1)
         if dropout and training and layer < layers - 1:
             steps = functional.dropout(steps, dropout)
-    return steps.flatten(0, 1), *(torch.stack(parts) for parts in zip(*ends, strict=True))
+    return steps, *(torch.stack(parts) for parts in zip(*ends, strict=True))
+
+
+def padded_recurrence(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """`padded_layers`, with all steps of both directions of a layer together."""
+    name, steps, lengths, starts, weights, layers, dropout, training, bidirectional = args
+    layout = recorder.layout_if_any(steps)
+    if layout is None or layout.dimension != 1 or any(recorder.name(part) is not None for part in starts):
+        raise UnrecordedError("a recurrent layer whose records are in another dimension")
+    has_biases = len(weights) == 4 * layers * (2 if bidirectional else 1)
+    settings = RecurrentSettings(has_biases, layers, dropout, training, bidirectional, batch_first=False)
+    taken, places = _taken(steps, lengths), torch.arange(len(steps), device=steps.device)[:, None]
+    # Reversed within its length, each sequence starts at the first step in both directions.
+    order = torch.where(taken[..., 0], lengths - 1 - places, places)[..., None]
+
+    def layer(*of_layer: Any) -> Unrolled:
+        unrolled = _LAYERS[name](*of_layer, **({"ends": lengths} if name == "lstm" else {}))
+        hidden = torch.where(
+            (lengths > 0)[:, None], _at_steps(unrolled.outputs, (lengths - 1).clamp(min=0)), of_layer[-1][0]
+        )
+        outputs = torch.where(taken, unrolled.outputs, 0.0)
+        return Unrolled(outputs, unrolled.previous, (hidden, *unrolled.last[1:]))
+
+    by_direction = _group_weights(weights, settings)
+    outputs, ends = _in_turn(
+        *(recorder, layout, steps, starts, by_direction, settings, layer),
+        lambda sequence: torch.take_along_dim(sequence, order, dim=0),
+    )
+    return outputs, *ends
+
+
+def _taken(steps: Tensor, lengths: Tensor) -> Tensor:
+    """Which steps are within their sequences, [time, batch, 1]."""
+    return (torch.arange(len(steps), device=steps.device)[:, None] < lengths)[..., None]
+
+
+_LAYERS: dict[str, Layer] = {
+    "lstm": _lstm_layer,
+    "gru": _gru_layer,
+    "rnn_tanh": partial(_layer_of_one_sum, partial(unrolled_rnn, squash=torch.tanh)),
+    "rnn_relu": partial(_layer_of_one_sum, partial(unrolled_rnn, squash=torch.relu)),
+}
+"""A layer of each kind, by the name of torch's function."""
 
 
 def _projected_cell(

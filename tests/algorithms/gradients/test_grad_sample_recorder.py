@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from algorithms.gradients import RecordsNotIndependentError
+from algorithms.gradients import L2, RecordsNotIndependentError
 from algorithms.gradients.grad_sample_recorder import Layout, layout_of
 from algorithms.gradients.model_inspection import InspectionLimits
-from tests.support.gradients.problems import LIMITS, SMALL, Spec, Wired, check, problem
+from algorithms.gradients.rules import recurrent
+from tests.support.gradients.problems import BRIEF, LIMITS, SMALL, Spec, Wired, check, problem
 from tests.support.soak import soak_but
 
 
@@ -267,6 +268,12 @@ def _changed(self: Wired, words: Tensor) -> Tensor:
     return _mean(words, (outputs._replace(data=outputs.data + 1.0), None))
 
 
+def partly_frozen(layer: nn.RNNBase) -> nn.RNNBase:
+    for name, part in layer.named_parameters():
+        part.requires_grad_("weight_ih" not in name and "bias_hh" not in name)
+    return layer
+
+
 def packing(read: Callable[[Tensor, Packed], Tensor], layer: nn.RNNBase) -> Spec:
     def wiring(self: Wired, words: Tensor) -> Tensor:
         embedded = self.table(words)
@@ -289,6 +296,13 @@ SPECS = {
     "last state": packing(_last_state, nn.LSTM(3, 2, batch_first=True)),
     "last cell": packing(_last_cell, nn.LSTM(3, 2, 2)),
     "last states of two directions": packing(_last_state, nn.GRU(3, 2, 2, bidirectional=True)),
+    "last cells of two directions": packing(
+        lambda _words, outputs: outputs[1][1].transpose(0, 1).flatten(1),
+        nn.LSTM(3, 2, 2, batch_first=True, bidirectional=True),
+    ),
+    "partly frozen": packing(
+        _last_state, partly_frozen(nn.LSTM(3, 2, 2, batch_first=True, bidirectional=True))
+    ),
     "mean": packing(_mean, nn.GRU(3, 2, bias=False, batch_first=True, bidirectional=True)),
     "largest": packing(_largest, nn.RNN(3, 2, batch_first=True)),
     "every step": packing(_every_step, nn.RNN(3, 2, nonlinearity="relu", batch_first=True)),
@@ -307,7 +321,15 @@ SPECS = {
 }
 
 
-PACKED = ["projected", "last state", "mean", "sorted by the model", "with data that the model changes"]
+PACKED = [
+    "projected",
+    "last state",
+    "last cells of two directions",
+    "mean",
+    "largest",
+    "sorted by the model",
+    "with data that the model changes",
+]
 
 
 @pytest.mark.parametrize("limits", LIMITS)
@@ -318,6 +340,20 @@ def test_packed_sequences_are_taken_in_full_passes(name: str, limits: Inspection
     engine = made.engine(limits=limits)
     assert engine.is_batched and engine.physical_batch > 1
     check(made, engine)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_steps_of_packed_sequences_are_computed_together(
+    kind: Callable[..., nn.RNNBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = problem(packing(_last_state, kind(3, 2, batch_first=True, bidirectional=True)))
+    engine = made.engine(limits=BRIEF)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("one cell a step")
+
+    monkeypatch.setattr(recurrent, "_unroll", refused)
+    assert engine.clipped_sum(*made.arguments, L2(1.0)).norm() > 0
 
 
 def test_a_mean_that_depends_on_the_longest_sequence_is_refused() -> None:
