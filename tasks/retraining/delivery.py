@@ -100,20 +100,20 @@ def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], P
     A new block is declared by the first run that reads it, unless it holds what another does. plan: see
     `declare`. Raises DataRefusedError if the source cannot be read, RefusedError if the population is of another kind.
     """
-    there_are = block_names(card, root=root, url=database_url(card.blocks))
+    names_here = block_names(card, root=root, url=database_url(card.blocks))
     declare(ledger, dataset_info(card), plan=plan)
-    return [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
+    return [block for block in ledger.blocks(card.population, names_here) if block.name in names_here]
 
 
 def retire(
-    settings: Retraining, ledger: Ledger, card: DataCard, standing: list[BlockBalance]
+    settings: Retraining, ledger: Ledger, card: DataCard, balances: list[BlockBalance]
 ) -> tuple[str, ...]:
     """Retire the blocks that were used and whose next payment would be too small to be useful; returns their names.
 
     If the database allows only the owner to retire, nothing is retired; such a block pays for no retraining anyway.
     """
-    used = [block for block in standing if block.runs]
-    names = exhausted_blocks(used, _smallest(settings, standing), settings.spread) if used else ()
+    used = [block for block in balances if block.runs]
+    names = exhausted_blocks(used, _smallest(settings, balances), settings.spread) if used else ()
     try:
         for name in names:
             ledger.retire_block(card.population, name)
@@ -122,18 +122,18 @@ def retire(
     return names
 
 
-def how_many_left(settings: Retraining, standing: list[BlockBalance]) -> int:
+def how_many_left(settings: Retraining, balances: list[BlockBalance]) -> int:
     """How many more retrainings the caps of these blocks allow without new blocks; at most `warn_below`."""
-    if not standing or not settings.warn_below:
+    if not balances or not settings.warn_below:
         return 0
-    play = forecast(
-        standing,
+    coming = forecast(
+        balances,
         settings.blocks,
         settings.spread,
-        smallest=_smallest(settings, standing),
+        smallest=_smallest(settings, balances),
         horizon=settings.warn_below,
     )
-    return len(play.retrainings)
+    return len(coming.retrainings)
 
 
 def next_of(
@@ -147,8 +147,17 @@ def next_of(
 ) -> Next:
     """Decide the retraining of a period that is due; nothing is charged.
 
-    last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `apply_overrides`,
-    `declare` and `plan_for` raise."""
+    Args:
+        settings: Of retrain.yaml.
+        recipe: What is trained.
+        ledger: That the checkout charges.
+        root: The checkout.
+        registry: Of the models, of which one may be in use.
+        last: The blocks of the last retraining; None before the first.
+
+    Raises:
+        TooFewBlocksError: If nothing is due. Also what `apply_overrides`, `declare` and `plan_for` raise.
+    """
     changes = recipe.settings(settings.dataset, settings.delta)
 
     def first() -> Plan:
@@ -157,18 +166,20 @@ def next_of(
 
     card = data_card(settings.dataset, root / "data" / "cards")
     retire(settings, ledger, card, blocks_here(card, ledger, root, first))
-    standing = blocks_here(card, ledger, root, first)
-    if not standing:
+    # Asked again, since some may just have retired.
+    balances = blocks_here(card, ledger, root, first)
+    if not balances:
         raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
         used, price = next_retraining(
-            settings.blocks, settings.spread, standing, smallest=_smallest(settings, standing)
+            settings.blocks, settings.spread, balances, smallest=_smallest(settings, balances)
         )
     except RefusedError as refusal:
         raise TooFewBlocksError(PIPELINE.sentence(refusal)) from None
     if last is not None and set(used) <= set(last):
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
-    older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
+    # The older blocks are declared here, before the run declares those that it reads, so that they keep their order.
+    older = takewhile(lambda block: block.name not in used, balances)
     description = replace(dataset_info(card), blocks=tuple(block.name for block in older))
     declare(ledger, description, plan=first)
     changes["data.blocks"] = list(used)
@@ -179,7 +190,7 @@ def next_of(
         data = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params.data
         if _is_comparable(in_use, public_of(card, data), root):
             changes[_COMPARED] = str(in_use.relative_to(root))
-    # Before epsilon is known.
+    # The plan is a function of epsilon, which follows from the price that all blocks can pay.
     planned = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params
     public, privacy = replace(public_of(card, planned.data), blocks=used), planned.privacy
 
@@ -194,8 +205,8 @@ def next_of(
         evaluation = plan(epsilon).evaluation
     if evaluation is None:
         return Next(used, epsilon, edit)
-    smallest, people = _smallest(settings, standing), held_out_people(card)
-    ahead = year_ahead(settings, standing, balance, smallest=smallest, evaluation=evaluation, people=people)
+    smallest, people = _smallest(settings, balances), held_out_people(card)
+    ahead = year_ahead(settings, balances, balance, smallest=smallest, evaluation=evaluation, people=people)
     return Next(used, epsilon, edit, ahead)
 
 
@@ -209,8 +220,8 @@ def _is_comparable(model: Path, public: DatasetInfo, root: Path) -> bool:
     return True
 
 
-def _smallest(settings: Retraining, standing: list[BlockBalance]) -> Price:
-    return tuple(settings.smallest * min(parts) for parts in zip(*(b.limit for b in standing), strict=True))
+def _smallest(settings: Retraining, balances: list[BlockBalance]) -> Price:
+    return tuple(settings.smallest * min(parts) for parts in zip(*(b.limit for b in balances), strict=True))
 
 
 Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "broken", "failed"]
@@ -541,8 +552,8 @@ def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
         settings = params.load(work.root / "params.yaml", reads=("tracking",))
         log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
-    standing = blocks_here(card, work.ledger, work.root, lambda: planned_run(work.root, card))
-    retired = retire(work.settings, work.ledger, card, standing)
+    balances = blocks_here(card, work.ledger, work.root, lambda: planned_run(work.root, card))
+    retired = retire(work.settings, work.ledger, card, balances)
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
     work.states.write(replace(state, kind=kind, message=words, run_id=entry.name))

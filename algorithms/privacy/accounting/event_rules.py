@@ -96,6 +96,7 @@ class SampledGroupDpEvent(dp.DpEvent):  # type: ignore[misc]
     Attributes:
         noise_multiplier: Of one record's bound.
         sampling_probability: Of each record by itself.
+        count: The number of records.
     """
 
     noise_multiplier: float
@@ -107,7 +108,9 @@ class SampledGroupDpEvent(dp.DpEvent):  # type: ignore[misc]
 class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
     """One of several mechanisms, chosen independently of the records, like the settings of a trial in a search.
 
-    events: the worst counts at each Rényi order, since a mixture diverges at most as much as its worst part.
+    Attributes:
+        events: The mechanisms. At each Rényi order the one with the largest divergence is charged, as a mixture
+            diverges no more than its worst part.
     """
 
     events: list[dp.DpEvent]
@@ -117,10 +120,12 @@ class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
 class DisjointPartsDpEvent(dp.DpEvent):  # type: ignore[misc]
     """Several mechanisms on disjoint people, each of whom is in one part alone, whoever else is there.
 
-    events: one for each part, in the order of the releases; a later one may depend on what earlier ones released. A
-    record more or less changes one part, and what is released of the others follows from that and from records that are
-    the same, so it costs the worst of the events (parallel composition: McSherry 2009, Theorem 4). A record that is
-    replaced may change parts, so nothing is claimed under replace-one.
+    One record more or less changes one part. The other parts have the same records, and at most see what was released
+    of that part, so that the whole costs as much as the worst of the events (parallel composition: McSherry 2009,
+    Theorem 4). A record that is replaced may change parts, so nothing is claimed under replace-one.
+
+    Attributes:
+        events: One for each part, in the order of the releases; a later one may depend on what earlier ones released.
     """
 
     events: list[dp.DpEvent]
@@ -314,6 +319,7 @@ class _Scaled(EventRule):
         return type(event)(event.noise_multiplier / count)
 
     def poisson_group_privacy(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        # Without any of the records in the sample nothing differs; with some of them the sum moves by at most all.
         return dp.PoissonSampledDpEvent(_any_of(count, rate), self.group_privacy(event, count))
 
 
@@ -325,6 +331,7 @@ class _Gaussian(_Scaled):
         return TraceFields({"gaussian": event.noise_multiplier})
 
     def poisson_under_replace_one(self, event: Any, rate: float) -> dp.DpEvent:
+        # As it is: `_Poisson` has losses and Rényi bounds of its own for this relation.
         return dp.PoissonSampledDpEvent(rate, event)
 
     def sample_under_replace_one(self, event: Any, records: int, size: int) -> dp.DpEvent:
@@ -421,6 +428,8 @@ class _ZCDP(EventRule):
     def trace_fields(self, event: Any) -> TraceFields:
         if event.xi or not event.rho:
             return TraceFields({})
+        # Noise of multiplier 1 / epsilon: rho is epsilon^2 / 8 for Gumbel noise, whose privacy loss has a range of
+        # epsilon, and epsilon^2 / 2 for Laplace noise.
         return TraceFields(
             {"gumbel": math.sqrt(1 / (8 * event.rho)), "laplace": math.sqrt(1 / (2 * event.rho))}
         )
@@ -465,10 +474,10 @@ class _Poisson(EventRule):
             return rdp_of_pure(self.pure_epsilon(event), np.array(orders))
         if _is_sampled_gaussian(event, adjacency):
             rate = event.sampling_probability
-            found = rdp_of_sampled_gaussian(event.event.noise_multiplier, rate, orders)
+            bounds = rdp_of_sampled_gaussian(event.event.noise_multiplier, rate, orders)
         else:
-            found = rdp_by_library(event, orders, adjacency, in_words(event))
-        return round_up_rdp(found, np.array(orders))
+            bounds = rdp_by_library(event, orders, adjacency, in_words(event))
+        return round_up_rdp(bounds, np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).without_subsampling(event.event, adjacency)
@@ -528,10 +537,10 @@ class _WithoutReplacement(EventRule):
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         inner, rate = event.event, event.sample_size / event.source_dataset_size
         if isinstance(inner, dp.GaussianDpEvent) and 0 < rate < 1 and adjacency is _REPLACE_ONE:
-            found = rdp_of_fixed_size_sample(inner.noise_multiplier, rate, orders)
+            bounds = rdp_of_fixed_size_sample(inner.noise_multiplier, rate, orders)
         else:
-            found = rdp_by_library(event, orders, adjacency, in_words(event))
-        return round_up_rdp(found, np.array(orders))
+            bounds = rdp_by_library(event, orders, adjacency, in_words(event))
+        return round_up_rdp(bounds, np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return (
@@ -583,8 +592,8 @@ class _Compound(EventRule):
         return float(self.combine(event, [rule_of(inner).pure_epsilon(inner) for inner in parts(event)]))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        found = self.combine(event, [rule_of(inner).rdp(inner, orders, adjacency) for inner in parts(event)])
-        return np.asarray(found)
+        bounds = [rule_of(inner).rdp(inner, orders, adjacency) for inner in parts(event)]
+        return np.asarray(self.combine(event, bounds))
 
     def rho(self, event: Any) -> float:
         return float(self.combine(event, [rule_of(inner).rho(inner) for inner in parts(event)]))
@@ -726,10 +735,11 @@ class _Selection(EventRule):
         )
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+        # The theorem takes one order of the trial to bound another of the best, so many are on offer.
         every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
         once = rule_of(event.event).rdp(event.event, every, adjacency)
-        found = _compute_rdp_repeat_and_select(every, once, event.mean, event.shape)
-        return np.array([found[every.index(order)] for order in orders])
+        bounds = _compute_rdp_repeat_and_select(every, once, event.mean, event.shape)
+        return np.array([bounds[every.index(order)] for order in orders])
 
 
 _RULES: dict[type[dp.DpEvent], EventRule] = {
@@ -755,7 +765,13 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
 def register(kind: type[dp.DpEvent], rule: EventRule, words: str | None = None) -> None:
     """Register the rule of an event class, for all accountants, filters and documents.
 
-    words: what messages call it. Raises RefusedError for a registered name.
+    Args:
+        kind: The class, which documents name.
+        rule: Its costs.
+        words: What messages call it; by default the class's name.
+
+    Raises:
+        RefusedError: For a registered name.
     """
     if kind.__name__ in {known.__name__ for known in _RULES}:
         raise RefusedError(f"the event {kind.__name__} has a rule already; give the new event another name.")
@@ -775,11 +791,11 @@ def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
     return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
 
 
-def _with_parts(event: Any, taken: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:
+def _with_parts(event: Any, change: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:
     """The event with a function applied to each of its parts."""
     if hasattr(event, "events"):
-        return attrs.evolve(event, events=[taken(inner) for inner in event.events])
-    return attrs.evolve(event, event=taken(event.event))
+        return attrs.evolve(event, events=[change(inner) for inner in event.events])
+    return attrs.evolve(event, event=change(event.event))
 
 
 def event_to_json(event: dp.DpEvent) -> EventJson:
