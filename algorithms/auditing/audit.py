@@ -88,13 +88,21 @@ from algorithms.privacy.mechanisms.sampling import (
 
 Array = NDArray[np.float64]
 _CLEAR = 20.0
+"""The epsilon at which coins are checked: noise is then so small that it shows which canaries are in a sum."""
 ROOM = 1e-3
 """How far a record may move a sum beyond its bound, relative to the bound, because of rounding."""
 
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """One direct check. claimed, seen: in the same unit. chance: probability of such a value if the claim is true."""
+    """One direct check of a part of the claim.
+
+    Attributes:
+        name: What is checked.
+        claimed, seen: In the same unit.
+        chance: The probability of such a value, or one that speaks more against the claim, if the claim is true.
+        detail: What was counted, in words.
+    """
 
     name: str
     claimed: float
@@ -110,7 +118,19 @@ class AuditCheck:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit; `to_json` is the content of its file."""
+    """The result of an audit; `to_json` is the content of its file.
+
+    Attributes:
+        method, settings: What was audited.
+        claimed: The epsilon of the claim, at `delta`.
+        delta: Of the claim.
+        attacks: Each with a lower bound on epsilon.
+        checks: Of the parts of the claim.
+        curve: The trade-off that is claimed, and what was seen.
+        power: What this audit would find with half of the noise.
+        runs: Pairs of runs with and without the worst record.
+        canaries: In the single run.
+    """
 
     method: str
     settings: dict[str, JsonValue]
@@ -153,7 +173,16 @@ class Audit:
 
 
 def scores(game: Game, plan: Plan, seeds: Iterable[int]) -> Array:
-    """Scores of pairs of runs without and with the record, shape [pairs, 2]; a game of one canary."""
+    """Scores of pairs of runs without and with the record.
+
+    Args:
+        game: Of one canary.
+        plan: Of the game.
+        seeds: One for each pair.
+
+    Returns:
+        Log likelihood ratios, shape [pairs, 2].
+    """
 
     def score(seed: int, is_in: bool) -> float:
         coins, key = np.full(game.canaries, is_in), key_of(game.algorithm, "pairs", seed, is_in)
@@ -190,7 +219,12 @@ _LAWS: dict[type, tuple[tuple[type[dp.DpEvent], ...], Callable[[int], Any], int]
 
 
 def noise_checks(game: Game, played: GameTranscript) -> list[AuditCheck]:
-    """Check the amount of noise, in answers without contributions."""
+    """Check the amount of noise, in coordinates that no record moves.
+
+    Args:
+        game: Whose silent coordinates are looked at.
+        played: A run, with the events that were charged.
+    """
     checks = []
     for kind, (_event, law, power) in _LAWS.items():
         values = noise_of(game, played, kind)
@@ -198,6 +232,7 @@ def noise_checks(game: Game, played: GameTranscript) -> list[AuditCheck]:
             continue
         total = float((np.abs(values) ** power).sum())
         detail = f"{len(values)} draws of {kind.__name__} noise, over what the charged event says"
+        # Only too little noise violates the claim, so the chance is that of a smaller sum of powers.
         seen = (total / len(values)) ** (1 / power)
         checks.append(AuditCheck("noise", 1.0, seen, float(law(len(values)).cdf(total)), detail))
     return checks
@@ -239,7 +274,13 @@ def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
 def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditCheck]:
     """Check how far one record moves a sum, in units of the bound, and after how many steps it takes part again.
 
-    From runs with and without the record, with the same coins and noise.
+    From runs with and without the record, with the same coins and noise, so that answers differ by the record alone. As
+    soon as two runs ask different questions, which follow from different answers, they are no longer compared.
+
+    Args:
+        game: Of one canary.
+        plan: Of the game.
+        seeds: One for each pair of runs.
     """
     max_reach, seen_at, nearest, parts = 0.0, 0, math.inf, 0
     moving: list[int]
@@ -253,7 +294,8 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
             if answer.kind == "argmin" or not _same_question(answer, other):
                 break
             moves_zeros = isinstance(answer.bound, Affine) and answer.bound.offset > 0
-            if is_sampled and (moves_zeros or answer.kind in ("total", "norm count")):  # zeros count as well
+            # The record is replaced by zeros here, which move these sums as well, so that nothing can be concluded.
+            if is_sampled and (moves_zeros or answer.kind in ("total", "norm count")):
                 continue
             moved = answer.value - other.value
             limit = answer.bound.sensitivity
@@ -290,7 +332,13 @@ def _same_question(one: Answer, other: Answer) -> bool:
 
 
 def coin_checks(game: Game, plan: Plan, run: GameTranscript) -> list[AuditCheck]:
-    """Check how often canaries take part, and whether the coins and noise of two answers are independent."""
+    """Check how often canaries take part, and whether the coins and noise of two answers are independent.
+
+    Args:
+        game: With many canaries, at an epsilon at which their coins show through the noise.
+        plan: Of the game.
+        run: A run of it.
+    """
     inside = np.flatnonzero(run.coins)
     rows, rates, are_independent = [], [], True
     for answer in run.answers:
@@ -305,6 +353,8 @@ def coin_checks(game: Game, plan: Plan, run: GameTranscript) -> list[AuditCheck]
     noise = [answer.value[game.silent] / answer.scale for answer, _ in _seen_alone(run)]
     checks: list[AuditCheck] = []
     if rows:
+        # Each canary's estimate is its coin plus noise of mean 0. One-sided: taking part more often than claimed costs
+        # more privacy than was charged.
         seen, claimed = np.concatenate(rows), np.repeat(rates, len(inside))
         score = float((seen - claimed).mean() / (seen - claimed).std() * math.sqrt(len(seen)))
         detail = "how often a canary is in a sum; the noise averages out"
@@ -324,14 +374,26 @@ def coin_checks(game: Game, plan: Plan, run: GameTranscript) -> list[AuditCheck]
 
 
 def _part(game: Game, answer: Answer, canary: int) -> float:
-    """A noisy estimate of whether a canary is in a sum."""
+    """A noisy estimate of whether a canary is in a sum: 1 or 0, plus noise of mean 0.
+
+    It projects the sum on what the canary would add, in the coordinates that no other record moves.
+    """
     whole = contribution(game, answer, game.canary(canary))
     support = np.abs(game.canary(canary)) > 0
     return float(answer.value[support] @ whole[support] / (whole[support] @ whole[support]))
 
 
 def dependence(name: str, rows: Sequence[Array], detail: str) -> AuditCheck:
-    """The most dependent pair of releases; the probability is corrected for the number of pairs."""
+    """The most dependent pair of releases.
+
+    Args:
+        name: Of the check.
+        rows: For each release independent values of mean 0, shape [n] each, of the same n.
+        detail: What they are, in words.
+
+    Returns:
+        The largest correlation. Its chance is that of any pair, by a bound on the sum of all (Bonferroni).
+    """
     strongest, pairs = 0.0, list(combinations(range(len(rows)), 2))
     for one, other in pairs:
         products = (rows[one] - rows[one].mean()) * (rows[other] - rows[other].mean())

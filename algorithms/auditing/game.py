@@ -166,7 +166,12 @@ def _one_layer(width: int) -> nn.Linear:
 
 @dataclass(frozen=True)
 class CanaryRecords:
-    """features [n, width], labels [n]: 1 of a canary."""
+    """Made-up records.
+
+    Attributes:
+        features: [n, width].
+        labels: [n]; 1 of a canary.
+    """
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
@@ -176,8 +181,13 @@ class CanaryRecords:
 class Answer:
     """The barrier's answer to one query.
 
-    value: the noisy sum before division, or the chosen index of a selection. asked: a total's statistic, or a
-    selection's candidates.
+    Attributes:
+        kind: "gradient", "total", "norms", "norm count", "argmin" or "minimum".
+        sampling: Of the records.
+        bound: On what one record adds.
+        noise: On the sum.
+        value: The noisy sum before division, or the chosen index of a selection.
+        asked: A total's statistic, or a selection's candidates.
     """
 
     kind: str
@@ -245,8 +255,13 @@ class RecordingBarrier(Barrier):
 
 @dataclass(frozen=True)
 class GameTranscript:
-    """coins: of the canaries. answers: of the barrier, in order. events: charged for each. released: the parameters,
-    [width].
+    """What one run of a game left.
+
+    Attributes:
+        coins: [canaries], which of them were included.
+        answers: Of the barrier, in order.
+        events: Charged for each answer.
+        released: The parameters, [width].
     """
 
     coins: NDArray[np.bool_]
@@ -278,8 +293,13 @@ def play(
 ) -> GameTranscript:
     """One run of the method on made-up records.
 
-    coins: shape [canaries]: which canaries are included, or under replace-one which have their features rather than
-    their negative. blank: replaces canaries that are not included by zeros, so that later coins and noise are the same.
+    Args:
+        game: Method, settings and claim.
+        plan: Of the game.
+        coins: [canaries], which of them are included; under replace-one, which have their features rather than the
+            negative of these.
+        generator: Of noise and samples.
+        blank: Replace canaries that are not included by zeros, so that later coins and noise are the same.
     """
     canaries = np.stack([game.canary(index) for index in range(game.canaries)])
     if plan.adjacency == REPLACE_ONE.name:
@@ -347,8 +367,15 @@ def length_of(vector: Array, bound: Any) -> float:
 def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: int, *, alone: bool) -> float:
     """The log likelihood ratio of the answers with and without a canary, which is the best test.
 
-    alone: whether there is no other canary; otherwise queries that mix all records are skipped, and only the
-    coordinates of this canary are used.
+    Args:
+        game, plan: Of the run.
+        answers: Of the barrier.
+        canary: Its index.
+        alone: Whether there is no other canary; otherwise queries that mix all records are skipped, and only the
+            coordinates of this canary are used.
+
+    Source:
+        Neyman and Pearson 1933: no test of the same rate of false alarms misses less.
     """
     series = [answer for answer in answers if isinstance(answer.noise, Correlated)]
     others = [answer for answer in answers if not isinstance(answer.noise, Correlated)]
