@@ -62,7 +62,13 @@ class Threshold:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """People whose predicted probability is between `low` and `high`: its mean, and the share it is right for."""
+    """People whose predicted probabilities are close to each other.
+
+    Attributes:
+        low, high: The bounds of these probabilities.
+        predicted: Their mean.
+        observed: The share of these people for whom the prediction is right.
+    """
 
     low: float
     high: float

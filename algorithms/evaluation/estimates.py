@@ -218,7 +218,12 @@ def _auc(cells: ScoredCells) -> Outcome:
 
 
 def pairs_in_one_bin(people: Floats, variance: float) -> float:
-    """The share of pairs of people who are in the same bin. people: [bins], noisy. variance: of all their noise."""
+    """The share of pairs of people who are in the same bin.
+
+    Args:
+        people: [bins], noisy.
+        variance: Of the noise of all bins together, which their squares hold, too, and which is subtracted.
+    """
     return (float(people @ people) - variance) / max(float(people.sum()), 1.0) ** 2
 
 

@@ -26,7 +26,15 @@ _PEOPLE = 2000
 
 
 def expected_errors(spec: HistogramSpec, at_most: int, noise_std: float) -> Mapping[str, float | None]:
-    """Standard errors by noise and sampling with at most so many people; None where noise will drown the metric.
+    """Standard errors by noise and sampling that a planned release will have, from public values alone.
+
+    Args:
+        spec: Of the histogram.
+        at_most: Held-out people, an upper bound.
+        noise_std: Of each cell.
+
+    Returns:
+        By metric, None where noise will drown it.
 
     Example:
         >>> from algorithms.evaluation import histogram_for
@@ -41,7 +49,11 @@ def expected_errors(spec: HistogramSpec, at_most: int, noise_std: float) -> Mapp
 def expected_group_errors(
     spec: HistogramSpec, at_most: int, noise_std: float
 ) -> Mapping[str, Mapping[str, float | None]]:
-    """By column, and for all columns crossed, those of one group where all groups have equally many people."""
+    """The same for one group, where all groups have equally many people; by column, and for all columns crossed.
+
+    Args:
+        spec, at_most, noise_std: As for `expected_errors`.
+    """
     groups = groups_of(_expected_histogram(spec, at_most, noise_std))
     return {column: _errors(of_column[0].metrics) for column, of_column in groups.items()}
 

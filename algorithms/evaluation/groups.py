@@ -35,7 +35,12 @@ class GroupMetrics:
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """How the metrics of one group differ from those of another one, `first` minus `second`, where both have them."""
+    """How the metrics of two groups differ.
+
+    Attributes:
+        first, second: The names of the groups.
+        metrics: `first` minus `second`, by metric, where both have it.
+    """
 
     first: str
     second: str

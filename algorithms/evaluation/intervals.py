@@ -33,7 +33,12 @@ TOO_FEW = "the released histogram does not show that there are people of this ki
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric of the people that the held-out records are a sample of: its estimate and its 95 % interval."""
+    """A metric of the people that the held-out records are a sample of.
+
+    Attributes:
+        value: The estimate.
+        low, high: The ends of its 95 % interval, which counts noise and sampling.
+    """
 
     value: float
     low: float
@@ -63,7 +68,10 @@ def estimate_in(outcome: Outcome) -> Estimate | None:
 class NoisyCells:
     """Unbiased noisy cells and what is known of their noise.
 
-    values: [k]. covariance: [k, k], of the noise. z: standard deviations on each side of their intervals.
+    Attributes:
+        values: [k], cells in people.
+        covariance: [k, k], of the noise.
+        z: Standard deviations on each side of their intervals.
     """
 
     values: Floats
@@ -88,7 +96,13 @@ class NoisyCells:
 
 
 def independent(values: Floats, noise_std: float, z: float = Z) -> NoisyCells:
-    """Cells, flattened, with independent noise."""
+    """Cells, flattened, with independent noise.
+
+    Args:
+        values: Of any shape, in people.
+        noise_std: Standard deviation of the noise in each.
+        z: Standard deviations on each side of their intervals.
+    """
     flat = values.ravel()
     return NoisyCells(flat, noise_std**2 * np.eye(flat.size), z=z)
 
@@ -98,6 +112,14 @@ def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool =
 
     At the true share t of D = hits + misses people the sum hits - t D has variance D t (1 - t), and for an F1, whose D
     counts hits twice, D t (1 - t) (2 - t). So the interval is Wilson's, with the variance of the noise added.
+
+    Args:
+        cells: [k].
+        hits, misses: [k], weights 0 or 1.
+        twice: Whether hits count twice.
+
+    Returns:
+        The estimate within [0, 1], or why there is none.
     """
     top = 2 * hits if twice else hits
     everyone = top + misses
@@ -236,7 +258,11 @@ def _edge(is_inside: Callable[[float], bool], start: float, end: float) -> float
 def mean_of_sums(total: float, people: float, squares: float, noise: float, people_noise: float) -> Outcome:
     """The mean of values in [-1, 1] from their sum, their number and the sum of their squares, all noisy.
 
-    noise, people_noise: standard deviations of the independent noise in the first two.
+    Args:
+        total: The sum of the values.
+        people: Their number.
+        squares: The sum of their squares.
+        noise, people_noise: Standard deviations of the independent noise in the first two.
     """
     if people <= _CLEAR * people_noise or people <= 0:
         return TOO_FEW
@@ -314,7 +340,15 @@ def root_mean_square(squares: Floats, chances: Floats, between: float, z: float)
 
 
 def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
-    """The mean of what each person gains, by the noise and sample alone, however small it is beside them."""
+    """The mean of what each person gains, with an interval also where noise is larger than the gain.
+
+    Args:
+        cells: [k].
+        gains: [k], of each person in a cell.
+
+    Returns:
+        The estimate; None if noise alone would explain that there are people.
+    """
     people = float(cells.values.sum())
     everyone = np.ones_like(gains)
     if not cells.is_clear(everyone):
@@ -433,12 +467,26 @@ def variance_explained(
 
 
 def share(value: float, variance: Callable[[float], float], z: float) -> Outcome:
-    """A metric in [0, 1] by its estimate, and the variance of that where the metric is t."""
+    """A metric in [0, 1] with its interval.
+
+    Args:
+        value: The estimate.
+        variance: Of the estimate, where the true metric is t.
+        z: Standard deviations on each side of the interval.
+    """
     return _invert(value, 1.0, variance, 0.0, 0.0, 1.0, z=z, bounds=(0.0, 1.0))
 
 
 def shrunk(counts: Floats, variances: Floats) -> Floats:
-    """Counts, [k], drawn to their mean by what their variances explain of their differences (James and Stein 1961)."""
+    """Counts drawn to their mean by what noise explains of their differences.
+
+    Args:
+        counts: [k], noisy.
+        variances: [k], of their noise.
+
+    Source:
+        James and Stein 1961.
+    """
     by_chance = float(variances.mean())
     signal = max(0.0, float(np.var(counts)) - by_chance)
     middle = float(counts.mean())
@@ -447,7 +495,14 @@ def shrunk(counts: Floats, variances: Floats) -> Floats:
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
-    """first - second of independent estimates: squares of their distances to their ends add up (Newcombe 1998)."""
+    """first - second of independent estimates; the squared distances to the ends of their intervals add up.
+
+    Args:
+        first, second: Estimates from different people.
+
+    Source:
+        Newcombe 1998, method 10.
+    """
     value = first.value - second.value
     down = math.hypot(first.value - first.low, second.high - second.value)
     up = math.hypot(first.high - first.value, second.value - second.low)

@@ -30,7 +30,13 @@ _RANGE, _CANDIDATES, _CLEAR, _MAX_TIES = 8.0, 121, 3.0, 0.5
 
 @dataclass(frozen=True)
 class Recalibration:
-    """Log-odds divided by `temperature` have a smaller log loss, or Brier score, by `gain` a person."""
+    """A temperature that improves a model's probabilities.
+
+    Attributes:
+        temperature: By which log-odds are divided.
+        gain: By how much the metric falls for a person, on people whom the temperature was not chosen on.
+        metric: The log loss, or for more than two classes the Brier score.
+    """
 
     temperature: float
     gain: Estimate
@@ -41,9 +47,9 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
     """The temperature, or None where it does not help beyond the noise.
 
     It minimises the log loss of the first half's cells that stand out from the noise, or for more than two classes the
-    noisy Brier score of the first half. It helps if the 95 % interval of
-    its gain on the second half is above 0: noise and people there are others, so a temperature that does not help is
-    taken for one that does in at most 2.5 % of releases.
+    noisy Brier score of the first half. It helps if the 95 % interval of its gain on the second half is above 0: noise
+    and people there are others, so a temperature that does not help is taken for one that does in at most 2.5 % of
+    releases.
 
     Raises:
         ValueError: if the histogram has no halves.
