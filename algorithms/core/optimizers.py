@@ -36,7 +36,14 @@ _adam = partial(adam, foreach=False, eps=1e-8, weight_decay=0.0, amsgrad=False, 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Parameters [d], first and second moments [d], averaged parameters [d] and the number of steps []."""
+    """What the optimizer keeps between steps.
+
+    Attributes:
+        parameters: [d], the point of the next gradient.
+        first, second: [d], momentum, and for "adam" the mean of squared gradients.
+        average: [d], of parameters, if the settings ask for one.
+        count: [], the number of steps taken.
+    """
 
     parameters: Tensor
     first: Tensor

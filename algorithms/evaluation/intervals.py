@@ -501,7 +501,7 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
         first, second: Estimates from different people.
 
     Source:
-        Newcombe 1998, method 10.
+        Newcombe 1998.
     """
     value = first.value - second.value
     down = math.hypot(first.value - first.low, second.high - second.value)
