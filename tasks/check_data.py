@@ -137,7 +137,7 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
             counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
     except DataRefusedError as refusal:
         refused = str(refusal)
-    remarks += _in_words(counts)
+    remarks += [*_of_bounds(card, counts), *_in_words(counts)]
     if len(labels) == 1 and not isinstance(card.reader, Table | Rows):
         remarks.append("only one class is in the files, so there is nothing to learn")
     if "train" in files:
@@ -186,6 +186,23 @@ def _header(card: DataCard, file: Path) -> list[str]:
         for some in tables("train", file, card.reader, card.label_type):
             return list(some.column_names)
     return []
+
+
+def _of_bounds(card: DataCard, counts: Mapping[str, int]) -> list[str]:
+    """Remarks on numbers of which no value in the training file lies between the bounds."""
+    columns = card.reader.columns if isinstance(card.reader, Table) else ()
+    remarks = []
+    for column in (one for one in columns if isinstance(one, Numeric)):
+        of_column = f"train, column {column.name}: "
+        clamped = sum(count for problem, count in counts.items() if problem.startswith(f"{of_column}clamped"))
+        missing = sum(count for problem, count in counts.items() if problem.startswith(f"{of_column}missing"))
+        if 0 < clamped == counts.get("train: records", 0) - missing:
+            low, high = column.bounds
+            remarks.append(
+                f"column {column.name}: none of its values lies between its bounds, {low:g} and {high:g}, so a model"
+                " learns nothing of it; correct the bounds, by what is known without looking"
+            )
+    return remarks
 
 
 def _in_words(counts: Mapping[str, int]) -> list[str]:

@@ -94,6 +94,7 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
                 labels = None if name == label else texts.get(label)
                 _count(columns.setdefault(name, _Column()), values, labels)
     return [
+        *_single_categories(card),
         *_spelling_remarks(card, columns, label),
         *_copies(columns, label, rows),
         *_faults_of_numbers(card, columns),
@@ -128,6 +129,15 @@ def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | N
         column.values[row["value"]] += row["count_all"]
         if labels is not None:
             column.with_label[row["value"], row["label"]] += row["count_all"]
+
+
+def _single_categories(card: DataCard) -> Iterator[str]:
+    for column in card.reader.columns if isinstance(card.reader, Table) else ():
+        if isinstance(column, Categorical) and len(column.categories) == 1:
+            yield (
+                f"column {column.name}: {column.categories[0]!r} is its only category, of which a model learns nothing;"
+                " declare all that there may be, or make it `kind: ignored`"
+            )
 
 
 def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str) -> Iterator[str]:

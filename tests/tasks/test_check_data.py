@@ -364,6 +364,20 @@ REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[st
         "column copy: it says the label 'y' of nearly every record",
         False,
     ),
+    "bounds that hold no value": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["101", "-5"] * 20, "y": ["no", "yes"] * 20},
+        "column x: none of its values lies between its bounds, 0 and 100",
+        False,
+    ),
+    "a list of one category": (
+        [category("sex", "male")],
+        CLASSES,
+        {"sex": ["male"] * 40, "y": ["no", "yes"] * 20},
+        "column sex: 'male' is its only category, of which a model learns nothing",
+        False,
+    ),
     "an id beside people": (
         [NUMBER, {"name": "patientId", "kind": "ignored"}],
         CLASSES,
@@ -391,6 +405,13 @@ def test_what_looks_wrong_is_told_to_the_owner_in_words(
     quiet = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
     assert any(words in remark for remark in quiet.remarks), quiet.remarks
     assert (quiet.counts is not None) == public and bool(quiet.refused) == is_refused
+
+
+def test_one_value_between_the_bounds_is_enough(check: Check) -> None:
+    for inside in ("100", "0", ""):  # a bound itself; and a missing value is not outside
+        table = {"x": ["101"] * 39 + [inside], "y": ["no", "yes"] * 20}
+        remarks = " ".join(check(table, NUMBER | {"missing": 50.0}, label("y"), **CLASSES).remarks)
+        assert ("none of its values" in remarks) == (inside == "")
 
 
 def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -> None:

@@ -853,3 +853,26 @@ def test_the_number_of_runs_that_are_planned_decides_how_they_add_up(schema: str
     result = call("init", "one", "--from", schema, "--at-most", "50")
     assert data_card("one", Path("one/data/cards")).composition.kind == "basic"
     assert "one run is planned, so the epsilons of runs add up" in result.output
+
+
+def test_init_says_what_data_check_does_of_the_rows_and_writes_nothing_of_it(
+    schema: str, tmp_path: Path, own_home: Path
+) -> None:
+    """Bounds without values, and a copy of the label; an enum of one value is refused before a row is read."""
+    fields = [*FIELDS[:1], {"name": "seen", "constraints": {"enum": ["no", "yes"]}}, FIELDS[-1]]
+    (tmp_path / "schema.json").write_text(json.dumps({"fields": fields}))
+    rows = [f"{200 + row},{('no', 'yes')[row % 2]},{('no', 'yes')[row % 2]}" for row in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["age,seen,returned", *rows]) + "\n")
+    made = call("init", "clinic", "--from", schema, "--file", "table.csv", "--at-most", "50")
+    told = " ".join(made.stdout.split())
+    assert made.exit_code == 0, made.output
+    assert "look at this: column age: none of its values lies between its bounds, 18 and 100" in told
+    assert "look at this: column seen: it says the label 'returned' of nearly every record" in told
+    written = [path.read_text() for path in (tmp_path / "clinic").rglob("*.yaml")]
+    assert written and not any("none of its values" in text or "nearly every" in text for text in written)
+    fields[1]["constraints"] = {"enum": ["no"]}
+    (tmp_path / "schema.json").write_text(json.dumps({"fields": fields}))
+    refused = call("init", "other", "--from", schema, "--file", "table.csv", "--at-most", "50")
+    assert (
+        refused.exit_code == 2 and "'seen' has one value, of which a model learns nothing" in refused.output
+    )
