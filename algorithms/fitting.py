@@ -35,7 +35,7 @@ from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.learned_features import schedule_of
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
+from algorithms.core.planning_facts import PlanningFacts, intercepts_of, zero_start_loss
 from algorithms.core.receipt import account_of, receipt_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter
@@ -440,6 +440,7 @@ class _Training:
             loss=self.model.bounds,
             rows_per_user=rows_per_user if rows_per_user != 1 else None,
             start_loss=zero_start_loss(self.model, classes),
+            intercepts=intercepts_of(self.model, classes),
         )
         plan = self.method.plan(target, facts)
         if plan.not_private is not None and noise != "seeded":

@@ -21,6 +21,20 @@ class CellLayout(BaseModel):
     weights: tuple[float, ...]
 
 
+class ShrinkageFacts(BaseModel):
+    """How far a trained classifier was shrunk towards the class frequencies.
+
+    Attributes:
+        gain: How much lower than theirs its losses are, as it was released, in standard deviations of its noise.
+        kept: The share of the training that is kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, strict=True)
+
+    gain: float
+    kept: float = Field(ge=0, le=1)
+
+
 class ModelFacts(BaseModel):
     """What a model's file states beside its parameters. Its fields are the keys of the JSON in the file.
 
@@ -38,6 +52,7 @@ class ModelFacts(BaseModel):
         front: Kind and settings of the learned features before the model.
         preparation: The data card's declaration of how records become features; older files lack it.
         temperature: What scores are divided by; missing for a model that is not recalibrated.
+        shrinkage: Of a model that was shrunk towards the class frequencies.
     """
 
     model_config = ConfigDict(
@@ -57,6 +72,7 @@ class ModelFacts(BaseModel):
     front: dict[str, Any] | None = None
     preparation: dict[str, Any] | None = None
     temperature: float | None = Field(default=None, gt=0)
+    shrinkage: ShrinkageFacts | None = None
 
     @property
     def output_count(self) -> int:

@@ -7,22 +7,36 @@ from algorithms.privacy.accounting.gaussian import noise_for_share
 
 Kind: TypeAlias = Literal["classes", "number"]
 """What is predicted."""
-_OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
-"""The largest limit, and how it grows with the root of the records in standard deviations of a count."""
+_OF_CLASSES, _OF_A_NUMBER = (0.5, 0.7, 0.03), (0.0, 0.35, 0.015)
+"""The smallest and the largest limit, and how it grows with the root of the records in standard deviations of a
+count."""
+_FEW = 544.0
+"""Records in standard deviations of a count, below which a classifier is shrunk towards the frequencies."""
 
 
 def usual_noise_limit(records: float, epsilon: float, of: Kind) -> float:
     """The limit where records are unit vectors, for log-odds of classes or for a number in units of its scale.
 
     With little information there is little that is worth the noise, so it grows with the root of the records over the
-    standard deviation of a count, released for the whole budget.
+    standard deviation of a count, released for the whole budget. Classifiers of few records are shrunk besides, see
+    `shrinks`, and need no limit below one half.
 
     Example:
         >>> [usual_noise_limit(records, epsilon=1.0, of="number") for records in (480, 1000, 5000)]
         [0.17, 0.25, 0.35]
-        >>> [usual_noise_limit(records, epsilon=1.0, of="classes") for records in (480, 1000, 5000)]
-        [0.34, 0.49, 0.7]
+        >>> [usual_noise_limit(records, epsilon=1.0, of="classes") for records in (480, 1500, 5000)]
+        [0.5, 0.6, 0.7]
     """
-    most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
+    least, most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
     information = records / noise_for_share(1.0, epsilon)
-    return float(f"{min(most, of_information * math.sqrt(information)):.2g}")
+    return float(f"{min(most, max(least, of_information * math.sqrt(information))):.2g}")
+
+
+def shrinks(records: float, epsilon: float) -> bool:
+    """Whether a classifier of so few records is worth shrinking towards the frequencies of its classes.
+
+    Example:
+        >>> [shrinks(records, epsilon=1.0) for records in (480, 2000, 5000)]
+        [True, True, False]
+    """
+    return records / noise_for_share(1.0, epsilon) < _FEW

@@ -193,7 +193,9 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise RefusedError(
                 f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
             )
-        method = self.method or usual_method(len(records), loss, self.steps, self.epsilon)
+        method = self.method or usual_method(
+            len(records), loss, self.steps, self.epsilon, has_constant=encoding.has_constant
+        )
         try:
             with ESTIMATORS.spoken():
                 result: Fitted = train(
@@ -257,6 +259,8 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
 
 class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
     """A classifier of tables that is trained under differential privacy.
+
+    With few records it is shrunk towards the released class frequencies, as far as its gain on them is not certain.
 
     Args:
         epsilon: Of one fit; each fit is paid for by itself.

@@ -21,7 +21,8 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
 from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
-from algorithms.noise_limits import Kind, usual_noise_limit
+from algorithms.noise_limits import Kind, shrinks, usual_noise_limit
+from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -68,6 +69,12 @@ class TableEncoding:
         except DataRefusedError as error:
             raise RefusedError(str(error).replace("correct the file", "correct X")) from None
 
+    @property
+    def has_constant(self) -> bool:
+        """Whether all rows share a cell."""
+        cells = self.table.cell_encoding
+        return cells is not None and cells.facts.sizes[-1] == 1
+
     def network(self, outputs: int) -> nn.Module:
         """A linear model of the rows' vectors, from zero."""
         cells = self.table.cell_encoding
@@ -103,8 +110,11 @@ class PreparedRecords:
         return np.ascontiguousarray(records, np.int32 if self.has_tokens else np.float32)
 
 
-def usual_method(records: int, loss: Any, steps: int, epsilon: float) -> DPSGD:
-    """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate."""
+def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_constant: bool = True) -> DPSGD:
+    """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate.
+
+    has_constant: whether all rows share a cell, by which a classifier can say the frequencies of the classes.
+    """
     kind: Kind = "classes" if loss == "cross_entropy" else "number"
     usual = CROSS_ENTROPY if kind == "classes" else SQUARED
     curvature = getattr(loss, "curvature", usual.curvature)
@@ -116,7 +126,13 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float) -> DPSGD:
         optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))
-    return DPSGD(steps=steps, expected_batch_size=batch, update=update)
+    is_shrunk = kind == "classes" and has_constant and shrinks(records, epsilon)
+    return DPSGD(
+        steps=steps,
+        expected_batch_size=batch,
+        update=update,
+        shrink_share=SHARE_OF_FEATURES if is_shrunk else None,
+    )
 
 
 def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEncoding:

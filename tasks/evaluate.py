@@ -38,6 +38,7 @@ from algorithms.evaluation import (
 )
 from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.evaluation.histogram import BINARY, MULTICLASS
+from algorithms.model_facts import facts_of
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
 from algorithms.privacy.documents import Receipt
@@ -787,6 +788,8 @@ def main() -> None:
         write_plots(
             artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, public.tokens)
         )
+    if (shrinkage := facts_of(path).shrinkage) is not None:
+        document["shrinkage"] = shrinkage.model_dump()
     document |= run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from functools import partial
@@ -24,8 +24,10 @@ from torch import Tensor
 
 from algorithms import models
 from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
+from algorithms.core.method import MethodState
 from algorithms.core.plan import Plan
 from algorithms.core.private_evaluation import release_evaluation
+from algorithms.core.shrinkage import ShrunkState
 from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
 from algorithms.errors import ModelRefusedError, RefusedError
@@ -349,13 +351,26 @@ def _train_into(
         job.public,
         job.document.algorithm,
         prepared=job.prepared,
+        shrinkage=shrinkage_of(state),
     )
     diagnostics.write(folder / "diagnostics.parquet")
     return trace
 
 
+def shrinkage_of(state: MethodState) -> dict[str, float] | None:
+    """What a model's file states of the shrinkage of its last state; None without one."""
+    return state.facts if isinstance(state, ShrunkState) else None
+
+
 def save_model(
-    path: Path, model: Model, released: Tensor, public: DatasetInfo, algorithm: str, *, prepared: Path
+    path: Path,
+    model: Model,
+    released: Tensor,
+    public: DatasetInfo,
+    algorithm: str,
+    *,
+    prepared: Path,
+    shrinkage: Mapping[str, float] | None = None,
 ) -> None:
     """Write released parameters [d] with all facts needed to rebuild the model and to prepare records for it."""
     front = front_of(model)
@@ -367,6 +382,7 @@ def save_model(
         "algorithm": algorithm,
         "front": None if front is None else front.settings,
         "preparation": preparation_in(prepared),
+        **({} if shrinkage is None else {"shrinkage": shrinkage}),
     }
     # All facts under one key, so that the order of keys does not change the file.
     described = {"epsilonflow": json.dumps(facts)}

@@ -193,18 +193,22 @@ def plan_gradient_steps(
     target: Target,
     facts: PlanningFacts,
     method_params: object | None = None,
+    before: Repeated = (),
+    after: Repeated = (),
 ) -> Plan:
     """The plan of noisy gradient steps with the smallest noise that meets the target.
 
     Args:
         sampled, clipping, steps: As for `gradient_steps`.
         target, facts, method_params: As for `plan_fixed`.
+        before, after: Releases of the method beside the steps, whose noise is given.
 
     Raises:
         RefusedError: If no noise meets the target.
     """
+    releases = gradient_steps(sampled, clipping, steps)
     return plan_fixed(
-        gradient_steps(sampled, clipping, steps),
+        lambda noise_multiplier: [*before, *releases(noise_multiplier), *after],
         target=target,
         facts=facts,
         sampled=sampled,

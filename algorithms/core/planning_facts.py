@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, JsonValue, ValidationError
+from torch import nn
 
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.models import LossBounds, Model
+from algorithms.models.cells import CellVectors
 from algorithms.models.model import Unbounded
+from algorithms.models.objectives import CROSS_ENTROPY, LOGISTIC
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,25 @@ class Inputs:
     l2: Unbounded
     width: Unbounded = math.inf
     outputs: int = 1
+
+
+@dataclass(frozen=True)
+class Intercepts:
+    """The parameters of a linear classifier that count alike for every record, one for each output.
+
+    first, step: their places in the flat parameters. outputs: their number. weight: what they are multiplied with: 1
+    for biases, and that of the cell that all rows of an encoded table share.
+    """
+
+    first: int
+    step: int
+    outputs: int
+    weight: float
+
+    @property
+    def indices(self) -> list[int]:
+        """Their places, in the order of the outputs."""
+        return [self.first + self.step * output for output in range(self.outputs)]
 
 
 @dataclass(frozen=True)
@@ -43,6 +65,7 @@ class PlanningFacts:
         bfloat16: Whether the model computes in it.
         start_loss: The largest loss of a record at the model's own start, see `zero_start_loss`; it serves planning
             alone, so a plan read from disk has none.
+        intercepts: Of a linear classifier, see `intercepts_of`; they serve planning alone, too.
     """
 
     records: int | None
@@ -54,6 +77,7 @@ class PlanningFacts:
     rows_per_user: Annotated[int | None, Field(alias="pooled", exclude_if=lambda value: value is None)] = None
     bfloat16: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     start_loss: Annotated[float | None, Field(exclude=True)] = field(default=None, compare=False)
+    intercepts: Annotated[Intercepts | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def known_records(self, what: str) -> int:
         """The number of records, which `what` needs; raises RefusedError if it is private."""
@@ -160,6 +184,39 @@ def zero_start_loss(model: Model, classes: int) -> float | None:
         return None
     labels = torch.arange(classes, dtype=model.label_dtype)
     return float(model.losses(torch.zeros(classes, layer.out_features, dtype=torch.float64), labels).max())
+
+
+def intercepts_of(model: Model, classes: int) -> Intercepts | None:
+    """The intercepts of a linear classifier by cross-entropy or the logistic loss; None for any other model.
+
+    They are its biases, or without these the parameters of the last cell, if all rows of an encoded table share it.
+    """
+    layers = _layers_of(model.module)
+    if layers is None or classes < 2 or model.bounds not in (CROSS_ENTROPY, LOGISTIC):
+        return None
+    cells, layer = layers
+    outputs, width = layer.out_features, layer.in_features
+    if outputs != (1 if model.bounds == LOGISTIC else classes):
+        return None
+    if layer.bias is not None:
+        return Intercepts(outputs * width, 1, outputs, 1.0)
+    if cells is None or float(cells.last[-1]) > 0.0:
+        return None
+    return Intercepts(width - 1, width, outputs, float(cells.weights[-1]))
+
+
+def _layers_of(module: nn.Module) -> tuple[CellVectors | None, nn.Linear] | None:
+    """The map of a table's cells, if there is one, and the only layer with parameters, of a linear model."""
+    inner = [part for part in module.modules() if type(part) not in (nn.Sequential, nn.Flatten)]
+    match inner:
+        case [nn.Linear() as layer]:
+            cells = None
+        case [CellVectors() as cells, nn.Linear() as layer]:
+            pass
+        case _:
+            return None
+    is_plain = type(layer) is nn.Linear and all(part.requires_grad for part in layer.parameters())
+    return (cells, layer) if is_plain else None
 
 
 def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:

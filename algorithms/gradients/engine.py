@@ -652,6 +652,21 @@ class Engine:
             total += clipped.sum().to(total.device)
         return total
 
+    def clipped_loss_gain(
+        self, start: Tensor, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float
+    ) -> Tensor:
+        """The sum over records of how far their loss is lower than at `start`, each clipped to [-bound, bound].
+
+        start, parameters: flat, shape [d]. inputs, labels, bound: as in `clipped_losses`; a difference that is NaN, as
+        of two infinite losses, counts as zero. Returns shape [], float64.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=parameters.device)
+        for some, their in self._batches(inputs, labels) if len(labels) else []:
+            before, after = (self._losses(point, some, their).double() for point in (start, parameters))
+            gains = torch.nan_to_num(before - after, nan=0.0, posinf=bound, neginf=-bound)
+            total += gains.clamp(-bound, bound).sum().to(total.device)
+        return total
+
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record of one physical batch; computed record by record, or in parts, as gradients are."""
         if self.inspection.layouts is not None:

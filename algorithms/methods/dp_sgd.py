@@ -5,10 +5,13 @@ And its two relatives: DP-GD, with all records in each step, and descent without
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from algorithms.core.calibration import Batches, Claim, Releases, Repeated, events_of, plan_fixed
 from algorithms.core.minibatch import (
@@ -22,9 +25,10 @@ from algorithms.core.minibatch import (
     noise_limit_factor,
     plan_gradient_steps,
 )
-from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, StepCount
+from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Share, StepCount
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.shrinkage import ShrunkState, plan_shrinkage
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting import Budget
@@ -57,7 +61,10 @@ class DPSGD(SampledMethod):
     learning rate (Bu et al. 2023, AUTO-S). stability: of normalised clipping alone. sampling: "poisson";
     "random_allocation": each record takes part in exactly one step of each pass over the data, drawn at random (Chua et
     al. 2024, balls and bins). Use it instead of shuffling: it needs less noise than Poisson samples, and batches have n
-    / round(n / B) records on average.
+    / round(n / B) records on average. shrink_share: of the squared mu of the budget, for each of two more releases of a
+    linear classifier: the counts of the classes, first, and how much lower than theirs its losses are, last. What is
+    published lies between the frequencies and the trained model, the nearer to the frequencies the less certain that
+    gain is; null for no such releases.
 
     Example:
         >>> from algorithms import DPSGD, OptimizerConfig
@@ -71,27 +78,54 @@ class DPSGD(SampledMethod):
     clipping: Literal["l2", "per_layer", "normalised"] = "l2"
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
     sampling: Literal["poisson", "random_allocation"] = "poisson"
+    shrink_share: Share | None = None
+
+    def __post_init__(self) -> None:
+        if self.shrink_share is not None:  # losses are those of whole vectors of parameters
+            object.__setattr__(self, "by_coordinate", False)
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
-        """The least noise with which the count, if it is private, and all steps fit the target."""
+        """The least noise with which the count, if it is private, and all steps fit the target.
+
+        Beside the releases of a shrinkage, if there is one.
+        """
         sampled, clipping = self.batches(facts), self._clipping(facts.layers)
         if self.sampling == "random_allocation":
             sampled = allocate_batches(sampled, facts, self.steps)
-        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
+        planned = partial(
+            plan_gradient_steps, sampled, clipping, steps=self.steps, target=target, facts=facts
+        )
+        if self.shrink_share is None:
+            return planned()
+        shrinkage = plan_shrinkage(self.shrink_share, target, facts)
+        return planned(method_params=shrinkage, before=[(shrinkage.counts, 1)], after=[(shrinkage.gain, 1)])
+
+    def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
+        """The state at the model's start."""
+        state = super().init(parameters, plan)
+        if self.shrink_share is None:
+            return state
+        return ShrunkState(**vars(state), start=torch.zeros_like(parameters), gain=torch.tensor(math.nan))
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
-        """One noisy gradient over a fresh sample, one update."""
+        """One noisy gradient over a fresh sample, one update; with a shrinkage, what it releases first or last, too."""
+        count = int(state.optimizer_state.count)
         clipping, divisor = self._clipping(plan.facts.layers), divisor_of(state, plan, barrier)
+        if isinstance(state, ShrunkState) and count == 0:
+            state = state.with_start(plan, barrier)
         gradient = barrier.gradient(
             state.parameters,
-            sampling=self._sampling_of(plan, step=int(state.optimizer_state.count)),
+            sampling=self._sampling_of(plan, step=count),
             clipping=clipping,
             noise=Gaussian(plan.noise_multiplier),
             divisor=divisor,
         )
         factor = noise_limit_factor(self.update, plan, clipping, divisor)
         moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
-        return state.after(moved, divisor)
+        after = state.after(moved, divisor)
+        if isinstance(after, ShrunkState) and count + 1 == plan.steps:
+            return after.shrunk(self.released(after), plan, barrier)
+        return after
 
     def _sampling_of(self, plan: Plan, *, step: int) -> Sampling:
         if self.sampling == "poisson":

@@ -52,6 +52,7 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
         "clip norm": settings["clip_norm"],
         "learning rate": settings["update"]["learning_rate"],
         "features": advised.features["name"] if advised.features["name"] != "none" else None,
+        "shrinkage": settings.get("shrink_share"),
     }
     table = Table("setting", "value", "why")
     for name, value in values.items():
@@ -220,9 +221,18 @@ def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _method_rows(plan: Plan) -> list[tuple[str, str]]:
-    """How far a selection is from a coin's toss, and whose protocol a run has."""
+    """How far a selection is from a coin's toss, whose protocol a run has, and what it releases to be shrunk."""
     law, protocol = plan.method_params.get("selection_law"), plan.method_params.get("paper_protocol")
     rows = []
+    if "gain_noise" in plan.method_params:
+        counts, gain = (plan.method_params[name] for name in ("count_noise", "gain_noise"))
+        rows += [
+            (
+                "shrinkage",
+                f"towards the class frequencies, by their counts (noise multiplier {counts:.4g}) and the gain on them"
+                f" ({gain:.4g}), which the epsilon below counts",
+            )
+        ]
     if isinstance(law, Mapping):
         distance = law["distance"]
         text = "unknown, as the number of records is private" if distance is None else f"{distance:.2g}"

@@ -198,6 +198,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
         "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
         f" parameter by more than {limit:g}",
         **_reasons_of_features(advised.features["name"]),
+        **_reasons_of_shrinkage(card, advised),
     }
 
 
@@ -209,6 +210,18 @@ def _reasons_of_features(name: str) -> dict[str, str]:
             "features": f"{share}: the number's scale, and trees that split where records are, which are {enough}"
         }
     return {"features": f"{share}: the centre and the scale of the number"} if name == "target_scale" else {}
+
+
+def _reasons_of_shrinkage(card: DataCard, advised: Recipe) -> dict[str, str]:
+    share = advised.settings.get("shrink_share")
+    if share is None:
+        return {}
+    of_counts = share if len(card.classes) == 2 else 2 * share
+    return {
+        "shrinkage": f"with so few records, {of_counts:.0%} of the squared mu of the budget says how frequent the"
+        f" classes are, and {share:.0%} how much the training gains on that; the less certain the gain is, the nearer"
+        " the model is to the frequencies"
+    }
 
 
 @lru_cache(maxsize=1)
@@ -258,7 +271,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if update.get("learning_rate", 0.0) is not None:
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
-    from algorithms.noise_limits import usual_noise_limit
+    from algorithms.noise_limits import shrinks, usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = _records_by_noise(card)
@@ -288,6 +301,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         if "noise_limit" in update and (is_number or card.label_type.kind == "class"):
             known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
             update["noise_limit"] = usual_noise_limit(known, epsilon, "number" if is_number else "classes")
+            if not is_number and cells.sizes[-1] == 1 and shrinks(known, epsilon):  # rows share a cell
+                settings = settings | {"shrink_share": SHARE_OF_FEATURES}
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

@@ -104,9 +104,10 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
     if len(weights) != 1 or has_bins:  # the cells are other ones than those of the card alone
         return None
     units, unit, outputs = _unit_of(facts, tensors)
-    shapes = _shapes(
-        reader, encoding, weights[0].astype(np.float64) * units, parameter_noise(settings, trace), units
-    )
+    noise = parameter_noise(settings, trace)
+    if noise is not None and facts.shrinkage is not None:
+        noise *= facts.shrinkage.kept
+    shapes = _shapes(reader, encoding, weights[0].astype(np.float64) * units, noise, units)
     return Explanation(tuple(sorted(shapes, key=lambda one: -one.span)), outputs, unit)
 
 

@@ -174,7 +174,21 @@ def tracker_key(metrics: Metrics) -> str:
 def metric_rows(metrics: Metrics) -> Rows:
     """The metrics for a terminal, as pairs of a name and a text."""
     rows = _private_rows(metrics) if is_private(metrics) else _kind_in(metrics).rows(metrics)
-    return rows + _uneven_rows(metrics)
+    shrunk = [("shrinkage", text)] if (text := _shrinkage_text(metrics)) else []
+    return rows + shrunk + _uneven_rows(metrics)
+
+
+def _shrinkage_text(metrics: Metrics) -> str:
+    """How much of a training was kept, by the gain that was released after it; empty without a shrinkage."""
+    if "shrinkage" not in metrics:
+        return ""
+    gain, kept = (metrics["shrinkage"][name] for name in ("gain", "kept"))
+    gained = f"the training gained {gain:.1f} standard deviations of the noise on the class frequencies"
+    if kept == 0.0:
+        return f"nothing certain was learnt ({gained}), so the released frequencies are published"
+    if kept == 1.0:
+        return f"none, as {gained}"
+    return f"{gained}, so {kept:.0%} of it is kept, and the rest is the released frequencies"
 
 
 def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
@@ -182,7 +196,8 @@ def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     text = (
         _private_text(metrics) if is_private(metrics) else _kind_in(metrics).text(metrics, records, commonest)
     )
-    return replace(text, sentences=text.sentences + _uneven_sentences(metrics))
+    shrunk = f" Shrinkage: {words}." if (words := _shrinkage_text(metrics)) else ""
+    return replace(text, sentences=text.sentences + shrunk + _uneven_sentences(metrics))
 
 
 def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:

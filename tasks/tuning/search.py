@@ -77,7 +77,7 @@ from tasks.runs.software import reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.runs.store import EVALUATION
 from tasks.tracking.runs import log_winner
-from tasks.train import compute_config, save_model
+from tasks.train import compute_config, save_model, shrinkage_of
 from tasks.tuning import (
     READS,
     Range,
@@ -164,7 +164,15 @@ class SearchTrial:
         )
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
-        save_model(file, model, released, self.public, self.plan.algorithm, prepared=self.prepared)
+        save_model(
+            file,
+            model,
+            released,
+            self.public,
+            self.plan.algorithm,
+            prepared=self.prepared,
+            shrinkage=shrinkage_of(state),
+        )
         if planned is not None:
             score = self._held_out_score(planned, plan, trace, file)
         elif held is not None:

@@ -155,7 +155,12 @@ def test_settings_follow_from_the_kind_of_target() -> None:
     )
     assert (classes.update.noise_limit, number.update.noise_limit) == (0.7, 0.35)
     few = usual_method(480, "cross_entropy", 10, epsilon=1.0)
-    assert few.update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73
+    assert (few.update.noise_limit, few.shrink_share) == (0.5, 0.05)
+    others = (
+        usual_method(480, squared_error, 10, epsilon=1.0),
+        usual_method(480, "cross_entropy", 10, epsilon=1.0, has_constant=False),
+    )
+    assert {one.shrink_share for one in (classes, *others)} == {None}
     # 1.9 over the curvatures 1/2, 1, e and 5.
     rates = [one.update.learning_rate for one in (classes, number, count, quantile)]
     assert rates == [3.8, 1.9, 0.7, 0.38]

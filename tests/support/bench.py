@@ -16,7 +16,7 @@ from algorithms.core import training
 from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts
+from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build
@@ -114,13 +114,15 @@ def planned(
     accountant: Accountant = "pld",
 ) -> Plan:
     """A plan for records of norm up to 4, the bias's 1 not counted."""
+    classes = 2 if model.name in ("logistic", "svm", "huber_svm") else CLASSES
     facts = PlanningFacts(
         records=records,
         parameters=model.parameter_count,
         layers=len(model.layers),
-        classes=2 if model.name in ("logistic", "svm", "huber_svm") else CLASSES,
+        classes=classes,
         inputs=Inputs(17.0, math.sqrt(17.0)),
         loss=model.bounds,
+        intercepts=intercepts_of(model, classes),
     )
     delta = 0.0 if accountant == "pure" else DELTA
     return method.plan(Target(Budget(epsilon, delta), accountant), facts)
@@ -144,6 +146,9 @@ class Watched(Barrier):
 
     def norm_total(self, *args: Any, **kwargs: Any) -> float:
         return float(self._kept(torch.tensor(super().norm_total(*args, **kwargs))))
+
+    def loss_gain(self, *args: Any, **kwargs: Any) -> float:
+        return float(self._kept(torch.tensor([super().loss_gain(*args, **kwargs)], dtype=torch.float64)))
 
     def argmin(self, *args: Any, **kwargs: Any) -> int:
         return int(self._kept(torch.tensor(super().argmin(*args, **kwargs))))

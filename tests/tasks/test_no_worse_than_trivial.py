@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms.core.plan import Target
-from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.planning_facts import PlanningFacts, intercepts_of
 from algorithms.core.training import train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2
@@ -127,7 +127,10 @@ def scores_of(
     if features is not None:
         model = in_front(features.module((rows.shape[1],)), model)  # type: ignore[arg-type]
     method = from_settings({"name": "dp_sgd", **chosen.settings})
-    facts = PlanningFacts(None, model.parameter_count, 1, count, loss=model.bounds)
+    classes = len(target.get("classes", ())) or 1
+    facts = PlanningFacts(
+        None, model.parameter_count, 1, classes, loss=model.bounds, intercepts=intercepts_of(model, classes)
+    )
     counted = [(total_release(L2(1.0), Gaussian(100.0)).event(), 1)]  # what features divide their sums by
     prior = (*counted, *events) if events else ()
     plan = method.plan(Target(Budget(epsilon, 1e-5), prior_events=prior), facts)

@@ -1,6 +1,7 @@
 """Tables that are encoded as cells, from the card to a prediction; methods that take linear models, and people."""
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from safetensors.torch import load_file
 from algorithms.cell_histograms import TableHistograms
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
+from algorithms.model_facts import facts_of
 from algorithms.models.cell_histograms import HistogramCells
 from algorithms.models.saved import load
-from algorithms.privacy.card import verify_card
+from algorithms.privacy.card import load as load_card
+from algorithms.privacy.card import verify, verify_card
 from data.card import data_card
 from data.files import public_key
 from data.prepared import load as load_prepared
@@ -26,6 +29,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.export import export
 from tasks.predict import predict
+from tasks.runs.metrics import metric_rows
 from tasks.runs.store import training_digest
 from tasks.tuning import SearchPlan, Tuning
 from tasks.tuning.search import Search
@@ -267,3 +271,25 @@ def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root
     earlier = replace(Workspace(root, root / "home").public, cell_columns=())
     with pytest.raises(RefusedError, match="run the prepare stage again"):
         calibrate.plan_for(asked, earlier)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"), [(8.0, "none, as the training gained"), (0.05, "released frequencies")]
+)
+def test_a_shrunk_run_says_how_much_of_its_training_is_kept(root: Path, epsilon: float, words: str) -> None:
+    declared(root, "two", constant_share=0.1)
+    place, asked = Workspace(root, root / "home"), document(root, "two", "dp_sgd")
+    asked["algorithm"]["shrink_share"], asked["privacy"]["epsilon"] = 0.05, epsilon
+    place.write(asked)
+    finish(place)
+    metrics, stated = metrics_of(place), facts_of(root / "artifacts/model.safetensors").shrinkage
+    assert stated is not None and metrics["shrinkage"] == stated.model_dump()
+    assert stated.kept == pytest.approx(min(1.0, max(0.0, stated.gain / 3.0)))
+    assert re.search(words, dict(metric_rows(metrics))["shrinkage"])
+    (weights,) = load_file(root / "artifacts/model.safetensors").values()
+    assert bool(weights[:, :-1].any()) == (stated.kept > 0.0)
+    artifacts = root / "artifacts"
+    assert list(pd.read_parquet(artifacts / "trace.parquet")["kind"].iloc[[0, -1]]) == ["total", "total"]
+    by_one_file = verify_card.verify(artifacts, key=public_key(root / "home"))
+    assert [check for check in by_one_file if check[1] is False] == []
+    assert verify(load_card(artifacts / "privacy_card.json"), artifacts, key=public_key(root / "home")).passed

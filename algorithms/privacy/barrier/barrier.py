@@ -441,6 +441,28 @@ class Barrier:
         index = noisy_argmin(losses, release, stream)
         return int(self.__group.broadcast(torch.tensor([index])))
 
+    def loss_gain(self, start: Tensor, parameters: Tensor, *, bound: L2, noise: Mechanism) -> float:
+        """Release the noisy sum over all records of how far their loss is lower than at `start`.
+
+        Args:
+            start: The point to compare with, flat, shape [d].
+            parameters: The other point, shape [d].
+            bound: Each record's gain is clipped to [-bound, bound].
+            noise: Relative to the bound, on the sum.
+
+        Returns:
+            The sum, above 0 where the losses at `parameters` are lower.
+
+        Raises:
+            RefusedError, BudgetRefusedError: As `gradient` does.
+        """
+        points = torch.stack([start, parameters])
+        check_points(self.__model, points)
+        release = releases.total_release(bound, noise)
+        stream = self.__charge(release, dimension=1)
+        gain = torch.tensor([self.__unnoised.loss_gain(points, release, stream)], dtype=torch.float64)
+        return float(self.__group.broadcast(add_noise(gain, release, stream)))
+
     def minimum(self, problem: Minimum, *, noise: Mechanism) -> Tensor:
         """Release the minimum of a regularised sum of all losses, with noise in the objective or on the result.
 

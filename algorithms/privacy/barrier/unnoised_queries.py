@@ -299,6 +299,15 @@ class UnnoisedQueries:
         return torch.where(are_finite, losses, torch.inf).cpu()  # the one wait for a device
 
     @_with_fixed_arithmetic
+    def loss_gain(self, points: Tensor, release: Release, stream: Stream) -> float:
+        """The sum of the sample's clipped gains in loss, from the first of two points [2, d] to the second."""
+        start, end = self._copy_point(points)
+        total = torch.zeros((), dtype=torch.float64, device=self.compute.device)
+        for inputs, labels in self.sample_batches(release, stream):
+            total += self.engine.clipped_loss_gain(start, end, inputs, labels, release.clipping.sensitivity)
+        return float(total)
+
+    @_with_fixed_arithmetic
     def statistic_sum(
         self, statistic: Statistic, bound: L1 | L2, dimension: int, release: Release, stream: Stream
     ) -> Tensor:

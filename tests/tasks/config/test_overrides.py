@@ -358,7 +358,10 @@ def test_a_paper_switch_decides_settings_that_exist(name: str) -> None:
 
 
 def card_of_prices(
-    records: dict[str, int], target: dict[str, bool] | None, person: Mapping[str, object] | None = None
+    records: dict[str, int],
+    target: dict[str, bool] | None,
+    person: Mapping[str, object] | None = None,
+    **cells: float,
 ) -> DataCard:
     """Three columns as cells; target: of what kind the number to predict is, None for classes."""
     columns = (number("x", 0.0, 1.0), number("z", 0.0, 1.0), category("kind", "old", "new"))
@@ -367,7 +370,7 @@ def card_of_prices(
     document = card(
         "prices",
         records=records,
-        reader=csv_of(*columns, label("price")) | {"cells": {"trees": 4}},
+        reader=csv_of(*columns, label("price")) | {"cells": {"trees": 4} | cells},
         files={part: {"path": f"{part}.csv", "keyed_sha256": "0" * 64} for part in ("train", "test")},
         **({"classes": ["low", "high"]} if target is None else {"target": {"bounds": [0.0, 9.0]} | target}),
         **({} if person is None else {"person": person}),
@@ -405,8 +408,9 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
         ({"at_most": 1440}, 1.0, {}, 0.17),  # there may be a third of them
         ({"train": 480, "test": 100}, 0.5, {}, 0.12),
         ({"train": 100_000, "test": 100}, 1.0, {}, 0.35),
-        ({"train": 480, "test": 100}, 1.0, None, 0.34),
-        ({"at_most": 1440}, 1.0, None, 0.34),
+        ({"train": 480, "test": 100}, 1.0, None, 0.5),
+        ({"train": 1500, "test": 100}, 1.0, None, 0.6),
+        ({"at_most": 4500}, 1.0, None, 0.6),
         ({"train": 100_000, "test": 100}, 1.0, None, 0.7),
     ],
 )
@@ -428,3 +432,23 @@ def test_group_privacy_counts_as_that_many_fewer_records() -> None:
     one_record = recipe(card_of_prices({"train": 1920, "test": 100}, {}), "dp_sgd", 1.0)
     assert one_record.settings["update"]["noise_limit"] == 0.34
     assert one_record.features["name"] == "histograms"
+
+
+@pytest.mark.parametrize(
+    ("records", "epsilon", "share"),
+    [
+        ({"train": 500, "test": 100}, 1.0, 0.05),
+        ({"at_most": 1500}, 1.0, 0.05),
+        ({"train": 500, "test": 100}, 8.0, None),
+        ({"train": 2100, "test": 100}, 1.0, None),
+    ],
+)
+def test_classifiers_of_few_records_are_shrunk_towards_the_frequencies(
+    records: dict[str, int], epsilon: float, share: float | None
+) -> None:
+    known = card_of_prices(records, None, constant_share=0.1)
+    advised = recipe(known, "dp_sgd", epsilon)
+    assert advised.settings.get("shrink_share") == share
+    assert ("shrinkage" in explain_recipe(known, advised)) == (share is not None)
+    for other in (card_of_prices(records, None), card_of_prices(records, {}, constant_share=0.1)):
+        assert "shrink_share" not in recipe(other, "dp_sgd", epsilon).settings

@@ -80,6 +80,10 @@ def argmin(asked: Barrier, sampling: Sampling | None = None) -> int:
     return asked.argmin(torch.stack([PARAMETERS] * 2), bound=1.0, noise=Gumbel(0.5), sampling=sampling)
 
 
+def loss_gain(asked: Barrier) -> float:
+    return asked.loss_gain(PARAMETERS, PARAMETERS + 1.0, bound=L2(1.0), noise=NOISE)
+
+
 def minimum(asked: Barrier, noise: Mechanism = NOISE) -> Tensor:
     return asked.with_model(BINARY).minimum(PROBLEM, noise=noise)
 
@@ -92,6 +96,7 @@ QUESTIONS: dict[str, tuple[Ask, dp.DpEvent]] = {
     "norm total": (norm_total, GAUSSIAN),
     "norm count": (norm_count, GAUSSIAN),
     "argmin": (argmin, dp.dp_event.ZCDpEvent(0.5)),
+    "loss gain": (loss_gain, GAUSSIAN),
     "minimum": (minimum, GAUSSIAN),
     "minimum with noise inside": (
         partial(minimum, noise=ObjectiveNoise(2.0, 2.0)),

@@ -25,7 +25,7 @@ from tests.support.bench import SHAPE, MadeUp, made_up, small_model
 from tests.support.threads import cpu_threads
 
 backends: Any = torch.backends  # its types say less than it has
-OF_THE_MODEL = ["gradient", "argmin", "norm total", "norm count"]
+OF_THE_MODEL = ["gradient", "argmin", "norm total", "norm count", "loss gain"]
 SECRET = 987_654
 
 

@@ -1,0 +1,201 @@
+"""Shrinking a trained classifier towards the class frequencies: its releases, their price, and what is published."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import nn
+
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Intercepts, PlanningFacts, intercepts_of
+from algorithms.core.shrinkage import Shrinkage, ShrunkState, plan_shrinkage
+from algorithms.fitting import fit
+from algorithms.gradients import L2
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.models import Model, build
+from algorithms.models.cells import behind_cells
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.card import verify, verify_card
+from algorithms.privacy.mechanisms.release import Gaussian, NoNoise
+from tests.support import bench
+from tests.support.barriers import Free, barrier
+from tests.support.bench import MadeUp, made_up, small_model
+from tests.support.refusals import refused_as
+from tests.support.unaccounted import plan_with
+
+MODEL = small_model("logistic", classes=2)
+SHRUNK = DPSGD(steps=4, expected_batch_size=10, shrink_share=0.05)
+START, END = torch.zeros(17), torch.linspace(-1.0, 1.0, 17)
+
+
+def gains(records: MadeUp) -> np.ndarray:
+    """By how much the logistic loss is lower at END than at START, of each record, computed by NumPy."""
+    features = records.features.reshape(len(records.labels), -1).astype(float)
+    scores = features @ END[:16].double().numpy() + float(END[16])
+    signs = 2 * records.labels - 1
+    return np.log(2.0) - np.logaddexp(0.0, -signs * scores)
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.5, 100.0])
+def test_a_gain_is_the_sum_of_clipped_differences_of_losses(bound: float) -> None:
+    records = made_up(70, classes=2)
+    answer = barrier(records, MODEL).loss_gain(START, END, bound=L2(bound), noise=NoNoise())
+    assert answer == pytest.approx(gains(records).clip(-bound, bound).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1e30, 0.5), (-1e30, -0.5), (math.inf, 0.0), (math.nan, 0.0)]
+)
+def test_no_record_moves_a_gain_by_more_than_its_bound(value: float, expected: float) -> None:
+    """However far a loss is from the other one; a record of which one is no number counts as zero."""
+    records = made_up(9, classes=2)
+    features = np.zeros((1, *records.features.shape[1:]), np.float32)
+    features.reshape(-1)[15] = value  # of the largest parameter but the bias
+    with_it = MadeUp(np.concatenate([records.features, features]), np.append(records.labels, 1))
+    answers = [
+        barrier(some, MODEL).loss_gain(START, END, bound=L2(0.5), noise=NoNoise())
+        for some in (records, with_it)
+    ]
+    assert answers[1] - answers[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_gain_has_the_noise_that_is_charged() -> None:
+    noise, bound, free = Gaussian(3.0), L2(0.5), Free()
+    none = MadeUp(np.zeros((0, 1, 4, 4), np.float32), np.zeros(0, np.int64))
+    asked = barrier(none, MODEL, privacy_filter=free)
+    answers = np.array([asked.loss_gain(START, END, bound=bound, noise=noise) for _ in range(4000)])
+    assert {event.noise_multiplier for event in free.events} == {3.0} and len(free.events) == 4000
+    assert answers.std() == pytest.approx(1.5, rel=0.06)  # 5 standard errors
+
+
+def planned(classes: int, share: float = 0.05, epsilon: float = 1.0, delta: float = 1e-5) -> Shrinkage:
+    facts = PlanningFacts(500, 1, 1, classes, intercepts=Intercepts(0, 1, classes, 1.0))
+    return plan_shrinkage(share, Target(Budget(epsilon, delta)), facts)
+
+
+@pytest.mark.parametrize(("classes", "of_counts", "bound"), [(2, 0.05, 0.5), (5, 0.1, 1.0)])
+def test_each_release_takes_its_share_of_the_squared_mu(classes: int, of_counts: float, bound: float) -> None:
+    """A Gaussian mechanism of mu has delta = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle and Wang 2018)."""
+    shrinkage = planned(classes)
+    assert shrinkage.bound == bound
+    for noise, share in ((shrinkage.count_noise, of_counts), (shrinkage.gain_noise, 0.05)):
+        mu = 1.0 / (noise * math.sqrt(share))
+        delta = norm.cdf(mu / 2 - 1 / mu) - math.e * norm.cdf(-mu / 2 - 1 / mu)
+        assert delta == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_the_counts_come_first_and_the_gain_last_and_all_cost_the_target() -> None:
+    plan = bench.planned(SHRUNK, MODEL, accountant="pld", epsilon=1.0)
+    shrinkage, plain = (
+        plan.params(Shrinkage),
+        bench.planned(DPSGD(steps=4, expected_batch_size=10), MODEL, accountant="pld", epsilon=1.0),
+    )
+    noises = [getattr(event, "noise_multiplier", None) for event, _ in plan.schedule]
+    assert noises == [shrinkage.count_noise, None, shrinkage.gain_noise]
+    assert plan.cost.epsilon == pytest.approx(1.0, rel=1e-3)
+    assert plan.noise_multiplier > plain.noise_multiplier * 1.005
+
+
+def final(records: MadeUp, tmp_path: Path, epsilon: float) -> tuple[ShrunkState, Plan]:
+    plan = bench.planned(SHRUNK, MODEL, accountant="pld", epsilon=epsilon, records=len(records.labels))
+    state = bench.trained(SHRUNK, plan, MODEL, tmp_path, records=lambda: records).state
+    assert isinstance(state, ShrunkState)
+    return state, plan
+
+
+def test_without_a_gain_the_released_frequencies_are_published(tmp_path: Path) -> None:
+    state, _ = final(made_up(classes=2), tmp_path, 0.2)
+    assert float(state.gain) < 0.0 and state.facts["kept"] == 0.0
+    published = SHRUNK.released(state)
+    assert torch.equal(published, state.start)
+    assert not published[:-1].any() and bool(published[-1])
+
+
+def test_with_a_certain_gain_the_training_is_published_as_it_is(tmp_path: Path) -> None:
+    records = made_up(4000, classes=2)
+    records = MadeUp(records.features, (records.features[:, 0, 0, 0] > 0).astype(np.int64))
+    method = DPSGD(steps=4, expected_batch_size=10, shrink_share=0.05)
+    seen = []
+    shrunk = ShrunkState.shrunk
+
+    def noting(state: ShrunkState, trained: torch.Tensor, *others: Any) -> ShrunkState:
+        seen.append(trained.clone())
+        return shrunk(state, trained, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShrunkState, "shrunk", noting)
+        state, _ = final(records, tmp_path, 60.0)
+    assert state.facts["kept"] == 1.0 and torch.equal(method.released(state), seen[0])
+
+
+def test_the_start_says_the_frequencies_to_every_record() -> None:
+    cells = behind_cells(build("additive", input_shape=(6,), classes=3, seed=0), (2, 3, 1), (0.6, 0.7, 0.3))
+    biased = build("softmax", input_shape=(5,), classes=3, seed=0)
+    records = MadeUp(np.zeros((60, 3), np.float32), np.repeat([0, 1, 2], (10, 20, 30)))
+    for model, width, rows in (
+        (cells, 3, [[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]),
+        (biased, 5, [[1.0] * 5, [0.3] * 5]),
+    ):
+        intercepts = intercepts_of(model, 3)
+        assert intercepts is not None
+        shrinkage = Shrinkage(1e-6, 1.0, 1.0, 3, intercepts)
+        plan = replace(plan_with(1.0, steps=4), method_params=asdict(shrinkage))
+        state = SHRUNK.init(model.initial_parameters(), plan)
+        assert isinstance(state, ShrunkState)
+        asked = barrier(MadeUp(np.zeros((60, width), np.float32), records.labels), model)
+        start = state.with_start(plan, asked).start
+        outputs = model.outputs(model.by_name(start), torch.tensor(rows))
+        assert outputs.softmax(-1).numpy() == pytest.approx(np.tile([1 / 6, 2 / 6, 3 / 6], (2, 1)), abs=1e-4)
+
+
+def test_only_linear_classifiers_have_intercepts() -> None:
+    three = {"input_shape": (4,), "seed": 0}
+    assert intercepts_of(build("logistic", classes=2, **three), 2) == Intercepts(4, 1, 1, 1.0)  # type: ignore[arg-type]
+    assert intercepts_of(build("softmax", classes=3, **three), 3) == Intercepts(12, 1, 3, 1.0)  # type: ignore[arg-type]
+    others: list[Model] = [
+        build("mlp", classes=3, settings={"hidden": 4}, **three),  # type: ignore[arg-type]
+        build("svm", classes=2, **three),  # type: ignore[arg-type]
+        build("logistic_through_origin", classes=2, **three),  # type: ignore[arg-type]
+        behind_cells(build("additive", input_shape=(5,), classes=3, seed=0), (2, 3), (0.6, 0.8)),
+    ]
+    assert [intercepts_of(model, 2 if "logistic" in model.name else 3) for model in others] == [None] * 4
+    target, facts = Target(Budget(1.0, 1e-5)), PlanningFacts(500, 10, 1, 3)
+    with refused_as("nothing_to_shrink_to"):
+        SHRUNK.plan(target, facts)
+
+
+@pytest.mark.parametrize(("classes", "share"), [(2, 0.5), (3, 0.34)])
+def test_a_share_that_leaves_nothing_to_the_training_is_refused(classes: int, share: float) -> None:
+    with refused_as("shrink_share_too_large", share=share):
+        planned(classes, share)
+    assert planned(classes, share - 0.02)
+
+
+def test_both_verifiers_recompute_the_price_of_a_shrunk_fit_from_its_card(tmp_path: Path) -> None:
+    """And one that lacks the gain's event, or has less noise in it, passes neither."""
+    draw = np.random.default_rng(0)
+    X, y = draw.normal(size=(200, 4)).astype(np.float32), draw.integers(0, 2, 200)
+    method = DPSGD(steps=3, expected_batch_size=20, shrink_share=0.05)
+    result = fit(nn.Linear(4, 2), "cross_entropy", X, y, method=method, epsilon=1.0, delta=1e-5)
+    kinds = list(result.trace["kind"])
+    assert kinds == ["total", "gradient", "gradient", "gradient", "total"]
+    assert verify(result.card, unsigned=True).passed
+    path = tmp_path / "card.json"
+    path.write_bytes(result.card.to_bytes())
+    assert all(check[1] is not False for check in verify_card.verify(path, unsigned=True))
+    for fault in ("missing", "quieter"):
+        document = json.loads(path.read_text())
+        events = document["events"]
+        if fault == "missing":
+            del events[-1]
+        else:
+            events[-1]["event"]["noise_multiplier"] /= 4
+        other = tmp_path / f"{fault}.json"
+        other.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        assert [check for check in verify_card.verify(other, unsigned=True) if check[1] is False], fault
