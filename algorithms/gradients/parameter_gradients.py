@@ -61,16 +61,20 @@ def is_formed_singly(values: Tensor, numbers: int) -> bool:
     return values.device.type == "cpu" and numbers > _LARGE
 
 
-def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -> bool:
+def prefers_gram(
+    length: int, inputs: int, outputs: int, device: torch.device, *, is_summed_by_products: bool = False
+) -> bool:
     """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
 
     The comparison accounts for float64, in which the Gram matrices are multiplied because their products cancel.
+    is_summed_by_products: whether the sum needs no gradient either, which is then neither written to memory nor read.
     """
     # 2 length^2 (p + o) operations, times the cost of 64 bits, for less than half of the 2 length p o in 32 bits. On a
     # core of a CPU both ways took as long where these are equal, whatever the shape (64 to 3,072 numbers a side); at
     # half, norms and weighted sum took 0.67 to 0.85 of the time.
     cost_of_64_bits = 32 if is_slow_in_64_bits(device) else 2
-    return 2 * cost_of_64_bits * length * (inputs + outputs) < inputs * outputs
+    saved = 2 if is_summed_by_products and not is_slow_in_64_bits(device) else 1
+    return 2 * cost_of_64_bits * length * (inputs + outputs) < saved * inputs * outputs
 
 
 def materialize(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
@@ -504,7 +508,8 @@ class LinearGrad(RowGrad):
 
     @property
     def _prefers_gram(self) -> bool:
-        return prefers_gram(self.length, self.inputs.shape[2], self.grad_outputs.shape[2], self.inputs.device)
+        sizes = self.length, self.inputs.shape[2], self.grad_outputs.shape[2]
+        return prefers_gram(*sizes, self.inputs.device, is_summed_by_products=self.length <= _FEW)
 
     @property
     def _numbers(self) -> int:

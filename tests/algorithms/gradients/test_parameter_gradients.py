@@ -423,3 +423,27 @@ def test_lookups_of_an_entry_are_added_up_in_tables_of_any_size(entries: int, le
         total = torch.ones(2 * entries, dtype=torch.float64)
         some.add_weighted(weights[: len(rows)], total)
         assert torch.allclose(total - 1.0, weights[: len(rows)] @ rows)
+
+
+@pytest.mark.parametrize("sizes", [(8, 32, 128), (8, 32, 96), (4, 64, 32)], ids=str)
+def test_gradients_of_few_outer_products_are_measured_and_summed_without_being_formed(
+    sizes: tuple[int, int, int],
+) -> None:
+    length, width, outputs = sizes
+    draw = torch.Generator().manual_seed(0)
+    seen, back = (torch.randn(6, length, n, generator=draw) for n in (width, outputs))
+    back[4, 1:], back[5, length // 2 :], seen[5, length // 2 :] = (
+        0.0,
+        -back[5, : length // 2],
+        seen[5, : length // 2],
+    )
+    exact = torch.einsum("bto,btp->bop", back.double(), seen.double()).flatten(
+        1
+    )  # that of the last record is 0
+    gradient, weights = LinearGrad(seen, back), torch.rand(6, generator=draw).double()
+    norms, total = gradient.square_norms().sqrt(), torch.zeros(outputs * width, dtype=torch.float64)
+    gradient.add_weighted(weights, total)
+    assert not gradient.is_materialized and "rows" not in vars(gradient)
+    assert (norms >= exact.norm(dim=1)).all()
+    assert (norms[:5] <= 1.00001 * exact.norm(dim=1)[:5]).all() and norms[5] < 1e-4 * norms[4]
+    assert torch.allclose(total, weights @ exact, rtol=1e-12, atol=1e-12)
