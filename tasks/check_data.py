@@ -81,7 +81,8 @@ def look(name: str, root: Path, *, counted: bool) -> DataFindings:
     is_path = path.suffix == ".yaml"
     folder = path.parent if is_path else root / "data" / "cards"
     report = _look(data_card(path.stem if is_path else name, folder), root, counted=counted)
-    return replace(report, remarks=(*_about_held_out(report.card), *report.remarks))
+    about_card = (*_about_held_out(report.card), *_about_checksums(report.card))
+    return replace(report, remarks=(*about_card, *report.remarks))
 
 
 def _about_held_out(card: DataCard) -> list[str]:
@@ -89,6 +90,17 @@ def _about_held_out(card: DataCard) -> list[str]:
     if card.holdout_why is None:
         return []
     return [f"the held-out records are declared public, and their exact metrics leave: {card.holdout_why}"]
+
+
+def _about_checksums(card: DataCard) -> list[str]:
+    """Private files by whose checksum anyone can test a guess of them."""
+    plain = [role for role, file in card.files.items() if file.path and file.sha256 and role != "words"]
+    if card.public or not plain:
+        return []
+    return [
+        f"the card has sha256 of the private {' and '.join(plain)}, by which whoever sees the card can test a guess of"
+        " all records; write keyed_sha256, with 64 zeros first"
+    ]
 
 
 def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:

@@ -414,6 +414,17 @@ def test_one_value_between_the_bounds_is_enough(check: Check) -> None:
         assert ("none of its values" in remarks) == (inside == "")
 
 
+def test_a_checksum_without_a_key_of_a_private_file_is_named(check: Check) -> None:
+    """Who knows all records but one can test each guess of that one by it."""
+    table = {"x": ["1", "2"] * 20, "y": ["no", "yes"] * 20}
+    private, public = (check(table, NUMBER, label("y"), public=public).remarks for public in (False, True))
+    said = (
+        "the card has sha256 of the private test and train, by which whoever sees the card can test a guess"
+    )
+    assert [said in remark for remark in private].count(True) == 1
+    assert not [remark for remark in public if "sha256" in remark]
+
+
 def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -> None:
     table = {
         "x": [*map(str, range(40))],
@@ -491,7 +502,7 @@ def test_without_a_header_the_separator_of_the_lines_is_named(tmp_path: Path) ->
         CARD | CLASSES | {"files": files, "reader": reader, "split": {"salt": "m", "test_fraction": 0.5}}
     )
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    question, remark = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
+    *_, question, remark = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
     assert "why are the held-out records public?" in question
     assert "line 1 of" in remark and "it has 2 by ';', which `separator` under `reader`" in remark
 
