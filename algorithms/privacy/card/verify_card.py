@@ -6,24 +6,27 @@ dp-accounting). FOLDER is a release, or the path of a privacy_card.json. Read it
 1. Claims: the form of the card, whose bytes must be those that its facts are written as.
 2. Signature: the owner's Ed25519 signature over all facts; with --key, that the owner is who you expect.
 3. Files: the SHA-256 of the files beside the card, and that plan.json plans these releases.
-4. Price: epsilon, computed again from the recorded events, and that guarantee, target, number of releases and
-   rounding are what events and noise allow.
+4. Promise: that guarantee, target, number of releases and rounding are what events and noise allow.
+5. Events: what the recorded events consist of, and their Renyi and pure epsilons, which are formulas.
+6. Losses: a lower bound on epsilon by privacy losses on a grid, of single releases (7) and of what holds others (8).
 
 It exits with 0 if nothing failed, with 1 if something failed, with 2 if there is no card that can be read. It does not
 read the trace (it has no reader of Parquet), which the checksum ties to the card; nor the ledger, which the owner has.
 
-How epsilon is computed. A release is a pair (P, Q) of output distributions, with a record and without it. Its privacy
-profile delta(e) = sup_S P(S) - exp(e) Q(S) becomes a privacy loss on a grid by "connect the dots" (Doroshenko et al.
-2022, arXiv:2207.04380), which never lowers a delta, and dp-accounting adds up the losses of n releases. A lower bound
-follows by coupling: a loss inside a cell of width h goes to one of the cell's ends, at random, with a mean of at most
-h^2 / 8, so that n of them move the sum by more than eta = n h^2 / 8 + h sqrt(n log(1/s) / 2) with probability s at most
-(Hoeffding), and epsilon >= epsilon_of_the_grid(delta + s) - eta. Here s is delta / 1000, and h makes eta 0.8 % of the
-epsilon that is stated (of 0.001 if less is stated, of 10 if more).
+How epsilon is bounded from below. A release is a pair (P, Q) of output distributions, with a record and without it, or
+the other way round. Outputs are put into bins, which tells less. Each bin has a privacy loss log(P / Q), which goes to
+one of the ends of its cell on a grid of width h, at random, so that P and Q keep their masses ("connect the dots",
+Doroshenko et al. 2022, arXiv:2207.04380); dp-accounting adds up the losses of n releases. The coupling moves a loss by
+less than h, and by at most h^2 / 8 in the mean, so that n of them move the sum by more than
+eta = n h^2 / 8 + h sqrt(n log(1/s) / 2) with probability s at most (Hoeffding), and
+epsilon >= epsilon_of_the_grid(delta + s) - eta. Here s is delta / 1000, and h makes eta 0.8 % of the epsilon that is
+stated (of 0.001 if less is stated, of 10 if more).
 
-So a card passes from about 1 % below its price on, 2 % for a search or a choice of mechanisms, which is put on a grid
-twice, and 10 % for random allocation of noise 0.4 to 0.7, whatever sharper numerics it was made with. Who states more
-misleads nobody. What needs a grid of more than 2^22 points is refused. Renyi and pure epsilons are formulas, compared
-to a part in a million; the Renyi ones of groups and of random allocation have to be at least the bound above.
+So a card passes from about 1 % below its price on, and 2 % for a search or a choice of mechanisms, which is put on a
+grid twice, whatever sharper numerics it was made with. Who states more misleads nobody. What needs a grid of more than
+2^22 points is refused, and a single release whose chances are beyond a float (of an epsilon of hundreds). Renyi and
+pure epsilons are compared to a part in a million; the Renyi ones of groups and of random allocation have to be at least
+the bound above.
 """
 
 import argparse
@@ -35,7 +38,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -57,8 +60,12 @@ Rows = list[tuple[Event, int]]
 """Events in their order, each with how often it took place."""
 Check = tuple[str, bool | None, str]
 """A name, whether it passed (None: there was nothing to check it against), and what was seen."""
+Pair = tuple[Array, Array]
+"""The chances of each bin of outputs under P and under Q."""
+Pairs = Sequence[Pair]
+"""Two of them: for removing a record, and for adding one."""
 Profile = Callable[[Array], Array]
-"""delta at ascending epsilons, which are at least 0."""
+"""delta at ascending epsilons."""
 
 FILES, EVALUATION = ("model.safetensors", "plan.json", "trace.parquet"), "evaluation.json"
 """The files beside a card; the last one if private held-out records were evaluated."""
@@ -82,6 +89,11 @@ class NoBoundError(Exception):
     """No theorem used here bounds these events in this way, or the bound takes more computing than `Work` allows."""
 
 
+def require(condition: object, error: Exception) -> None:
+    if not condition:
+        raise error
+
+
 class Work:
     """How much may still be computed for a card, so that no card keeps the program busy for ever."""
 
@@ -91,8 +103,7 @@ class Work:
     def spend(cls, number: float) -> None:
         """Take off so many; raises NoBoundError where as many are not left."""
         cls.left -= math.ceil(number)
-        if cls.left < 0:
-            raise NoBoundError("its events take longer than this program computes")
+        require(cls.left >= 0, NoBoundError("its events take longer than this program computes"))
 
 
 # ---------------------------------------------------------------- 1. Claims.
@@ -214,8 +225,8 @@ def load(path: Path) -> Card:
     content = read_bytes(path)
     card: Card = parse(content, path)
     check_value(card, "CARD", "the card")
-    if not is_canonical(card, content):
-        raise BadCardError(f"{path} was edited: its bytes are not those that its facts are written as.")
+    edited = BadCardError(f"{path} was edited: its bytes are not those that its facts are written as.")
+    require(is_canonical(card, content), edited)
     check_payments(rows_of(card))
     return card
 
@@ -226,8 +237,7 @@ def read_bytes(path: Path) -> bytes:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise BadCardError(f"{path} cannot be read ({error.strerror}).") from None
-    if len(content) > MAX_BYTES:
-        raise BadCardError(f"{path} is larger than {MAX_BYTES} bytes.")
+    require(len(content) <= MAX_BYTES, BadCardError(f"{path} is larger than {MAX_BYTES} bytes."))
     return content
 
 
@@ -257,51 +267,50 @@ def check_value(value: Any, kind: str, where: str) -> None:
         return None if value is None else check_value(value, kind[:-1], where)
     if kind in SECTIONS or kind == "event":
         return check_section(value, kind, where)
-    if kind[0] in "[{":
-        is_empty_allowed, inner = kind.endswith("*"), kind.strip("[]{}*")
-        if type(value) is not (list if kind[0] == "[" else dict) or not (value or is_empty_allowed):
-            raise BadCardError(f"{where} is not filled as it must be.")
-        for one in value if isinstance(value, list) else value.values():
-            check_value(one, inner, where)
-        return None
+    if kind[0] not in "[{":
+        return require(is_of(value, kind), BadCardError(f"{where} does not hold a value that it may have."))
+    is_right = type(value) is (list if kind[0] == "[" else dict) and (value or kind.endswith("*"))
+    require(is_right, BadCardError(f"{where} is not filled as it must be."))
+    for one in value if isinstance(value, list) else value.values():
+        check_value(one, kind.strip("[]{}*"), where)
+    return None
+
+
+def is_of(value: Any, kind: str) -> bool:
+    """Whether a single value is of its kind."""
     if kind in NUMBERS:
         types, least, most = NUMBERS[kind]
-        is_right = type(value) in types and least <= value <= most
-    elif kind in TEXTS:
-        is_right = isinstance(value, str) and re.search(TEXTS[kind], value) is not None
-    elif kind in ("flag", "true", "object"):
-        is_right = type(value) is (dict if kind == "object" else bool) and (kind != "true" or value is True)
-    else:
-        is_right = type(value) is (int if kind.isdigit() else str) and str(value) in kind.split("|")
-    if not is_right:
-        raise BadCardError(f"{where} does not hold a value that it may have.")
+        return type(value) in types and least <= value <= most
+    if kind in TEXTS:
+        return isinstance(value, str) and re.search(TEXTS[kind], value) is not None
+    if kind in ("flag", "true", "object"):
+        return type(value) is (dict if kind == "object" else bool) and (kind != "true" or value is True)
+    return type(value) is (int if kind.isdigit() else str) and str(value) in kind.split("|")
 
 
 def check_section(value: Any, kind: str, where: str) -> None:
     """Refuse a section or an event that has other fields than it must have, or values that they may not have."""
-    if not isinstance(value, dict):
-        raise BadCardError(f"{where} is no object.")
-    is_event, form = kind == "event", SECTIONS.get(kind)
-    if is_event:
-        kind = value["type"] if isinstance(value.get("type"), str) else "event"
-        form = EVENTS.get(kind)
-    fields = [field.partition(":")[::2] for field in (form or "").split()]
-    fields = [
-        (name.lstrip("-"), kind or "name") for name, kind in fields if name[0] != "-" or name[1:] in value
-    ]
-    names = [name for name, _ in fields]
-    if form is None or ({*value} != {"type", *names} if is_event else [*value] != names):
-        raise BadCardError(f"{where} has other fields, or in another order, than it must have.")
-    if where.count(": ") > MAX_DEPTH:
-        raise BadCardError("an event is nested too deeply.")
-    for name, inner in fields:
+    require(isinstance(value, dict), BadCardError(f"{where} is no object."))
+    is_event = kind == "event"
+    kind = str(value.get("type")) if is_event else kind
+    form = (EVENTS if is_event else SECTIONS).get(kind)
+    parts = [field.partition(":") for field in (form or "").split()]
+    fields = {
+        name.lstrip("-"): inner or "name" for name, _, inner in parts if name[0] != "-" or name[1:] in value
+    }
+    is_right = {*value} == {"type", *fields} if is_event else [*value] == [*fields]
+    words = "has other fields, or in another order, than it must have"
+    require(form is not None and is_right, BadCardError(f"{where} {words}."))
+    require(where.count(": ") <= MAX_DEPTH, BadCardError("an event is nested too deeply."))
+    for name, inner in fields.items():
         check_value(value[name], inner, f"{where}: {name}")
-    if kind in RULES and not RULES[kind](value):
-        raise BadCardError(f"{where} has values that do not go together.")
+    fits = kind not in RULES or RULES[kind](value)
+    require(fits, BadCardError(f"{where} has values that do not go together."))
 
 
 def check_payments(rows: Rows) -> None:
     """Refuse later steps of a pass that no event before them has paid for."""
+    unpaid = BadCardError("later steps stand among the events that no event before them has paid for.")
     left, paid = 0, None
     for event, count in rows:
         inner = parts_of(event)
@@ -312,10 +321,7 @@ def check_payments(rows: Rows) -> None:
             left, paid = event["steps"] - 1, [PASSES[event["type"]], *terms]
         elif event["type"] in PASSES.values():
             left -= count
-            if [event["type"], *terms] != paid or left < 0:
-                raise BadCardError(
-                    "later steps stand among the events that no event before them has paid for."
-                )
+            require([event["type"], *terms] == paid and left >= 0, unpaid)
 
 
 def rows_of(card: Card) -> Rows:
@@ -327,37 +333,6 @@ def parts_of(event: Event) -> Rows:
     inner = [event["event"]] if "event" in event else event.get("events", [])
     repeated = [one if one["type"] == "SelfComposedDpEvent" else {"event": one, "count": 1} for one in inner]
     return rows_of({"events": repeated})
-
-
-def disjoint_parts(rows: Rows) -> list[Rows]:
-    """The rows of each part, if the only event is one of releases on disjoint people; else none."""
-    whole, count = rows[0]
-    if len(rows) != 1 or count != 1 or whole["type"] != "DisjointPartsDpEvent":
-        return []
-    parts = [part if part["type"] == "ComposedDpEvent" else {"event": part} for part in whole["events"]]
-    return [parts_of(part) or [({"type": "NoOpDpEvent"}, 0)] for part in parts]
-
-
-def release_counts(rows: Rows) -> set[int]:
-    """How many releases the run may have shown: of a search, which is the last event, those of one of its trials.
-
-    Where others evaluated each trial, the second of two disjoint parts is a search, too, of trials that are all alike.
-    """
-    trained, *evaluated = disjoint_parts(rows) or [rows]
-    *before, (last, times) = trained
-    others = sum(count for _, count in before) + sum(min(release_counts(part)) for part in evaluated)
-    is_best = last["type"] == "RepeatAndSelectDpEvent"
-    search = last["event"] if is_best else last
-    # Of the best of trials, which any of them may be, only the second kind of search; of others both.
-    trials = search["events"] if search["type"] in SEARCHES[is_best:] else []
-    are_trials = all(
-        trial["type"] == "ComposedDpEvent"
-        and all(part["type"] == "SelfComposedDpEvent" for part in trial["events"])
-        for trial in trials
-    )
-    if times != 1 or not trials or not are_trials:
-        return {others + times}
-    return {others + sum(part["count"] for part in trial["events"]) for trial in trials}
 
 
 # ---------------------------------------------------------------- 2. Signature.
@@ -470,42 +445,35 @@ def merge_neighbours(rows: Iterable[tuple[Event, float]]) -> list[tuple[Event, f
     return [(event, sum(count for _, count in same)) for event, same in groupby(rows, key=itemgetter(0))]
 
 
-# ---------------------------------------------------------------- 4. Price.
+# ---------------------------------------------------------------- 4. Promise.
 
 
 def check_promise(card: Card) -> Iterator[Check]:
     """Whether each stated epsilon is at least the lower bound, and what is promised follows from it."""
     accounting, setting, shown, rows = card["accounting"], card["setting"], card["mechanism"], rows_of(card)
-    (bounds, reasons), held_to = (
-        lower_bounds(rows, setting["adjacency"], accounting),
-        accounting["accountant"],
-    )
+    bounds, reasons = lower_bounds(rows, setting["adjacency"], accounting)
+    held_to, costs = accounting["accountant"], accounting["epsilon"]
     for name, bound in bounds.items():
-        stated, passed = accounting["epsilon"][name], True
+        stated, has_formula = costs[name], name != "pld" and not has_profile_alone(rows)
         detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
-        if stated is None:
-            # only what has no formula may be left out
-            passed = bound is None or (
-                name != held_to and (name == "pld" or bound == 0 or has_profile_alone(rows))
-            )
+        if stated is None:  # only what has no formula, or costs nothing, may be left out
+            passed = bound is None or (name != held_to and (bound == 0 or not has_formula))
         elif bound is None:
             passed, detail = False, f"stated {in_digits(stated)}, which was not computed: {reasons[name]}"
         else:
-            has_formula = name != "pld" and not has_profile_alone(rows)
             passed = covers(stated, bound) and (not has_formula or stated <= bound * (1 + ABOVE) + ABSOLUTE)
         yield f"epsilon by {name}", passed, detail
-    cost, allowed = accounting["epsilon"][held_to], "private"
     if bounds[held_to] is None:
         allowed = "none"
     elif card["implementation"]["noise"] != "secure":
         allowed = "seeded"
-    elif shown["diagnostics"] or shown["settings_from_records"]:
-        allowed = "diagnosed"
-    follows = setting["guarantee"] == allowed and setting["delta"] == accounting["delta"]
-    follows = follows and setting["epsilon"] == (cost if allowed == "private" else None)
+    else:
+        allowed = "diagnosed" if shown["diagnostics"] or shown["settings_from_records"] else "private"
+    promised = [allowed, accounting["delta"], costs[held_to] if allowed == "private" else None]
+    follows = [setting["guarantee"], setting["delta"], setting["epsilon"]] == promised
     yield "guarantee", follows, f"{setting['guarantee']}; events and noise allow {allowed}"
     if allowed == "private":
-        limit, target = accounting["target"]["epsilon"], accounting["target"]["delta"]
+        cost, limit, target = costs[held_to], accounting["target"]["epsilon"], accounting["target"]["delta"]
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
         detail = f"epsilon {in_digits(cost)} of {in_digits(limit)}"
         yield "target", within and accounting["delta"] <= target, detail
@@ -519,11 +487,8 @@ def check_promise(card: Card) -> Iterator[Check]:
 
 def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
     """Whether one histogram was released of the people held out, and nothing else on people of their own."""
-    setting, accounting, is_named = (
-        card["setting"],
-        card["accounting"],
-        EVALUATION in card["evidence"]["files"],
-    )
+    setting, accounting = card["setting"], card["accounting"]
+    is_added, is_named = setting["adjacency"] == "ADD_OR_REMOVE_ONE", EVALUATION in card["evidence"]["files"]
     stated, parts = setting.get("evaluation_epsilon"), json.dumps(rows).count("DisjointParts")
     queries = [query for query in card["mechanism"]["queries"] if query["kind"] == "evaluation"]
     if not (is_named or queries or parts) and stated is None:
@@ -531,25 +496,50 @@ def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
     # all releases of the people held out, or the last one where a record is replaced
     evaluated = (disjoint := disjoint_parts(rows) or [[(rows[-1][0], 1)]])[-1]
     fits = is_named and setting["holdout"] == "private" and [query["count"] for query in queries] == [1]
-    fits = fits and (parts, len(disjoint)) == (
-        (1, 2) if setting["adjacency"] == "ADD_OR_REMOVE_ONE" else (0, 1)
-    )
-    if fits:
-        event = {"gaussian": "GaussianDpEvent", "laplace": "LaplaceDpEvent"}.get(queries[0]["noise"], "")
-        noise = event_of(event, noise_multiplier=queries[0]["noise_multiplier"]["least"])
-        fits = release_counts(evaluated) == {1} and all(
-            one == noise for row, _ in evaluated for one in leaves(row)
-        )
-    detail = (
-        "one histogram"
-        if fits
-        else "others than one histogram, or one that the card has in some places alone"
-    )
-    yield "releases of the people held out", fits, detail
+    if fits and (parts, len(disjoint)) == ((1, 2) if is_added else (0, 1)):
+        kind = {"gaussian": "GaussianDpEvent", "laplace": "LaplaceDpEvent"}.get(queries[0]["noise"], "")
+        noise = {"type": kind, "noise_multiplier": queries[0]["noise_multiplier"]["least"]}
+        same = all(one == noise for row, _ in evaluated for one in leaves(row))
+        fits = same and release_counts(evaluated) == {1}
+    else:
+        fits = False
+    others = "others than one histogram, or one that the card has in some places alone"
+    yield "releases of the people held out", fits, "one histogram" if fits else others
     terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
     bound = lower_bounds(evaluated, setting["adjacency"], terms)[0]["pld" if accounting["delta"] else "pure"]
     detail = f"stated {in_digits(stated)}, at least {in_digits(bound)}"
     yield "epsilon of the people held out", covers(stated, bound), detail
+
+
+def disjoint_parts(rows: Rows) -> list[Rows]:
+    """The rows of each part, if the only event is one of releases on disjoint people; else none."""
+    whole, count = rows[0]
+    if len(rows) != 1 or count != 1 or whole["type"] != "DisjointPartsDpEvent":
+        return []
+    parts = [part if part["type"] == "ComposedDpEvent" else {"event": part} for part in whole["events"]]
+    return [parts_of(part) or [({"type": "NoOpDpEvent"}, 0)] for part in parts]
+
+
+def release_counts(rows: Rows) -> set[int]:
+    """How many releases the run may have shown: of a search, which is the last event, those of one of its trials.
+
+    Where others evaluated each trial, the second of two disjoint parts is a search, too, of trials that are all alike.
+    """
+    trained, *evaluated = disjoint_parts(rows) or [rows]
+    *before, (last, times) = trained
+    others = sum(count for _, count in before) + sum(min(release_counts(part)) for part in evaluated)
+    is_best = last["type"] == "RepeatAndSelectDpEvent"
+    search = last["event"] if is_best else last
+    # Of the best of trials, which any of them may be, only the second kind of search; of others both.
+    trials = search["events"] if search["type"] in SEARCHES[is_best:] else []
+    are_trials = all(
+        trial["type"] == "ComposedDpEvent"
+        and all(part["type"] == "SelfComposedDpEvent" for part in trial["events"])
+        for trial in trials
+    )
+    if times != 1 or not trials or not are_trials:
+        return {others + times}
+    return {others + sum(part["count"] for part in trial["events"]) for trial in trials}
 
 
 def leaves(event: Event) -> Iterator[Event]:
@@ -564,6 +554,10 @@ def leaves(event: Event) -> Iterator[Event]:
 def covers(stated: float | None, bound: float | None) -> bool:
     """Whether a stated epsilon is at least the lower bound of it, but for rounding."""
     return stated is not None and bound is not None and stated >= bound * (1 - BELOW) - ABSOLUTE
+
+
+def in_digits(number: float | None) -> str:
+    return "none" if number is None else f"{number:.6g}"
 
 
 def lower_bounds(
@@ -604,48 +598,51 @@ def has_profile_alone(rows: Rows) -> bool:
     return re.search("SampledGroup|RandomAllocation", json.dumps(rows)) is not None
 
 
+# ---------------------------------------------------------------- 5. Events.
+
+
 def translate_rows(rows: Rows, adjacency: str) -> Rows:
     return [(translate(event, adjacency), count) for event, count in rows]
 
 
 def translate(event: Event, adjacency: str) -> Event:
     """What stands for an event: simpler ones, and noise for two where a record is removed and another one added."""
-    kind, is_replaced, inner = event["type"], adjacency == "REPLACE_ONE", event.get("event")
+    kind, is_replaced, inner = event["type"], adjacency == "REPLACE_ONE", event.get("event", {})
     if kind == "SampledWithoutReplacementDpEvent":
-        if not is_replaced:
-            raise NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone")
-        inner = translate(event["event"], adjacency)
+        require(is_replaced, NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone"))
+        inner = translate(inner, adjacency)
         if inner["type"] == "GaussianDpEvent":
             return event | {"event": inner}
-        return event_of("PureDpEvent", epsilon=of_sample(share_of(event), add_up(pure, [(inner, 1)])))
+        return {"type": "PureDpEvent", "epsilon": of_sample(share_of(event), add_up(pure, [(inner, 1)]))}
     if kind == "PoissonSampledDpEvent":
-        if is_replaced and event["event"]["type"] != "GaussianDpEvent":
-            raise NoBoundError("a Poisson sample of other than normal noise where a record is replaced")
-        is_pure = event["event"]["type"] == "PureDpEvent"
-        return event_of("PureDpEvent", epsilon=pure(event)) if is_pure else event
-    if kind == "DisjointPartsDpEvent" and is_replaced:
-        raise NoBoundError("releases on disjoint people, between whom a record that is replaced can change")
-    if inner is not None:
+        proven = not is_replaced or inner["type"] == "GaussianDpEvent"
+        require(
+            proven, NoBoundError("a Poisson sample of other than normal noise where a record is replaced")
+        )
+        return {"type": "PureDpEvent", "epsilon": pure(event)} if inner["type"] == "PureDpEvent" else event
+    if inner:
         return event | {"event": translate(inner, adjacency)}
     if "events" in event:
+        words = "releases on disjoint people, between whom a record that is replaced can change"
+        require(kind != "DisjointPartsDpEvent" or not is_replaced, NoBoundError(words))
         parts = [translate(part, adjacency) for part in event["events"]]
         is_one = kind in WORST_PART and all(part == parts[0] for part in parts)
         return parts[0] if is_one else event | {"events": parts}
     if not is_replaced:
         return correlated(event) if kind == "CorrelatedDpEvent" else event
-    if kind not in REPLACED or event.get("xi"):
-        raise NoBoundError(f"a {kind} where a record is replaced")
+    proven = kind in REPLACED and not event.get("xi")
+    require(proven, NoBoundError(f"a {kind} where a record is replaced"))
     return REPLACED[kind](event)
-
-
-def event_of(kind: str, **fields: Any) -> Event:
-    return {"type": kind, **fields}
 
 
 def gaussian(z: float, rate: float = 1.0) -> Event:
     """Normal noise on all records, or on a Poisson sample of them."""
-    event = event_of("GaussianDpEvent", noise_multiplier=z)
-    return event if rate == 1 else event_of("PoissonSampledDpEvent", sampling_probability=rate, event=event)
+    event = {"type": "GaussianDpEvent", "noise_multiplier": z}
+    return (
+        event
+        if rate == 1
+        else {"type": "PoissonSampledDpEvent", "sampling_probability": rate, "event": event}
+    )
 
 
 REPLACED: dict[str, Callable[[Event], Event]] = {
@@ -670,11 +667,11 @@ def correlated(event: Event) -> Event:
     """
     z, steps, parts, coefficients = (event[k] for k in ("noise_multiplier", "steps", "parts", "coefficients"))
     if event["rate"] < 1:
-        if not 0 < len(coefficients) <= parts:
-            raise NoBoundError("a sampled strategy of more bands than parts")
+        is_proven = 0 < len(coefficients) <= parts
+        require(is_proven, NoBoundError("a sampled strategy of more bands than parts"))
         norm = math.sqrt(math.fsum(c * c for c in coefficients[:steps]))
         sample = gaussian(z / norm, event["rate"])
-        return event_of("SelfComposedDpEvent", event=sample, count=math.ceil(steps / parts))
+        return {"type": "SelfComposedDpEvent", "event": sample, "count": math.ceil(steps / parts)}
     totals = np.zeros(min(parts, steps))  # the squared change of C G, by the first step of the record
     Work.spend(2**10 + len(totals))
     if leaves := event["leaves"]:
@@ -726,7 +723,11 @@ def merge(rows: Iterable[tuple[Event, int]]) -> Rows:
             continue
         key = json.dumps(event, sort_keys=True)
         counts[key] = (event, counts.get(key, (event, 0))[1] + count)
-    return [*([(gaussian(precision**-0.5), 1)] if precision else []), *counts.values()]
+    number = math.ceil(
+        precision / 100
+    )  # in parts of at least a tenth of noise, whose chances are within floats
+    together = [(gaussian((number / precision) ** 0.5), number)] if precision else []
+    return [*together, *counts.values()]
 
 
 ORDERS = tuple(map(float, renyi.DEFAULT_RDP_ORDERS))
@@ -746,11 +747,11 @@ def add_up(cost: Callable[[Event], Any], rows: Rows) -> Any:
 
 def pure(event: Event) -> float:
     """The epsilon at delta 0 of a release."""
-    if event["type"] == "PoissonSampledDpEvent":
+    kind = event["type"]
+    if kind == "PoissonSampledDpEvent":
         return of_sample(event["sampling_probability"], add_up(pure, [(event["event"], 1)]))
-    if event["type"] not in ("PureDpEvent", "LaplaceDpEvent"):
-        raise NoBoundError(f"a {event['type']} has no pure epsilon")
-    return float(event["epsilon"] if event["type"] == "PureDpEvent" else 1 / event["noise_multiplier"])
+    require(kind in ("PureDpEvent", "LaplaceDpEvent"), NoBoundError(f"a {kind} has no pure epsilon"))
+    return float(event["epsilon"] if kind == "PureDpEvent" else 1 / event["noise_multiplier"])
 
 
 def of_sample(rate: float, epsilon: float) -> float:
@@ -769,8 +770,8 @@ def rho(event: Event) -> float:
     """The rho of a release under zero-concentrated differential privacy (Bun and Steinke 2016)."""
     if event["type"] == "ZCDpEvent" and event["xi"] == 0:
         return float(event["rho"])
-    if event["type"] not in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent"):
-        raise NoBoundError(f"a {event['type']} has no rho")
+    is_known = event["type"] in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent")
+    require(is_known, NoBoundError(f"a {event['type']} has no rho"))
     return float(0.5 * (event["epsilon"] if "epsilon" in event else 1 / event["noise_multiplier"]) ** 2)
 
 
@@ -797,10 +798,9 @@ def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
         best = renyi._compute_rdp_repeat_and_select(every, once, event["mean"], shape)
         return np.array([best[every.index(order)] for order in orders])
     relation = adjacency if "Sampled" in kind else "ADD_OR_REMOVE_ONE"
-    accountant = renyi.RdpAccountant(orders, dp.NeighboringRelation[relation])
-    if not accountant.supports(library_event(event)):
-        raise NoBoundError(f"a {kind} has no Renyi bound in dp-accounting")
-    accountant.compose(library_event(event))
+    accountant, same = renyi.RdpAccountant(orders, dp.NeighboringRelation[relation]), library_event(event)
+    require(accountant.supports(same), NoBoundError(f"a {kind} has no Renyi bound in dp-accounting"))
+    accountant.compose(same)
     return np.maximum(np.asarray(accountant._rdp, dtype=np.float64), 0.0)
 
 
@@ -836,8 +836,8 @@ def log_choose(n: int, k: int) -> float:
 
 def library_event(event: Event) -> Any:
     """The event of dp-accounting, whose fields have the same names."""
-    if not hasattr(dp.dp_event, event["type"]):
-        raise NoBoundError(f"a {event['type']} has no Renyi bound here")
+    kind = event["type"]
+    require(hasattr(dp.dp_event, kind), NoBoundError(f"a {kind} has no Renyi bound here"))
     fields = {name: library_event(value) if name == "event" else value for name, value in event.items()}
     return getattr(dp.dp_event, fields.pop("type"))(**fields)
 
@@ -873,8 +873,11 @@ def filter_epsilon(rows: Rows, how: Card, delta: float) -> float:
     return max(0.0, float(np.min(bounds + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1))))
 
 
+# ---------------------------------------------------------------- 6. Losses.
+
+
 def pld_epsilon(rows: Rows, delta: float, adjacency: str, stated: float | None) -> float:
-    """A lower bound on epsilon by privacy profiles, as near as what is stated needs."""
+    """A lower bound on epsilon by privacy losses, as near as what is stated needs."""
     eta = SLACK * min(max(1.0 if stated is None else stated, 1e-3), 10.0)
     losses = compose(translate_rows(rows, adjacency), adjacency, delta, eta)
     return max(0.0, *(epsilon_of(loss, delta * 1.001) - eta for loss in losses))
@@ -883,15 +886,19 @@ def pld_epsilon(rows: Rows, delta: float, adjacency: str, stated: float | None) 
 def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DensePLDPmf]:
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
     single = merge(releases(rows))
-    if len(single) > MAX_KINDS:
-        raise NoBoundError(f"more than {MAX_KINDS} kinds of events")
+    require(len(single) <= MAX_KINDS, NoBoundError(f"more than {MAX_KINDS} kinds of events"))
     number = sum(count for _, count in single) or 1
     # h of the text at the top; .999, and log 2000 in place of log 1000, leave room for n h^2 / 8.
     grid = 0.999 * eta / math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)
+    tail = 1e-7 * delta / number  # of outputs that are left out
     totals = [DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)] * 2
     for event, count in single:
-        profiles = profiles_of(event, adjacency, delta, eta / count)
-        for side, loss in enumerate(on_grid(profiles, grid, 1e-7 * delta / number)):
+        if event["type"] in ("RepeatAndSelectDpEvent", *WORST_PART):
+            pairs = pairs_of_profiles(profiles_of(event, adjacency, delta, eta / count), grid)
+        else:
+            pairs = pairs_of(event, adjacency, tail)
+        for side, pair in enumerate(pairs):
+            loss = on_grid(pair, grid, tail)
             if count > 1:
                 Work.spend(6 * loss.size)
                 first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
@@ -902,324 +909,205 @@ def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DenseP
     return totals
 
 
-def curve_of(loss: DensePLDPmf) -> tuple[Array, Array]:
-    """The losses of a grid, and delta at each: a = exp(-width) times the next one's, and 1 - a of the mass above.
-
-    In blocks in which no exp leaves a float; losses beyond a float's are not rare where little noise is composed.
-    """
-    width, size = loss._discretization, loss.size
-    above, deltas = sums_from(loss._probs)[1:], np.zeros(size + 1)
-    block = 1 + int(500 / width)
-    for end in range(size, 0, -block):
-        start = max(0, end - block)
-        decay = np.exp(-width * np.arange(end - start + 1))
-        deltas[start:end] = np.cumsum((decay[:-1] * -math.expm1(-width) * above[start:end])[::-1])[::-1]
-        deltas[start:end] = (deltas[start:end] + decay[-1] * deltas[end]) / decay[:-1]
-    return width * (loss._lower_loss + np.arange(size)), deltas[:-1]
-
-
-def epsilon_of(loss: DensePLDPmf, delta: float) -> float:
-    """The least epsilon at this delta, or 0."""
-    if loss._infinity_mass > delta:
-        raise NoBoundError("delta is smaller than what this program's numbers are exact to")
-    losses, deltas = curve_of(loss)
-    above = np.flatnonzero(deltas > delta)
-    if not len(above):
-        return 0.0
-    high, low = float(deltas[above[-1]]), float(np.append(deltas, 0.0)[above[-1] + 1])
-    share = (high - delta) / (high - low)  # of the cell, in which delta is a line in exp(epsilon)
-    return float(losses[above[-1]]) + math.log1p(share * math.expm1(loss._discretization))
+BEYOND_FLOATS = "the claim needs a finer grid than floats allow: chances of a release are beyond them"
 
 
 def check_size(points: float) -> None:
     """Refuse a grid of more points than this program computes."""
-    if points > MAX_POINTS:
-        raise NoBoundError("the claim needs a finer grid than this program computes")
+    require(points <= MAX_POINTS, NoBoundError("the claim needs a finer grid than this program computes"))
     Work.spend(4 * points)
 
 
-def on_grid(profiles: Sequence[Profile], grid: float, tail: float) -> Iterator[DensePLDPmf]:
-    """Connect the dots: the masses of each loss of a pair at -k grid, ..., k grid, but for a tail.
-
-    Above 0 from its own profile. Below 0 there are exp(-loss) times as many as of the reversed pair at the opposite
-    loss; they come from the other profile, since differences of numbers near 1 would be lost to rounding.
-    """
-    top = 2 * grid
-    while top < grid * MAX_POINTS and max(float(profile(np.array([top]))[0]) for profile in profiles) > tail:
-        top *= 1.2
-    check_size(2**12 + top / grid)
-    e = grid * np.arange(math.ceil(top / grid) + 1, dtype=np.float64)
-    masses = []
-    for profile in profiles:
-        # In x = exp(e) delta is a line between two points, and the mass at one is x times the change of slope there.
-        steps = np.append(np.diff(np.minimum.accumulate(np.clip(profile(e), 0.0, 1.0))), 0.0)
-        masses.append(np.maximum(steps[1:] - math.exp(grid) * steps[:-1], 0.0) / math.expm1(grid))
-    for up, reversed_up in (masses, masses[::-1]):
-        down = reversed_up * np.exp(-e[1:])
-        down *= min(1.0, (left := max(0.0, 1.0 - float(up.sum()))) / max(float(down.sum()), 1e-300))
-        probabilities = np.concatenate([down[::-1], [max(0.0, left - float(down.sum()))], up])
-        yield DensePLDPmf(grid, -len(up), probabilities, 0.0, pessimistic_estimate=True)
+def on_grid(pair: Pair, grid: float, tail: float) -> DensePLDPmf:
+    """The losses log(P / Q) under P, each moved to both ends of its cell, so that the masses of P and of Q are kept."""
+    known = (pair[0] > 0) & (pair[1] > 0)
+    require(pair[0][~known].sum() <= 1000 * tail, NoBoundError(BEYOND_FLOATS))
+    p, q = pair[0][known], pair[1][known]
+    losses = np.log(p / q) / grid
+    cells = np.floor(losses)
+    check_size(2**12 + cells.max() - cells.min())
+    first, index = int(cells.min()), (cells - cells.min()).astype(int)
+    upper = p * np.expm1(grid * (cells - losses)) / math.expm1(-grid)
+    masses = np.append(np.bincount(index, p - upper), 0.0) + np.append(0.0, np.bincount(index, upper))
+    kept = np.flatnonzero((np.cumsum(masses) > tail) & (np.cumsum(masses[::-1])[::-1] > tail))
+    require(len(kept), NoBoundError("delta is smaller than what this program's numbers are exact to"))
+    low, high = int(kept[0]), int(kept[-1]) + 1
+    return DensePLDPmf(grid, first + low, masses[low:high], 0.0, pessimistic_estimate=True)
 
 
-def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> tuple[Profile, Profile]:
-    """The profiles of removing and of adding a record to a release; eta: of what lies inside."""
-    kind, inner, is_replaced = event["type"], event.get("event", {}), adjacency == "REPLACE_ONE"
+def curve_of(loss: DensePLDPmf) -> tuple[Array, Array]:
+    """The losses of a grid, and delta at each: cell by cell it comes nearer to the mass above."""
+    share, above = -math.expm1(-loss._discretization), np.cumsum(loss._probs[::-1])
+    Work.spend(8 * loss.size)
+    deltas = accumulate(above[:-1].tolist(), lambda delta, mass: delta + share * (mass - delta), initial=0.0)
+    losses = loss._discretization * (loss._lower_loss + np.arange(loss.size))
+    return losses, np.fromiter(deltas, np.float64)[::-1]
+
+
+def epsilon_of(loss: DensePLDPmf, delta: float) -> float:
+    """The least epsilon at this delta; between two losses by their chord, which lies below."""
+    is_exact = loss._infinity_mass <= delta
+    require(is_exact, NoBoundError("delta is smaller than what this program's numbers are exact to"))
+    losses, deltas = curve_of(loss)
+    return float(np.interp(-delta, -deltas, losses))
+
+
+# ---------------------------------------------------------------- 7. Single releases.
+
+
+BINS = np.linspace(0.0, 1.0, 2**13 + 1)
+"""The edges of the bins, from the lowest output to the highest; what bins lose falls with the square of their width."""
+
+
+def pairs_of(event: Event, adjacency: str, tail: float) -> Pairs:
+    """The pairs of a release for removing and for adding a record, but for outputs of no more than this chance."""
+    kind, inner = event["type"], event.get("event", {})
     z, rate = (inner or event).get("noise_multiplier", 1.0), event.get("sampling_probability", 1.0)
-    if kind in PROFILES:
-        return (partial(PROFILES[kind], event),) * 2
-    if kind == "PoissonSampledDpEvent" and inner["type"] == "GaussianDpEvent" and is_replaced:
-        return (mixture(z, {0: 1 - rate, 1: rate}, {0: 1 - rate, -1: rate}),) * 2
-    if kind == "PoissonSampledDpEvent" and inner["type"] in ("GaussianDpEvent", "LaplaceDpEvent"):
-        return of_sampled(profiles_of(inner, adjacency, delta, eta)[0], rate)
-    if kind == "SampledWithoutReplacementDpEvent":
-        # Both ways delta is at most that of a sample (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
-        return (of_sampled(profiles_of(inner, adjacency, delta, eta)[0], share_of(event))[0],) * 2
-    if kind == "SampledGroupDpEvent":  # of whom a binomial number is in the sample (arXiv:2401.10294)
-        n = event["count"]
-        chances = {j: math.comb(n, j) * rate**j * (1 - rate) ** (n - j) for j in range(n + 1)}
-        return mixture(z, chances, {0: 1.0}), mixture(z, {0: 1.0}, {-j: chances[j] for j in chances})
-    if kind == "RandomAllocationDpEvent":
-        if event["parts"] == 1:
-            return profiles_of(gaussian(z), adjacency, delta, eta)
-        return largest_of_parts(event) if z < 0.4 else random_allocation(event)
-    if kind in WORST_PART:
-        different = {json.dumps(part, sort_keys=True): part for part in event["events"]}.values()
-        each = [lower_profiles(part, adjacency, delta, eta / 2) for part in different]
-        remove, add = (partial(largest, side) for side in zip(*each, strict=True))
-        return remove, add
-    if kind == "RepeatAndSelectDpEvent":
-        return best_of_trials(event, lower_profiles(inner, adjacency, delta / event["mean"], eta / 8))
-    raise NoBoundError(f"a {kind} has no privacy profile")
+    match kind:
+        case "GaussianDpEvent":
+            pair = normals(z, {1: 1.0}, {0: 1.0}, tail)
+        case "LaplaceDpEvent":  # outputs below 0 are alike, and so are those above 1
+            above = np.exp(-BINS / z) / 2
+            without = np.concatenate([[0.5], -np.diff(above), above[-1:]])
+            pair = without[::-1], without
+        case "PureDpEvent":  # randomised response dominates (Kairouz et al. 2015)
+            lie = math.exp(-event["epsilon"]) / (1 + math.exp(-event["epsilon"]))
+            pair = np.array([1 - lie, lie]), np.array([lie, 1 - lie])
+        case "ObjectivePerturbationDpEvent":
+            # Both ways the loss log(1 + ratio) + s^2 / 2 + s |X|, for X ~ N(0, 1) and s = 1 / z.
+            x = BINS * reach_of(tail)
+            without = 2 * normal_masses(x + 1 / z) / (1 + event["curvature_ratio"])
+            return [(2 * normal_masses(x), without)] * 2
+        case "PoissonSampledDpEvent" if adjacency == "REPLACE_ONE":
+            pair = normals(z, {0: 1 - rate, 1: rate}, {0: 1 - rate, -1: rate}, tail)
+        case "PoissonSampledDpEvent" if inner["type"] in ("GaussianDpEvent", "LaplaceDpEvent"):
+            pair = sampled(pairs_of(inner, adjacency, tail)[0], rate)
+        case "SampledWithoutReplacementDpEvent":
+            # Both ways delta is at most that of removing (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
+            p, q = sampled(pairs_of(inner, adjacency, tail)[0], share_of(event))
+            up, down = p[p > q], q[p > q]
+            rest = [max(0.0, 1.0 - up.sum() - down.sum())]
+            pair = np.concatenate([up, down, rest]), np.concatenate([down, up, rest])
+        case "SampledGroupDpEvent":  # of whom a binomial number is in the sample (arXiv:2401.10294)
+            n = event["count"]
+            chances = {j: math.comb(n, j) * rate**j * (1 - rate) ** (n - j) for j in range(n + 1)}
+            pair = normals(z, chances, {0: 1.0}, tail)
+        case "RandomAllocationDpEvent":
+            return random_allocation(z, event["parts"], event["steps"], tail)
+        case _:
+            raise NoBoundError(f"a {kind} has no privacy profile")
+    return [pair, pair[::-1]]
 
 
-def of_gaussian(event: Event, e: Array) -> Array:
-    """N(1, z^2) against N(0, z^2) (Balle and Wang 2018)."""
-    z = event["noise_multiplier"]
-    above, below = tail_of_normal(e * z - 0.5 / z), scaled_tail(e, e * z + 0.5 / z)
-    return np.maximum(above - below, 0.0)
+def sampled(pair: Pair, rate: float) -> Pair:
+    """A release on a sample, in which the record is with this chance."""
+    return rate * pair[0] + (1 - rate) * pair[1], pair[1]
 
 
-def of_laplace(event: Event, e: Array) -> Array:
-    """Laplace noise, for e of at least 0."""
-    return np.asarray(np.maximum(-np.expm1((e - 1 / event["noise_multiplier"]) / 2), 0.0))
+def normals(z: float, p: dict[int, float], q: dict[int, float], tail: float) -> Pair:
+    """N(j, z^2) with chance p[j] against the same with chance q[j]."""
+    least, most, reach = min(*p, *q), max(*p, *q), z * reach_of(tail)
+    x = least - reach + BINS * (most - least + 2 * reach)
+
+    def masses(chances: dict[int, float]) -> Array:
+        terms = (chance * normal_masses((x - j) / z) for j, chance in chances.items() if chance > 1e-30)
+        return sum(terms, np.zeros(len(x) - 1))
+
+    return masses(p), masses(q)
 
 
-def of_pure(event: Event, e: Array) -> Array:
-    """Randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)."""
-    truth = 1 / (1 + math.exp(-event["epsilon"]))
-    return np.asarray(truth * np.maximum(-np.expm1(np.minimum(e - event["epsilon"], 0.0)), 0.0))
-
-
-def of_objective(event: Event, e: Array) -> Array:
-    """The loss log(1 + ratio) + s^2 / 2 + |X|, X ~ N(0, s^2), of an exact private minimum."""
-    s = 1 / event["noise_multiplier"]
-    above = e - math.log1p(event["curvature_ratio"]) - s * s / 2
-    t = np.maximum(above, 0.0) / s
-    below = scaled_tail(above + s * s / 2, t + s)
-    return np.asarray(np.maximum(2 * (tail_of_normal(t) - below), 0.0))
-
-
-PROFILES: dict[str, Callable[[Event, Array], Array]] = {
-    "GaussianDpEvent": of_gaussian,
-    "LaplaceDpEvent": of_laplace,
-    "PureDpEvent": of_pure,
-    "ObjectivePerturbationDpEvent": of_objective,
-}
-"""The profiles of releases for which both ways are alike and have a closed form."""
-
-
-def of_sampled(whole: Profile, rate: float) -> tuple[Profile, Profile]:
-    """The profiles of a release on a Poisson sample: (1 - rate) Q + rate P against Q, and the reverse."""
-
-    def remove(e: Array) -> Array:
-        small = np.log1p(np.expm1(np.minimum(e, 1.0)) / rate)
-        large = e - math.log(rate) + np.log1p((rate - 1) * np.exp(-e))
-        return np.asarray(rate * whole(np.where(e < 1, small, large)))  # at log(1 + (exp(e) - 1) / rate)
-
-    def add(e: Array) -> Array:
-        rest = np.maximum(rate - np.expm1(np.minimum(e, 700.0)) * (1 - rate), 0.0)  # 1 - exp(e) (1 - rate)
-        return np.where(rest > 0, rest * whole(e + np.log(rate / np.maximum(rest, 1e-300))), 0.0)
-
-    return remove, add
-
-
-def mixture(z: float, p: dict[int, float], q: dict[int, float]) -> Profile:
-    """N(j, z^2) with chance p[j] against the same with chance q[j], where the loss rises with the output.
-
-    delta is P - exp(e) Q of all outputs above the one whose loss is e; any other cut gives less.
-    """
-    p, q = ({j: chance for j, chance in chances.items() if chance > 1e-30} for chances in (p, q))
-    far = max(map(abs, (*p, *q))) + 40.0 * z + 800.0 * z**2
-    outputs = np.unique(np.concatenate([np.linspace(-50.0 * z, 50.0 * z + max(p), 2**15), [-far, far]]))
-    losses = log_density(outputs, z, p) - log_density(outputs, z, q)
-
-    def profile(e: Array) -> Array:
-        cut = np.interp(e, losses, outputs)
-        above_p = sum(chance * tail_of_normal((cut - j) / z) for j, chance in p.items())
-        above_q = sum(chance * scaled_tail(e, (cut - j) / z) for j, chance in q.items())
-        return np.asarray(np.maximum(above_p - above_q, 0.0))
-
-    return profile
-
-
-def log_density(x: Array, z: float, chances: dict[int, float]) -> Array:
-    """The log density of a mixture of N(j, z^2), relative to that of N(0, z^2)."""
-    Work.spend(len(x) / 8 * len(chances))
-    logs = (math.log(chance) + j * (x - j / 2) / z**2 for j, chance in chances.items())
-    return reduce(np.logaddexp, logs) + np.zeros(len(x))
+def reach_of(tail: float) -> float:
+    """A number of standard deviations that a normal number goes beyond with at most this chance."""
+    return math.sqrt(-2 * math.log(tail))
 
 
 ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 
-def tail_of_normal(x: Array) -> Array:
-    """1 - Phi(x)."""
-    Work.spend(100 + len(x))
-    return np.asarray(ERFC(x / math.sqrt(2)), dtype=np.float64) / 2
+def normal_masses(x: Array) -> Array:
+    """The chances of a normal number to be between ascending edges."""
+    Work.spend(2 * len(x))
+    below, above = (np.asarray(ERFC(y / math.sqrt(2)), np.float64) / 2 for y in (-x, x))
+    # of the nearer tail, since chances near 1 are rounded most
+    return np.where(x[:-1] > 0, -np.diff(above), np.diff(below))
 
 
-def scaled_tail(e: Array, x: Array) -> Array:
-    """exp(e) (1 - Phi(x)), rounded up where x is far out: Mills' ratio is at most 4 / (3 x + sqrt(x^2 + 8)), if x > 0.
-
-    Sampford 1953, Annals of Mathematical Statistics 24. Where exp(e) is beyond a float and x is not far out, it is
-    more than any chance, as it has to be.
-    """
-    far = np.maximum(x, 30.0)
-    bound = (
-        np.exp(np.minimum(e - far**2 / 2, 700.0))
-        * 4
-        / (3 * far + np.sqrt(far**2 + 8))
-        / math.sqrt(2 * math.pi)
-    )
-    return np.where(x < 30, np.exp(np.minimum(e, 700.0)) * tail_of_normal(np.minimum(x, 30.0)), bound)
-
-
-def random_allocation(event: Event) -> tuple[Profile, Profile]:
+def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pairs:
     """A pass in which a record takes part in one of `parts` steps, of which `steps` took place (arXiv:2412.16802).
 
-    P / Q = S = (Y_1 + ... + Y_steps + parts - steps) / parts for log-normal Y of mean 1 under Q; delta is
-    E max(0, S - exp(e)), removing, and E max(0, 1 - exp(e) S), adding. Y is put on a grid, cut off where it is rarer
-    than 1e-14, and S is the sum of independent Y. A cut only lowers delta. A fine grid keeps the mean, and adds about
-    1e-4 of delta; on a coarse one, where there is little noise, Y is rounded towards what lowers delta.
+    P / Q = (Y_1 + ... + Y_steps + parts - steps) / parts for independent log-normal Y of mean 1 under Q. Small Y are
+    put on a grid, each at both ends of its cell, so that their mean is kept; cells of a 60th of their standard
+    deviation add about 1e-4 of delta. A large Y is so rare that little is lost by leaving out two in a pass. For adding
+    a record small sums count most. Where cells are too wide for these, Y is rounded up, which lowers its delta.
     """
-    z, parts, steps = event["noise_multiplier"], event["parts"], event["steps"]
-    start = math.exp(-9 / z - 0.5 / z**2)
-    end = math.exp(math.sqrt(2 * math.log(parts / 1e-14)) / z - 0.5 / z**2)
-    cell, coarse = max(math.sqrt(math.expm1(z**-2)) / 60, steps / 2**21), (end - start) / 2**20
-    is_coarse, cell = coarse > cell, max(coarse, cell)
-    points = start + cell * np.arange(math.ceil((end - start) / cell) + 1)
-    under_q = z * np.log(points) + 0.5 / z
-    q, mean = -np.diff(tail_of_normal(under_q)), -np.diff(tail_of_normal(under_q - 1 / z))
-    keeps_mean = np.clip((mean - points[:-1] * q) / cell, 0.0, q)
+    rare = reach_of(1e-3 / steps)
+    start, cap = (math.exp(t / z - 0.5 / z**2) for t in (-9.0, rare))
+    share = math.erfc((2 / z - rare) / math.sqrt(2)) / 2  # of E Y^2, that of small Y
+    number = math.ceil(60 * (cap - start) / math.sqrt(math.expm1(z**-2) * share))
+    check_size(number)
+    cell, y = (cap - start) / number, np.linspace(start, cap, number + 1)
+    t = z * np.log(y) + 0.5 / z  # the output under Q, in standard deviations
+    q, mean = normal_masses(t), normal_masses(t - 1 / z)
+    large = np.linspace(rare, max(rare + 1, 1 / z + reach_of(tail)), 501)
+    large_q, large_p = normal_masses(large), normal_masses(large - 1 / z)
 
-    def sums_of(up: Array) -> tuple[Array, Array, Array]:
-        """The values of S with the sums of masses and of values from each on; up: what is rounded up of each cell."""
-        Work.spend(2**22)
-        first, sums = self_convolve(np.append(q - up, 0.0) + np.append(0.0, up), steps, 1e-15)
-        sums = np.where(np.asarray(sums) < 1e-17, 0.0, sums)
-        s = (steps * start + cell * (first + np.arange(len(sums))) + parts - steps) / parts
-        return s, sums_from(sums), sums_from(sums * s)
+    def sums(small: Array, count: int) -> tuple[Array, Array]:
+        """The sums of so many small Y, and their chances."""
+        if count == 0:
+            return np.zeros(1), np.ones(1)
+        first, last = compute_self_convolve_bounds(small, count, 1e-15)
+        check_size(last - first)
+        masses = np.asarray(self_convolve(small, count, 1e-15)[1])
+        return count * start + cell * (first + np.arange(len(masses))), np.where(masses < 1e-17, 0.0, masses)
 
-    removing = sums_of(np.zeros_like(q) if is_coarse else keeps_mean)
-    adding = sums_of(q) if is_coarse else removing
+    def pair_of(up: Array) -> Pair:
+        """The pair if so much of each cell is rounded up: of passes with no large Y, and with one."""
+        small = np.append(q - up, 0.0) + np.append(0.0, up)
+        (none, chance_none), (others, chance) = sums(small, steps), sums(small, steps - 1)
+        blocks = np.arange(0, len(others), math.ceil(len(others) / 500))
+        mean_others, chance = np.add.reduceat(others * chance, blocks), np.add.reduceat(chance, blocks)
+        one = steps * (np.outer(large_p, chance) + np.outer(large_q, mean_others)).ravel()
+        without = np.append(chance_none, steps * np.outer(large_q, chance).ravel())
+        return (np.append(chance_none * none, one) + without * (parts - steps)) / parts, without
 
-    def remove(e: Array) -> Array:
-        s, above, weighted = removing
-        x = np.exp(np.minimum(e, 700.0))  # above all of S
-        at = np.searchsorted(s, x)
-        return np.asarray(np.maximum(weighted[at] - x * above[at], 0.0))
-
-    def add(e: Array) -> Array:
-        s, above, weighted = adding
-        x = np.exp(np.minimum(e, 700.0))
-        at = np.searchsorted(s, 1 / x)
-        return np.asarray(np.maximum(above[0] - above[at] - x * (weighted[0] - weighted[at]), 0.0))
-
-    return remove, add
+    is_fine = z >= 0.5 and cell < 0.01 * math.sqrt(steps)
+    remove = pair_of(np.clip((mean - y[:-1] * q) / cell, 0.0, q))
+    return remove, (remove if is_fine else pair_of(q))[::-1]
 
 
-def largest_of_parts(event: Event) -> tuple[Profile, Profile]:
-    """A lower bound for a pass with hardly any noise: S is at least the largest Y / parts of the steps that took place.
+# ---------------------------------------------------------------- 8. Events that hold others.
 
-    With F the distribution of Y under Q, delta is at least steps / parts times the mean of F^(steps - 1) under P above
-    a cut, less exp(e) times 1 - F^steps there, at any cut. Adding a record is the same curve: see `as_pair`.
+
+def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> list[Profile]:
+    """Lower bounds of the profiles of an event that holds others, for removing and for adding a record.
+
+    The profile of a pair is delta(e) = sup_S P(S) - exp(e) Q(S).
     """
-    z, parts, steps = event["noise_multiplier"], event["parts"], event["steps"]
-    cuts = np.linspace(-40.0, 40.0, 2**14)  # of log Y, in standard deviations from its mean under P
-    tail_q = tail_of_normal(cuts + 1 / z)
-    masses = -np.diff(tail_of_normal(cuts)) * np.exp((steps - 1) * np.log1p(-tail_q[:-1]))
-    above_p = steps / parts * sums_from(masses)
-    times = np.where(tail_q > 1e-12, -np.expm1(steps * np.log1p(-tail_q)) / np.maximum(tail_q, 1e-12), steps)
-
-    def remove(e: Array) -> Array:
-        at = np.searchsorted(cuts, z * (e + math.log(parts)) - 0.5 / z)
-        near = (np.clip(at + move, 0, len(cuts) - 1) for move in (-1, 0))
-        every = [above_p[k] - times[k] * scaled_tail(e, cuts[k] + 1 / z) for k in near]
-        return np.asarray(np.maximum(np.max(every, axis=0), 0.0))
-
-    return remove, lambda e: np.maximum(1 - np.exp(np.minimum(e, 700.0)) * (1 - remove(-e)), 0.0)
+    if event["type"] == "RepeatAndSelectDpEvent":
+        once = lower_profiles(event["event"], adjacency, delta / event["mean"], eta / 8)
+        return best_of_trials(event, once)
+    different = {json.dumps(part, sort_keys=True): part for part in event["events"]}.values()
+    each = [lower_profiles(part, adjacency, delta, eta / 2) for part in different]
+    return [partial(largest, side) for side in zip(*each, strict=True)]
 
 
-def sums_from(masses: Array) -> Array:
-    """The sum of each mass and all later ones, and a 0 after the last: [k] -> [k + 1]."""
-    return np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> list[Profile]:
+    """Lower bounds of the profiles of what is composed, by the coupling of the text at the top."""
 
+    def below(loss: DensePLDPmf) -> Profile:
+        losses, deltas = curve_of(loss)
+        require(losses[-1] < 700, NoBoundError(BEYOND_FLOATS))
+        x = np.exp(losses)  # in which delta is a line between two losses
+        return lambda e: np.maximum(np.interp(np.exp(e + eta), x, deltas, right=0.0) - delta / 1000, 0.0)
 
-def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> tuple[Profile, Profile]:
-    """Lower bounds of the profiles of what is composed."""
-
-    def profile_of(loss: DensePLDPmf) -> Profile:
-        losses, deltas, width = *curve_of(loss), loss._discretization
-        total = float(np.sum(loss._probs))
-
-        def profile(e: Array) -> Array:
-            e = e + eta  # by the coupling of the text at the top, as is delta / 1000 below
-            at = np.clip(np.searchsorted(losses, e, side="right") - 1, 0, len(losses) - 2)
-            share = np.expm1(np.clip(e - losses[at], 0.0, width)) / math.expm1(width)
-            inside = deltas[at] + share * (deltas[at + 1] - deltas[at])  # a line in exp(e)
-            below = total - np.exp(np.minimum(e - losses[0], 0.0)) * (total - deltas[0])
-            return np.asarray(np.maximum(np.where(e < losses[0], below, inside) - delta / 1000, 0.0))
-
-        return profile
-
-    remove, add = (profile_of(loss) for loss in compose([(event, 1)], adjacency, delta, eta))
-    return as_pair(remove, add)
-
-
-def as_pair(remove: Profile, add: Profile) -> tuple[Profile, Profile]:
-    """The profiles of a pair that lie below these, each of them convex in exp(e), or above 1.
-
-    As functions of x = exp(e) both are parts of one curve from 1 at 0: for removing above 1, and for adding below 1,
-    where it is 1 - x (1 - add(-e)). A true curve is convex, so that it is bounded by the hull of both parts, too: they
-    themselves, but for a chord from one to the other.
-    """
-    e = np.append(0.0, np.geomspace(1e-6, 500.0, 20_000))
-    right, left, above, below = np.exp(e), np.exp(-e), remove(e), 1 - np.exp(-e) * (1 - add(e))
-    i = j = len(e) - 1
-    for _ in range(200):  # the chord's ends, in turn, until neither moves
-        before = i, j
-        j = int(np.argmin((above - below[i]) / np.maximum(right - left[i], 1e-300)))
-        i = int(np.argmax((above[j] - below) / np.maximum(right[j] - left, 1e-300)))
-        if (i, j) == before:
-            break
-    slope = (above[j] - below[i]) / max(right[j] - left[i], 1e-300)
-
-    def removing(at: Array) -> Array:
-        x = np.exp(np.minimum(at, e[j]))
-        return np.where((-e[i] < at) & (at < e[j]), above[j] + slope * (x - right[j]), remove(at))
-
-    def adding(at: Array) -> Array:
-        x = np.exp(np.minimum(at, e[i]))
-        return np.where((-e[j] < at) & (at < e[i]), 1 - x * (1 - below[i] + slope * left[i]) + slope, add(at))
-
-    return removing, adding
+    return [below(loss) for loss in compose([(event, 1)], adjacency, delta, eta)]
 
 
 def largest(profiles: Sequence[Profile], e: Array) -> Array:
     return np.asarray(np.max([profile(e) for profile in profiles], axis=0))
 
 
-def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Profile]:
+def best_of_trials(event: Event, once: list[Profile]) -> list[Profile]:
     """The best of a random number of trials: delta(e + shift) is at most the mean number times one trial's delta(e).
 
     The shift bounds the change of the logarithm of f', for the number's generating function f, between neighbours
@@ -1232,13 +1120,49 @@ def best_of_trials(event: Event, once: Sequence[Profile]) -> tuple[Profile, Prof
     elif mean > 1:
         gamma = float(renyi._gamma_truncated_negative_binomial(float(event["shape"]), mean))
         enough = np.flatnonzero((1 - gamma) * deltas <= gamma * np.expm1(tried))
-        if not len(enough):
-            raise NoBoundError("a trial tells too much for a profile of the best")
+        require(len(enough), NoBoundError("a trial tells too much for a profile of the best"))
         # Between the last point that is not enough and the first that is: the lower end, for a lower bound.
         shift = (event["shape"] + 1) * float(tried[max(enough[0] - 1, 0)])
+    remove, add = once
+    return [lambda e: mean * remove(e - shift), lambda e: mean * add(e - shift)]
 
-    remove, add = ((lambda e, once=once: mean * once(e - shift)) for once in once)
-    return as_pair(remove, add)
+
+def pairs_of_profiles(profiles: list[Profile], grid: float) -> Pairs:
+    """The pairs on a grid whose profiles are the largest that lie below these.
+
+    As a function of x = exp(e) a profile is convex and 1 at 0; below x = 1 it is 1 - x (1 - delta(-e)) for the delta of
+    the reversed pair.
+    """
+    tried = np.linspace(0.0, 700.0, 7001)
+    ends = np.flatnonzero(largest(profiles, tried) <= 0)
+    require(len(ends), NoBoundError(BEYOND_FLOATS))
+    count = math.ceil(tried[ends[0]] / grid)
+    check_size(2 * count)
+    Work.spend(64 * count)
+    e = grid * np.arange(-count, count + 1)
+    x, pairs = np.exp(e), []
+    for own, other in (profiles, profiles[::-1]):
+        below = x[:count] * other(-e[:count]) - np.expm1(e[:count])
+        deltas = convex_below(x, np.minimum(np.append(below, own(e[count:])), 1.0))
+        # delta is the sum of q_i max(0, x_i - x), so that q_i is the change of its slope at x_i.
+        slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
+        q = np.maximum(np.diff(np.append(slopes, 0.0)), 0.0)
+        pairs.append((q * x, q))
+    return pairs
+
+
+def convex_below(x: Array, y: Array) -> Array:
+    """The values at x, ascending, of the largest convex function that is at most y there, and 1 at 0."""
+    corners = [(0.0, 1.0)]
+    for c in zip(x.tolist(), y.tolist(), strict=True):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (b[1] - a[1]) * (c[0] - b[0]) < (c[1] - b[1]) * (b[0] - a[0]):
+                break
+            corners.pop()  # b lies on the line from a to c, or above
+        corners.append(c)
+    at, height = np.array(corners).T
+    return np.asarray(np.interp(x, at, height))
 
 
 # ---------------------------------------------------------------- The command.
@@ -1248,10 +1172,6 @@ def verify(path: Path, *, key: str | None = None, unsigned: bool = False) -> lis
     """All checks of the card in a file, or of the privacy_card.json in a folder; raises BadCardError without one."""
     card, folder = load(path), path if path.is_dir() else path.parent
     return [*check_signature(card, key, unsigned=unsigned), *check_files(card, folder), *check_promise(card)]
-
-
-def in_digits(number: float | None) -> str:
-    return "none" if number is None else f"{number:.6g}"
 
 
 NO_PRIVACY = {
