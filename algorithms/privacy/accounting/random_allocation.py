@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -58,6 +59,8 @@ _FINE, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
 """Cells of the last sum in a standard deviation of the ratio, their largest width, and the most points of a sum."""
 _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
+_TOGETHER = 4
+"""The fewest distances of points that are added up by one convolution."""
 _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 """What is added to masses and to logarithms of moments, relatively: the second for each step, to masses the first at
 least. Each doubling doubles the rounding so far; masses add up to 1 - 2^-48 steps at the least, as was measured for
@@ -177,28 +180,32 @@ def _double(one: _Ratio) -> _Ratio:
     points for every i.
     """
     count, masses = len(one.masses), one.masses
-    distances = np.arange(count)
     # How far the place of a sum is above that of its larger point.
-    excesses = np.log1p(np.exp(-one.cell * distances)) / one.cell
+    excesses = np.log1p(np.exp(-one.cell * np.arange(count))) / one.cell
     points_up = np.floor(excesses).astype(int)
     shares = np.expm1((excesses - points_up) * one.cell) / math.expm1(one.cell)
-    start, close = int(points_up[0]), max(1, int(np.count_nonzero(points_up)))
+    start = int(points_up[0])
     sums = np.zeros(count + 2)
     twice, first, second = 2.0 * masses, np.empty(count), np.empty(count)
-    for d in range(close):
-        both, up = first[: count - d], second[: count - d]
-        # Pairs (i, i + d) and (i + d, i) are alike, hence twice, except for d = 0.
-        np.multiply((twice if d else masses)[: count - d], masses[d:], out=both)
-        np.multiply(both, shares[d], out=up)
-        low = d + int(points_up[d]) - start
-        sums[low + 1 : low + 1 + count - d] += up
-        both -= up
-        sums[low : low + count - d] += both
-    # Points far apart have a sum next above the larger one, for every distance: all at once.
-    is_far = distances >= close
-    for further, kernel in ((0, np.where(is_far, 1 - shares, 0.0)), (1, np.where(is_far, shares, 0.0))):
-        pairs = twice * np.convolve(masses, kernel)[:count]
-        sums[further : further + max(0, count - start)] += pairs[start:]
+    ends = np.append(np.flatnonzero(np.diff(points_up)) + 1, count).tolist()
+    for begin, end in pairwise([0, *ends]):  # distances whose sums lie equally far above their larger points
+        low = begin + int(points_up[begin]) - start
+        if begin and end - begin >= _TOGETHER:
+            size = count - begin
+            for further, kernel in ((0, 1 - shares[begin:end]), (1, shares[begin:end])):
+                sums[low + further : low + further + size] += (
+                    twice[begin:] * np.convolve(masses[:size], kernel)[:size]
+                )
+            continue
+        for d in range(begin, end):
+            both, up = first[: count - d], second[: count - d]
+            # Pairs (i, i + d) and (i + d, i) are alike, hence twice, except for d = 0.
+            np.multiply((twice if d else masses)[: count - d], masses[d:], out=both)
+            np.multiply(both, shares[d], out=up)
+            at = low + d - begin
+            sums[at + 1 : at + 1 + count - d] += up
+            both -= up
+            sums[at : at + count - d] += both
     # One of the two may be 0; where the other one lies below the new grid, it counts as 0, too.
     sums[: max(0, count - start)] += 2 * one.zero * masses[start:]
     missed = masses[:start]
