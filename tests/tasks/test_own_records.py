@@ -254,8 +254,7 @@ def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
     )
     assert (workspace.public.tokens, workspace.public.padding) == (len(WORDS), WORDS.index("<pad>"))
     words = finish(workspace)
-    name = str(public).replace("_", "\\_")  # which Markdown would take for the start of emphasis
-    assert f"The first 6 tokens of each text by the public tokenizer/{name}" in words
+    assert "The first 6 tokens of each text by the public tokenizer/public" in words
     model = load_model(workspace.root / "artifacts/model.safetensors")
     (tmp_path / "new.txt").write_text("a good film\nbad\n")
     (found,) = predict(model, tmp_path / "new.txt")
