@@ -13,6 +13,8 @@ ESTIMATORS = Words(
         "answer_short_of_memory": "memory did not suffice for an answer; free some, or train where there is more.",
         "delta_of_accountant": "delta is {delta:g}, and estimators count by PLD, which needs one above 0; set delta to"
         " one, customarily to 1/n or less.",
+        "losses_spread_too_far": "privacy losses spread over more than {largest} points of a grid, which are not"
+        " computed; set epsilon to less, which takes more noise, or give another method.",
         "no_bound_by_pld": "no bound is known by PLD, by which estimators count, for {mechanism}; give another method.",
         "not_purely_private": "delta is 0, and the noise of a release ({mechanism}) is not purely private; set delta"
         " above 0.",

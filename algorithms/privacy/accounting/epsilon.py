@@ -45,6 +45,7 @@ from algorithms.privacy.accounting.pld import (
     PrivacyLoss,
     coarse_grid,
     epsilon_of,
+    epsilon_on_grid,
     low_tail_truncation,
     sides_of,
     sketch,
@@ -320,9 +321,11 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
-    if grid is not None:
-        return min(compose_pld(events, adjacency, delta, grid).epsilon(delta), _sum_of_pure(events)), grid
     cost = 0.0
+    if grid is not None:
+        for plds in sides_of(pairs_of(events, adjacency, grid)):
+            cost = max(cost, epsilon_on_grid(plds, delta, grid, floor=cost))
+        return min(cost, _sum_of_pure(events)), grid
     for plds in sides_of(pairs_of(events, adjacency)):
         side = epsilon_of(plds, delta, floor=cost, floor_grid=grid)
         cost, grid = max((cost, grid), side, key=itemgetter(0))

@@ -9,6 +9,11 @@ that no composition becomes cheaper: with all other losses fixed, max(0, 1 - c e
 spread that keeps the mean does not lower a convex function's mean (Jensen). One release after the other is replaced.
 Losses above the grid become infinite, those below it become its lowest point; both only raise delta. The error is of
 second order in the width of a cell.
+   Where one epsilon matters, the grid ends at a cap, and the last cell reaches from there to infinity, where exp(-L)
+is 0: the same proof holds, since max(0, 1 - c x) is convex on [0, exp(-cap)], too. A loss above the cap becomes the
+cap or infinite. Nothing is lost as long as the other losses do not bring the sum down to epsilon again, for then
+max(0, 1 - c x) is a line on the whole cell. So losses of 50 that are about as rare as delta need neither points nor
+a window of that length beside an epsilon of 0.05, and no tilt makes them heavier than what decides.
 
 2. `GridComposition` convolves by Fourier transforms. Each distribution is first multiplied by exp(tilt * L) and
 normalised, which commutes with convolution. With the tilt of a saddle point the mean of the sum lies near the epsilon
@@ -58,7 +63,13 @@ is so fine that it mostly is the last, and the one that it is compared with is c
 _MAX_POINTS, _MAX_SEARCH_POINTS, _LARGEST_GRID = 2**20, 2**17, 2**24
 _MIN_REFINEMENT, _MAX_REFINEMENT, _OVERSHOOT, _MAX_WIDENING = 1.5, 8.0, 1.1, 50
 _JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-_MIN_TILT, _TILTS, _LOG_INDECISIVE, _OUTSIDE = 1e-9, np.geomspace(0.05, 500.0, 20), math.log(1e4), 64
+_MIN_TILT, _TILTS, _LOG_INDECISIVE, _LOG_NEVER = (
+    1e-9,
+    np.geomspace(0.05, 500.0, 20),
+    math.log(1e4),
+    math.log(1e6),
+)
+_BELOW, _LOWER_CAPS, _CAP_TILTS = 64, 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
 _ABOVE, _ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
@@ -143,24 +154,43 @@ class DiscretePLD:
         with np.errstate(divide="ignore"):
             return np.log(self.masses)
 
+    def capped(self, cap: float) -> "DiscretePLD":
+        """A loss that dominates this one and has no finite value above the cap: each above is split as a cell's are."""
+        first = int(np.searchsorted(self.losses, cap, side="right"))
+        if first == len(self.losses):
+            return self
+        above, masses = self.losses[first:] - cap, self.masses[first:]
+        return DiscretePLD(
+            np.append(self.losses[:first], cap),
+            np.append(self.masses[:first], masses @ np.exp(-above)),
+            self.infinity_mass - float(masses @ np.expm1(-above)),
+        )
 
-def connect_the_dots(edges: Array, cells: CellMasses) -> DiscretePLD:
-    """The loss whose values are the edges of cells; see the module's text for why it dominates."""
+
+def connect_the_dots(edges: Array, cells: CellMasses, *, is_capped: bool = False) -> DiscretePLD:
+    """The loss whose values are the edges of cells; see the module's text for why it dominates.
+
+    is_capped: The last cell reaches to infinity; its masses lie above its lower edge, wherever its upper one is.
+    """
     # A cell keeps p and q if p = up + down and q = up exp(-upper) + down exp(-lower), with `up` and `down` the masses
     # at its ends. So up = (p - q exp(lower)) / (1 - exp(lower - upper)). Rounding errors all go up, which is a bound.
-    lower = edges[:-1]
+    # So does what losses lie outside of their cells: put back inside, each grows by at most `slip`, and q falls by
+    # at most that share; all then move up by `slip`.
+    lower, upper = edges[:-1], np.append(edges[1:-1], math.inf if is_capped else edges[-1])
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = (cells.q - cells.q_error) * np.exp(lower)  # at most p
+        scaled = (cells.q - cells.q_error) * np.exp(lower - cells.slip)  # at most p
     scaled = np.where(np.isfinite(scaled), scaled, 0.0)  # then all of the mass goes up, which is a bound, too
-    p = cells.p + cells.p_error
-    up = np.clip((p - scaled) / -np.expm1(lower - edges[1:]), 0.0, p)
+    p, infinity_mass = cells.p + cells.p_error, cells.above[0]
+    up = np.clip((p - scaled) / -np.expm1(lower - upper), 0.0, p)
     masses = np.zeros(len(edges))
     masses[1:] += up
     masses[:-1] += p - up
     masses[0] += cells.below[0]
+    if is_capped:
+        edges, masses, infinity_mass = edges[:-1], masses[:-1], infinity_mass + float(masses[-1])
     # Edges, and the losses at them, are rounded by a few units in the last place.
     slip = cells.slip + 2.0**-49 * max(abs(float(edges[0])), abs(float(edges[-1])))
-    return DiscretePLD(edges + slip, masses, cells.above[0])
+    return DiscretePLD(edges + slip, masses, infinity_mass)
 
 
 def _rough_cells(pld: PrivacyLoss, tail: float, low_tail: float) -> tuple[Array, CellMasses]:
@@ -189,13 +219,16 @@ def discretise(
         rough, _ = _rough_cells(pld, tail, low_tail)
         ends = float(rough[0]), float(rough[-1])
     lowest, highest = ends
-    _check_points((highest - lowest) / grid)
-    count = math.floor((highest - lowest) / grid) + 2
+    low, cap = decisive or (lowest, math.inf)
+    _check_points((min(cap, highest) - max(low, lowest)) / grid)
+    count = max(1, math.floor((min(cap, highest) - lowest) / grid)) + 1
     indices = np.arange(count + 1)
-    if decisive is not None:
-        indices = _edges_of_cells(count, grid, decisive[0] - lowest, decisive[1] - lowest)
+    if low > lowest:
+        indices = _edges_of_cells(count, grid, low - lowest)
     edges = np.asarray(lowest + grid * indices, dtype=np.float64)
-    points = connect_the_dots(edges, pld.cells(edges))
+    if is_capped := cap < highest:
+        edges = np.append(edges, max(highest, float(edges[-1]) + grid))
+    points = connect_the_dots(edges, pld.cells(edges), is_capped=is_capped)
     is_used = points.masses > 0  # where a loss takes few values, few points have any
     is_used[[0, -1]] = True
     return DiscretePLD(points.losses[is_used], points.masses[is_used], points.infinity_mass), indices[is_used]
@@ -204,23 +237,24 @@ def discretise(
 def _check_points(points: float) -> None:
     if not points < _LARGEST_GRID:  # as is also true of what is no number
         raise RefusedError(
-            f"privacy losses spread over more than {_LARGEST_GRID} points of a grid, which are not computed; take more"
-            " noise or fewer releases, or check the document that they come from."
+            "privacy losses spread over more than {largest} points of a grid, which are not computed; set"
+            " {target.epsilon} to less, which takes more noise, or {target.accountant} to rdp; or check the document"
+            " that they come from.",
+            code="losses_spread_too_far",
+            largest=_LARGEST_GRID,
         )
 
 
-def _edges_of_cells(count: int, grid: float, low: float, high: float) -> Indices:
-    """Points of a grid that are edges of cells: all between two losses, and further apart the further outside they lie.
+def _edges_of_cells(count: int, grid: float, low: float) -> Indices:
+    """Points of a grid that are edges of cells: all above a loss, and further apart the further below it they lie.
 
     A finer grid makes all cells smaller by its factor, so that the error falls as that of equal cells does.
     """
-    first, last = (min(max(math.floor(end / grid), 0), count) for end in (low, high))
-    scale = max(1.0, (high - low) / grid / _OUTSIDE)  # so many points outside, cells are two points wide
-    steps = math.ceil(math.log1p(count / scale) / math.log1p(1 / scale))
-    outside = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
-    ascending = np.concatenate(
-        [[0], first - outside[::-1], np.arange(first, last + 1), last + outside, [count]]
-    ).clip(0, count)
+    first = min(max(math.floor(low / grid), 0), count)
+    scale = max(1.0, (count - first) / _BELOW)  # so many points below, cells are two points wide
+    steps = math.ceil(math.log1p(first / scale) / math.log1p(1 / scale))
+    below = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
+    ascending = np.concatenate([[0], first - below[::-1], np.arange(first, count + 1)]).clip(0)
     return ascending[np.diff(ascending, prepend=-1) > 0]
 
 
@@ -233,7 +267,12 @@ class PLDSum:
     @property
     def infinity_mass(self) -> float:
         """A bound on the chance that any of them is infinite."""
-        return min(1.0, math.fsum(count * points.infinity_mass for points, count in self.parts))
+        each = (count * points.infinity_mass for points, count in self.parts)
+        return min(1.0, math.fsum(each) * (1 + 2.0**-40))
+
+    def finite_delta(self, delta: float) -> float:
+        """What infinite losses leave of a delta; at least a billionth of it."""
+        return max(delta - self.infinity_mass, 1e-9 * delta)
 
     @property
     def count(self) -> int:
@@ -293,7 +332,7 @@ class PLDSum:
         """
         if self.delta_at_0 <= delta:
             return 0.0, 0.0
-        log_target = -math.log(max(delta - self.infinity_mass, 1e-320))
+        log_target = -math.log(self.finite_delta(delta))
         variance = self.cumulant(0.0)[2]
         low, high, tilt = 0.0, math.inf, math.sqrt(2 * log_target / variance) if variance > 0 else 0.0
         for _ in range(_ITERATIONS):  # Newton's method, inside a bracket
@@ -319,7 +358,7 @@ class PLDSum:
         if usual < tilts[0]:  # near the largest loss there is, where the saddle point's tilt has no limit
             tilts = np.append(np.geomspace(usual / 10, tilts[0], 30), tilts)
         bounds = self.log_moments(tilts) - tilts * epsilon
-        enough = max(math.log(delta) + 3.0, float(bounds.min()) + 1.0)
+        enough = max(math.log(self.finite_delta(delta)) + 3.0, float(bounds.min()) + 1.0)
         return float(tilts[np.argmax(bounds <= enough)])
 
     def tail_bound(self, delta: float, tilts: Array) -> float:
@@ -328,11 +367,38 @@ class PLDSum:
         Infinite where an infinite loss is likelier. Each log moment is rounded, as often as its loss occurs, and at
         large tilts in proportion to the losses.
         """
-        if self.infinity_mass >= delta:
+        if self.infinity_mass >= delta * (1 - 2.0**-40):
             return math.inf
         log_moments = self.log_moments(tilts) + self.count * 2.0**-40
         bounds = (log_moments - math.log(delta - self.infinity_mass)) / tilts
         return max(0.0, float(bounds.min())) * (1 + 2.0**-40)
+
+    def capped(self, cap: float) -> "PLDSum":
+        """The sum of losses none of which has a finite value above the cap (see `DiscretePLD.capped`)."""
+        return PLDSum([(points.capped(cap), count) for points, count in self.parts])
+
+    def cap(self, delta: float) -> float:
+        """A loss above which all cost as much as infinite ones at this delta; infinite where few losses are far above.
+
+        Far losses spoil Chernoff's bound, however rare they are, so that it is taken under ever lower caps.
+        """
+        highest = max(float(points.losses[-1]) for points, _ in self.parts)
+        if not highest > 0:
+            return math.inf
+        epsilon, log_inverse = math.inf, -math.log(delta)
+        for cap in highest * _LOWER_CAPS:
+            bound = self.capped(float(cap)).tail_bound(delta, log_inverse / cap * _CAP_TILTS)
+            if bound >= epsilon:
+                break
+            epsilon = bound
+        if not 0 < epsilon < highest / 2:
+            return math.inf
+        cap = epsilon - self._low_end(log_inverse / epsilon * _TILTS)
+        return cap if cap < highest / 2 else math.inf
+
+    def _low_end(self, tilts: Array) -> float:
+        """What the sum is below with a chance of at most one in a million, by Chernoff's bound at these tilts."""
+        return -float(np.min((self.log_moments(-tilts) + _LOG_NEVER) / tilts))
 
     def decisive_losses(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Between which losses a single one decides how much of the sum is above epsilon.
@@ -341,9 +407,9 @@ class PLDSum:
         max(0, 1 - exp(epsilon - loss)) is then a line in exp(-loss), which a cell of any width keeps.
         """
         tilts = max(self.tail_tilt(delta), _MIN_TILT) * _TILTS
-        highest = np.min((self.log_moments(tilts) - math.log(delta) + _LOG_INDECISIVE) / tilts)
-        lowest = -np.min((self.log_moments(-tilts) + _LOG_INDECISIVE) / tilts)
-        return epsilon - float(highest), epsilon - float(lowest)
+        rarity = _LOG_INDECISIVE - math.log(self.finite_delta(delta))
+        highest = float(np.min((self.log_moments(tilts) + rarity) / tilts))
+        return epsilon - highest, epsilon - self._low_end(tilts)
 
 
 def sketch(plds: Sequence[tuple[PrivacyLoss, int]], tail: float, low_tail: float = 0.0) -> PLDSum:
@@ -363,7 +429,7 @@ class GridComposition:
         grid: The width of a cell.
         delta: The delta that matters: less than a millionth of it is given to tails.
         rough: The sum of a few hundred points a distribution, where it is known.
-        decisive: The losses that decide, where delta alone matters.
+        decisive: The losses that decide, where delta alone matters: those above are capped.
     """
 
     def __init__(
@@ -386,7 +452,11 @@ class GridComposition:
         # A grid of few points may be so coarse that its losses spread further than the distributions do.
         lengths = [len(points.losses) for points, _ in self._exact.parts]
         is_small = max(lengths) <= _FEW_POINTS and sum(lengths) <= 16 * _FEW_POINTS
-        self._rough = self._exact if is_small else rough or sketch(plds, tail, low_tail)
+        self._rough = self._exact
+        if not is_small:
+            self._rough = (rough or sketch(plds, tail, low_tail)).capped(
+                decisive[1] if decisive else math.inf
+            )
 
     @property
     def points(self) -> int:
@@ -457,6 +527,7 @@ class GridComposition:
         What lies below comes back at the top, where it has to count for next to nothing.
         """
         k, mean, variance = self._rough.cumulant(tilt)
+        log_delta = math.log(self._exact.finite_delta(delta))
         ends = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
         if variance <= 0:
             return ends[0], ends[1] + self._grid, 1.0
@@ -474,8 +545,8 @@ class GridComposition:
                 jumped, shift = top(self._rough, np.array(_JUMPS) / longest, log_rarity)
                 if jumped - mean < (high - mean) / 2:
                     high, best = min((high, best), top(self._exact, np.array([shift]), log_rarity))
-            log_rarity = max(_LOG_ABOVE_WINDOW, k - tilt * high - math.log(delta) + _LOG_NEGLIGIBLE)
-        log_rarity = max(_RARE_TAIL, k - tilt * high - math.log(delta) + _LOG_NEGLIGIBLE)
+            log_rarity = max(_LOG_ABOVE_WINDOW, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
+        log_rarity = max(_RARE_TAIL, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
         shifts = np.append(usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS))
         shifts = shifts[shifts > 0]
         bottoms = (k - self._rough.log_moments(tilt - shifts) - log_rarity) / shifts
@@ -831,6 +902,19 @@ def coarse_grid(
     return max(width, longest / _FIRST_CELLS, epsilon / max_points) or 1.0, epsilon
 
 
+def epsilon_on_grid(
+    plds: Sequence[tuple[PrivacyLoss, int]], delta: float, grid: float, *, floor: float = 0.0
+) -> float:
+    """The epsilon that a grid of this width states; the floor where it is known to be no more."""
+    rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+    if floor > 0 and rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE) <= floor:
+        return floor
+    cap = rough.cap(delta)
+    capped = rough.capped(cap)
+    low, _ = capped.decisive_losses(capped.saddle_point(delta)[0], delta)
+    return GridComposition(plds, grid, delta, rough, (low, cap)).epsilon(delta)
+
+
 def epsilon_of(
     plds: Sequence[tuple[PrivacyLoss, int]],
     delta: float,
@@ -877,10 +961,14 @@ def epsilon_of(
     first_points, max_points = _FIRST_POINTS, _MAX_POINTS
     if near is not None:
         first_points, max_points = _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS
-    grid, _ = coarse_grid(plds, delta, first, rough, max_points=first_points)
+    cap = rough.cap(delta)
+    capped = rough.capped(cap)
+    grid, _ = coarse_grid(plds, delta, first, capped, max_points=first_points)
     refinement, remaining = _COARSER_OF_MANY if is_many else _COARSER, 0.0
-    cost = GridComposition(plds, refinement * grid, delta, rough).epsilon(delta)
-    decisive = rough.decisive_losses(cost, delta) if floor < cost < math.inf else None
+    decisive = (-math.inf, cap)
+    cost = GridComposition(plds, refinement * grid, delta, rough, decisive).epsilon(delta)
+    if floor < cost < math.inf:
+        decisive = capped.decisive_losses(cost, delta)
     while cost > floor:
         sums = GridComposition(plds, grid, delta, rough, decisive)
         finer = sums.epsilon(delta)
@@ -899,6 +987,6 @@ def epsilon_of(
         )
         grid /= refinement
     if cost == math.inf:  # only far finer grids resolve the tail of losses that are large and rare
-        cost = rough.tail_bound(delta, _ALL_TILTS)
+        cost = capped.tail_bound(delta, _ALL_TILTS)
         return cost, grid
     return (cost if near is None or cost == math.inf else cost - remaining), grid

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
+from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
@@ -24,12 +25,22 @@ from algorithms.privacy.accounting.epsilon import (
     compose_loss,
     discretisation_of,
     epsilon,
+    epsilon_near,
     group_privacy,
     rdp,
 )
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
 from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, SampledPLD
-from algorithms.privacy.accounting.pld import CellMasses, GridComposition, PrivacyLoss, epsilon_of, sketch
+from algorithms.privacy.accounting.pld import (
+    CellMasses,
+    DiscretePLD,
+    GridComposition,
+    PrivacyLoss,
+    epsilon_of,
+    sketch,
+)
+from epsilonflow.sklearn_refusals import ESTIMATORS
+from tasks.refusals import PIPELINE
 from tests.support.exact_losses import exact_epsilon
 
 
@@ -502,10 +513,56 @@ def test_one_step_of_a_group(rate: float, multiplier: float, count: int, delta: 
     assert is_close(epsilon([(group_privacy(sampled(rate, multiplier), count), 1)], delta), exact)
 
 
-def test_a_few_steps_of_little_noise_among_many_rare_samples_are_not_priced_by_renyi() -> None:
-    """dp_accounting has 0.05189, 0.05180 and 0.05176 at grids of 3e-5, 1e-5 and 3e-6, Rényi 4.7."""
-    schedule = [(sampled(1e-6, 0.3), 300), (sampled(1e-6, 2.5), 10**6)]
-    assert 0.0517 < epsilon(schedule, 1e-5) < 0.0530
+MIXTURES = [
+    ([(1e-6, 0.3, 300), (1e-6, 2.5, 10**6)], 1e-5, 0.0517513),
+    ([(3.6e-4, 3.5, 7000), (1.7e-6, 0.21, 16), (1e-5, 1.3, 20_000)], 5e-5, 0.02037807514),
+    ([(1.3e-4, 2.5, 3000), (1.2e-7, 0.26, 3), (5e-7, 0.7, 2)], 1.2e-7, 0.01110140596),
+    ([(4.5e-6, 1.4, 25_000), (1.2e-6, 0.21, 5), (1e-4, 1.4, 100)], 4.6e-5, 0.00141068484),
+]
+"""Rates, multipliers and counts of rare samples, and their exact epsilons.
+
+These are by long double transforms of up to four million points, extrapolated to a width of 0.
+"""
+
+
+@pytest.mark.parametrize(("kinds", "delta", "exact"), MIXTURES)
+def test_losses_about_as_rare_as_delta_do_not_spoil_what_decides(
+    kinds: list[tuple[float, float, int]], delta: float, exact: float
+) -> None:
+    """They reach to 50 beside an epsilon of a hundredth."""
+    schedule = [(sampled(rate, multiplier), count) for rate, multiplier, count in kinds]
+    stated = epsilon(schedule, delta)
+    assert exact <= stated <= exact + 1e-5
+    finer = epsilon_near(stated * (1 - 5e-4), schedule, delta, accountant="pld", adjacency=ADD_OR_REMOVE_ONE)
+    assert exact <= finer <= stated
+
+
+def test_a_cap_dominates_and_keeps_the_mean() -> None:
+    """Of exp(-L), and no delta is less, also next to the cap; a loss as large as the cap stays."""
+    loss = DiscretePLD(np.array([-0.2, 0.1, 0.3, 2.0, 30.0]), np.array([0.4, 0.3, 0.2, 0.05, 0.04]), 0.01)
+    assert loss.capped(30.0) is loss
+    capped = loss.capped(0.3)
+    assert capped.losses[-1] == 0.3
+    for one in (loss, capped):
+        assert one.masses.sum() + one.infinity_mass == pytest.approx(1.0, abs=1e-15)
+        assert one.masses @ np.exp(-one.losses) == pytest.approx(
+            loss.masses @ np.exp(-loss.losses), rel=1e-14
+        )
+    for at in np.linspace(-1.0, 31.0, 321):
+        before, after = (
+            one.infinity_mass + one.masses @ np.maximum(-np.expm1(at - one.losses), 0.0)
+            for one in (loss, capped)
+        )
+        assert after >= before - 1e-15
+        assert at > 0.3 or after == pytest.approx(before, rel=1e-13)
+
+
+def test_losses_on_too_fine_a_grid_are_refused_by_the_settings_to_change() -> None:
+    with pytest.raises(RefusedError, match="set epsilon to less") as refused:
+        epsilon([(sampled(0.01, 1.0), 1000)], 1e-5, discretisation=1e-9)
+    assert refused.value.code == "losses_spread_too_far"
+    assert "privacy.epsilon to less" in PIPELINE.sentence(refused.value)
+    assert "accountant" not in ESTIMATORS.sentence(refused.value)
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.5, 3.0])
