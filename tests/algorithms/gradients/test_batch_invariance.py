@@ -448,8 +448,18 @@ def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
 def test_a_pass_over_few_records_has_the_smallest_size_that_was_compared() -> None:
     made = small_network()
     engine = made.engine(expected_batch=16.0)
-    assert (*engine.smaller_sizes, engine.physical_batch) == (16, 24, 32)
-    wanted = {1: {16}, 16: {16}, 17: {24}, 24: {24}, 25: {32}, 32: {32}, 33: {32, 16}, 50: {32, 24}}
+    smallest, *others = *engine.smaller_sizes, engine.physical_batch
+    assert [smallest, *others] in ([16, 24, 32], [12, 16, 24, 32])  # 12 has the same bits on some processors
+    wanted = {
+        1: {smallest},
+        16: {16},
+        17: {24},
+        24: {24},
+        25: {32},
+        32: {32},
+        33: {32, smallest},
+        50: {32, 24},
+    }
     for count, sizes in wanted.items():
         records = made.some([0] * count).arguments
         for clipping in (L2(1.0), Normalised(1.0, 0.1)):
@@ -506,7 +516,8 @@ def test_a_size_in_which_records_have_other_bits_is_not_taken(name: str) -> None
     """As if PyTorch chose another kernel for so many rows."""
     made = problem(Spec(lambda: Wired(OTHER_BITS[name], layer=nn.Linear(6, 2)), (6,)), torch.float32)
     engine = made.engine(expected_batch=16.0)
-    assert (engine.physical_batch, engine.smaller_sizes) == (32, (16,))
+    assert engine.physical_batch == 32
+    assert engine.smaller_sizes in ((16,), (12, 16))  # 12 has the same bits on some processors
 
 
 class RarelyOther(nn.Module):
