@@ -118,15 +118,15 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     kind: Kind = "classes" if loss == "cross_entropy" else "number"
     usual = CROSS_ENTROPY if kind == "classes" else SQUARED
     curvature = getattr(loss, "curvature", usual.curvature)
+    is_shrunk = kind == "classes" and has_constant and shrinks(records, epsilon)
     update = OptimizerConfig(
         learning_rate=float(f"{(1.0 + _MOMENTUM) / curvature:.2g}"),  # half of where descent could diverge
         momentum=_MOMENTUM,
         schedule="linear",
-        noise_limit=usual_noise_limit(records, epsilon, kind),
+        noise_limit=usual_noise_limit(records, epsilon, kind, is_shrunk=is_shrunk),
         optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))
-    is_shrunk = kind == "classes" and has_constant and shrinks(records, epsilon)
     return DPSGD(
         steps=steps,
         expected_batch_size=batch,

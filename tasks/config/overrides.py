@@ -300,8 +300,12 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         is_number = isinstance(card.label_type, Number)
         if "noise_limit" in update and (is_number or card.label_type.kind == "class"):
             known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
-            update["noise_limit"] = usual_noise_limit(known, epsilon, "number" if is_number else "classes")
-            if not is_number and cells.sizes[-1] == 1 and shrinks(known, epsilon):  # rows share a cell
+            # Only where rows share a cell are there parameters for the frequencies of classes.
+            is_shrunk = not is_number and cells.sizes[-1] == 1 and shrinks(known, epsilon)
+            update["noise_limit"] = usual_noise_limit(
+                known, epsilon, "number" if is_number else "classes", is_shrunk=is_shrunk
+            )
+            if is_shrunk:
                 settings = settings | {"shrink_share": SHARE_OF_FEATURES}
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)

@@ -161,6 +161,7 @@ def test_settings_follow_from_the_kind_of_target() -> None:
         usual_method(480, "cross_entropy", 10, epsilon=1.0, has_constant=False),
     )
     assert {one.shrink_share for one in (classes, *others)} == {None}
+    assert others[1].update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73
     # 1.9 over the curvatures 1/2, 1, e and 5.
     rates = [one.update.learning_rate for one in (classes, number, count, quantile)]
     assert rates == [3.8, 1.9, 0.7, 0.38]
