@@ -22,8 +22,6 @@ ESTIMATORS = Words(
         " cpu, or train where there is more memory.",
         "plan_not_private": "noise would promise what does not hold: {message} Give another method.",
         "rounding_depends_on_batch": "{why}; set device to cpu.",
-        "sample_by_pld": "Gaussian noise on samples without replacement has no bound by PLD, by which estimators count;"
-        " leave method.batch_size empty.",
     },
 )
 """What `fit` says, without its arguments that estimators have not, such as `accountant` and `memory_mb`."""

@@ -368,12 +368,6 @@ class MomentumSettings(Strict):
                 code="epsilon_not_finite",
                 epsilon=target.budget.epsilon,
             )
-        if size < records and self.noise == "gaussian" and target.accountant == "pld":
-            raise RefusedError(
-                "Gaussian noise on samples without replacement has a Rényi bound only; set"
-                " {target.accountant} to rdp, or leave {method.batch_size} empty.",
-                code="sample_by_pld",
-            )
         if target.accountant == "pure" and self.noise == "gaussian":
             raise RefusedError(
                 "gaussian noise has no pure epsilon; set {method.noise} to laplace or knorm, or"

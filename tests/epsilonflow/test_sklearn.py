@@ -23,7 +23,6 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import epsilonflow.sklearn
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods import from_settings
-from algorithms.methods.momentum import HeavyBall
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import squared_error
 from algorithms.privacy.accounting.gaussian import gaussian_delta
@@ -241,10 +240,10 @@ def test_a_saved_estimator_keeps_no_name_of_a_column_that_is_not_declared() -> N
 
 def test_a_refusal_names_parameters_that_estimators_have() -> None:
     """`fit` would name its accountant, which is not theirs."""
-    estimator = DPClassifier(method=HeavyBall(2, batch_size=3), bounds=(-1, 1), classes=[0, 1])
-    with pytest.raises(RefusedError, match=r"estimators count; leave method\.batch_size") as refusal:
+    estimator = DPClassifier(delta=0.0, bounds=(-1, 1), classes=[0, 1], **FAST)
+    with pytest.raises(RefusedError, match="estimators count by PLD, which needs one above 0") as refusal:
         estimator.fit(*numbers())
-    assert refusal.value.code == "sample_by_pld"
+    assert refusal.value.code == "delta_of_accountant"
 
 
 def test_fits_add_up_and_say_so_from_the_second_on() -> None:
