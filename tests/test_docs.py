@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -93,6 +94,17 @@ def test_a_command_that_is_written_down_exists(page: str, line: str, is_typed: b
     if not getattr(command, "commands", None) and "..." not in line and (is_typed or values):
         required = [one for one in command.params if one.param_type_name == "argument" and one.required]
         assert len(values) >= len(required), line
+
+
+def test_the_line_below_a_tables_head_has_as_many_cells() -> None:
+    """Otherwise Markdown shows no table."""
+    broken = []
+    for page in PAGES:
+        for head, below in pairwise(page.read_text().splitlines()):
+            cells = re.sub(r"`[^`]*`|\\\|", "", head)
+            if re.fullmatch(r"\|( :?-+:? \|)+", below) and cells.count("|") != below.count("|"):
+                broken.append(f"{page.relative_to(PROJECT)}: {head}")
+    assert broken == []
 
 
 def test_an_options_value_is_no_argument() -> None:
