@@ -40,16 +40,13 @@ from algorithms.privacy.accounting.events import (
     unroll,
 )
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
-from algorithms.privacy.accounting.pld import (
+from algorithms.privacy.accounting.pld import PrivacyLoss, low_tail_truncation, sketch, tail_truncation
+from algorithms.privacy.accounting.pld_epsilon import (
     ComposedPLD,
-    PrivacyLoss,
     coarse_grid,
     epsilon_of,
     epsilon_on_grid,
-    low_tail_truncation,
     sides_of,
-    sketch,
-    tail_truncation,
 )
 
 Array = NDArray[np.float64]

@@ -36,7 +36,8 @@ from algorithms.privacy.accounting.pairs import (
     pld_by_library,
     shift_of_selection,
 )
-from algorithms.privacy.accounting.pld import ComposedPLD, PLDPair, PrivacyLoss
+from algorithms.privacy.accounting.pld import PLDPair, PrivacyLoss
+from algorithms.privacy.accounting.pld_epsilon import ComposedPLD
 from algorithms.privacy.accounting.rdp import (
     rdp_by_library,
     rdp_of_fixed_size_sample,

@@ -31,14 +31,9 @@ from algorithms.privacy.accounting.epsilon import (
 )
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
 from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, SampledPLD
-from algorithms.privacy.accounting.pld import (
-    CellMasses,
-    DiscretePLD,
-    GridComposition,
-    PrivacyLoss,
-    epsilon_of,
-    sketch,
-)
+from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PrivacyLoss, sketch
+from algorithms.privacy.accounting.pld_composition import GridComposition
+from algorithms.privacy.accounting.pld_epsilon import epsilon_of
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from tasks.refusals import PIPELINE
 from tests.support.exact_losses import exact_epsilon

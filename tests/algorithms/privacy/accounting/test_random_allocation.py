@@ -39,7 +39,7 @@ from algorithms.privacy.accounting.events import (
     unroll,
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.accounting.pld import ComposedPLD, coarse_grid, sides_of
+from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, coarse_grid, sides_of
 from algorithms.privacy.accounting.random_allocation import divergences_of_pass, pair_of_pass, ratio_of_pass
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

@@ -1,0 +1,463 @@
+"""Sums of privacy losses on one grid, by Fourier transforms, and what they say of delta and epsilon.
+
+Each distribution is first multiplied by exp(tilt * L) and normalised, which commutes with convolution. With the tilt of
+a saddle point the mean of the sum lies near the epsilon that is looked for, so a delta of 1e-15 is as exact as one of
+0.1. (A sum without tilt is known to about 1e-16 in all, which is more than the tail that decides a small delta.)
+
+What the numbers lose is added: the norm of the rounding of the transforms is bounded by Higham 2002, Theorem 24.2, and
+what it adds to a delta by Cauchy and Schwarz; mass that leaves the window upwards is bounded by Chernoff's bound and
+counts as infinite loss.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft, signal
+
+from algorithms.privacy.accounting.pld import (
+    Array,
+    DiscretePLD,
+    Indices,
+    PLDSum,
+    PrivacyLoss,
+    check_points,
+    discretise,
+    low_tail_truncation,
+    sketch,
+    tail_truncation,
+)
+
+_UNIT_ROUNDOFF = 2.0**-53
+_LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
+"""Logarithms of how rare a tilted sum above the window is, and of how small a part of delta does not matter."""
+_LARGEST_EXPONENT = 600.0
+_RARE_TAIL = 5.0
+"""At most exp(-5) of the tilted sum is folded from below the window to its top, even where more would not matter to
+delta, so that the window holds the bulk."""
+_MIN_MODULUS, _LOG_SURE = 1e-300, math.log(1e-9)
+"""The least modulus of a transform, and the logarithm of one that rounding is far below."""
+_LOG_NOTHING, _NOTHING = -42.0, math.exp(-40.0)
+"""The logarithm of a product that is left out, and a bound on the norm of all that are, which rounding is above."""
+_FEW_POINTS, _MAX_WIDENING = 2**12, 50
+_ROOT, _PRODUCTS = 2, 8
+"""Of a transform at few frequencies: what a root takes, by what a point of a fast transform does, and how many products
+take as long as one."""
+MAX_POINTS = 2**20
+"""So long an array is the last to be tried."""
+_JUMPS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Multiples of 1 / the longest loss: where rare jumps decide, K(t + s) - K(t) is about lambda (exp(s loss) - 1), whose
+best s * loss is a logarithm of the rarity."""
+_SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
+"""Multiples of sqrt(2 r / variance), the best shift of Chernoff's bound for a normal sum; smaller ones, too, since
+tilted sums have heavier upper tails. One that is off by a factor c costs (c + 1 / c) / 2 of the half-width."""
+
+
+class GridComposition:
+    """The sum of independent losses on one grid, whose deltas are upper bounds.
+
+    Args:
+        plds: Each with the number of times that it occurs.
+        grid: The width of a cell.
+        delta: The delta that matters: less than a millionth of it is given to tails.
+        rough: The sum of a few hundred points a distribution, where it is known.
+        decisive: The losses that decide, where delta alone matters: those above are capped.
+    """
+
+    def __init__(
+        self,
+        plds: Sequence[tuple[PrivacyLoss, int]],
+        grid: float,
+        delta: float,
+        rough: PLDSum | None = None,
+        decisive: tuple[float, float] | None = None,
+    ) -> None:
+        tail, low_tail = tail_truncation(plds, delta), low_tail_truncation(plds)
+        self._grid, self._size = grid, 0
+        ends = [points.ends for points, _ in rough.parts] if rough else [None] * len(plds)
+        every = [
+            discretise(pld, grid, tail, low_tail, decisive, known)
+            for (pld, _), known in zip(plds, ends, strict=True)
+        ]
+        self._exact = PLDSum([(points, count) for (points, _), (_, count) in zip(every, plds, strict=True)])
+        self._indices = [indices for _, indices in every]
+        # A grid of few points may be so coarse that its losses spread further than the distributions do.
+        lengths = [len(points.losses) for points, _ in self._exact.parts]
+        is_small = max(lengths) <= _FEW_POINTS and sum(lengths) <= 16 * _FEW_POINTS
+        self._rough = self._exact
+        if not is_small:
+            self._rough = (rough or sketch(plds, tail, low_tail)).capped(
+                decisive[1] if decisive else math.inf
+            )
+
+    @property
+    def points(self) -> int:
+        """The size of the largest array that was needed."""
+        return max(self._size, *(len(points.losses) for points, _ in self._exact.parts))
+
+    @property
+    def infinity_mass(self) -> float:
+        """A bound on the chance of an infinite loss, on any grid."""
+        return self._exact.infinity_mass
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon at which delta is known to be at most this one."""
+        if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
+            return 0.0
+        tilt, widening = self._rough.tail_tilt(delta), 0
+        while True:
+            tail = self._tilted_tail(tilt, delta, widening)
+            epsilon = tail.epsilon(delta)
+            # Where losses take few values, epsilon may lie in a gap below the window, unless that holds all losses.
+            is_whole = float(tail.losses[0]) <= self._lowest
+            if epsilon > tail.lowest or is_whole or widening > _MAX_WIDENING or self._size > MAX_POINTS:
+                return epsilon
+            widening = 4 * widening + 1
+
+    @property
+    def _lowest(self) -> float:
+        """The lowest sum."""
+        return math.fsum(count * float(points.losses[0]) for points, count in self._exact.parts)
+
+    def deltas(self, epsilons: Array, min_delta: float) -> Array:
+        """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
+        best = np.minimum(1.0, self._tilted_tail(0.0, 0.5).deltas(epsilons))
+        for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
+            tail = self._tilted_tail(self._rough.tail_tilt(float(delta)), float(delta))
+            best = np.minimum(best, tail.deltas(epsilons))
+            if best.min(initial=1.0) >= delta:  # tails for less would not be closer
+                break
+        return best
+
+    def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
+        """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
+        grid, parts = self._grid, self._exact.parts
+        low, high, shift = self._window(tilt, delta)
+        lowest = self._lowest
+        low = max(lowest, low - widening * (high - low))
+        check_points((high - low) / grid)
+        size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
+        self._size = max(self._size, size)
+        product = _Product.of(parts, self._indices, tilt, size)
+        sums, error = product.sums(), product.error_norm()
+        # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
+        rounding = 1 + 64 * _UNIT_ROUNDOFF * sum(product.counts)
+        sums, error = np.maximum(sums, 0.0) * rounding, error * rounding
+        # The point with circular index i has the loss lowest + grid * (index + i), for i around 0.
+        first = math.floor((low - lowest) / grid) - product.index
+        sums = np.roll(sums, -(first % size))
+        losses = lowest + grid * (product.index + first + np.arange(size))
+        # Chernoff: P(L > l) <= exp(K(t) - t l). What may lie above the window counts as an infinite loss.
+        k, _, _ = self._exact.cumulant(tilt + shift)
+        top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
+        beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
+        return _Tail(losses, sums, error, tilt, product.log_moment, grid, self._exact.infinity_mass + beyond)
+
+    def _window(self, tilt: float, delta: float) -> tuple[float, float, float]:
+        """Where nearly all of the tilted sum lies, and a further tilt with which Chernoff's bound says so.
+
+        What lies below comes back at the top, where it has to count for next to nothing.
+        """
+        k, mean, variance = self._rough.cumulant(tilt)
+        log_delta = math.log(self._exact.finite_delta(delta))
+        ends = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
+        if variance <= 0:
+            return ends[0], ends[1] + self._grid, 1.0
+
+        def top(sums: PLDSum, shifts: Array, log_rarity: float) -> tuple[float, float]:
+            tops = (sums.log_moments(tilt + shifts) - sums.cumulant(tilt)[0] + log_rarity) / shifts
+            at = int(np.argmin(tops))
+            return min((float(tops[at]), float(shifts[at])), (ends[1] + self._grid, 1.0))
+
+        usual, log_rarity = math.sqrt(2 * _LOG_ABOVE_WINDOW / variance) * np.array(_SHIFTS), _LOG_ABOVE_WINDOW
+        for _ in range(2):  # the second time with what the first leaves above of delta
+            high, best = top(self._rough, usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), log_rarity)
+            if (longest := max(float(points.losses[-1]) for points, _ in self._rough.parts)) > 0:
+                # Where rare large losses decide, the sum is not normal, and the window would be far too wide.
+                jumped, shift = top(self._rough, np.array(_JUMPS) / longest, log_rarity)
+                if jumped - mean < (high - mean) / 2:
+                    high, best = min((high, best), top(self._exact, np.array([shift]), log_rarity))
+            log_rarity = max(_LOG_ABOVE_WINDOW, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
+        log_rarity = max(_RARE_TAIL, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
+        shifts = np.append(usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS))
+        shifts = shifts[shifts > 0]
+        bottoms = (k - self._rough.log_moments(tilt - shifts) - log_rarity) / shifts
+        low = max(ends[0], float(bottoms.max()))
+        return low, high, best
+
+
+def _fold(masses: Array, indices: Indices, size: int) -> Array:
+    """Masses on a circle of this size."""
+    return np.bincount(indices % size, weights=masses, minlength=size).astype(np.float64)
+
+
+def _fast_unit(size: int) -> float:
+    """How far a fast transform of this size may be off, relative to the masses."""
+    return 8 * _UNIT_ROUNDOFF * math.log2(size)
+
+
+def _transform_at(
+    frequencies: Indices, masses: Array, indices: Indices, size: int
+) -> tuple[NDArray[np.complex128], float]:
+    """The transform of masses at points of a circle, less their sum, and how far it may be off, relative to that.
+
+    At few frequencies it is added up term by term: each part of a sum of n terms is off by n units, each root by a few.
+    A frequency is b k + l for l below b, so that each term's root is one of few that are computed times another.
+    """
+    total, count = float(masses.sum()), int(frequencies[-1]) + 1
+    b = math.isqrt(count - 1) + 1
+    rows = -(-count // b)
+    if (_ROOT * (b + rows) + count // _PRODUCTS) * len(masses) > size:
+        return fft.rfft(_fold(masses, indices, size))[frequencies] - total, _fast_unit(size)
+    points = indices % size
+    low, high = (
+        np.exp(-2j * math.pi / size * (np.outer(factors, points) % size))
+        for factors in (np.arange(b), b * np.arange(rows))
+    )
+    sums = ((high * masses) @ low.T).ravel()[frequencies]
+    return sums - total, (2 * len(masses) + 128) * _UNIT_ROUNDOFF
+
+
+def _tilt(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
+    """The masses times exp(tilt * loss), divided by their sum, and the logarithm of that sum."""
+    exponents = points.logarithms + tilt * points.losses
+    largest = float(exponents.max())  # taken out, so that nothing overflows
+    weights = np.exp(exponents - largest)
+    total = float(weights.sum())
+    weights /= total
+    return weights, largest + math.log(total)
+
+
+@dataclass(frozen=True)
+class _TiltedPart:
+    """A tilted loss that is summed so often.
+
+    Attributes:
+        rest: The masses beside the likeliest, the centre, whose transform is its mass, exactly; [points].
+        offsets: Of the points from the centre, in steps of the grid, [points].
+        centre: Its index on the grid.
+    """
+
+    count: int
+    rest: Array
+    offsets: Indices
+    centre: int
+    log_total: float
+
+
+def _tilted_parts(
+    parts: Sequence[tuple[DiscretePLD, int]], positions: Sequence[Indices], tilt: float
+) -> list[_TiltedPart]:
+    """All parts; those whose transforms leave the fewest frequencies come first."""
+    tilted = []
+    for (points, count), indices in zip(parts, positions, strict=True):
+        rest, log_total = _tilt(points, tilt)
+        at = int(np.argmax(rest))
+        rest[at] = 0.0
+        tilted.append(_TiltedPart(count, rest, indices - indices[at], int(indices[at]), log_total))
+    return sorted(
+        tilted, key=lambda part: -part.count * float(part.rest @ np.square(part.offsets, dtype=float))
+    )
+
+
+def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
+    """log |1 + x|, also for small x; modulus: |x|."""
+    is_small, logs = modulus < 0.25, np.empty_like(modulus)
+    small, large = x[is_small], x[~is_small]
+    logs[is_small] = np.log1p(2 * small.real + np.square(modulus[is_small])) / 2
+    logs[~is_small] = np.log(np.maximum(np.abs(1 + large), _MIN_MODULUS))
+    return logs
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The transform of a sum of tilted losses, which is the product of the parts' transforms to their counts.
+
+    Attributes:
+        size: Of the circular grid, in points.
+        counts: Of each part, how often it is summed.
+        frequencies: Those of the half spectrum where the product is not negligible, [m]; the arrays below are there.
+        log_modulus: Logarithm of the product's modulus, [m].
+        argument: Its argument, [m].
+        conditioning: By how many units roundoff a power may be off, relative to the product, [m].
+        log_moduli: Logarithm of the modulus of each part's transform, [m] each.
+        units: By how much each value of a part's transform may be off, relative to its norm.
+        norms: The mass of each part beside its centre, to which the rounding of its transform is relative.
+        log_moment: Logarithm of the tilted mass, by which the parts are normalised.
+        index: The point that the circular grid begins at, in steps of the grid from the lowest loss.
+    """
+
+    size: int
+    counts: list[int]
+    frequencies: Indices
+    log_modulus: Array
+    argument: Array
+    conditioning: Array
+    log_moduli: list[Array]
+    units: list[float]
+    norms: list[float]
+    log_moment: float
+    index: int
+
+    @classmethod
+    def of(
+        cls,
+        parts: Sequence[tuple[DiscretePLD, int]],
+        positions: Sequence[Indices],
+        tilt: float,
+        size: int,
+    ) -> "_Product":
+        """The product for parts that are each summed so often, on a circular grid of so many points.
+
+        positions: of each part's losses on the grid, from its lowest.
+        """
+        frequencies = np.arange(size // 2 + 1)
+        log_product, argument, conditioning, log_bound = np.zeros((4, size // 2 + 1))
+        log_moduli: list[Array] = []
+        units, norms = [], []
+        tilted = _tilted_parts(parts, positions, tilt)
+        for part in tilted:
+            count = part.count
+            x, unit = _transform_at(frequencies, part.rest, part.offsets, size)
+            # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
+            modulus = np.abs(x)
+            log_modulus = _log_modulus_of_1_plus(x, modulus)
+            log_product = log_product + count * log_modulus
+            angle = np.arctan2(x.imag, 1 + x.real)
+            argument = argument + count * angle
+            conditioning = conditioning + count * (np.abs(log_modulus) + np.abs(angle) + modulus)
+            log_moduli.append(log_modulus)
+            units.append(unit)
+            norms.append(float(part.rest.sum()))
+            # Where the product is nothing, as it mostly is, it need not be computed. A factor that is nearly 0 may be
+            # so by rounding alone, so it counts as no less than what is sure.
+            log_bound = log_bound + count * np.maximum(log_modulus, _LOG_SURE)
+            is_large = log_bound > _LOG_NOTHING
+            if is_large.mean() < 0.5:
+                frequencies, log_product, argument, conditioning, log_bound, *log_moduli = (
+                    array[is_large]
+                    for array in (frequencies, log_product, argument, conditioning, log_bound, *log_moduli)
+                )
+        return cls(
+            size,
+            [part.count for part in tilted],
+            frequencies,
+            log_product,
+            argument,
+            conditioning,
+            log_moduli,
+            units,
+            norms,
+            math.fsum(part.count * part.log_total for part in tilted),
+            sum(part.count * part.centre for part in tilted),
+        )
+
+    def sums(self) -> Array:
+        """The probabilities of the sums, [size], with rounding."""
+        transform = np.zeros(self.size // 2 + 1, dtype=np.complex128)
+        transform[self.frequencies] = np.exp(self.log_modulus) * np.exp(1j * self.argument)
+        return np.asarray(fft.irfft(transform, self.size))
+
+    def error_norm(self) -> float:
+        """What transforms and powers lose at most, as the norm of the error of `sums`."""
+        product = np.exp(self.log_modulus)
+        # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
+        root = math.sqrt(2 / self.size)
+        error = _fast_unit(self.size) * root * float(np.linalg.norm(product))
+        error += (
+            8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + self.conditioning) * product)) + _NOTHING
+        )
+        for log_modulus, count, unit, norm in zip(
+            self.log_moduli, self.counts, self.units, self.norms, strict=True
+        ):
+            # The power's derivative, count * transform^(count - 1), times what the transform is off by.
+            others = np.exp(self.log_modulus - log_modulus)
+            error += 2 * count * unit * norm * root * float(np.linalg.norm(others))
+        return error
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """A tilted sum: the mass at losses[i] is sums[i] exp(log_moment - tilt losses[i]).
+
+    error: A bound on the norm of the error of the sums.
+    """
+
+    losses: Array
+    sums: Array
+    error: float
+    tilt: float
+    log_moment: float
+    grid: float
+    infinity_mass: float
+
+    @cached_property
+    def _hockey_stick(self) -> tuple[Array, Array]:
+        """Losses and the deltas at them.
+
+        With A_k the mass above point k, delta_k = exp(-grid) delta_(k+1) + (1 - exp(-grid)) A_k: nothing cancels.
+        Errors of the sums count with weights w_j = exp(-tilt grid j) (1 - exp(-grid j)) for the j-th point above k, so
+        that together they are at most their norm times that of the weights (Cauchy and Schwarz).
+        """
+        middle = float(self.losses[int(np.argmax(self.sums))])
+        relative = self.losses - middle
+        inside = self.tilt * relative > -_LARGEST_EXPONENT
+        losses, relative = self.losses[inside], relative[inside]
+        masses = self.sums[inside] * np.exp(-self.tilt * relative)
+        above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
+        step = -math.expm1(-self.grid)
+        sticks = signal.lfilter([step], [1.0, step - 1.0], above[::-1])[::-1]
+        weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
+        sticks = sticks + self.error * np.exp(-self.tilt * relative) * weights
+        scale = self.log_moment - self.tilt * middle
+        rounding = (
+            1
+            + 8 * _UNIT_ROUNDOFF * len(losses)
+            + 16 * _UNIT_ROUNDOFF * (abs(scale) + abs(self.tilt * middle))
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            deltas = np.nan_to_num(sticks * rounding * math.exp(min(scale, 700.0)), nan=1.0, posinf=1.0)
+        return losses, deltas + self.infinity_mass
+
+    @property
+    def lowest(self) -> float:
+        """The lowest loss whose delta is known."""
+        return float(self._hockey_stick[0][0])
+
+    @property
+    def _squared_weights(self) -> float:
+        """A bound on the sum of w_j^2, from w_j at most exp(-tilt grid j) and at most that times grid j."""
+        ratio, rest = math.exp(-2 * self.tilt * self.grid), -math.expm1(-2 * self.tilt * self.grid)
+        return min(ratio / rest, self.grid**2 * ratio * (1 + ratio) / rest**3) if rest > 0 else math.inf
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon with at most this delta; infinite where none has."""
+        losses, deltas = self._hockey_stick
+        if deltas[-1] > delta:
+            return math.inf
+        first = int(np.argmax(deltas <= delta))
+        if first == 0:
+            return max(0.0, float(losses[0]))
+        # Between two points delta is linear in exp(epsilon), since the loss has no value there.
+        share = (deltas[first - 1] - delta) / (deltas[first - 1] - deltas[first])
+        within = math.log1p(share * math.expm1(self.grid)) if self.grid < _LARGEST_EXPONENT else self.grid
+        return max(0.0, float(losses[first - 1] + within))
+
+    def deltas(self, epsilons: Array) -> Array:
+        """Bounds on delta, shape [epsilons].
+
+        delta is convex in exp(epsilon) and at most 1 at 0, which bounds it below the window.
+        """
+        losses, deltas = self._hockey_stick
+        after = np.searchsorted(losses, epsilons, side="right")
+        is_inside = (after > 0) & (after < len(losses))
+        at = np.clip(after, 1, len(losses) - 1)
+        above = np.clip(epsilons - losses[at - 1], 0.0, self.grid)
+        share = np.exp(above - self.grid) * np.expm1(-above) / math.expm1(-self.grid)
+        between = deltas[at - 1] + np.clip(share, 0.0, 1.0) * (deltas[at] - deltas[at - 1])
+        before = 1.0 - np.exp(np.minimum(epsilons - losses[0], 0.0)) * (1.0 - min(1.0, float(deltas[0])))
+        outside = np.where(after == 0, before, self.infinity_mass)
+        return np.where(is_inside, np.minimum(between, 1.0), outside)

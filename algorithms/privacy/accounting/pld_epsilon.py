@@ -1,0 +1,195 @@
+"""The epsilon of what was composed: both sides of a pair, and a grid that is fine enough."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from algorithms.privacy.accounting.pld import (
+    Array,
+    PLDPair,
+    PLDSum,
+    PrivacyLoss,
+    low_tail_truncation,
+    sketch,
+    tail_truncation,
+)
+from algorithms.privacy.accounting.pld_composition import MAX_POINTS, GridComposition
+
+FIRST_GRID_ERROR = 5e-5
+"""The share of the variance by which a first grid may be off."""
+_FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS = 2**16, 2**19, 2**16, 2**17
+_GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
+_FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER, _COARSER_OF_MANY = 8, 6e-5, 1.5e-5, 2.0, 8.0
+"""Of more distributions, each of which takes a transform of its own, more is left of a grid's error; their first grid
+is so fine that it mostly is the last, and the one that it is compared with is coarser by more."""
+_MIN_REFINEMENT, _MAX_REFINEMENT, _OVERSHOOT = 1.5, 8.0, 1.1
+_ABOVE, _ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
+
+
+class ComposedPLD:
+    """The loss of releases together, for a record less and for a record more.
+
+    Args:
+        pairs: Each with the number of times that it occurs; at least one.
+        delta: The least delta that matters.
+        grid: The width of a cell; by default as wide as accuracy allows, for each side by itself.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[PLDPair, int]], delta: float, grid: float | None = None) -> None:
+        self._delta = delta
+        self._sides = []
+        for plds in sides_of(pairs):
+            rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+            width = grid or coarse_grid(plds, delta, FIRST_GRID_ERROR, rough)[0]
+            self._sides.append(GridComposition(plds, width, delta, rough))
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon at which delta is known to be at most this one."""
+        return max(side.epsilon(delta) for side in self._sides)
+
+    def deltas(self, epsilons: Array) -> Array:
+        """Bounds on delta at epsilons of any sign, shape [epsilons]."""
+        every: Array = np.max(self.deltas_of_sides(epsilons), axis=0)
+        return every
+
+    def deltas_of_sides(self, epsilons: Array) -> tuple[Array, Array]:
+        """The same for a record less and for a record more."""
+        each = [side.deltas(np.asarray(epsilons, dtype=np.float64), self._delta) for side in self._sides]
+        return each[0], each[-1]
+
+
+def sides_of(pairs: Sequence[tuple[PLDPair, int]]) -> list[list[tuple[PrivacyLoss, int]]]:
+    """The distributions for a record less, and those for a record more where these are others."""
+    remove = [(pair.remove, count) for pair, count in pairs]
+    if all(pair.is_symmetric for pair, _ in pairs):
+        return [remove]
+    return [remove, [(pair.add, count) for pair, count in pairs]]
+
+
+def coarse_grid(
+    plds: Sequence[tuple[PrivacyLoss, int]],
+    delta: float,
+    error: float,
+    rough: PLDSum | None = None,
+    *,
+    max_points: int = _FIRST_POINTS,
+) -> tuple[float, float]:
+    """A grid whose cells add about twice this share to the variance of the losses, and an estimate of epsilon.
+
+    A cell adds about a sixth of its squared width to the variance of each release, if losses spread over many cells.
+    Where rare large losses make nearly all of the variance, delta still falls by a factor e over a length of about
+    epsilon / log(1 / delta), which cells have to resolve.
+    """
+    rough = rough or sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+    epsilon, tilt = rough.saddle_point(delta)
+    longest = max(float(points.losses[-1] - points.losses[0]) for points, _ in rough.parts)
+    square = rough.cumulant(tilt)[2] / rough.count
+    if epsilon > 0:
+        square = min(square, epsilon**2 / -math.log(delta))
+    width = math.sqrt(12 * error * square)
+    return max(width, longest / _FIRST_CELLS, epsilon / max_points) or 1.0, epsilon
+
+
+def epsilon_on_grid(
+    plds: Sequence[tuple[PrivacyLoss, int]], delta: float, grid: float, *, floor: float = 0.0
+) -> float:
+    """The epsilon that a grid of this width states; the floor where it is known to be no more."""
+    rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+    if floor > 0 and rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE) <= floor:
+        return floor
+    cap = rough.cap(delta)
+    capped = rough.capped(cap)
+    low, _ = capped.decisive_losses(capped.saddle_point(delta)[0], delta)
+    return GridComposition(plds, grid, delta, rough, (low, cap)).epsilon(delta)
+
+
+def epsilon_of(
+    plds: Sequence[tuple[PrivacyLoss, int]],
+    delta: float,
+    *,
+    floor: float = 0.0,
+    floor_grid: float | None = None,
+    first: float | None = None,
+    error: float | None = None,
+    near: float | None = None,
+) -> tuple[float, float]:
+    """An epsilon that a finer grid would hardly reduce, and its grid.
+
+    The error of a grid falls with the square of its cells, and a coarser grid never gives less, so that what a grid
+    has over a finer one tells how much is left.
+
+    Args:
+        plds: Each with the number of times that it occurs.
+        delta: Above 0.
+        floor: Below this the epsilon does not matter.
+        floor_grid: That the other side ended with, whose cost is the floor; a bound on it, or on a coarser one, may do.
+        first: The share of the variance by which the first grid may be off; by default 5e-5, and less of many
+            distributions.
+        error: About how much of the epsilon the last grid may add; by default 2e-5, and 6e-5 of many distributions.
+        near: The epsilon that is searched for. Then what the last grid adds is taken off, which ends nearer to the
+            truth but is no bound, and the further an epsilon is from this one, the less exact it is.
+    """
+    is_many = len(plds) > _FEW_KINDS and near is None
+    first = first or (_FIRST_OF_MANY if is_many else FIRST_GRID_ERROR)
+    error = error or (_ERROR_OF_MANY if is_many else _GRID_ERROR)
+    rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+    if (below := _epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
+        return below
+    first_points, max_points = _FIRST_POINTS, MAX_POINTS
+    if near is not None:
+        first_points, max_points = _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS
+    cap = rough.cap(delta)
+    capped = rough.capped(cap)
+    grid, _ = coarse_grid(plds, delta, first, capped, max_points=first_points)
+    refinement, remaining = _COARSER_OF_MANY if is_many else _COARSER, 0.0
+    decisive = (-math.inf, cap)
+    cost = GridComposition(plds, refinement * grid, delta, rough, decisive).epsilon(delta)
+    if floor < cost < math.inf:
+        decisive = capped.decisive_losses(cost, delta)
+    while cost > floor:
+        sums = GridComposition(plds, grid, delta, rough, decisive)
+        finer = sums.epsilon(delta)
+        previous, cost = cost, min(cost, finer)
+        # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
+        remaining = abs(previous - finer) / (refinement**2 - 1) if previous < math.inf else math.inf
+        tolerance = max(error * cost, _MIN_GRID_ERROR) if cost < math.inf else _MIN_GRID_ERROR
+        if near is not None and cost < math.inf:
+            tolerance = max(tolerance, _FAR_ERROR * abs(cost - remaining - near))
+        if remaining <= tolerance or sums.points > max_points / 2 or sums.infinity_mass > delta:
+            break
+        refinement = min(
+            max(_MIN_REFINEMENT, _OVERSHOOT * math.sqrt(remaining / tolerance)),
+            _MAX_REFINEMENT,
+            max_points / sums.points,
+        )
+        grid /= refinement
+    if cost == math.inf:  # only far finer grids resolve the tail of losses that are large and rare
+        cost = capped.tail_bound(delta, _ALL_TILTS)
+        return cost, grid
+    return (cost if near is None or cost == math.inf else cost - remaining), grid
+
+
+def _epsilon_below(
+    floor: float,
+    plds: Sequence[tuple[PrivacyLoss, int]],
+    rough: PLDSum,
+    delta: float,
+    floor_grid: float | None,
+) -> tuple[float, float] | None:
+    """An epsilon that is at most the floor, and its grid, where a cheap bound gives it; see `epsilon_of`."""
+    largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
+    if rough.infinity_mass <= delta and largest <= floor:
+        return max(0.0, largest), largest or 1.0
+    if floor <= 0:
+        return None
+    # The floor is mostly the epsilon of the other side, which is far above where samples are rare.
+    bound = rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE)
+    if bound <= floor:
+        return bound, bound or 1.0
+    for grid in () if floor_grid is None else (_COARSER_OF_MANY * floor_grid, floor_grid):
+        decisive = rough.decisive_losses(floor, delta)
+        bound = GridComposition(plds, grid, delta, rough, decisive).epsilon(delta)
+        if bound <= floor:
+            return bound, grid
+    return None
