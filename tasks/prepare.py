@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import check_allowed, import_factory, is_own, source_digest
-from algorithms.models.libraries import without_folders
+from algorithms.stated_names import without_folders
 from data import DatasetInfo, dataset_info, prepared
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts

@@ -101,17 +101,6 @@ def package_folder(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def without_folders(name: str) -> str:
-    """The name of a public model, or of a file, as plans, cards and models state it: no folder outside the project.
-
-    Example:
-        >>> without_folders("/home/ada/models/bert"), without_folders("prajjwal1/bert-mini")
-        ('bert', 'prajjwal1/bert-mini')
-    """
-    path = Path(name)
-    return path.name if path.is_absolute() or {"..", "~"} & {*path.parts} else name
-
-
 @contextmanager
 def public_folder(name: str) -> Iterator[Path]:
     """The folder of a public model in Hugging Face's format, within the block.

@@ -20,13 +20,7 @@ from torch import Tensor, nn
 
 from algorithms.gradients.randomness import same_randomness
 from algorithms.model_facts import ModelFacts
-from algorithms.models.libraries import (
-    digest,
-    imported_library,
-    public_folder,
-    read_tensors,
-    without_folders,
-)
+from algorithms.models.libraries import digest, imported_library, public_folder, read_tensors
 from algorithms.models.model import (
     Model,
     ModelRefusedError,
@@ -36,6 +30,7 @@ from algorithms.models.model import (
     cannot_be_made,
 )
 from algorithms.models.objectives import classifier
+from algorithms.stated_names import without_folders
 
 _NOT_OF_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Arguments of timm that would read other files, or download them."""

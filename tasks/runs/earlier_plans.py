@@ -15,9 +15,9 @@ from pydantic import JsonValue
 
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own
-from algorithms.models.libraries import without_folders
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import WHOLE_POPULATION
+from algorithms.stated_names import without_folders
 from data import DatasetInfo
 from data.files import OWNER_KEY
 from tasks.config import SPEND_AGAIN, has_consent, params
