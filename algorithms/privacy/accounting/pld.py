@@ -32,10 +32,18 @@ from algorithms.errors import RefusedError
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_ITERATIONS, _LARGEST_GRID, _POINTS_TOGETHER = 60, 2**24, 2**17
-_LARGEST_TILT, _MIN_TILT, _TILTS = 1e15, 1e-9, np.geomspace(0.05, 500.0, 20)
+_LARGEST_GRID, _POINTS_TOGETHER = 2**24, 2**17
+"""Points of a grid beyond which losses are refused, and up to which all distributions are taken as one array."""
+_ITERATIONS, _LARGEST_TILT = 60, 1e15
+"""Of Newton's method; and where rounding a loss of 1 begins to change its tilted mass by more than a tenth."""
+_MIN_TILT, _TILTS = 1e-9, np.geomspace(0.05, 500.0, 20)
+"""The least tilt, and by what one that serves for a bound is multiplied to find a better one."""
 _LOG_INDECISIVE, _LOG_NEVER = math.log(1e4), math.log(1e6)
-_BELOW, _LOWER_CAPS, _CAP_TILTS = 64, 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
+"""Logarithms of how far below delta a chance decides nothing, and of how rare the sum of other losses is."""
+_BELOW = 64
+"""Below the losses that decide, cells are two points wide after one in so many parts of their length, then wider."""
+_LOWER_CAPS, _CAP_TILTS = 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
+"""Caps that are tried, as shares of the largest loss, and tilts under each, in units of log(1 / delta) over it."""
 
 
 @dataclass(frozen=True)
