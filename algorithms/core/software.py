@@ -32,6 +32,7 @@ DECIDES = (
     "algorithms/privacy/barrier",
     "algorithms/privacy/documents.py",
     "algorithms/privacy/mechanisms",
+    "algorithms/stated_names.py",
     "algorithms/target_scale.py",
 )
 """The files that decide the result of any training; the pipeline adds its own."""
