@@ -42,6 +42,7 @@ from tasks.tuning import Tuning
 from tests.support.checkout import PROJECT, Checkout, new_checkout
 from tests.support.one_process import stay_in_this_process
 from tests.support.quick_work import quick_work as quick_work
+from tests.support.source_texts import text_in
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
@@ -130,18 +131,6 @@ def test_the_links_of_pages_lead_somewhere() -> None:
     assert broken == []
 
 
-def _template(node: ast.AST) -> str:
-    """The text of an expression of texts, with braces for what is computed."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=parts):
-            return "".join(map(_template, parts))
-        case ast.BinOp(left=left, right=right):
-            return _template(left) + _template(right)
-    return "{}"
-
-
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
     sources = [
         path
@@ -152,7 +141,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
         template
         for path in sources
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if " " in (template := _template(node))
+        if " " in (template := text_in(node, computed="{}"))
     ]
     page = (PROJECT / "docs/how-to/troubleshooting.md").read_text()
     rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)

@@ -26,6 +26,7 @@ from flows.cli.main import app
 from tasks.config.params import MODELS
 from tasks.refusals import AUDITS, PIPELINE
 from tasks.runs.stages import STAGES
+from tests.support.source_texts import text_in
 
 ROOT = Path(algorithms.__file__).parent
 FRONT_ENDS = {"plain": PLAIN, "pipeline": PIPELINE, "audits": AUDITS, "fit": FIT, "estimators": ESTIMATORS}
@@ -83,18 +84,6 @@ class _Value:
         return self._text
 
 
-def _text(node: ast.AST) -> str:
-    """The text of an expression of texts, with 7 for what is computed."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=parts):
-            return "".join(map(_text, parts))
-        case ast.BinOp(left=left, right=right):
-            return _text(left) + _text(right)
-    return "7"
-
-
 @cache
 def trees() -> Mapping[str, ast.Module]:
     """The modules of `algorithms`, by their paths there."""
@@ -115,7 +104,7 @@ def coded() -> Mapping[str, Coded]:
             for code in ast.walk(keywords["code"]):
                 if not isinstance(code, ast.Constant):
                     continue
-                template = _text(node.args[-1])
+                template = text_in(node.args[-1], computed="7")
                 match ast.unparse(node.func):
                     case "UnsupportedModelError":
                         template, names = "{message}", names | {"message"}
@@ -262,10 +251,14 @@ def test_every_refusal_of_an_accountant_names_a_setting_or_the_document_to_check
     for call in calls:
         code, text = (
             next((key.value for key in call.keywords if key.arg == "code"), None),
-            _text(call.args[0]),
+            text_in(call.args[0], computed="7"),
         )
         names_setting = code is not None and re.search(r"\{\w+\.[\w.]+\}|\{setting\}", text)
-        if not names_setting and "document" not in text and (code is None or _text(code) not in OF_THE_PLAN):
+        if (
+            not names_setting
+            and "document" not in text
+            and (code is None or text_in(code, computed="7") not in OF_THE_PLAN)
+        ):
             silent.append(text)
     assert len(calls) > 40
     assert [text for text in silent if not text.startswith(tuple(OF_CODE))] == []
@@ -278,8 +271,12 @@ def _texts(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             passed |= set(node.values)
-        if node not in passed and isinstance(node, ast.Constant | ast.JoinedStr) and " " in _text(node):
-            yield _text(node)
+        if (
+            node not in passed
+            and isinstance(node, ast.Constant | ast.JoinedStr)
+            and " " in text_in(node, computed="7")
+        ):
+            yield text_in(node, computed="7")
 
 
 def test_algorithms_name_no_key_of_params_no_stage_and_no_command() -> None:

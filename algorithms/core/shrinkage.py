@@ -143,10 +143,8 @@ def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrink
             code="shrink_share_too_large",
             share=share,
         )
-    budget = (
-        min(target.budget.epsilon, MAX_EPSILON),
-        target.budget.delta,
-    )  # more is refused with the whole plan
+    # More than the largest epsilon is refused with the whole plan.
+    budget = min(target.budget.epsilon, MAX_EPSILON), target.budget.delta
     return Shrinkage(
         count_noise=noise_for_share(of_counts, *budget),
         gain_noise=noise_for_share(share, *budget),

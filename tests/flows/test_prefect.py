@@ -456,7 +456,7 @@ def _state(server: str, run: str) -> dict[str, Any]:
     return state
 
 
-def _posted(url: str, body: Any) -> Any:
+def _post(url: str, body: Any) -> Any:
     """What the server answers; asked again after a 503, as Prefect's client does: its database was busy."""
     answers = [httpx.post(url, json=body, timeout=_PATIENCE_SECONDS)]
 
@@ -479,7 +479,7 @@ def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> No
         "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
         "related": related,
     }
-    _posted(f"{server}/events", [event])
+    _post(f"{server}/events", [event])
 
 
 def _tell_again(server: str, run: str, name: str) -> None:
@@ -494,18 +494,18 @@ def _tell_again(server: str, run: str, name: str) -> None:
         time.sleep(0.25)
     (event,) = found
     again = [event | {"id": str(uuid4())}]
-    _posted(f"{server}/events", again)
+    _post(f"{server}/events", again)
 
 
 def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server: str) -> None:
     """It has given a sign of life, and then no other; a flow without our tag may be silent for as long as it likes."""
-    flow = _posted(f"{server}/flows/", {"name": "nightly"})["id"]
+    flow = _post(f"{server}/flows/", {"name": "nightly"})["id"]
     made = {"flow_id": flow, "state": {"type": "RUNNING"}}
     dead, ended, other, cancelled = (
-        _posted(f"{server}/flow_runs/", made | {"tags": tags})["id"] for tags in ([TAG], [TAG], [], [TAG])
+        _post(f"{server}/flow_runs/", made | {"tags": tags})["id"] for tags in ([TAG], [TAG], [], [TAG])
     )
     scheduled = {"flow_id": flow, "state": {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}}
-    waiting = _posted(f"{server}/flow_runs/", scheduled | {"tags": [TAG]})["id"]
+    waiting = _post(f"{server}/flow_runs/", scheduled | {"tags": [TAG]})["id"]
     with temporary_settings({PREFECT_API_URL: server}):
         install_automations(timedelta(seconds=10), None, max_wait=timedelta(seconds=10))
         tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
@@ -520,7 +520,7 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
         body = {
             "state": {"type": "CANCELLING", "name": "Cancelling"}
         }  # as its page does; nobody is there to end it
-        _posted(f"{server}/flow_runs/{cancelled}/set_state", body)
+        _post(f"{server}/flow_runs/{cancelled}/set_state", body)
         assert before_long(lambda: _state(server, dead)["type"] == "CRASHED")
         assert before_long(lambda: _state(server, cancelled)["type"] == "CANCELLED")
 
