@@ -668,7 +668,19 @@ class Engine:
         return total
 
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record of one physical batch; computed record by record, or in parts, as gradients are."""
+        """The loss of each record of one physical batch.
+
+        In bfloat16 those that are not finite come from passes of their own, as in `_add_apart`.
+        """
+        losses = self._losses_together(parameters, inputs, labels)
+        if self.passes.model.precision == torch.bfloat16:
+            for one in torch.nonzero(~torch.isfinite(losses))[:, 0].tolist():
+                own = slice(one, one + 1)
+                losses[own] = self._losses_together(parameters, inputs[own], labels[own])
+        return losses
+
+    def _losses_together(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The same in one pass; computed record by record, or in parts, as gradients are."""
         if self.inspection.layouts is not None:
             here = parameters.to(inputs.device)  # all at once, if they are in main memory
             try:
@@ -676,7 +688,7 @@ class Engine:
             except UnrecordedError:
                 if len(labels) > 1:
                     halves = _halves(inputs, labels)
-                    return torch.cat([self._losses(parameters, *half) for half in halves])
+                    return torch.cat([self._losses_together(parameters, *half) for half in halves])
         return self.passes.losses_one_by_one(parameters, inputs, labels)
 
     def _add_apart(

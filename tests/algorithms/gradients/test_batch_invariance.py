@@ -715,6 +715,33 @@ def test_in_bfloat16_records_beside_one_that_is_not_finite_are_computed_by_thems
     assert naive.relative(found, expected) < 1e-2
 
 
+def test_in_bfloat16_losses_beside_one_that_is_not_finite_are_computed_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all others, which such a record would otherwise take out of a sum, each by up to the bound."""
+    model = replace(build("softmax", input_shape=(8,), classes=2, seed=0), precision=BF16)
+    engine, start = Engine(model, input_shape=(8,)), model.initial_parameters()
+    inputs, labels = torch.randn(7, 8, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 2
+    inputs[3] = torch.nan
+    points, kept = (start, torch.linspace(-1.0, 1.0, len(start))), [0, 1, 2, 4, 5, 6]
+
+    def sums(*records: Tensor) -> list[float]:
+        return [
+            float(engine.clipped_losses(points[1], *records, 2.0)),
+            float(engine.clipped_loss_gain(*points, *records, 0.5)),
+        ]
+
+    expected, computed = sums(inputs[kept], labels[kept]), type(engine.passes).losses
+
+    def spoiled(passes: Any, point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        is_bad = ~inputs.isfinite().all()
+        return computed(passes, point, torch.full_like(inputs, torch.nan) if is_bad else inputs, labels)
+
+    monkeypatch.setattr(type(engine.passes), "losses", spoiled)
+    assert min(map(abs, expected)) > 0.01
+    assert sums(inputs, labels) == pytest.approx(expected, rel=1e-2)
+
+
 @pytest.mark.parametrize(("asked", "taken"), [(31, 31), (32, 32), (63, 32), (64, 64), (130, 128)])
 def test_a_pass_has_any_number_of_records_that_memory_allows(asked: int, taken: int) -> None:
     """Where they fill the vectors of all kernels, a multiple of what those hold."""
