@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts
+from algorithms.core.planning_facts import Inputs, Intercepts, PlanningFacts
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
@@ -106,7 +106,10 @@ class Game:
         return 2 * self.records
 
     def plan(self) -> Plan:
-        """The method's plan for the claim; raises RefusedError for a method without a claim."""
+        """The method's plan for the claim; raises RefusedError for a method without a claim.
+
+        Frequencies of classes that are released move a coordinate that no record moves.
+        """
         facts = PlanningFacts(
             records=self.records,
             parameters=self.width,
@@ -114,6 +117,7 @@ class Game:
             classes=2,
             inputs=Inputs(l1=1.0, l2=1.0, width=1.0),
             loss=LossBounds(slope=1.0, curvature=0.25, least=0.0),
+            intercepts=Intercepts(self.canaries, 1, 1, 1.0),
         )
         accountant = "pure" if self.delta == 0 else self.accountant
         plan = self.method().plan(Target(Budget(self.epsilon, self.delta), accountant), facts)
@@ -182,12 +186,12 @@ class Answer:
     """The barrier's answer to one query.
 
     Attributes:
-        kind: "gradient", "total", "norms", "norm count", "argmin" or "minimum".
+        kind: "gradient", "total", "norms", "norm count", "argmin", "loss gain" or "minimum".
         sampling: Of the records.
         bound: On what one record adds.
         noise: On the sum.
         value: The noisy sum before division, or the chosen index of a selection.
-        asked: A total's statistic, or a selection's candidates.
+        asked: A total's statistic, a selection's candidates, or the step whose gain in loss is asked for.
     """
 
     kind: str
@@ -238,6 +242,12 @@ class RecordingBarrier(Barrier):
         answer = super().argmin(candidates, **options)
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
         self._keep("argmin", torch.tensor([answer]), L1(options["bound"]), options, points.double())
+        return answer
+
+    def loss_gain(self, start: Tensor, parameters: Tensor, **options: Any) -> float:
+        answer = super().loss_gain(start, parameters, **options)
+        step = (parameters - start).double()
+        self._keep("loss gain", torch.tensor([answer]), options["bound"], options, step)
         return answer
 
     def minimum(self, problem: Minimum, **options: Any) -> Tensor:
@@ -340,6 +350,8 @@ def contribution(game: Game, answer: Answer, features: Array) -> Array:
         return np.array([bound.norm])
     if answer.kind == "norm count":
         return np.array([-0.5])
+    if answer.kind == "loss gain":
+        return np.array([-features @ answer.asked.numpy()]).clip(-bound.norm, bound.norm)
     if answer.kind == "total":
         label = torch.tensor(int(features.any()))
         gradient = answer.asked(torch.from_numpy(features.astype(np.float32)), label)

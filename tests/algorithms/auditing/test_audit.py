@@ -70,6 +70,19 @@ def a_record_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unnoised_queries, "draw_sample", twice)
 
 
+def gains_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clipped = Engine.clipped_loss_gain
+    monkeypatch.setattr(Engine, "clipped_loss_gain", lambda *given: clipped(*given[:-1], 1e9))
+
+
+def test_a_shrinkage_is_audited_with_its_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not quick(shrink_share=0.05).is_violated
+    gains_unclipped(monkeypatch)
+    assert [check.name for check in quick(shrink_share=0.05).checks if check.is_violated] == [
+        "reach of a record"
+    ]
+
+
 @pytest.mark.parametrize(
     ("fault", "part"),
     [
