@@ -16,7 +16,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.record_loader import RecordLoader
 from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from tests.accelerator import simulator
-from tests.accelerator.test_waits import SUM, record, recorded
+from tests.accelerator.recorded_run import SUM, record, recorded
 
 
 def plant(patch: pytest.MonkeyPatch, function: Callable[..., Any], line: str, instead: str) -> None:

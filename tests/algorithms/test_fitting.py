@@ -55,7 +55,7 @@ from tests.support.costs import costs_once
 from tests.support.engines import engines_once
 from tests.support.refusals import refused, refused_as
 from tests.support.synthetic_run import with_entries
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
+from tests.support.workspace import Workspace, prepared_digits, workspace
 
 __all__ = ["costs_once", "engines_once", "prepared_digits", "workspace"]
 

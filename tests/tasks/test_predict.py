@@ -33,8 +33,7 @@ from data.readers.texts import read_texts
 from flows.cli.main import app
 from tasks.export import NO_CARD, _of_a_library, export, release
 from tasks.predict import predict
-from tests.algorithms.models.forms import FORMS, form_of, moved
-from tests.algorithms.models.test_public_models import LORA
+from tests.algorithms.models.forms import FORMS, LORA, form_of, moved
 from tests.algorithms.privacy.conftest import KEY
 from tests.data.conftest import tar
 from tests.support.checkout import PROJECT, Checkout

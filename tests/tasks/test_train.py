@@ -28,9 +28,7 @@ from tasks.runs.store import check_run_facts
 from tasks.tracking import live
 from tests.support.refusals import refused_as
 from tests.support.wandb_stand_in import standing_in
-from tests.support.workspace import PARAMS, Workspace, crash, killed_in, prepared_digits, workspace
-
-__all__ = ["PARAMS", "prepared_digits", "workspace"]  # which tests of algorithms look for here
+from tests.support.workspace import Workspace, crash, killed_in
 
 
 def test_diagnostics_change_no_result_and_end_the_promise(workspace: Workspace) -> None:

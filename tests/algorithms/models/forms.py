@@ -27,6 +27,7 @@ TINY_BERT = {
     "intermediate_size": 12,
     "max_position_embeddings": 4,
 }
+LORA = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query", "value"]}
 
 FORMS = {
     "softmax": Form((1, 5, 5)),

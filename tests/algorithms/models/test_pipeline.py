@@ -20,7 +20,7 @@ from tasks import calibrate, evaluate
 from tasks.comparing import Problem, Trial
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
-from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
+from tests.support.workspace import PARAMS, Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
 

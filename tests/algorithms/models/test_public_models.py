@@ -18,12 +18,10 @@ from algorithms.models.public_models import (
     replace_batch_norm,
     save_pretrained,
 )
-from tests.algorithms.models.forms import FORMS, TINY_BERT, form_of, moved, records
+from tests.algorithms.models.forms import FORMS, LORA, TINY_BERT, form_of, moved, records
 from tests.support.gradients import naive
 from tests.support.public_texts import WORDS, publish
 from tests.support.refusals import refused_as
-
-LORA = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query", "value"]}
 
 
 def of_timm(architecture: str, **settings: Any) -> Model:

@@ -18,7 +18,7 @@ from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app
 from flows.deployed import BROKEN
 from flows.scheduled import verify
-from tests.algorithms.privacy.card.test_card_ledger import charged
+from tests.algorithms.privacy.card.charged_run import charged
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import record, write_run
 

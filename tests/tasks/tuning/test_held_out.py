@@ -32,7 +32,7 @@ from tasks.tuning import Tuning, plan_search
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, SearchTrial, one_by_one, tune
 from tests.support.checkout import PROJECT
-from tests.tasks.tuning.test_search import BASE, SPACE, ledger_of, never, place
+from tests.tasks.tuning.searching import BASE, SPACE, ledger_of, never, place
 
 __all__ = ["place"]
 

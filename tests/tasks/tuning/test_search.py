@@ -29,7 +29,6 @@ from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
-from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DataRefusedError, DatasetInfo
 from tasks import retraining, tuning
@@ -41,17 +40,12 @@ from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, SearchTrial, in_threads, one_by_one, tune
 from tests.support.workspace import killed_in
+from tests.tasks.tuning.searching import BASE, SPACE, ledger_of, never, place
 
-BASE: dict[str, Any] = {
-    "data": {"dataset": "digits"},
-    "privacy": {"epsilon": 1.0, "delta": 1e-5},
-    "algorithm": {"name": "dp_sgd", "expected_batch_size": 256, "steps": 4, "update": {"learning_rate": 1.0}},
-    "model": {"name": "softmax"},
-    "performance": {"threads": 1},
-}
+__all__ = ["place"]
+
 SEARCH_PLANS: dict[str, SearchPlan] = {}
 """What was searched for is the same in many tests."""
-SPACE = {"algorithm.update.learning_rate": [0.001, 2.0]}
 
 
 def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **settings: Any) -> Search:
@@ -63,20 +57,6 @@ def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **s
     if key not in SEARCH_PLANS:
         SEARCH_PLANS[key] = plan_search(asked, base, found)
     return Search(asked, SEARCH_PLANS[key], place / "prepared", found)
-
-
-@pytest.fixture
-def place(tmp_path: Path, prepared_digits: Path) -> Path:
-    shutil.copytree(prepared_digits, tmp_path / "prepared")
-    return tmp_path
-
-
-def ledger_of(home: Path) -> Ledger:
-    return Ledger.open(f"sqlite:///{home}/ledger.sqlite")
-
-
-def never(trials: Sequence[SearchTrial]) -> None:
-    raise AssertionError("a trial ran")
 
 
 def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:

@@ -3,9 +3,7 @@
 Those of correlated noise, which other tests use, are by jax_privacy 2.0.0.
 """
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
@@ -17,18 +15,13 @@ from algorithms.privacy.accounting.epsilon import LEVELS, calibrate, epsilon, ep
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of_budget
 from algorithms.privacy.mechanisms.release import Gumbel, Laplace, argmin_release
+from tests.algorithms.privacy.accounting.golden_values import GOLDEN, expected
 
-GOLDEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text())
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 
 
 def named(*prefixes: str, suffix: str = "") -> list[str]:
     return [name for name in GOLDEN if name.startswith(prefixes) and name.endswith(suffix)]
-
-
-def expected(name: str) -> Any:
-    tolerance = GOLDEN[name]["tolerance"]
-    return pytest.approx(GOLDEN[name]["value"], rel=tolerance.get("rel", 0), abs=tolerance.get("abs", 0))
 
 
 def params(name: str) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from algorithms.privacy.mechanisms.release import (
     norm_total_release,
 )
 from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson
-from tests.algorithms.privacy.mechanisms.test_noise import Words
 from tests.support.barriers import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.bench import MadeUp, made_up, small_model, with_record
+from tests.support.chosen_words import ChosenWords
 
 pytestmark = pytest.mark.usefixtures("brief_inspections")
 
@@ -384,7 +384,7 @@ def test_rounding_makes_no_record_more_likely_than_its_event_says() -> None:
     records = axes(np.full(len(cases), 2.0))
     inputs, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
     engine = Engine(axes_model(len(cases)), input_shape=(len(cases),))
-    words = Words(*(word for (one, _), (other, _) in cases for word in (one, other)))
+    words = ChosenWords(*(word for (one, _), (other, _) in cases for word in (one, other)))
     total = summed(engine, inputs, labels, LastNorms(), sampling, words)
     assert (total > 0.5).tolist() == [one and other for (_, one), (_, other) in cases]
 

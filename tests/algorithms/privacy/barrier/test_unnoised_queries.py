@@ -19,7 +19,7 @@ from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
-from tests.algorithms.privacy.barrier.test_every_query import PARAMETERS, QUESTIONS, every_question
+from tests.algorithms.privacy.barrier.every_query import PARAMETERS, QUESTIONS, every_question
 from tests.support.barriers import Free, barrier
 from tests.support.bench import SHAPE, MadeUp, made_up, small_model
 from tests.support.threads import cpu_threads

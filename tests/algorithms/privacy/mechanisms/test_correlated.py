@@ -40,7 +40,7 @@ from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strat
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
 from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder, Poisson, Sampling, draw_sample
-from tests.algorithms.privacy.accounting.test_golden_values import GOLDEN, expected
+from tests.algorithms.privacy.accounting.golden_values import GOLDEN, expected
 from tests.support.barriers import FALSE_ALARM, barrier, no_records, wide_model
 from tests.support.bench import made_up, small_model
 from tests.support.refusals import refused_as

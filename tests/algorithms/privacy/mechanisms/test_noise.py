@@ -17,6 +17,7 @@ from algorithms.privacy.mechanisms.noise import (
     std_on_grid,
 )
 from tests.support.bench import add_on_grid
+from tests.support.chosen_words import ChosenWords
 
 FALSE_ALARM = 1e-6
 DRAWS = 200_001
@@ -47,17 +48,6 @@ def test_coins_fall_at_their_rate(rate: float) -> None:
     assert stats.binomtest(hits, DRAWS, rate).pvalue > FALSE_ALARM
 
 
-class Words(Stream):
-    """A stream whose words are given, to have coins at their limits."""
-
-    def __init__(self, *given: int) -> None:
-        self._given = np.array(given, dtype=np.uint64)
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        assert count == len(self._given)
-        return self._given
-
-
 LIMITS = {
     0.0: 0,
     2.0**-64: 1,
@@ -72,14 +62,14 @@ def test_a_coin_falls_for_exactly_as_many_words_as_its_rate_says(rate: float, li
     """Below the limit, which is not a word more; at a rate of 1 or more for every word."""
     words = sorted({0, max(limit - 1, 0), limit, limit + 1, 2**64 - 1})
     expected = [word < limit for word in words]
-    assert Words(*words).coins(len(words), rate).tolist() == expected
+    assert ChosenWords(*words).coins(len(words), rate).tolist() == expected
     assert is_below(np.array(words, dtype=np.uint64), np.full(len(words), rate)).tolist() == expected
 
 
 @pytest.mark.parametrize("rate", [1.0, 5.0])
 def test_a_coin_of_rate_one_always_falls(rate: float) -> None:
     words = [0, 2**63, 2**64 - 1]
-    assert Words(*words).coins(3, rate).all()
+    assert ChosenWords(*words).coins(3, rate).all()
     assert is_below(np.array(words, dtype=np.uint64), np.full(3, rate)).all()
 
 
