@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from data.deployment import Deployment
-from data.documents import DocumentError, load_yaml
+from data.documents import Document, DocumentError, load_yaml
 from data.formats import (
     OF_ROWS,
     Cifar,
@@ -533,7 +533,7 @@ def data_card(name: str, folder: Path = CARDS) -> DataCard:
     return declared
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Document:
     try:
         document = load_yaml(path.read_text(encoding="utf-8"))
     except DocumentError as error:

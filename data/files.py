@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data.card import DataCard, DataRefusedError, File
+from data.documents import Document
 from data.readers.records import check_is_of_the_path, files_in
 
 RAW = Path("datasets/raw")
@@ -30,9 +30,9 @@ PUBLIC_KEY = bytes(KEY_BYTES)
 """Used instead of the secret for public records, so that prepared data have the same checksum on every machine."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Document:
     """The object in a JSON file."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document: Document = json.loads(path.read_text(encoding="utf-8"))
     return document
 
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from data.card import DataCard, DataRefusedError
 from data.description import Transform
+from data.documents import Document
 from data.formats import (
     Csv,
     Datasets,
@@ -55,7 +56,7 @@ class NewRecords:
 
 def preparation_of(
     card: DataCard, transform: Transform, words: bytes | None, *, encoder: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> Document:
     """The part of a data card that a model's file needs to prepare records; only what this module uses.
 
     It has no file, checksum or cap. words: the words of the tokens, one per line. encoder: as in params.yaml, with the
@@ -75,12 +76,12 @@ def preparation_of(
     }
 
 
-def _reader_of(card: DataCard) -> dict[str, Any]:
+def _reader_of(card: DataCard) -> Document:
     """The reader without the person's column, which a model does not need and which should not be published.
 
     In files without a header the column keeps its place, under another name, since places tell the columns apart.
     """
-    reader: dict[str, Any] = json.loads(card.reader.model_dump_json())
+    reader: Document = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):
         has_places = isinstance(card.reader, Csv) and not card.reader.header
         place_columns = [{"name": "(person)", "kind": "ignored"}] if has_places else []
@@ -91,7 +92,7 @@ def _reader_of(card: DataCard) -> dict[str, Any]:
 
 def records_in(
     path: Path,
-    preparation: Mapping[str, Any] | None,
+    preparation: Document | None,
     shape: tuple[int, ...],
     *,
     tokens: int | None = None,
@@ -148,7 +149,7 @@ def records_in(
             yield NewRecords(some.names, np.concatenate(made))
 
 
-def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
+def reader_in(preparation: Document | None) -> Format | None:
     """The reader that prepared a model's records; None if the model's file does not say."""
     if preparation is None:
         return None
@@ -160,12 +161,12 @@ def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
         ) from None
 
 
-def target_in(declared: Mapping[str, Any] | None) -> Target | None:
+def target_in(declared: Document | None) -> Target | None:
     """The target that a model's file declares; None for classes."""
     return None if declared is None else _TARGET.validate_json(json.dumps(declared))
 
 
-def _card(preparation: Mapping[str, Any]) -> DataCard:
+def _card(preparation: Document) -> DataCard:
     """The part of the card that is in the model's file."""
     shape = preparation["shape"]
     return DataCard.model_construct(

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.card import DataRefusedError
 from data.description import DatasetInfo
+from data.documents import Document
 from data.files import hide, try_lock
 from data.readers.records import PARTS, Features, Part, RecordBatch, RecordBlock
 from data.targets import IGNORED
@@ -88,7 +89,7 @@ def write(
     at_most: int | None,
     digests: Mapping[str, Sequence[str]] | None = None,
     words: bytes | None = None,
-    preparation: Mapping[str, Any] | None = None,
+    preparation: Document | None = None,
 ) -> None:
     """Write the records into `folder` as their blocks come, whole or not at all; only its owner can read it.
 
@@ -130,12 +131,12 @@ def write(
             os.close(held)
 
 
-def preparation_in(folder: Path) -> dict[str, Any] | None:
+def preparation_in(folder: Path) -> Document | None:
     """How the records in a prepared folder were prepared, for a model's file; None in a folder of an older version."""
     path = folder / PREPARATION
     if not path.is_file():
         return None
-    preparation: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    preparation: Document = json.loads(path.read_text(encoding="utf-8"))
     return preparation
 
 
