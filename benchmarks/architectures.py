@@ -264,9 +264,8 @@ def without_batch_norm(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             norm = groups(child.num_features)
-            rest = [
-                getattr(child, part) for part in ("drop", "act") if hasattr(child, part)
-            ]  # timm's BatchNorm has both
+            # timm's BatchNorm has both
+            rest = [getattr(child, part) for part in ("drop", "act") if hasattr(child, part)]
             setattr(module, name, nn.Sequential(norm, *rest) if rest else norm)
         else:
             without_batch_norm(child)

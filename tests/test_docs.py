@@ -342,9 +342,8 @@ def test_reference_is_made_from_the_code() -> None:
     assert len(rows) > 200 and [row[0] for row in rows if len(row) < 5 or not row[1].strip()] == []
     assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
     assert "| `data.blocks` | the blocks to train on, if" in made["params"]
-    assert (
-        "(`paper_update` brings back its update of s)" in made["params"]
-    )  # code is code, not text to escape
+    # code is code, not text to escape
+    assert "(`paper_update` brings back its update of s)" in made["params"]
     assert "| one person | What one record is" in made["command-line"]
     files = [PROJECT / "params.yaml", *(PROJECT / "presets").glob("*.yaml")]
     written = {key for file in files for key in keys_of(YAML(typ="safe", pure=True).load(file))}

@@ -157,9 +157,8 @@ def test_trees_follow_from_the_released_counts_alone(noise: float) -> None:
         values = values if values.sum() else np.ones(len(values))
         shares.append(values / values.sum())
     middles = [np.cumsum(one) - one / 2 for one in shares]
-    every = np.zeros(
-        (17, len(SIZES)), np.float32
-    )  # a row for each cell of the number, the last for a missing one
+    # a row for each cell of the number, the last for a missing one
+    every = np.zeros((17, len(SIZES)), np.float32)
     every[:, 0], every[:, 1] = np.minimum(np.arange(17), 8), np.maximum(np.arange(17) - 8, 0)
     binned = made(torch.from_numpy(every)).numpy()[:, 6]
     assert binned.tolist() == [*np.minimum(np.floor(4 * middles[0]), 3), 4]

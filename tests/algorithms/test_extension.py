@@ -22,9 +22,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-        monkeypatch.delitem(
-            sys.modules, Path(name).parts[0].removesuffix(".py"), raising=False
-        )  # another test's
+        # one of this name may have been imported in another test
+        monkeypatch.delitem(sys.modules, Path(name).parts[0].removesuffix(".py"), raising=False)
         importlib.invalidate_caches()
 
     yield write

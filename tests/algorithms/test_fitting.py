@@ -1635,9 +1635,8 @@ def test_terms_of_a_population_that_is_declared_meanwhile_are_compared(
     def overtaken(ledger: Ledger, *given: Any, **terms: Any) -> None:
         bound = {"unit": "one record" if declared else "one image"}
         declare(ledger, "visits", cap, public=declared, bound=bound)
-        ledger.reserve(
-            "another", "visits", Budget(1.0, 1e-4), events=[], notes={}
-        )  # with which the terms are final
+        # from its first charge on the terms are final
+        ledger.reserve("another", "visits", Budget(1.0, 1e-4), events=[], notes={})
         declare(ledger, *given, **terms)
 
     monkeypatch.setattr(Ledger, "declare", overtaken)

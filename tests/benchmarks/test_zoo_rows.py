@@ -33,9 +33,8 @@ def test_an_architecture_has_its_row(
     row = capsys.readouterr().out
     assert row.startswith("| soft mixture of experts | 731 | batched |")
     records, _, error, *speeds = [cell.strip() for cell in row.split("|")[4:11]]
-    usual, *few = map(
-        int, records.replace("/", ", ").split(", ")
-    )  # of the engine for 16 records each of its sizes
+    # of the engine for 16 records each of its sizes
+    usual, *few = map(int, records.replace("/", ", ").split(", "))
     assert 16 in few and max(few) < usual and float(error) < 1e-5
     assert speeds == ["1.50", "2.5", "0.75", "0.5"]
 

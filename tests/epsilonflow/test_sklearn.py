@@ -256,9 +256,8 @@ def test_fits_add_up_and_say_so_from_the_second_on() -> None:
         model.fit(X, y)
     assert model.total_epsilon_ == pytest.approx(2 * first)
     assert not hasattr(clone(model), "total_epsilon_")
-    other = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST).fit(
-        *numbers(seed=1)
-    )  # other records: no warning
+    # other records: no warning
+    other = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST).fit(*numbers(seed=1))
     assert other.total_epsilon_ == pytest.approx(first, rel=1e-3)
 
 

@@ -424,9 +424,8 @@ def test_a_flow_names_keys_of_params() -> None:
 
 def test_the_image_is_built_from_code_alone() -> None:
     text = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
-    assert not re.search(
-        r"index-url|https?://", text
-    )  # a second index could give another package of the same name
+    # a second index could give another package of the same name
+    assert not re.search(r"index-url|https?://", text)
     assert re.findall(r"^ARG .*INDEX.*", text, flags=re.MULTILINE) == ["ARG PIP_INDEX_URL"]
     lines = text.splitlines()
     (base,) = [line for line in lines if line.startswith("ARG BASE=")]

@@ -517,9 +517,8 @@ def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server
             (cancelled, "heartbeat", [tag]),
         ):
             _tell(server, name, run, related)
-        body = {
-            "state": {"type": "CANCELLING", "name": "Cancelling"}
-        }  # as its page does; nobody is there to end it
+        # as its page does; nobody is there to end it
+        body = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
         _post(f"{server}/flow_runs/{cancelled}/set_state", body)
         assert before_long(lambda: _state(server, dead)["type"] == "CRASHED")
         assert before_long(lambda: _state(server, cancelled)["type"] == "CANCELLED")

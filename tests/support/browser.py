@@ -62,14 +62,12 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
     if browser is None:
         pytest.skip("no Chromium is installed")
     file = folder / "page.html"
-    open_page = re.sub(
-        r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page
-    )  # it allows no script, also ours
+    # it allows no script, also ours
+    open_page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     inner = html.escape(open_page.replace("</body>", f"{_LOOK}</body>"))
     frame = f'<iframe srcdoc="{inner}" style="width: {width}px; height: 900px; border: 0"></iframe>'
-    file.write_text(
-        f"<!doctype html><body>{frame}</body>", encoding="utf-8"
-    )  # a window is never below 500 pixels
+    # a window is never below 500 pixels
+    file.write_text(f"<!doctype html><body>{frame}</body>", encoding="utf-8")
     command = [
         browser,
         "--headless=new",

@@ -57,9 +57,8 @@ def test_losses_have_no_more_than_their_stated_slope_and_curvature(loss: Any) ->
             assert value.min() >= -1e-9
             (slope,) = torch.autograd.grad(value.sum(), outputs)
             bends = slope.diff() / outputs.detach().diff()
-            assert bends.min() >= -1e-6 and bends.max() <= bounds.curvature * (
-                1 + 1e-2
-            )  # convex, and no more bent
+            # convex, and no more bent
+            assert bends.min() >= -1e-6 and bends.max() <= bounds.curvature * (1 + 1e-2)
             assert slope.abs().max() <= bounds.slope
 
 

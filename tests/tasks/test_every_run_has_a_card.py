@@ -314,9 +314,8 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     """With the choices that every method has, such as the data, by one method of each kind; its own by each."""
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
-    monkeypatch.setattr(
-        epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__)
-    )  # kept for no other test
+    # kept for no other test
+    monkeypatch.setattr(epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__))
     monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"light", b"dark", b"", b"", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     if not has_every_choice:

@@ -286,11 +286,10 @@ def test_what_leaves_depends_on_held_out_people_by_the_released_histogram_alone(
             shown.append(deployed.publish(root))
         ours = ("algorithms", "data", "flows", "tasks")
         logged = [record for record in caplog.records if record.name.partition(".")[0] in ours]
+        # what the live curve logs holds steps a second
         left: dict[str, Any] = {
             "prefect": list(shown),
-            "log": [
-                one.getMessage() for one in logged if one.name != "tasks.tracking.live"
-            ],  # steps a second
+            "log": [one.getMessage() for one in logged if one.name != "tasks.tracking.live"],
             "wandb": [wandb_facts(path.read_bytes()) for path in sorted(root.rglob("run-*.wandb"))],
             "wandb's report": re.sub(
                 rb'"(__)?id(__)?": "\w+"', b"", next(root.glob(".wandb/report-*")).read_bytes()

@@ -339,9 +339,8 @@ def test_a_release_is_read_by_its_library_in_one_line(
     )
     reader |= {} if head == "CausalLM" else {"label": "label"}
     declared("t.jsonl", data, chosen, reader=reader, unit="one text", **known)
-    workspace.set(
-        "algorithm", update={"learning_rate": 0.05}
-    )  # large weights, by noise alone, round in other ways
+    # large weights, by noise alone, round in other ways
+    workspace.set("algorithm", update={"learning_rate": 0.05})
     finish(workspace)
     artifacts = workspace.root / "artifacts"
     recwarn.clear()

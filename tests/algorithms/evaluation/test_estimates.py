@@ -75,9 +75,8 @@ def test_too_few_people_give_no_metric_and_say_why():
             assert set(reasons_of(released)) == set(population.truth)
             assert all("too few" in reason for reason in reasons_of(released).values())
     spec = histogram_for("number", 1)
-    assert set(metrics_of(ReleasedHistogram(spec, np.zeros(spec.cells), 0.0)).values()) == {
-        None
-    }  # nobody, and no noise
+    # nobody, and no noise
+    assert set(metrics_of(ReleasedHistogram(spec, np.zeros(spec.cells), 0.0)).values()) == {None}
 
 
 def test_scores_that_are_not_finite_are_not_left_out_in_silence():

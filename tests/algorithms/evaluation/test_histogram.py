@@ -112,10 +112,11 @@ def test_two_classes_by_score_and_label():
     spec = histogram_for("two classes", 2)
     scores = np.array([[0.9, 0.1], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0], [math.nan, 1.0]])
     cells = ReleasedHistogram(spec, count(spec, scores, np.array([0, 0, 1, 1, 1])), 0.0)
+    # even odds are the first class
     assert cells.table("score x label, 2").tolist() == [
         [2.0, 0.0],
         [0.0, 2.0],
-    ]  # even odds are the first class
+    ]
     assert cells.table("score x label, 64")[63].tolist() == [0.0, 1.0]
     assert cells.values[-1] == 1.0  # the score that is not a number
 

@@ -81,9 +81,8 @@ def test_a_record_counts_the_same_in_any_place_and_company(name: str, dtype: tor
                 order = list(range(start + 1, start + count))
                 order.insert(place, 0)
                 found = counted(made, engine, order, place)
-                if (
-                    name in NETWORKS and DEVICE.type != "cpu"
-                ):  # whole networks were seen to differ in last bits
+                # whole networks were seen to differ in last bits
+                if name in NETWORKS and DEVICE.type != "cpu":
                     assert naive.relative(found, alone) < 1e2 * torch.finfo(dtype).eps
                 else:
                     assert torch.equal(found, alone), (count, place, start)

@@ -437,9 +437,8 @@ def test_gradients_of_few_outer_products_are_measured_and_summed_without_being_f
         -back[5, : length // 2],
         seen[5, : length // 2],
     )
-    exact = torch.einsum("bto,btp->bop", back.double(), seen.double()).flatten(
-        1
-    )  # that of the last record is 0
+    # that of the last record is 0
+    exact = torch.einsum("bto,btp->bop", back.double(), seen.double()).flatten(1)
     gradient, weights = LinearGrad(seen, back), torch.rand(6, generator=draw).double()
     norms, total = gradient.square_norms().sqrt(), torch.zeros(outputs * width, dtype=torch.float64)
     gradient.add_weighted(weights, total)

@@ -149,9 +149,8 @@ def test_the_commands_that_are_used_most_are_listed_first(ledger: Ledger) -> Non
     assert [name for name in names if name in ("show", "forfeit", "backup", "init", "export")] == [
         *("show", "forfeit", "backup", "init")
     ]
-    assert (
-        call("backup", "one.jsonl").exit_code == call("export", "two.jsonl").exit_code == 0
-    )  # its name before
+    # "export" was the name of "backup" before
+    assert call("backup", "one.jsonl").exit_code == call("export", "two.jsonl").exit_code == 0
 
 
 def test_a_forecast_takes_what_a_retraining_plans(ledger: Ledger) -> None:
@@ -398,8 +397,7 @@ def test_outside_of_every_checkout_it_is_the_ledger_of_the_home(
     shown, within = call("show").stdout, tmp_path / "notes"
     within.mkdir()
     monkeypatch.chdir(within)
-    assert (
-        call("show").stdout == shown
-    )  # by the params.yaml of the checkout above, which may name another ledger
+    # shown by the params.yaml of the checkout above, which may name another ledger
+    assert call("show").stdout == shown
     monkeypatch.chdir(tmp_path_factory.mktemp("notebooks"))
     assert call("show").stdout == shown

@@ -117,9 +117,8 @@ def test_the_ledgers_page_is_readable_at_any_width(
     ledger: Ledger, tmp_path: Path, width: int, dark: bool
 ) -> None:
     found = seen(page(ledger), tmp_path, width=width, dark=dark)
-    assert (
-        found.texts > 20 and found.tall < 3 * 27
-    )  # less than three lines: the rest of a table is to be scrolled to
+    # less than three lines: the rest of a table is to be scrolled to
+    assert found.texts > 20 and found.tall < 3 * 27
     assert (found.wide, found.faint, found.small, found.complaints) == (0, [], [], [])
 
 

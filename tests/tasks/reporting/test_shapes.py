@@ -89,9 +89,8 @@ def test_differences_of_a_shape_are_those_of_the_models_predictions(
     noise = update.noise_limit if update.factor_for(of_a_step, 30) < 1 else None
     assert size.deviation is not None and kind.deviation is not None
     if noise is not None and name == "big":
-        assert kind.deviation == pytest.approx(
-            noise * np.sqrt(0.5), rel=1e-3
-        )  # a column has half of the square
+        # a column has half of the square
+        assert kind.deviation == pytest.approx(noise * np.sqrt(0.5), rel=1e-3)
     page = (artifacts / "report.html").read_text()
     assert "What the model says of each column" in page and "&lt;new&gt;" in page and "<new>" not in page
     assert page.count("what it adds to the") == 2

@@ -527,9 +527,8 @@ def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
     place.settings = Retraining.model_validate_json(json.dumps(own))
     assert place.deliver().kind == "promoted"
     place.arrive("w3")
-    place.settings = Retraining.model_validate_json(
-        json.dumps(own | {"every": "day"})
-    )  # whose names sort before those of weeks
+    # names of days sort before those of weeks
+    place.settings = Retraining.model_validate_json(json.dumps(own | {"every": "day"}))
     assert place.deliver(1).kind == "promoted"
     assert "none of the blocks" in place.deliver(2).message
     assert len(place.rows("reserve")) == 2

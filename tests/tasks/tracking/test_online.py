@@ -143,10 +143,8 @@ def test_the_report_is_saved_once_and_kept_as_a_file(online: Online) -> None:
 def test_only_allowed_keys_are_sent(backend: StandIn) -> None:
     for asked in backend.asked("UpsertBucket"):
         sent = keys_of({name: item["value"] for name, item in json.loads(asked["config"]).items()})
-        config = CONFIG - {
-            "model/files",
-            "model/settings",
-        }  # which are empty here, and have no keys of their own
+        # both are empty here, and have no keys of their own
+        config = CONFIG - {"model/files", "model/settings"}
         assert sent in (LIVE_CONFIG, config, config | LIVE_CONFIG, {"name", "run_id"}), sent
         assert asked["program"] in (None, "epsilonflow")
         unsaid = ("host", "repo", "commit", "description", "notes", "sweep", "state")

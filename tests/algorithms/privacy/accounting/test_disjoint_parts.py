@@ -101,9 +101,8 @@ def test_what_is_released_of_both_parts_tells_no_more_than_is_charged() -> None:
     here, no_trained, no_held_out = joint(1.0, 1.0), joint(0.0, 1.0), joint(1.0, 0.0)
     for other in (no_trained, no_held_out):
         for some, without in ((here, other), (other, here)):
-            assert np.maximum(some - math.exp(charged) * without, 0.0).sum() <= delta * (
-                1 + 1e-3
-            )  # of the grid's kinks
+            # of the grid's kinks
+            assert np.maximum(some - math.exp(charged) * without, 0.0).sum() <= delta * (1 + 1e-3)
     tight = np.maximum(here - math.exp(charged) * no_trained, 0.0).sum()
     assert tight == pytest.approx(delta, rel=0.01)
 

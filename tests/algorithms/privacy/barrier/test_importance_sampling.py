@@ -135,9 +135,8 @@ def test_coins_of_a_device_fall_as_those_of_the_host() -> None:
     rates = [0.0, 2.0**-65, 2.0**-64, 2.0**-32, 2.0**-32 + 2.0**-64, 0.3, 0.5, 1 - 2.0**-53, 1.0, 1.5]
     drawn = np.random.default_rng(0).integers(0, 2**64, 1000, dtype=np.uint64)
     pairs = [(word, rate) for word in edges for rate in rates]
-    pairs += [
-        (word, float(word) / 2**64) for word in drawn
-    ]  # of 53 bits: just above the word, or just below it
+    # of 53 bits: just above the word, or just below it
+    pairs += [(word, float(word) / 2**64) for word in drawn]
     words, chances = np.array([word for word, _ in pairs]), np.array([rate for _, rate in pairs])
     halves = torch.from_numpy(np.stack(np.divmod(words, 2**32), axis=1).astype(np.float64))
     found = are_below(halves, torch.from_numpy(chances)).numpy()
