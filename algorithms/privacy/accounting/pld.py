@@ -19,7 +19,7 @@ window of that length beside an epsilon of 0.05, and no tilt makes them heavier 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -284,13 +284,18 @@ class PLDSum:
     def log_moments(self, tilts: Array) -> Array:
         """log E exp(tilt * L) over finite losses at each tilt, shape [tilts]."""
         moments = np.zeros(len(tilts))
-        for losses, logarithms, counts in self._blocks:
-            for at, tilt in enumerate(tilts):
-                exponents = logarithms + tilt * losses
-                largest = exponents.max(axis=1)
-                totals = np.exp(exponents - largest[:, None]).sum(axis=1)
-                moments[at] += counts @ (largest + np.log(totals))
+        for at, tilt in enumerate(tilts):
+            for single, counts in self._single_log_moments(float(tilt)):
+                moments[at] += counts @ single
         return moments
+
+    def _single_log_moments(self, tilt: float) -> Iterator[tuple[Array, Array]]:
+        """log E exp(tilt * L) of each single loss, shape [distributions], and counts, by block."""
+        for losses, logarithms, counts in self._blocks:
+            exponents = logarithms + tilt * losses
+            largest = exponents.max(axis=1)
+            totals = np.exp(exponents - largest[:, None]).sum(axis=1)
+            yield largest + np.log(totals), counts
 
     @property
     def delta_at_0(self) -> float:
@@ -370,8 +375,17 @@ class PLDSum:
         return cap if cap < highest / 2 else math.inf
 
     def _low_end(self, tilts: Array) -> float:
-        """What the sum is below with a chance of at most one in a million, by Chernoff's bound at these tilts."""
-        return -float(np.min((self.log_moments(-tilts) + _LOG_NEVER) / tilts))
+        """What the sum without any one of its losses is below with a chance of at most one in a million, by Chernoff.
+
+        Without it, since the others decide whether a sum with a large loss is still above epsilon: a loss that is never
+        below 1 lifts the sum by 1 only where it is itself.
+        """
+        rests = []
+        for tilt in tilts:
+            singles = list(self._single_log_moments(-float(tilt)))
+            every = sum(float(counts @ single) for single, counts in singles)
+            rests.append(every - min(float(single.min()) for single, _ in singles))
+        return -float(np.min((np.array(rests) + _LOG_NEVER) / tilts))
 
     def decisive_losses(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Between which losses a single one decides how much of the sum is above epsilon.

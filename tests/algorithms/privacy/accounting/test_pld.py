@@ -29,7 +29,12 @@ from algorithms.privacy.accounting.epsilon import (
     group_privacy,
     rdp,
 )
-from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
+from algorithms.privacy.accounting.events import (
+    CorrelatedDpEvent,
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
+    Schedule,
+)
 from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, SampledPLD
 from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PrivacyLoss, sketch
 from algorithms.privacy.accounting.pld_composition import GridComposition
@@ -530,6 +535,46 @@ def test_losses_about_as_rare_as_delta_do_not_spoil_what_decides(
     assert exact <= stated <= exact + 1e-5
     finer = epsilon_near(stated * (1 - 5e-4), schedule, delta, accountant="pld", adjacency=ADD_OR_REMOVE_ONE)
     assert exact <= finer <= stated
+
+
+def perturbed_objective(multiplier: float) -> Schedule:
+    """A minimum with a random linear term, and a little noise on it."""
+    events = [
+        ObjectivePerturbationDpEvent(multiplier, 1 / (2 * multiplier)),
+        dp.GaussianDpEvent(30 * multiplier),
+    ]
+    return [(dp.ComposedDpEvent(events), 1)]
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 5.0])
+def test_a_loss_that_is_never_small_costs_what_quadrature_says(multiplier: float) -> None:
+    """log(1 + r) + s^2 / 2 + |X| beside a normal loss: the first lies above what the sum is mostly above."""
+    s, mu = 1 / multiplier, 1 / (30 * multiplier)
+    lowest = math.log1p(1 / (2 * multiplier)) + s**2 / 2
+    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+
+    def delta(epsilon: float) -> float:
+        gap = epsilon - lowest - (mu**2 / 2 + mu * nodes)  # what |X| has to be above
+        from_zero = np.maximum(gap, 0.0) / s
+        above = 2 * norm.sf(from_zero)
+        below = 2 * np.exp(np.minimum(gap, 50.0) + s**2 / 2) * norm.sf(from_zero + s)
+        return float(weights @ (above - below)) / math.sqrt(2 * math.pi)
+
+    exact = brentq(lambda epsilon: delta(epsilon) - 1e-6, 1e-3, 50.0, xtol=1e-12)
+    found = epsilon(perturbed_objective(multiplier), 1e-6)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 5e-5)
+
+
+def test_noise_for_a_loss_that_is_never_small_is_found_at_once() -> None:
+    tried: list[float] = []
+
+    def schedule_at(multiplier: float) -> Schedule:
+        tried.append(multiplier)
+        return perturbed_objective(multiplier)
+
+    multiplier = calibrate(schedule_at, Budget(1.0, 1e-6))
+    assert 0.999 < epsilon(perturbed_objective(multiplier), 1e-6) <= 1.0
+    assert len(tried) < 50
 
 
 def test_a_cap_dominates_and_keeps_the_mean() -> None:
