@@ -163,9 +163,9 @@ def front_of(model: Model) -> Front | None:
 
 
 def buffers(model: Model) -> dict[str, Tensor]:
-    """The buffers of the map in front of a model; none without a map."""
+    """The buffers of the map in front of a model that are learned, and so kept; none without a map."""
     features = front_of(model)
-    return {} if features is None else dict(features.named_buffers())
+    return {} if features is None else dict(features.state_dict())
 
 
 def install_buffers(model: Model, learned: Mapping[str, Tensor]) -> Model:

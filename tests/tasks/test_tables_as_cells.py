@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 from algorithms.cell_histograms import TableHistograms
+from algorithms.core.minibatch import DPSGDState
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.model_facts import facts_of
@@ -37,7 +39,7 @@ from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of
 from tests.support.own_records import finish
 from tests.support.soak import soak_but
-from tests.support.workspace import Workspace, killed_in
+from tests.support.workspace import Workspace, crash, killed_in
 
 pytestmark = pytest.mark.usefixtures("same_secrets")
 CELLS = {"grids": [4, 16], "trees": 8}
@@ -262,6 +264,26 @@ def test_a_run_killed_after_its_histograms_releases_the_same_again_for_one_charg
     assert [row.kind for row in place.ledger.history("two")].count("reserve") == 1
     file = load_file(root / "artifacts/model.safetensors")
     assert torch.equal(file["features.counts"], released[0])
+
+
+def test_a_run_with_histograms_goes_on_from_its_checkpoint(root: Path) -> None:
+    """Killed once and never, they end in the same model; what is not learned of their map is in no checkpoint."""
+    declared(root, "two")
+    asked = document(root, "two", "dp_sgd", **HISTOGRAMS) | {"performance": {"checkpoint_seconds": 1e-9}}
+    asked["privacy"]["noise"], models, step = "seeded", [], DPSGD.step
+
+    def until_the_second(method: DPSGD, state: DPSGDState, *rest: Any) -> DPSGDState:
+        return crash() if int(state.optimizer_state.count) == 1 else step(method, state, *rest)
+
+    for home in ("killed", "never"):
+        place = Workspace(root, root / home)
+        place.write(asked)
+        with killed_in(DPSGD, "step", until_the_second) if home == "killed" else nullcontext():
+            place.train()
+        if home == "killed":
+            place.train()
+        models.append(place.model())
+    assert models[0] == models[1]
 
 
 def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root: Path) -> None:
