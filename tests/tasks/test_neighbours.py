@@ -4,8 +4,11 @@ The answers are noise alone here: what the records add is left out. All that the
 tell of their records without being paid for.
 """
 
+import hashlib
 import json
 import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from data.card import File
 from data.files import checksum_for, owner_key
 from tasks import evaluate, report
 from tasks.runs import charge, store
+from tasks.tuning import Tuning, plan_search
+from tasks.tuning.search import Search, tune
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.workspace import Workspace
 
@@ -40,7 +45,7 @@ CARD = card(
     holdout="private",
     records={"at_most": 400},
     classes=["no", "yes"],
-    reader=READER | {"cells": {"grids": [4], "trees": 4, "depth": 2, "seed": 1}},
+    reader=READER | {"cells": {"grids": [4], "trees": 4, "depth": 2, "seed": 1, "constant_share": 0.1}},
     files={"train": {"path": "rows.csv", "keyed_sha256": "0" * 64}},
     split={"salt": "clinic", "test_fraction": 0.3, "copies": "apart"},
 )
@@ -51,6 +56,10 @@ RUN: dict[str, Any] = {
     "algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 3},
     "model": {"name": "additive"},
 }
+SHRUNK = RUN | {"features": {"name": "none"}, "algorithm": RUN["algorithm"] | {"shrink_share": 0.05}}
+PUBLIC = {"holdout": "public", "holdout_why": "Of volunteers.", "split": None}
+"""With held-out records of a file of their own, which is declared public."""
+SPACE = {"algorithm.update.learning_rate": [0.5, 2.0]}
 ODD = {
     "extreme": "1e300,Rome,a,2020-01-01,30,p,no",
     "negative": "-1e300,Rome,a,2020-01-01,-1e9,p,no",
@@ -70,33 +79,66 @@ def rows(count: int) -> list[str]:
     ]
 
 
-def all_that_leaves(place: Workspace, lines: list[str], patch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Prepares, trains, evaluates and reports on these rows; the files by name, without hashes of a time and a key."""
+def prepared(
+    place: Workspace, lines: list[str], patch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> dict[str, str]:
+    """Prepares these rows; what is public of them by name, in a workspace that is the current folder."""
     root = place.root
     (root / "data/cards").mkdir(parents=True)
-    (root / "rows.csv").write_text("\n".join([HEADER, *lines]) + "\n")
-    declared = File(path="rows.csv", keyed_sha256="0" * 64)
-    checksum = (checksum_for(root / "rows.csv", declared, key=owner_key(place.home)) or "").split()[1]
-    document = CARD | {"files": {"train": {"path": "rows.csv", "keyed_sha256": checksum}}}
-    YAML(typ="safe", pure=True).dump(document, root / "data/cards/clinic.yaml")
+    for part, some in {"train": lines, "test": rows(80)[20:]}.items():
+        (root / f"{part}.csv").write_text("\n".join([HEADER, *some]) + "\n")
+    file = File(path="train.csv", keyed_sha256="0" * 64)
+    checksum = (checksum_for(root / file.path, file, key=owner_key(place.home)) or "").split()[1]
+    declared = {
+        "train": {"path": file.path, "keyed_sha256": checksum},
+        "test": {"path": "test.csv", "sha256": hashlib.sha256((root / "test.csv").read_bytes()).hexdigest()},
+    }
+    document = CARD | changes
+    parts = ("train", "test") if document["split"] is None else ("train",)
+    document |= {"files": {part: declared[part] for part in parts}}
+    kept = {name: value for name, value in document.items() if value is not None}
+    YAML(typ="safe", pure=True).dump(kept, root / "data/cards/clinic.yaml")
     patch.chdir(root)
     patch.setenv("EPSILONFLOW_HOME", str(place.home))
     place.prepare("clinic")
-    place.write(RUN)
+    sizes = {path.name: path.stat().st_size for path in (root / "datasets/prepared").iterdir()}
+    return {
+        "size of the prepared folder": str(sum(sizes.values())),
+        "its files": str(sorted(sizes)),
+        "public.json": (root / "datasets/prepared/public.json").read_text(),
+    }
+
+
+def run(place: Workspace, asked: dict[str, Any], **evaluation: str) -> dict[str, str]:
+    """Trains, evaluates and reports; the artifacts by name."""
+    root = place.root
+    place.write(asked | {"privacy": RUN["privacy"] | ({"evaluation": evaluation} if evaluation else {})})
     place.train()
     evaluate.main()
     report.report(artifacts=root / "artifacts", prepared=root / "datasets/prepared", root=root)
-    sizes = {path.name: path.stat().st_size for path in (root / "datasets/prepared").iterdir()}
-    found = {"size of the prepared folder": str(sum(sizes.values())), "its files": str(sorted(sizes))}
-    found["public.json"] = (root / "datasets/prepared/public.json").read_text()
-    for path in sorted((root / "artifacts").rglob("*")):
+    return left_in(root / "artifacts", place.receipt)
+
+
+def searched(place: Workspace, base: dict[str, Any], on: str) -> dict[str, str]:
+    """Searches for a learning rate; what it leaves by name."""
+    asked = Tuning.model_validate({"space": SPACE, "epsilon": 3.0, "objective": {"on": on}})
+    planned = plan_search(asked, base, place.public)
+    search = Search(asked, planned, place.root / "datasets/prepared", place.public)
+    receipt = tune(search, ledger=place.ledger, home=place.home, root=place.root)
+    return left_in(place.root / "tuned", json.loads(receipt.model_dump_json()))
+
+
+def left_in(folder: Path, receipt: dict[str, Any]) -> dict[str, str]:
+    """The files of a folder by name, without hashes of a time and a key."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
         if path.is_file():
             content = path.read_bytes().decode("latin-1")
             if path.suffix == ".parquet":
                 table = parquet.read_table(path)
                 content = f"{table.schema}{table.to_pydict()}{len(content)}"
             found[path.name] = content
-    signature, ledger = json.loads(found["privacy_card.json"])["signature"], place.receipt["ledger"]
+    signature, ledger = json.loads(found["privacy_card.json"])["signature"], receipt["ledger"]
     for own in (*signature.values(), ledger["first"], ledger["head"]):  # of another time, and another key
         found = {name: content.replace(own, "(own)") for name, content in found.items()}
     return found
@@ -116,20 +158,45 @@ def noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "add_steps", add_to_nothing)
     monkeypatch.setattr(release, "draws", draw_from_the_first)
     monkeypatch.setattr(charge, "generator_of", lambda *_: Generator(bytes(32), private=True))
-    monkeypatch.setattr(store, "digest", lambda *_, **__: "0" * 16)  # keyed, and another for other records
+
+    def of_settings(decides: Sequence[object], *_: object, **__: object) -> str:
+        """In place of a digest that is keyed, and another for other records."""
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+    monkeypatch.setattr(store, "digest", of_settings)
 
 
+def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
+    """By what is done: a run, or another one that is compared with it, or searches."""
+    if kind == "search":
+        return {on: searched(place, base, on) for on, base in (("held_out", RUN), ("private", SHRUNK))}
+    found = {"run": run(place, RUN if kind == "private" else SHRUNK)}
+    if kind == "private":
+        model = place.root / "before.safetensors"
+        shutil.copyfile(place.root / "artifacts/model.safetensors", model)
+        found["compared"] = run(place, RUN, compare_with=model.name)
+    return found
+
+
+@pytest.mark.usefixtures("noise_alone")
+@pytest.mark.parametrize("kind", ["private", "public", "search"])
 def test_nothing_but_the_noisy_answers_depends_on_the_records(
-    noise_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of other records, in another order and number, with values of every kind that a card does not expect."""
+    """Of other records, in another order and number, with values of every kind that a card does not expect.
+
+    kind: who is held out, or a search with private people held out.
+    """
     some, found = rows(300), []
     for name, lines in {"some": some, "odd": [*ODD.values(), *some[:3], *some[-40:0:-1]]}.items():
         place = Workspace(tmp_path / name, tmp_path / f"{name}-home")
         for folder in (place.root, place.home):
             folder.mkdir(mode=0o700)
-        found.append(all_that_leaves(place, lines, monkeypatch))
-    one, other = found
-    assert one.keys() == other.keys() and len(one) > 15
-    assert [name for name in one if one[name] != other[name]] == []
-    assert not [name for name in other if re.search("Atlantis|1e300|中", other[name])]
+        public = prepared(place, lines, monkeypatch, PUBLIC if kind == "public" else {})
+        found.append({"prepared": public} | all_that_leaves(place, kind))
+    assert found[0].keys() == found[1].keys()
+    for what, one in found[0].items():
+        other = found[1][what]
+        assert one.keys() == other.keys() and (len(one) > 6 or what == "prepared")
+        assert [name for name in one if one[name] != other[name]] == [], what
+        assert not [name for name in other if re.search("Atlantis|1e300|中", other[name])]
