@@ -30,7 +30,7 @@ from algorithms.models.objectives import with_class_weights
 from algorithms.models.saved import adapt
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
-from algorithms.privacy.accounting.events import Schedule, on_disjoint_parts, schedule_to_json
+from algorithms.privacy.accounting.events import Schedule, count_same, on_disjoint_parts, schedule_to_json
 from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
 from algorithms.privacy.documents import PlanDocument, PlannedModel
@@ -250,7 +250,10 @@ def _caught_by(attack: params.AttackTarget, schedule: Schedule, adjacency: str) 
 def price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:
     """By each composition that the population may have: what the run costs with an evaluation, over without one."""
     terms = Terms(public.is_public, Composition(), public.blocks_per_person)
-    trained, together = plan.reserved_schedule, terms.together(public.blocks or (WHOLE_POPULATION,))
+    trained, together = (
+        count_same(plan.reserved_schedule),
+        terms.together(public.blocks or (WHOLE_POPULATION,)),
+    )
     kinds = (
         [Composition(public.composition, public.composition_order)] if public.composition_runs is None else ()
     )

@@ -7,7 +7,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
+from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import STORED_AS
 from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, StepCount
 from algorithms.core.plan import Plan, Target
@@ -112,26 +112,45 @@ def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases
         clipping: Of each record's gradient.
         steps: Their number; random allocation has its own.
     """
-    turns = (
-        _passes(sampled.sampling)
-        if isinstance(sampled.sampling, RandomAllocation)
-        else [(sampled.sampling, steps)]
-    )
-    return lambda noise_multiplier: [
-        (gradient_release(sampling, clipping, Gaussian(noise_multiplier), 1.0), count)
-        for sampling, count in turns
-    ]
+    if not isinstance(sampled.sampling, RandomAllocation):
+        return _steps_on([(sampled.sampling, steps)], clipping)
+    rows = [row for turns, times in _passes(sampled.sampling) for row in turns * times]
+    return _steps_on(rows, clipping)
 
 
-def _passes(run: RandomAllocation) -> list[tuple[Sampling, int]]:
-    """For each pass its first step, which pays for it, and how many steps follow."""
-    passes: list[tuple[Sampling, int]] = []
-    for first in range(0, run.steps, run.parts):
+def charged_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases:
+    """Like `gradient_steps`, without the order: of passes only the steps that pay for them, equal ones together."""
+    if not isinstance(sampled.sampling, RandomAllocation):
+        return gradient_steps(sampled, clipping, steps)
+    return _steps_on([(turns[0][0], times) for turns, times in _passes(sampled.sampling)], clipping)
+
+
+def _steps_on(turns: Sequence[tuple[Sampling, int]], clipping: Clipping) -> Releases:
+    """Noisy gradients over samples, each so often; one release for all turns of one sampling."""
+    samplings = {id(sampling): sampling for sampling, _ in turns}
+
+    def releases(noise_multiplier: float) -> Repeated:
+        noise = Gaussian(noise_multiplier)
+        one = {key: gradient_release(some, clipping, noise, 1.0) for key, some in samplings.items()}
+        return [(one[id(sampling)], count) for sampling, count in turns]
+
+    return releases
+
+
+def _passes(run: RandomAllocation) -> list[tuple[list[tuple[Sampling, int]], int]]:
+    """The turns of a whole pass and of a last shorter one, and how often each pass occurs.
+
+    A pass has its first step, which pays for it, and then those that follow.
+    """
+
+    def turns(first: int) -> list[tuple[Sampling, int]]:
         start = replace(run, step=first)
-        passes.append((start, 1))
-        if start.steps_of_pass > 1:
-            passes.append((replace(run, step=first + 1), start.steps_of_pass - 1))
-    return passes
+        later = start.steps_of_pass - 1
+        return [(start, 1), *([(replace(run, step=first + 1), later)] if later else [])]
+
+    whole = run.steps // run.parts
+    passes = [(turns(0), whole)] if whole else []
+    return passes + ([(turns(whole * run.parts), 1)] if run.steps % run.parts else [])
 
 
 def allocate_batches(sampled: Batches, facts: PlanningFacts, steps: int) -> Batches:
@@ -206,13 +225,18 @@ def plan_gradient_steps(
     Raises:
         RefusedError: If no noise meets the target.
     """
-    releases = gradient_steps(sampled, clipping, steps)
+
+    def beside(releases: Releases) -> Releases:
+        return lambda noise_multiplier: [*before, *releases(noise_multiplier), *after]
+
+    charged = beside(charged_steps(sampled, clipping, steps))
     return plan_fixed(
-        lambda noise_multiplier: [*before, *releases(noise_multiplier), *after],
+        beside(gradient_steps(sampled, clipping, steps)),
         target=target,
         facts=facts,
         sampled=sampled,
         steps=steps,
+        noise_multiplier=calibrated_multiplier(charged, target, facts, sampled),
         method_params=method_params,
     )
 

@@ -24,7 +24,6 @@ from algorithms.privacy.accounting.epsilon import (
     Accountant,
     Adjacency,
     adjacency_named,
-    count_same,
     epsilon,
     epsilon_near,
     rdp,
@@ -32,6 +31,7 @@ from algorithms.privacy.accounting.epsilon import (
 from algorithms.privacy.accounting.events import (
     RenyiDpEvent,
     Schedule,
+    count_same,
     on_disjoint_parts,
     schedule_from_json,
     schedule_to_json,

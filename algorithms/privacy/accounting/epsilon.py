@@ -33,9 +33,9 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import check_possible, compose_pld, pairs_of, parts, rule_of
 from algorithms.privacy.accounting.events import (
-    PAID_IN_ORDER,
     Schedule,
     check_payments,
+    count_same,
     disjoint_parts_of,
     unroll,
 )
@@ -197,7 +197,7 @@ def merge_events(schedule: Schedule) -> Schedule:
 def _count_equal(schedule: Schedule) -> Schedule:
     """Each event once, with its total count."""
     counts: dict[str, tuple[dp.DpEvent, int]] = {}
-    for event, count in schedule:
+    for event, count in count_same(schedule):
         counts[repr(event)] = (event, counts.get(repr(event), (event, 0))[1] + count)
     return list(counts.values())
 
@@ -230,20 +230,6 @@ def epsilon(
     Proposition 12 (RDP and its conversion).
     """
     return _epsilon(ReprKey.of(count_same(schedule), delta, accountant, adjacency, discretisation))
-
-
-def count_same(schedule: Schedule) -> Schedule:
-    """The same schedule with rows of one and the same event counted together, unless their order matters.
-
-    A long schedule of two events in turn is two rows by this.
-    """
-    rows: dict[int, list[Any]] = {}
-    for at, (event, count) in enumerate(schedule):
-        if (row := rows.get(id(event))) is not None:
-            row[1] += count
-        else:
-            rows[-1 - at if isinstance(event, PAID_IN_ORDER) else id(event)] = [event, count]
-    return [(event, count) for event, count in rows.values()]
 
 
 @lru_cache(maxsize=128)

@@ -600,16 +600,16 @@ class _Compound(EventRule):
         return float(self.combine(event, [rule_of(inner).rho(inner) for inner in parts(event)]))
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).under_replace_one(inner))
+        return with_parts(event, lambda inner: rule_of(inner).under_replace_one(inner))
 
     def with_amplification(self, event: Any) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).with_amplification(inner))
+        return with_parts(event, lambda inner: rule_of(inner).with_amplification(inner))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).without_subsampling(inner, adjacency))
+        return with_parts(event, lambda inner: rule_of(inner).without_subsampling(inner, adjacency))
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).group_privacy(inner, count))
+        return with_parts(event, lambda inner: rule_of(inner).group_privacy(inner, count))
 
 
 class _SelfComposed(_Compound):
@@ -792,7 +792,7 @@ def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
     return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
 
 
-def _with_parts(event: Any, change: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:
+def with_parts(event: Any, change: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:
     """The event with a function applied to each of its parts."""
     if hasattr(event, "events"):
         return attrs.evolve(event, events=[change(inner) for inner in event.events])

@@ -22,6 +22,7 @@ from algorithms.privacy.accounting.event_rules import (
     event_to_json,
     parts,
     rule_of,
+    with_parts,
 )
 from algorithms.privacy.accounting.random_allocation import (
     RandomAllocationDpEvent,
@@ -30,7 +31,6 @@ from algorithms.privacy.accounting.random_allocation import (
 )
 
 __all__ = [
-    "PAID_IN_ORDER",
     "CorrelatedDpEvent",
     "CorrelatedStepDpEvent",
     "DisjointPartsDpEvent",
@@ -45,6 +45,7 @@ __all__ = [
     "all_shown",
     "check_kinds",
     "check_payments",
+    "count_same",
     "disjoint_parts_of",
     "event_from_json",
     "event_to_json",
@@ -61,13 +62,8 @@ __all__ = [
 Schedule = Sequence[tuple[dp.DpEvent, int]]
 """Events with the number of times each occurs in a row, in the order of the releases."""
 
-PAID_IN_ORDER = (
-    CorrelatedDpEvent,
-    CorrelatedStepDpEvent,
-    RandomAllocationDpEvent,
-    RandomAllocationStepDpEvent,
-)
-"""Events that pay for later ones, and those: their order among each other counts."""
+_LATER_STEPS = (CorrelatedStepDpEvent, RandomAllocationStepDpEvent)
+"""Steps that an event before them pays for."""
 
 
 def unroll(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
@@ -85,11 +81,53 @@ def unroll(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
     ]
 
 
+def count_same(schedule: Schedule) -> Schedule:
+    """A schedule that costs the same in fewer rows: equal events are counted together, at any depth of nesting.
+
+    Steps that an event before them has paid for are left out. Where one is not paid for, the schedule stays as it is,
+    and is refused where it is priced.
+    """
+    counts: dict[int, tuple[dp.DpEvent, int]] = {}
+    for event, count in schedule:
+        counts[id(event)] = (event, counts.get(id(event), (event, 0))[1] + count)
+    charged = [row for row in counts.values() if not isinstance(row[0], _LATER_STEPS)]
+    if len(charged) < len(counts):
+        try:
+            check_payments(schedule)
+        except RefusedError:
+            return schedule
+    rows: dict[Any, tuple[dp.DpEvent, int]] = {}
+    for event, count in charged:
+        key = event if _has_hash(event) else id(event)
+        rows[key] = (event, rows.get(key, (event, 0))[1] + count)
+    return [(_with_fewer_parts(event), count) for event, count in rows.values()]
+
+
+def _has_hash(event: dp.DpEvent) -> bool:
+    """Whether an event can be found among others; not with a list inside."""
+    try:
+        hash(event)
+    except TypeError:
+        return False
+    return True
+
+
+def _with_fewer_parts(event: Any) -> dp.DpEvent:
+    """An event that costs the same, in whose compositions equal parts are counted together."""
+    if isinstance(event, dp.ComposedDpEvent):
+        rows = _composed_rows(event)
+        fewer = count_same(rows)
+        return trial_event(fewer) if len(fewer) < len(rows) else event
+    if isinstance(event, EitherDpEvent | DisjointPartsDpEvent | dp.dp_event.RepeatAndSelectDpEvent):
+        return with_parts(event, _with_fewer_parts)
+    return event
+
+
 def check_payments(schedule: Schedule) -> None:
     """Raises RefusedError for steps that no event before them has paid for, at any depth of nesting."""
     check_paid(schedule)
     check_passes(schedule)
-    for event, _ in schedule:
+    for event in {id(event): event for event, _ in schedule}.values():
         if isinstance(event, dp.ComposedDpEvent):
             check_payments(_composed_rows(event))
         else:
@@ -107,7 +145,10 @@ def _composed_rows(event: dp.ComposedDpEvent) -> list[tuple[dp.DpEvent, int]]:
 
 def schedule_to_json(schedule: Schedule) -> list[EventRow]:
     """A schedule as the rows of a document."""
-    return [{"event": event_to_json(event), "count": count} for event, count in schedule]
+    documents = {
+        id(event): event_to_json(event) for event in {id(row[0]): row[0] for row in schedule}.values()
+    }
+    return [{"event": {**documents[id(event)]}, "count": count} for event, count in schedule]
 
 
 MAX_NESTING = 18
@@ -121,8 +162,11 @@ _MOST = 10**9
 def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, int]]:
     """The schedule that `schedule_to_json` wrote.
 
-    Raises RefusedError where a row is not {"event", "count"}, and for events in more than `MAX_NESTING` others.
+    Rows that are written alike share an event. Raises RefusedError where a row is not {"event", "count"}, and for
+    events in more than `MAX_NESTING` others.
     """
+    events: dict[str, dp.DpEvent] = {}
+    schedule = []
     for row in document:
         count = row.get("count")
         if set(row) != {"event", "count"} or type(count) is not int or not 1 <= count <= _MOST:
@@ -131,7 +175,10 @@ def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, i
             )
         if _is_nested_too_deeply(row["event"]):
             raise RefusedError(f"an event stands inside more than {MAX_NESTING} others; check the document.")
-    return [(event_from_json(row["event"]), row["count"]) for row in document]
+        if (text := repr(row["event"])) not in events:
+            events[text] = event_from_json(row["event"])
+        schedule.append((events[text], count))
+    return schedule
 
 
 def check_kinds(schedule: Schedule) -> None:

@@ -151,9 +151,9 @@ class Composition:
         Raises:
             RefusedError: For an event without a finite bound.
         """
-        from algorithms.privacy.accounting.events import schedule_from_json
+        from algorithms.privacy.accounting.events import count_same, schedule_from_json
 
-        schedule = schedule_from_json(events)
+        schedule = count_same(schedule_from_json(events))
         price = max(
             _group_price(self.order, schedule, adjacency, count) / count for count in range(1, together + 1)
         )
@@ -295,9 +295,9 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) ->
         group_privacy,
         merge_events,
     )
-    from algorithms.privacy.accounting.events import schedule_from_json
+    from algorithms.privacy.accounting.events import count_same, schedule_from_json
 
-    schedule, relation = schedule_from_json(events), adjacency_named(adjacency)
+    schedule, relation = count_same(schedule_from_json(events)), adjacency_named(adjacency)
     counts = np.arange(1, together + 1 if cost.delta else 2, dtype=np.float64)
     bounds = np.array([_group_delta(cost, int(count)) for count in counts]) / counts
     share, unknown = cost.delta, set(range(2, len(counts) + 1))

@@ -77,6 +77,8 @@ def choose_composition(
         >>> str(chosen.composition), round(chosen.all, 1)
         ('Rényi at order 7.7', 3.4)
     """
+    from algorithms.privacy.accounting.events import count_same, schedule_from_json, schedule_to_json
+
     epsilon_of_person = cost.epsilon * blocks_per_person
     sums = epsilon_of_person * runs
 
@@ -85,12 +87,13 @@ def choose_composition(
 
     if not 0 < cap.delta < 1 or not 0 < epsilon_of_person < float("inf"):
         return basic("no-bound")
+    fewer = schedule_to_json(count_same(schedule_from_json(events)))  # priced at each of many orders
 
     def at_order(order: float) -> ChosenComposition | None:
         """The choice of this order; None where it bounds an event by nothing, or leaves nothing of the cap."""
         composition = Composition("renyi", order)
         try:
-            price = composition.price(cost, events, adjacency, together)
+            price = composition.price(cost, fewer, adjacency, together)
         except RefusedError:
             return None
         if price is None or not any(composition.amount_of(cap)):

@@ -6,13 +6,16 @@ the multinomial theorem, and Monte Carlo draws of the dominating pair with a sta
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
 import pytest
 from scipy.stats import binomtest, chi2, norm
 
+from algorithms.core import calibration
 from algorithms.core.minibatch import DPSGDState
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -34,6 +37,8 @@ from algorithms.privacy.accounting.events import (
     RandomAllocationDpEvent,
     RandomAllocationStepDpEvent,
     Schedule,
+    count_same,
+    on_disjoint_parts,
     schedule_from_json,
     schedule_to_json,
     unroll,
@@ -194,6 +199,41 @@ def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
     ):
         with pytest.raises(RefusedError, match="later steps of a pass"):
             unroll(schedule)
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["planned", "read from a document"])
+def test_passes_of_a_long_run_are_priced_as_rows_of_each_kind(is_read: bool) -> None:
+    """Thousands of equal passes are one row, also inside other events; what nothing has paid for stays."""
+    last = [(RandomAllocationDpEvent(1.5, 4, 3), 1), (RandomAllocationStepDpEvent(1.5, 4), 2)]
+    long, evaluation = [*passes(1.5, 4, 5000), *last], [(dp.GaussianDpEvent(3.0), 1)]
+    nested = on_disjoint_parts(long, evaluation)
+    unpaid = [*long, (RandomAllocationStepDpEvent(1.5, 4), 1)]
+    if is_read:
+        long, nested, unpaid = (schedule_from_json(schedule_to_json(some)) for some in (long, nested, unpaid))
+    few = [(RandomAllocationDpEvent(1.5, 4, 4), 5000), (RandomAllocationDpEvent(1.5, 4, 3), 1)]
+    assert count_same(long) == few
+    assert count_same(nested) == on_disjoint_parts(few, evaluation)
+    assert count_same(unpaid) == unpaid
+    for accountant in ("pld", "rdp"):
+        assert epsilon(long, 1e-5, accountant=accountant) == epsilon(few, 1e-5, accountant=accountant)
+
+
+def test_a_long_run_is_calibrated_by_the_kinds_of_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan has the rows of each pass, in their order."""
+    lengths, searched = [], calibration.calibrate
+
+    def calibrate(schedule_at: Callable[[float], Schedule], *arguments: Any, **others: Any) -> float:
+        lengths.append(len(schedule_at(1.0)))
+        return searched(schedule_at, *arguments, **others)
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    facts = PlanningFacts(records=1000, parameters=10, layers=1, classes=2)
+    method = DPSGD(steps=2999, expected_batch_size=250, sampling="random_allocation")
+    plan = method.plan(Target(Budget(1.0, 1e-5)), facts)
+    noise = plan.noise_multiplier
+    last = [(RandomAllocationDpEvent(noise, 4, 3), 1), (RandomAllocationStepDpEvent(noise, 4), 2)]
+    assert plan.schedule == [*passes(noise, 4, 749), *last]
+    assert lengths == [2]
 
 
 def test_passes_of_another_number_of_steps_draw_anew() -> None:
