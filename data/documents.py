@@ -1,6 +1,7 @@
 """YAML as people write it: params, data cards, presets. What could not be read in bounded time and depth is refused."""
 
 from datetime import date
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
@@ -8,6 +9,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import Node
 
 _MAX_CHARACTERS, _MAX_VALUES, _DEEPEST, _MAX_BITS = 8 * 2**20, 1_000_000, 50, 1000
+_MAX_REMEMBERED = 32
+"""How many texts are remembered with their documents."""
 
 Document: TypeAlias = dict[str, Any]
 """What people wrote in a YAML or JSON file, or what is written there for them, before anything has checked it."""
@@ -29,6 +32,12 @@ def load_yaml(text: str) -> Any:
     """
     if len(text) > _MAX_CHARACTERS:
         raise DocumentError(f"is longer than {_MAX_CHARACTERS:,} characters")
+    return _plain(_parsed(text))  # a copy, which the caller may change
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED)
+def _parsed(text: str) -> Any:
+    """The document, parsed once: a command reads the same params.yaml and data card several times."""
     try:
         yaml = YAML(typ="safe", pure=True)
         node = yaml.compose(text)

@@ -58,3 +58,10 @@ def test_aliases_and_merges_within_bounds_mean_what_they_say() -> None:
     assert load_yaml(text) == {"a": x, "b": {"x": 1, "y": 3}, "c": [x, x], "d": None}
     assert load_yaml("a: 2026-01-31\n2026-01-30: ") == {"a": "2026-01-31", "2026-01-30": None}
     assert load_yaml("") is None and load_yaml("5") == 5
+
+
+def test_what_a_caller_does_to_a_document_is_its_own_affair() -> None:
+    """Equal texts are parsed once."""
+    text = "space: {steps: [1, 2]}"
+    load_yaml(text)["space"]["steps"].append(3)
+    assert load_yaml(text) == {"space": {"steps": [1, 2]}}
