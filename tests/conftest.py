@@ -2,11 +2,9 @@
 
 import gc
 import hashlib
-import os
 import random
 import secrets
 import shutil
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from tests.support.checkout import Checkout, new_checkout
+from tests.support.wandb_service import end_service
 
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -108,9 +107,7 @@ def brief_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_service_left() -> Iterator[None]:
     """W&B's service ends with the tests that used it in this process, and no process of others looks for it."""
     yield
-    if "wandb" in sys.modules:
-        sys.modules["wandb"].teardown()
-    os.environ.pop("WANDB_SERVICE", None)
+    end_service()
 
 
 @pytest.fixture(scope="session")
@@ -133,8 +130,8 @@ def own_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
 def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Checkout:
     """A checkout in which `epsilonflow run` has run a few steps on digits; not to be changed: see `checkout`.
 
-    Its stages shared one process. What it wrote is beside it, in `stdout` and `stderr`. The first process of this test
-    run that asks makes it for all.
+    Command and stages shared this process. What they wrote is beside it, in `stdout` and `stderr`. The first process of
+    this test run that asks makes it for all.
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "finished"
@@ -143,9 +140,9 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
             new_checkout(checkout.root, checkout.home)
-            with (folder / "stdout").open("wb") as said, (folder / "stderr").open("wb") as told:
-                command = checkout.in_one_process("flows.cli.main", "run")
-                subprocess.run(command, **checkout.where(), check=True, stdout=said, stderr=told)
+            from tests.support.one_process import finish  # which imports DVC
+
+            finish(checkout, folder)
             (folder / "done").touch()
     return checkout
 

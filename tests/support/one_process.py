@@ -10,6 +10,7 @@ import logging
 import os
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -24,6 +25,8 @@ from dvc.stage.exceptions import StageCmdFailedError
 
 from tasks.runs import dvc_process, stages
 from tasks.runs.stage_main import for_the_owner_only, main_of
+from tests.support.checkout import Checkout
+from tests.support.wandb_service import end_service
 
 PROCESS = stages.DvcProcess
 
@@ -94,6 +97,28 @@ def dvc_here(*arguments: str) -> tuple[int, str]:
         for handler in logging.getLogger("dvc").handlers:
             patch.setattr(handler, "stream", written)
         return dvc_main(list(arguments)), written.getvalue()
+
+
+def finish(checkout: Checkout, folder: Path) -> None:
+    """Run `epsilonflow run` in a checkout, in this process; its output goes to `stdout` and `stderr` in `folder`."""
+    from flows.cli.main import app
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.chdir(checkout.root),
+        (folder / "stdout").open("w") as said,
+        (folder / "stderr").open("w") as told,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(told),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)  # of wandb_workspaces
+        for name, value in checkout.where()["env"].items():
+            patch.setenv(name, value)
+        stay_in_this_process(patch)
+        status = _status(lambda: app(["run"]))
+        end_service()
+    assert status == 0, (folder / "stderr").read_text()
 
 
 def _status(main: Callable[[], object]) -> int:

@@ -26,6 +26,7 @@ def _to_process(number: signal.Signals) -> Callable[[int], None]:
 
 def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -> tuple[int, str]:
     """The exit status of a command that is stopped while it trains, and what it wrote."""
+    before = _checkpoints(checkout)
     with written.open("wb") as file:
         command = subprocess.Popen(
             checkout.in_one_process("--but", "train", "flows.cli.main", "run"),
@@ -36,13 +37,18 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
             start_new_session=True,
         )
         try:
-            assert before_long(lambda: " step " in written.read_text()), written.read_text()
+            assert before_long(lambda: _checkpoints(checkout) != before), written.read_text()
             stop(command.pid)
             return command.wait(60), written.read_text()
         finally:
             if command.poll() is None:
                 os.killpg(command.pid, signal.SIGKILL)
                 command.wait()
+
+
+def _checkpoints(checkout: Checkout) -> dict[Path, bytes]:
+    """What trainings under way have kept to go on from."""
+    return {path: path.read_bytes() for path in checkout.home.glob("runs/*/state.safetensors")}
 
 
 STOPS = {"group": (signal.SIGINT, _to_group), "process": (signal.SIGTERM, _to_process)}
@@ -55,6 +61,7 @@ def test_a_run_that_is_stopped_says_what_stays_and_goes_on(
     """As by a scheduler, which tells the command alone; and, before that, as by Ctrl-C, which tells all processes."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)  # so without Prefect
     checkout.set("steps: 5", "steps: 100000")
+    checkout.set("checkpoint_seconds: 10.0", "checkpoint_seconds: 0.1")
     ids = set[str]()
     for told in order:
         number, stop = STOPS[told]
