@@ -130,8 +130,8 @@ def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrink
     """
     if facts.intercepts is None:
         raise RefusedError(
-            "{method.shrink_share} shrinks a linear classifier towards the frequencies of the classes, and this model"
-            " is none, or has no bias and no constant cell; leave it out.",
+            "{method.shrink_share} shrinks a linear classifier by cross-entropy towards the frequencies of the classes,"
+            " and this model, or its loss, is another one, or has no bias and no constant cell; leave it out.",
             code="nothing_to_shrink_to",
         )
     is_of_two = facts.classes == 2
