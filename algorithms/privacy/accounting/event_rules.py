@@ -661,11 +661,12 @@ class _Either(_Composed):
             compose_pld([(inner, 1)], adjacency, TAIL_DELTA)
             for inner in {repr(e): e for e in event.events}.values()
         ]
-        return pair_of_curves(
-            lambda at: np.max([one.deltas_of_sides(at)[0] for one in every], axis=0),
-            lambda at: np.max([one.deltas_of_sides(at)[1] for one in every], axis=0),
-            max(one.epsilon(TAIL_DELTA) for one in every),
-        )
+
+        def deltas_of_sides(epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            remove, add = np.max([one.deltas_of_sides(epsilons) for one in every], axis=0)
+            return remove, add
+
+        return pair_of_curves(deltas_of_sides, max(one.epsilon(TAIL_DELTA) for one in every))
 
 
 class _DisjointParts(_Either):
@@ -729,11 +730,11 @@ class _Selection(EventRule):
         once = compose_pld([(event.event, 1)], adjacency, 4 * TAIL_DELTA)
         shift = shift_of_selection(event, once.deltas)
 
-        return pair_of_curves(
-            lambda at: event.mean * once.deltas_of_sides(at - shift)[0],
-            lambda at: event.mean * once.deltas_of_sides(at - shift)[1],
-            shift + once.epsilon(4 * TAIL_DELTA),
-        )
+        def deltas_of_sides(epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            remove, add = once.deltas_of_sides(epsilons - shift)
+            return event.mean * remove, event.mean * add
+
+        return pair_of_curves(deltas_of_sides, shift + once.epsilon(4 * TAIL_DELTA))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         # The theorem takes one order of the trial to bound another of the best, so many are on offer.

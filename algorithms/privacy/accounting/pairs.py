@@ -27,6 +27,8 @@ _ROUNDING = 2e-15
 
 Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """Upper bounds on delta at epsilons of any sign, shape [k] -> [k]."""
+DeltasOfSides: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""The same for a record less and for a record more."""
 
 
 def pld_by_library(
@@ -56,8 +58,8 @@ def _atoms_of(pmf: Any) -> AtomsPLD:
     return AtomsPLD(losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass))
 
 
-def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> PLDPair:
-    """Losses whose deltas are at least those of both curves; beyond the largest epsilon they are infinite.
+def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
+    """Losses whose deltas are at least those of two curves; beyond the largest epsilon they are infinite.
 
     Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
     exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
@@ -69,12 +71,12 @@ def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> PLDPair:
         )
     above = np.linspace(0.0, largest, _CORNERS)
     points = np.concatenate([-above[:0:-1], above])
+    remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))
 
-    def one(own: Deltas, other: Deltas) -> AtomsPLD:
-        own_deltas, others = (np.clip(curve(above), 0.0, 1.0) for curve in (own, other))
-        below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - others[:0:-1])
+    def one(own: np.ndarray, other: np.ndarray) -> AtomsPLD:
+        below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - other[:0:-1])
         x = np.exp(points)
-        deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own_deltas])))
+        deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own])))
         # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
         slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
         masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
@@ -19,9 +19,10 @@ from algorithms.privacy.accounting.epsilon import (
     compose_loss,
     epsilon,
 )
-from algorithms.privacy.accounting.event_rules import EitherDpEvent
+from algorithms.privacy.accounting.event_rules import EitherDpEvent, pairs_of
 from algorithms.privacy.accounting.events import Trials, all_shown, event_from_json, event_to_json, trials_of
 from algorithms.privacy.accounting.pairs import shift_of_selection
+from algorithms.privacy.accounting.pld_composition import GridComposition
 from tests.support.soak import soak_but
 
 QUIET, LOUD, ONE = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)], [(GaussianDpEvent(2.0), 1)]
@@ -42,6 +43,19 @@ def deltas_of(event: object) -> Callable[[float, str], float]:
     loss = compose_loss([(event, 1)], ADD_OR_REMOVE_ONE)  # type: ignore[list-item]
     sides = ("remove", "add")
     return lambda at, side: float(loss.deltas_of_sides(np.array([at]))[sides.index(side)][0])
+
+
+def test_a_choice_computes_the_deltas_of_each_side_of_a_trial_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, deltas = [], GridComposition.deltas
+
+    def counted(side: GridComposition, epsilons: np.ndarray, min_delta: float) -> np.ndarray:
+        computed.append(side)
+        return deltas(side, epsilons, min_delta)
+
+    monkeypatch.setattr(GridComposition, "deltas", counted)
+    trials = [PoissonSampledDpEvent(0.1, GaussianDpEvent(noise)) for noise in (2.0, 3.0, 4.0)]
+    pairs_of([(EitherDpEvent(trials), 1)], ADD_OR_REMOVE_ONE)
+    assert len(computed) == 2 * len(trials)
 
 
 Y = np.linspace(-16, 16, 2_001)
