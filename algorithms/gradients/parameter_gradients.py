@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,9 +44,6 @@ _ROWS = 256
 
 _LARGE = 2**19
 """Size of a parameter above which the gradients of a few records do not fit a CPU's cache."""
-
-_SMALL_TABLE = 2**10
-"""Numbers of an embedding's table whose gradients have all entries, used or not."""
 
 _FEW, _SHORT = 8, 64
 """Outer products per record up to which 64-bit products beat materialising small and large gradients."""
@@ -447,7 +444,13 @@ class DenseGrad(FromRows):
         return DenseGrad(self.rows.double())
 
 
-class RowGrad(PerExample):
+if TYPE_CHECKING:
+    _Base = PerExample
+else:
+    _Base = object  # `isinstance` takes 50 times as long for classes that inherit from a protocol
+
+
+class RowGrad(_Base):
     """Gradients of a weight matrix, one row for each output, that are sums of outer products.
 
     grad_outputs: the gradients of the layer's outputs.
@@ -682,121 +685,3 @@ class SlicedGrad:
 def _sum_of(parts: list[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
     return sum(parts[1:], parts[0])
-
-
-@dataclass(frozen=True)
-class EmbeddingGrad:
-    """Gradients of an embedding's table, shape [entries, width].
-
-    Norms and sums use a record's total for each entry, in 64 bits. Single lookups could cancel in a norm, and in a sum
-    they could swamp other records.
-
-    Attributes:
-        indices: [batch, length], the entries looked up.
-        grad_outputs: [batch, length, width], 0 where nothing is learned.
-        entries: The number of the table's rows.
-    """
-
-    indices: Tensor
-    grad_outputs: Tensor
-    entries: int
-    is_materialized = False
-
-    @cached_property
-    def rows(self) -> Tensor:
-        table = self._materialized_sums.new_zeros(len(self.indices), self.entries, self.grad_outputs.shape[2])
-        entries = self._slot_entries[:, :, None].expand(self._materialized_sums.shape)
-        return (
-            table.scatter_add_(1, entries, self._materialized_sums)
-            .flatten(start_dim=1)
-            .to(wide(self.grad_outputs).dtype)
-        )
-
-    @property
-    def _is_small(self) -> bool:
-        """Whether each entry of the table has a slot: sorting lookups would take longer than what it saves."""
-        return (
-            self.entries <= self.indices.shape[1] or self.entries * self.grad_outputs.shape[2] <= _SMALL_TABLE
-        )
-
-    @cached_property
-    def _slots(self) -> Tensor:
-        """A slot for every lookup, [batch, length], below `length` or, in a small table, `entries`.
-
-        Lookups of the same entry share a slot.
-        """
-        if self._is_small:
-            return self.indices
-        # Sorted, equal entries are neighbours, and how often the entry has changed so far numbers the different ones.
-        # The scatter undoes the sort. Shapes do not depend on how many differ.
-        entries, order = self.indices.sort(dim=1, stable=True)
-        is_new = entries[:, 1:] != entries[:, :-1]
-        slots = torch.nn.functional.pad(is_new.cumsum(dim=1), (1, 0))
-        return torch.empty_like(slots).scatter_(1, order, slots)
-
-    @cached_property
-    def _slot_entries(self) -> Tensor:
-        """The entry of each slot, [batch, slots]; 0 for unused slots, unless the table is small."""
-        if self._is_small:
-            return torch.arange(self.entries, device=self.indices.device).expand(len(self.indices), -1)
-        if self.indices.shape[1] == 1:
-            return self.indices
-        return torch.zeros_like(self.indices).scatter_(1, self._slots, self.indices)
-
-    @cached_property
-    def _materialized_sums(self) -> Tensor:
-        """The sum of the output gradients in each slot, [batch, slots, width], float64; zero for unused slots."""
-        grad_outputs, (_, length) = self.grad_outputs.double(), self.indices.shape
-        if self._is_small:
-            return _sum_by_slot(self.indices, grad_outputs, self.entries)
-        return grad_outputs if length == 1 else _sum_by_slot(self._slots, grad_outputs, length)
-
-    def square_norms(self) -> Tensor:
-        return square_norms(self._materialized_sums)
-
-    def absolute_norms(self) -> Tensor:
-        return absolute_norms(self._materialized_sums)
-
-    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        """Expand to |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only used entries are needed."""
-        inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
-        scaled = self._materialized_sums * inverse.view(self.entries, -1)[self._slot_entries]
-        mixed = (scaled * moved.view(self.entries, -1)[self._slot_entries]).sum(dim=(1, 2))
-        squares, constant = square_norms(scaled), moved.square().sum()
-        sizes = squares + constant
-        room = expansion_room(scaled[0].numel(), torch.float64) * sizes
-        return add_rounding_margin(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
-
-    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        if self._is_small:
-            total.addmv_(self._materialized_sums.flatten(start_dim=1).T, weights)
-            return
-        weighted = (self._materialized_sums * weights[:, None, None]).flatten(0, 1)
-        total.view(self.entries, -1).index_add_(0, self._slot_entries.reshape(-1), weighted)
-
-    def take(self, chosen: Tensor | slice) -> "EmbeddingGrad":
-        return self._with(lambda part: part[chosen])
-
-    def double(self) -> "EmbeddingGrad":
-        return self._with(lambda part: part.double() if part.is_floating_point() else part)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
-        """Apply a function to the tensors, and to the materialised sums if they exist."""
-        changed = EmbeddingGrad(change(self.indices), change(self.grad_outputs), self.entries)
-        if "_materialized_sums" in self.__dict__:
-            changed.__dict__.update(
-                _materialized_sums=change(self._materialized_sums), _slot_entries=change(self._slot_entries)
-            )
-        return changed
-
-
-def _sum_by_slot(slots: Tensor, values: Tensor, count: int) -> Tensor:
-    """Sums of values [batch, length, k] by slot below `count`, slots [batch, length] -> [batch, count, k].
-
-    The addition is deterministic on a GPU too, if PyTorch is configured to be.
-    """
-    batch, _, width = values.shape
-    # One flat index_add for the batch: the slots of record i are rows i * count and on.
-    first = count * torch.arange(batch, device=values.device)[:, None]
-    sums = values.new_zeros(batch * count, width)
-    return sums.index_add_(0, (first + slots).flatten(), values.flatten(0, 1)).view(batch, count, width)

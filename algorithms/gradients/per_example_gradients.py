@@ -16,7 +16,6 @@ from algorithms.gradients.normalised_weights import NormalisedGrad
 from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     DenseGrad,
-    EmbeddingGrad,
     LinearGrad,
     PerExample,
     SlicedGrad,
@@ -24,6 +23,7 @@ from algorithms.gradients.parameter_gradients import (
 )
 from algorithms.gradients.patches import in_full_precision
 from algorithms.gradients.small_gradients import SmallGradients
+from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad
 
 RecordWeights: TypeAlias = Tensor | dict[str, Tensor]
 """A factor of each record, [batch]; the same for all parameters, or by the name of the parameter. Here `weights` are
@@ -352,11 +352,12 @@ def combine(parts: list[PerExample]) -> PerExample:
             [getattr(part, side) for part in parts] for side in ("inputs", "grad_outputs")
         )
         return LinearGrad(torch.cat(inputs, dim=1), torch.cat(grad_outputs, dim=1))
-    if all(isinstance(part, EmbeddingGrad) for part in parts):
+    lookups = [part.lookups if isinstance(part, BagGrad) else part for part in parts]
+    if all(isinstance(part, EmbeddingGrad) for part in lookups):
         indices, grad_outputs = (
-            [getattr(part, side) for part in parts] for side in ("indices", "grad_outputs")
+            [getattr(part, side) for part in lookups] for side in ("indices", "grad_outputs")
         )
-        return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(grad_outputs, dim=1), parts[0].entries)  # type: ignore[attr-defined]
+        return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(grad_outputs, dim=1), lookups[0].entries)  # type: ignore[attr-defined]
     if all(isinstance(part, SlicedGrad) for part in parts):
         slices = _by_slice(parts)  # type: ignore[arg-type]
         if _are_disjoint(slices):

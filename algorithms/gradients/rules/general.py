@@ -35,7 +35,6 @@ from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.normalised_weights import pull_back_by_rows
 from algorithms.gradients.parameter_gradients import (
     DenseGrad,
-    EmbeddingGrad,
     LinearGrad,
     PerExample,
     RowGrad,
@@ -43,6 +42,7 @@ from algorithms.gradients.parameter_gradients import (
 )
 from algorithms.gradients.patches import APPLIED
 from algorithms.gradients.per_example_gradients import combine
+from algorithms.gradients.table_gradients import EmbeddingGrad
 
 
 def _words(text: str) -> frozenset[str]:

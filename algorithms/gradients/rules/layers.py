@@ -5,7 +5,7 @@ Multi-head attention as PyTorch's own layer computes it is linear layers before 
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,12 +26,12 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     DenseGrad,
-    EmbeddingGrad,
     LinearGrad,
     PerExample,
     SlicedGrad,
 )
 from algorithms.gradients.rules.general import general, summed_to
+from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad
 
 
 def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -201,48 +201,94 @@ def _lookups(
 
 
 def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """The sum or mean of each bag's entries of a table, for input [bags, length], or [entries] with offsets [bags]."""
+    """The sum, mean or maximum of each bag's entries of a table.
+
+    For input [bags, length], or [entries] with offsets [bags], or [bags + 1] if these include the last.
+    """
     call = _arguments_by_name(func, args, kwargs)
-    input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
-    weighting = call.get("per_sample_weights")
+    input, weighting = call["input"], call.get("per_sample_weights")
     layout = recorder.layout_if_any(input)
-    is_other = call.get("max_norm") is not None or call.get("scale_grad_by_freq") or mode == "max"
+    is_other = call.get("max_norm") is not None or call.get("scale_grad_by_freq")
     is_by_record = layout is not None and layout.dimension == 0 and not layout.interleaved
     if is_other or not is_by_record or recorder.name(weighting) is not None:
         return general(recorder, func, args, kwargs)
-    name, batch, padding = str(recorder.name(weight)), recorder.batch, call.get("padding_idx")
-    output = func(*args, **kwargs)
+    name, batch = str(recorder.name(call["weight"])), recorder.batch
+    if call.get("mode") == "max":
+        output, gradient = _largest_of_bags(call, batch)
+    else:
+        output, gradient = func(*args, **kwargs), lambda grad_outputs: _bags(call, grad_outputs, batch)
+    kept = () if weighting is None else (weighting,)
+    return recorder.keep(output, lambda grad_outputs: {name: gradient(grad_outputs.detach())}, input, *kept)
 
-    def gradients(grad_outputs: Tensor) -> Gradients:
-        count, width = weight.shape
-        # share: how much of an entry its bag takes, shaped as the input, [bags, length] or [entries]. bag: of an entry.
-        share = torch.ones_like(input, dtype=grad_outputs.dtype) if weighting is None else weighting.detach()
-        if padding is not None:
-            share = share * (input != padding % count)
-        bag = None
-        if input.dim() == 1:
-            order = torch.arange(len(input), device=input.device)
-            bag = torch.searchsorted(call["offsets"], order, right=True) - 1
-        if mode == "mean":
-            sizes = (
-                share.sum(dim=1, keepdim=True) if bag is None else _by_bag(bag, share, len(grad_outputs))[bag]
-            )
-            share = share / sizes.clamp(min=1.0)
-        # If the table's shares take less memory than the lookups' sums in 64 bits, it is a linear layer on them.
-        if len(grad_outputs) * count <= 2 * input.numel() * width:
-            if bag is None:
-                shares = share.new_zeros(len(grad_outputs), count).scatter_add_(1, input.long(), share)
-            else:
-                shares = _by_bag(bag * count + input, share, len(grad_outputs) * count)
-            return {
-                name: LinearGrad(grad_outputs.detach().view(batch, -1, width), shares.view(batch, -1, count))
-            }
-        back = (grad_outputs.detach()[:, None] if bag is None else grad_outputs.detach()[bag]) * share[
-            ..., None
-        ]
-        return {name: EmbeddingGrad(input.reshape(batch, -1).long(), back.view(batch, -1, width), count)}
 
-    return recorder.keep(output, gradients, input, *(() if weighting is None else (weighting,)))
+def _largest_of_bags(call: Kwargs, batch: int) -> tuple[Tensor, Callable[[Tensor], PerExample]]:
+    """The largest numbers of each bag, and a function from their gradients to the table's."""
+    input, (count, width) = call["input"], call["weight"].shape
+    is_matrix, includes_last = input.dim() == 2, call.get("include_last_offset", False)
+    offsets: Tensor = (
+        torch.arange(0, input.numel(), input.shape[1], device=input.device) if is_matrix else call["offsets"]
+    )
+    settings = (False, _BY_MAXIMUM, False, None, includes_last and not is_matrix, call.get("padding_idx"))
+    output, _, sizes, chosen = torch.embedding_bag(call["weight"], input.reshape(-1), offsets, *settings)
+    sizes = sizes[: len(output)]
+
+    def gradient(grad_outputs: Tensor) -> PerExample:
+        # Every column chooses an entry: lookups in a table of single numbers. Empty bags learn nothing.
+        numbers = chosen * width + torch.arange(width, device=chosen.device)
+        back = torch.where(sizes[:, None] > 0, grad_outputs, 0.0)
+        return EmbeddingGrad(numbers.view(batch, -1), back.reshape(batch, -1, 1), count * width)
+
+    return output, gradient
+
+
+_BY_MAXIMUM = 2
+"""The mode of `torch.embedding_bag` that takes maxima."""
+
+
+_SHORT_TABLE, _FOR_EACH = 256, 8
+"""Entries of a table, and those for each entry of a bag, up to which it costs more to find out which ones are used."""
+
+
+def _bags(call: Kwargs, grad_outputs: Tensor, batch: int) -> PerExample:
+    """The gradients of a table of whose entries each bag has the sum or the mean."""
+    input, (count, width), weighting = call["input"], call["weight"].shape, call.get("per_sample_weights")
+    padding, is_mean = call.get("padding_idx"), call.get("mode", "mean") == "mean"
+    # Bags by offsets lie next to each other, so where each record has one, it holds all entries of the record.
+    is_single = len(grad_outputs) == batch
+    indices, bag = input.reshape(batch, -1) if is_single else input, None
+    if indices.dim() == 1:
+        order = torch.arange(len(input), device=input.device)
+        bag = torch.searchsorted(call["offsets"], order, right=True) - 1
+    # share: how much of an entry its bag takes, shaped as the indices. bag: of an entry.
+    if padding is None and weighting is None:
+        share = grad_outputs.new_ones(1).expand(indices.shape)
+    else:
+        share = (
+            grad_outputs.new_ones(indices.shape)
+            if weighting is None
+            else weighting.detach().view(indices.shape)
+        )
+    if padding is not None:
+        share = share * (indices != padding % count)
+    if is_mean:
+        sizes = share.sum(dim=1, keepdim=True) if bag is None else _by_bag(bag, share, len(grad_outputs))[bag]
+        share = share / sizes.clamp(min=1.0)
+    # A product with all entries takes less time if these are few; bags of several a record are then compared by memory.
+    is_short = (
+        count <= _SHORT_TABLE + _FOR_EACH * indices.shape[1]
+        if is_single
+        else len(grad_outputs) * count <= 2 * input.numel() * width
+    )
+    if is_short:
+        if bag is None:
+            shares = share.new_zeros(len(grad_outputs), count).scatter_add_(1, indices.long(), share)
+        else:
+            shares = _by_bag(bag * count + indices, share, len(grad_outputs) * count)
+        return LinearGrad(grad_outputs.view(batch, -1, width), shares.view(batch, -1, count))
+    if is_single:
+        return BagGrad(indices.long(), share, grad_outputs, count)
+    back = (grad_outputs[:, None] if bag is None else grad_outputs[bag]) * share[..., None]
+    return EmbeddingGrad(indices.reshape(batch, -1).long(), back.view(batch, -1, width), count)
 
 
 def _by_bag(bags: Tensor, shares: Tensor, count: int) -> Tensor:

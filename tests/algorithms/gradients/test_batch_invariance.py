@@ -31,11 +31,12 @@ from algorithms.gradients import (
 )
 from algorithms.gradients.arithmetic import PassCounts
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
-from algorithms.gradients.parameter_gradients import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
+from algorithms.gradients.table_gradients import EmbeddingGrad
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients import forms, naive

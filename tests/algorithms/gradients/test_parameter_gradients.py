@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
-from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad
+from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, LinearGrad
 from algorithms.gradients.rules.convolution import ConvGrad
+from algorithms.gradients.table_gradients import EmbeddingGrad
 from algorithms.models import Model
 from tests.support.gradients import naive
 from tests.support.gradients.forms import (

@@ -13,12 +13,12 @@ from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGra
 from algorithms.gradients.parameter_gradients import (
     BiasGrad,
     DenseGrad,
-    EmbeddingGrad,
     LinearGrad,
     PerExample,
     RowGrad,
 )
 from algorithms.gradients.rules.convolution import ConvGrad, Window
+from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad
 
 Draw = Callable[[torch.Generator], PerExample]
 
@@ -52,6 +52,10 @@ def written(gradient: PerExample) -> Tensor:
             exact = EmbeddingGrad(gradient.indices, gradient.grad_outputs.double(), gradient.entries)
             chosen = torch.nn.functional.one_hot(exact.indices, exact.entries).double()
             return torch.einsum("bte,btw->bew", chosen, exact.grad_outputs).flatten(1)
+        case BagGrad():
+            chosen = torch.nn.functional.one_hot(gradient.indices, gradient.entries).double()
+            shares = torch.einsum("ble,bl->be", chosen, gradient.shares.double())
+            return torch.einsum("be,bw->bew", shares, gradient.grad_outputs.double()).flatten(1)
         case ConvGrad():
             return torch.stack([_convolved(gradient, i) for i in range(len(gradient.inputs))])
         case NormalisedGrad():
@@ -72,6 +76,8 @@ def absolute(gradient: PerExample) -> PerExample:
             return BiasGrad(replace(gradient.of, grad_outputs=gradient.of.grad_outputs.abs()))
         case EmbeddingGrad():
             return replace(gradient, grad_outputs=gradient.grad_outputs.abs())
+        case BagGrad():
+            return replace(gradient, shares=gradient.shares.abs(), grad_outputs=gradient.grad_outputs.abs())
         case LinearGrad() | ConvGrad():
             return replace(gradient, inputs=gradient.inputs.abs(), grad_outputs=gradient.grad_outputs.abs())
         case NormalisedGrad():
@@ -161,6 +167,23 @@ def lookups(length: int, entries: int, width: int) -> Draw:
         back = spread(draw, 1, length, width, decades=1)
         return EmbeddingGrad(
             torch.cat([words, words], dim=1), torch.cat([back, -_nearly(back, draw)], dim=1), entries + 2
+        )
+
+    return drawn
+
+
+def bags(length: int, entries: int, width: int) -> Draw:
+    """A bag in which each word occurs again with nearly the opposite share."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        words = torch.randint(0, entries, (1, length), generator=draw)
+        shares = spread(draw, 1, length, decades=1)
+        back = spread(draw, 1, width, decades=1)
+        return BagGrad(
+            torch.cat([words, words], dim=1),
+            torch.cat([shares, -_nearly(shares, draw)], dim=1),
+            back,
+            entries,
         )
 
     return drawn
@@ -262,6 +285,8 @@ FORMS: dict[str, Draw] = {
     "sums of errors that cancel": sums(20, 9),
     "words": lookups(10, 3, 6),
     "one word": lookups(50, 1, 4),
+    "a bag": bags(10, 40, 6),
+    "a bag of one word": bags(50, 1, 4),
     "patches, written": patches(4, 6, 4, square(3, padding=1)),
     "patches, kept": patches(4, 11, 4, square(3, padding=1)),
     "patches by Gram matrices": patches(40, 4, 40, square(3)),

@@ -107,6 +107,18 @@ def _bags(self: Wired, words: Tensor) -> Tensor:
     return self.bag(words.flatten(), offsets).view(len(words), -1)
 
 
+def _bag(self: Wired, words: Tensor) -> Tensor:
+    """One bag for each record, by offsets."""
+    offsets = torch.arange(0, words.numel(), words.shape[1], device=words.device)
+    return self.bag(words.flatten(), offsets)
+
+
+def _waves(self: Wired, words: Tensor) -> Tensor:
+    """Entries that occur again may cancel."""
+    signs = torch.cos(torch.arange(words.shape[1], device=words.device) * 2.0).to(self.bag.weight.dtype)
+    return self.bag(words, per_sample_weights=(words + 1) * signs)
+
+
 def _weighted(self: Wired, words: Tensor) -> Tensor:
     return self.bag(words, per_sample_weights=torch.sin(self.weights(words)[..., 0]))
 
@@ -124,6 +136,39 @@ EMBEDDING = {
         lambda: Wired(_weighted, bag=nn.EmbeddingBag(5, 3, mode="sum"), weights=nn.Embedding(5, 1)),
         (4,),
         entries=5,
+    ),
+    "a bag of a large table": Spec(
+        lambda: nn.EmbeddingBag(400, 3, mode="mean", padding_idx=1), (9,), entries=6
+    ),
+    "a sum of a large table": Spec(lambda: nn.EmbeddingBag(400, 3, mode="sum"), (9,), entries=6),
+    "one entry of a large table": Spec(lambda: nn.EmbeddingBag(400, 3, mode="sum"), (1,), entries=60),
+    "a bag by offsets": Spec(
+        lambda: Wired(_bag, bag=nn.EmbeddingBag(400, 3, mode="mean", padding_idx=1)), (9,), entries=6
+    ),
+    "a bag of weights of both signs": Spec(
+        lambda: Wired(_waves, bag=nn.EmbeddingBag(400, 3, mode="sum", padding_idx=2)), (9,), entries=6
+    ),
+    "a large table used twice": Spec(
+        lambda: Wired(
+            lambda self, words: self.bag(words[:, :5]) * self.bag(words[:, 3:]), bag=nn.EmbeddingBag(400, 3)
+        ),
+        (9,),
+        entries=6,
+    ),
+    "a large table of bags and words": Spec(
+        lambda: Wired(
+            lambda self, words: self.bag(words) * functional.embedding(words[:, 0], self.bag.weight),
+            bag=nn.EmbeddingBag(400, 3),
+        ),
+        (9,),
+        entries=6,
+    ),
+    "the largest of a bag": Spec(lambda: nn.EmbeddingBag(400, 3, mode="max", padding_idx=1), (3,), entries=3),
+    "the largest of a bag by offsets": Spec(
+        lambda: Wired(_bag, bag=nn.EmbeddingBag(5, 3, mode="max")), (4,), entries=5
+    ),
+    "the largest of bags in records": Spec(
+        lambda: _folded(nn.EmbeddingBag(500, 3, mode="max")), (2, 4), entries=4
     ),
     "embedding, one word": Spec(lambda: nn.Embedding(5, 3), (), entries=5),
     "embedding": Spec(lambda: nn.Embedding(5, 3), (8,), entries=5),
