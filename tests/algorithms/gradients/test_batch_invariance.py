@@ -343,7 +343,7 @@ BY_SIZE: dict[str, Callable[[], nn.Module]] = {
     "whether the last row repeats the one before it": from_a_number_on(
         65, lambda x: torch.where((x[-1:] == x[-2:-1]).all(), x, 0.5 * x)
     ),
-    SLOWEST: from_a_number_on(65, lambda x: x / (x[:, None] == x).all(-1).sum(1, keepdim=True)),
+    SLOWEST: from_a_number_on(65, lambda x: x / (x[:, :1] == x[:, 0]).sum(1, keepdim=True)),
 }
 
 
@@ -481,7 +481,7 @@ def test_a_pass_over_few_records_has_the_smallest_size_that_was_compared() -> No
 )
 def test_a_record_is_the_same_bit_for_bit_in_passes_of_each_size(name: str, expected_batch: int) -> None:
     made = problem(SPECS[name], torch.float32, count=2 * expected_batch)
-    engine = made.engine(expected_batch=float(expected_batch))
+    engine = made.engine(expected_batch=float(expected_batch), limits=BRIEF)
     in_full_passes = copy(engine)
     in_full_passes.smaller_sizes = ()
     for count in (1, 5, *engine.smaller_sizes, min(len(made.labels), engine.physical_batch)):

@@ -13,7 +13,7 @@ from algorithms.gradients import L2, RecordsNotIndependentError
 from algorithms.gradients.grad_sample_recorder import Layout, layout_of
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.rules import recurrent
-from tests.support.gradients.problems import BRIEF, LIMITS, SMALL, Spec, Wired, check, problem
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, problem
 from tests.support.soak import soak_but
 
 
@@ -125,16 +125,26 @@ def _spec(wiring: Callable[..., Tensor], length: int) -> Spec:
 
 
 @pytest.mark.parametrize(
-    ("name", "length"),
+    ("name", "length", "limits"),
     soak_but(
-        [*((name, 3) for name in WIRINGS), ("by record", 1), *((name, 1) for name in list(WIRINGS)[:3])],
-        [(name, length) for name in WIRINGS for length in (1, 3, 5)],
+        [
+            *((name, 3, BRIEF) for name in WIRINGS if name != "by record"),
+            *((name, 1, InspectionLimits()) for name in list(WIRINGS)[:3]),
+            *(("by record", length, BRIEF) for length in (1, 3)),
+            ("folded by time", 3, InspectionLimits()),
+        ],
+        [
+            (name, length, limits)
+            for name in WIRINGS
+            for length in (1, 3, 5)
+            for limits in (BRIEF, InspectionLimits())
+        ],
     ),
 )
-def test_records_are_found_wherever_they_are(name: str, length: int) -> None:
+def test_records_are_found_wherever_they_are(name: str, length: int, limits: InspectionLimits) -> None:
     """Also where there are as many places as records, which no shape tells apart."""
     made = problem(_spec(WIRINGS[name], length))
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     assert engine.is_batched == (name != "by record")
     for count in (1, 3, 5, 6):
         check(made.some(slice(0, count)), engine)
@@ -332,8 +342,17 @@ PACKED = [
 ]
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("name", soak_but(PACKED, SPECS))
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        *by_limits(PACKED, in_full=["last state", "sorted by the model"]),
+        *(
+            pytest.param(name, InspectionLimits(), marks=pytest.mark.soak)
+            for name in SPECS
+            if name not in PACKED
+        ),
+    ],
+)
 def test_packed_sequences_are_taken_in_full_passes(name: str, limits: InspectionLimits) -> None:
     """Also by the brief inspection of large models."""
     made = problem(SPECS[name], count=12)

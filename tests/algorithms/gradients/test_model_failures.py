@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, Engine, PerExampleModel, UnsupportedModelError
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.models.objectives import cross_entropy
-from tests.support.gradients.problems import Spec, Wired, check, frozen, problem
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, frozen, problem
 from tests.support.refusals import refused
 from tests.support.soak import soak_but
 
@@ -178,7 +179,8 @@ def test_what_a_frozen_encoder_computes_counts_as_memory() -> None:
         )
         found.norms(L2(1.0))
     assert 4e6 < memory.most < 20e6
-    check(problem(spec))
+    exact = problem(spec)
+    check(exact, exact.engine(physical_batch=SMALL, limits=BRIEF))
 
 
 class Residual(nn.Module):
@@ -283,6 +285,9 @@ BROUGHT = {
 }
 
 
-@pytest.mark.parametrize("name", BROUGHT)
-def test_models_that_people_bring_are_taken(name: str) -> None:
-    check(problem(BROUGHT[name]))
+@pytest.mark.parametrize(
+    ("name", "limits"), by_limits(BROUGHT, in_full=["vision transformer", "a frozen part"])
+)
+def test_models_that_people_bring_are_taken(name: str, limits: InspectionLimits) -> None:
+    made = problem(BROUGHT[name])
+    check(made, made.engine(physical_batch=SMALL, limits=limits))

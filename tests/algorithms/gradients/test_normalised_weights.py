@@ -10,10 +10,11 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from algorithms.gradients import L2, normalised_weights
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, pull_back_by_rows
 from algorithms.gradients.parameter_gradients import LinearGrad
 from tests.support.gradients import naive
-from tests.support.gradients.problems import SMALL, Spec, Wired, check, problem
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, problem
 
 Map = Callable[[Tensor], Tensor]
 
@@ -104,23 +105,25 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", BY_ROWS)
-def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "limits"), by_limits(BY_ROWS, in_full=["weight norm, no sequence", "standardised by formula"])
+)
+def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str, limits: InspectionLimits) -> None:
     made = problem(BY_ROWS[name])
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     check(made, engine)
     kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
     assert NormalisedGrad in kinds
 
 
 @pytest.mark.parametrize("together", [normalised_weights._TOGETHER, 1])
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize(("name", "limits"), by_limits(SHARED))
 def test_several_weights_are_pulled_back_as_each_alone(
-    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+    name: str, together: int, limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(normalised_weights, "_TOGETHER", together)
     made = problem(SHARED[name])
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     check(made, engine)
     assert engine.is_batched and not engine.operations_without_rule
 
@@ -146,10 +149,10 @@ def test_backward_passes_are_few_for_weights_without_a_common_parameter(
     assert len(passes) == 2 * 3
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str) -> None:
+@pytest.mark.parametrize(("name", "limits"), by_limits(OTHERS, in_full=["tanh"]))
+def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str, limits: InspectionLimits) -> None:
     made = problem(OTHERS[name])
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     check(made, engine)
     kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
     assert NormalisedGrad not in kinds
@@ -160,7 +163,7 @@ def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str) -> Non
 )
 def test_no_gradient_of_a_normalised_weight_is_materialised(name: str) -> None:
     made = problem(BY_ROWS[name])
-    found = made.engine(physical_batch=SMALL).contributions(*made.arguments)
+    found = made.engine(physical_batch=SMALL, limits=BRIEF).contributions(*made.arguments)
     found.clipped_sum(L2(1.0))
     weights = max(span.stop - span.start for span in found.slices.values())
     assert found.materialized_bytes < 8 * SMALL * weights // 10
@@ -171,7 +174,7 @@ def test_sums_in_32_bits_are_those_of_the_loop_in_64(name: str) -> None:
     exact, made = problem(BY_ROWS[name]), problem(BY_ROWS[name], torch.float32)
     bound = float(exact.gradients.norm(dim=1).median())
     expected = naive.contributions(exact.model, exact.gradients, L2(bound)).sum(dim=0)
-    found = made.engine(physical_batch=SMALL).clipped_sum(*made.arguments, L2(bound))
+    found = made.engine(physical_batch=SMALL, limits=BRIEF).clipped_sum(*made.arguments, L2(bound))
     assert naive.relative(found, expected) < 5e-6
 
 

@@ -17,11 +17,11 @@ from algorithms.gradients import L2, RecordsNotIndependentError
 from algorithms.gradients.model_inspection import InspectionLimits
 from tests.support.gradients import naive
 from tests.support.gradients.problems import (
-    LIMITS,
     SMALL,
     Problem,
     Spec,
     Wired,
+    by_limits,
     check,
     problem,
     rows,
@@ -137,17 +137,25 @@ def _overwritten_after_use(self: Wired, inputs: Tensor) -> Tensor:
     return self.last(hidden * bias)
 
 
-@pytest.mark.parametrize(
-    "wiring",
-    [_without_bias_of_keys, _built_of_entries, _put_into_records, _added_to_parts, _overwritten_after_use],
-)
-def test_parameters_may_be_written_into_other_tensors(wiring: Callable[..., Tensor]) -> None:
+WRITING = [
+    _without_bias_of_keys,
+    _built_of_entries,
+    _put_into_records,
+    _added_to_parts,
+    _overwritten_after_use,
+]
+
+
+@pytest.mark.parametrize(("wiring", "limits"), by_limits(WRITING, in_full=[_put_into_records]))
+def test_parameters_may_be_written_into_other_tensors(
+    wiring: Callable[..., Tensor], limits: InspectionLimits
+) -> None:
     def make() -> nn.Module:
         parts = {"first": nn.Parameter(torch.randn(4)), "pair": nn.Parameter(torch.randn(2))}
         return Wired(wiring, layer=nn.Linear(4, 4), last=nn.Linear(4, 2), **parts)
 
     made = problem(Spec(make, (4,)))
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     assert engine.is_batched == (wiring is not _overwritten_after_use)
     check(made, engine)
 
@@ -176,8 +184,9 @@ def test_a_model_that_takes_another_way_is_right(wiring: Callable[..., Tensor], 
     )
     inputs = made.inputs.clone()
     inputs[0, 1, 1] = 101.0
-    check(made)
-    check(replace(made, inputs=inputs))
+    engine = made.engine(physical_batch=SMALL)
+    check(made, engine)
+    check(replace(made, inputs=inputs), engine)
 
 
 def test_gradients_are_computed_without_pytorchs_compiler() -> None:
@@ -447,8 +456,7 @@ class Sparse(nn.Module):
         return functional.linear(values, torch.sparse_coo_tensor(self.places, self.values, (4, 4)).to_dense())
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("layer", [Starts, Sparse])
+@pytest.mark.parametrize(("layer", "limits"), by_limits([Starts, Sparse], in_full=[Starts]))
 def test_only_a_layer_that_cannot_be_recorded_is_taken_record_by_record(
     layer: type[nn.Module], limits: InspectionLimits
 ) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L1, L2, Affine, PerLayer
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.rules.general import _Call
 from algorithms.gradients.rules.recurrent import Unrolled, unrolled_gru, unrolled_lstm
 from tests.support.device import DEVICE
 from tests.support.gradients import naive
-from tests.support.gradients.problems import Spec, Wired, check, problem, rows
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, problem, rows
 
 
 def drawn(*shape: int) -> nn.Parameter:
@@ -81,10 +82,12 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_has_the_gradients_of_the_loop(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "limits"), by_limits(PRODUCTS, in_full=["einsum, blocks", "folded records", "repeat"])
+)
+def test_a_product_has_the_gradients_of_the_loop(name: str, limits: InspectionLimits) -> None:
     made = problem(PRODUCTS[name])
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     check(made, engine)
     assert engine.is_batched and not engine.operations_without_rule
 
@@ -92,7 +95,7 @@ def test_a_product_has_the_gradients_of_the_loop(name: str) -> None:
 @pytest.mark.parametrize("name", ["einsum, mixed order", "einsum, blocks", "matmul from the left"])
 def test_a_product_has_every_norm(name: str) -> None:
     made = problem(PRODUCTS[name])
-    found = made.engine().contributions(*made.arguments)
+    found = made.engine(limits=BRIEF).contributions(*made.arguments)
     spread = torch.rand(made.model.parameter_count, dtype=torch.float64) + 0.5
     layers = PerLayer((1.0,) * len(made.model.layers))
     for clipping in (L1(1.0), L2(1.0), layers, Affine(1.0, 0.1 * spread, spread)):
@@ -108,13 +111,15 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_rows_that_are_looked_up_without_a_layer_are_an_embedding(name: str) -> None:
+@pytest.mark.parametrize(("name", "limits"), by_limits(TABLES, in_full=["by index"]))
+def test_rows_that_are_looked_up_without_a_layer_are_an_embedding(
+    name: str, limits: InspectionLimits
+) -> None:
     def wiring(self: Wired, x: Tensor) -> Tensor:
         return self.layer(TABLES[name](self, x).tanh())
 
     made = problem(Spec(lambda: Wired(wiring, w=drawn(9, 4), layer=nn.Linear(4, 3)), (5,), entries=9))
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     check(made, engine)
     assert engine.is_batched and not engine.operations_without_rule and engine.physical_batch > 1
 
@@ -127,11 +132,11 @@ DEPTHWISE = {
 }
 
 
-@pytest.mark.parametrize("name", DEPTHWISE)
-def test_kernels_of_one_channel_each(name: str) -> None:
+@pytest.mark.parametrize(("name", "limits"), by_limits(DEPTHWISE, in_full=["plain"]))
+def test_kernels_of_one_channel_each(name: str, limits: InspectionLimits) -> None:
     layers = nn.Sequential(nn.Conv2d(2, 4, 1), DEPTHWISE[name], nn.Flatten())
     made = problem(Spec(lambda: layers, (2, 7, 7)))
-    check(made)
+    check(made, made.engine(physical_batch=SMALL, limits=limits))
 
 
 def test_kernels_of_one_channel_count_a_record_alike_in_any_company() -> None:

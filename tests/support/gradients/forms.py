@@ -302,7 +302,7 @@ FORMS: dict[str, Draw] = {
     "normalised weight, removed, materialised": by_rows(products(8, 20, 20), cancels=True),
     "normalised weight, removed, by Gram matrices": by_rows(products(4, 60, 60), cancels=True),
     "normalised weight, patches": by_rows(patches(4, 6, 8, square(2, stride=2, groups=2))),
-    "normalised weight, patches, by Gram matrices": by_rows(patches(40, 4, 40, square(3))),
+    "normalised weight, patches, by Gram matrices": by_rows(patches(24, 4, 24, square(3))),
     "normalised weight, patches removed": by_rows(patches(4, 6, 4, square(3)), cancels=True),
     "gain, materialised": gains(products(8, 20, 20)),
     "gain, by Gram matrices": gains(patches(40, 4, 40, square(3))),

@@ -1,7 +1,7 @@
 """Problems for the gradient engine: modules, records for them, and the gradients by definition."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -72,6 +72,25 @@ BRIEFEST = InspectionLimits(full_operations=0, crowd_operations=0)
 """As models are inspected whose passes are slow."""
 LIMITS = [pytest.param(InspectionLimits(), id="full"), pytest.param(BRIEF, id="brief")]
 """Models of tests are small, so they are inspected in full unless they are treated as large."""
+
+
+def by_limits(cases: Iterable[Any], *, in_full: Collection[Any] = ()) -> list[Any]:
+    """Each case with the limits of one inspection in every run of the tests, and of the other in `make soak` too.
+
+    For tests of how gradients are taken, for which a brief inspection does; in_full: those that are inspected in full.
+    """
+    cases = list(cases)
+    assert all(case in cases for case in in_full), "a chosen case is none of the cases"
+    return [
+        pytest.param(
+            case,
+            InspectionLimits() if is_full else BRIEF,
+            id=f"{getattr(case, '__name__', case)}-{'full' if is_full else 'brief'}",
+            marks=[] if is_full == (case in in_full) else pytest.mark.soak,
+        )
+        for case in cases
+        for is_full in (False, True)
+    ]
 
 
 @dataclass(frozen=True)
