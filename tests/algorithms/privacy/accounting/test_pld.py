@@ -42,6 +42,7 @@ from algorithms.privacy.accounting.pld_epsilon import epsilon_of
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from tasks.refusals import PIPELINE
 from tests.support.exact_losses import exact_epsilon
+from tests.support.soak import soak_but
 
 
 def sampled(rate: float, multiplier: float) -> dp.DpEvent:
@@ -256,14 +257,15 @@ def test_noise_for_many_kinds_of_samples_costs_what_the_library_finds_too() -> N
     assert bounds[0] <= stated <= bounds[1] * 1.001
 
 
-@given(
+WIDE_RANGES = given(
     log_rate=st.floats(-4.0, -0.3),
     log_steps=st.floats(2.0, 6.0),
     log_epsilon=st.floats(-3.0, 2.0),
     log_delta=st.floats(-11.0, -5.0),
 )
-@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
-def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(
+
+
+def check_beside_the_exact_one(
     log_rate: float, log_steps: float, log_epsilon: float, log_delta: float
 ) -> None:
     rate, steps, delta = 10**log_rate, round(10**log_steps), 10**log_delta
@@ -276,6 +278,19 @@ def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(
     exact, again = (exact_epsilon(rate, multiplier, steps, delta, line=line) for line in (1.0, 0.7))
     assume(math.isclose(exact, again, rel_tol=1e-5))  # else the transform cancels
     assert is_close(epsilon([(sampled(rate, multiplier), steps)], delta), exact)
+
+
+@WIDE_RANGES
+@settings(max_examples=4, deadline=None, derandomize=True, phases=(Phase.generate,))
+def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(**logarithms: float) -> None:
+    check_beside_the_exact_one(**logarithms)
+
+
+@pytest.mark.soak
+@WIDE_RANGES
+@settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.generate,))
+def test_over_wide_ranges_sixty_times(**logarithms: float) -> None:
+    check_beside_the_exact_one(**logarithms)
 
 
 @given(
@@ -525,7 +540,7 @@ These are by long double transforms of up to four million points, extrapolated t
 """
 
 
-@pytest.mark.parametrize(("kinds", "delta", "exact"), MIXTURES)
+@pytest.mark.parametrize(("kinds", "delta", "exact"), soak_but(MIXTURES[1:3], MIXTURES))
 def test_losses_about_as_rare_as_delta_do_not_spoil_what_decides(
     kinds: list[tuple[float, float, int]], delta: float, exact: float
 ) -> None:

@@ -41,8 +41,11 @@ from tests.algorithms.privacy.barrier.every_query import (
 )
 from tests.support.barriers import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.bench import SHAPE, MadeUp, add_on_grid, made_up, small_model
+from tests.support.engines import engines_once
 from tests.support.soak import soak_but
 from tests.support.threads import cpu_threads
+
+__all__ = ["engines_once"]
 
 
 class Guarded:

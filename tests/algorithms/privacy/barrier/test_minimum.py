@@ -29,6 +29,9 @@ from tests.support.barriers import (
     no_records,
 )
 from tests.support.bench import MadeUp, small_model
+from tests.support.engines import engines_once
+
+__all__ = ["engines_once"]
 
 WIDTH = 5
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
