@@ -36,13 +36,15 @@ class Intercepts:
     """The parameters of a linear classifier that count alike for every record, one for each output.
 
     first, step: their places in the flat parameters. outputs: their number. weight: what they are multiplied with: 1
-    for biases, and that of the cell that all rows of an encoded table share.
+    for biases, and that of the cell that all rows of an encoded table share. class_weights: of the loss, relative to
+    the largest; empty if it has none.
     """
 
     first: int
     step: int
     outputs: int
     weight: float
+    class_weights: Annotated[tuple[float, ...], Field(exclude_if=lambda weights: not weights)] = ()
 
     @property
     def indices(self) -> list[int]:
@@ -199,10 +201,18 @@ def intercepts_of(model: Model, classes: int) -> Intercepts | None:
     if outputs != (1 if model.bounds == LOGISTIC else classes):
         return None
     if layer.bias is not None:
-        return Intercepts(outputs * width, 1, outputs, 1.0)
+        return Intercepts(outputs * width, 1, outputs, 1.0, _class_weights(model, classes, outputs))
     if cells is None or float(cells.last[-1]) > 0.0:
         return None
-    return Intercepts(width - 1, width, outputs, float(cells.weights[-1]))
+    weights = _class_weights(model, classes, outputs)
+    return Intercepts(width - 1, width, outputs, float(cells.weights[-1]), weights)
+
+
+def _class_weights(model: Model, classes: int, outputs: int) -> tuple[float, ...]:
+    """The losses of the classes where all outputs are 0, relative to the largest; empty if they are equal."""
+    labels = torch.arange(classes, dtype=model.label_dtype)
+    losses = model.losses(torch.zeros(classes, outputs, dtype=torch.float64), labels)
+    return () if bool((losses == losses[0]).all()) else tuple((losses / losses.max()).tolist())
 
 
 def _layers_of(module: nn.Module) -> tuple[CellVectors | None, nn.Linear] | None:

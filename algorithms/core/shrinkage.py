@@ -60,12 +60,15 @@ class Shrinkage:
     def log_odds(self, counts: Tensor) -> Tensor:
         """The outputs that say the frequencies of noisy counts, [classes], or [1] for two classes and one output.
 
+        With class weights frequencies are weighted, too: no other constant has a smaller loss.
+
         Example:
             >>> shrinkage = Shrinkage(2.0, 1.0, 0.5, 2, Intercepts(0, 1, 1, 1.0))
             >>> shrinkage.log_odds(torch.tensor([-3.0, 1.0])).exp()  # 0 and 1, and 1 for each
             tensor([2.])
         """
-        logs = (counts.clamp(min=0.0) + _ADDED * self.count_noise).log()
+        weights = torch.tensor(self.intercepts.class_weights or [1.0] * self.classes).to(counts)
+        logs = (weights * (counts.clamp(min=0.0) + _ADDED * self.count_noise)).log()
         return logs[1:] - logs[:1] if self.intercepts.outputs == 1 else logs - logs.mean()
 
 

@@ -20,6 +20,7 @@ from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model, build
 from algorithms.models.cells import behind_cells
+from algorithms.models.objectives import with_class_weights
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import verify, verify_card
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise
@@ -152,6 +153,33 @@ def test_the_start_says_the_frequencies_to_every_record() -> None:
         start = state.with_start(plan, asked).start
         outputs = model.outputs(model.by_name(start), torch.tensor(rows))
         assert outputs.softmax(-1).numpy() == pytest.approx(np.tile([1 / 6, 2 / 6, 3 / 6], (2, 1)), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["softmax", "logistic"])
+def test_with_class_weights_the_start_is_the_constant_of_the_least_weighted_loss(name: str) -> None:
+    """Of 10, 20 and 30 records with weights 1, 2 and 4 the shares are as 10, 40 and 120; of two as 10 and 40."""
+    classes = 3 if name == "softmax" else 2
+    records = MadeUp(np.zeros((60, 5), np.float32), np.repeat([0, 1, 2], (10, 20, 30)))
+    if name == "logistic":
+        records = MadeUp(records.features[:30], records.labels[:30])
+    model = with_class_weights(
+        build(name, input_shape=(5,), classes=classes, seed=0), (1.0, 2.0, 4.0)[:classes]
+    )
+    intercepts = intercepts_of(model, classes)
+    assert intercepts is not None
+    shrinkage = Shrinkage(1e-6, 1.0, 1.0, classes, intercepts)
+    plan = replace(plan_with(1.0, steps=4), method_params=asdict(shrinkage))
+    state = SHRUNK.init(model.initial_parameters(), plan)
+    assert isinstance(state, ShrunkState)
+    start = state.with_start(plan, barrier(records, model)).start
+    outputs = model.outputs(model.by_name(start), torch.ones(1, 5))[0]
+    shares = (
+        outputs.softmax(-1)
+        if name == "softmax"
+        else torch.stack([1 - outputs.sigmoid()[0], outputs.sigmoid()[0]])
+    )
+    expected = [10 / 170, 40 / 170, 120 / 170] if name == "softmax" else [0.2, 0.8]
+    assert shares.numpy() == pytest.approx(expected, abs=1e-4)
 
 
 def test_only_linear_classifiers_have_intercepts() -> None:
