@@ -61,6 +61,8 @@ _ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
 _TOGETHER = 4
 """The fewest distances of points that are added up by one convolution."""
+_ROWS = 32
+"""Distances of points whose pairs are added up by one product."""
 _ROUNDING, _STEP_ROUNDING = 2.0**-34, 2.0**-44
 """What is added to masses and to logarithms of moments, relatively: the second for each step, to masses the first at
 least. Each doubling doubles the rounding so far; masses add up to 1 - 2^-48 steps at the least, as was measured for
@@ -186,32 +188,53 @@ def _double(one: _Ratio) -> _Ratio:
     shares = np.expm1((excesses - points_up) * one.cell) / math.expm1(one.cell)
     start = int(points_up[0])
     sums = np.zeros(count + 2)
-    twice, first, second = 2.0 * masses, np.empty(count), np.empty(count)
-    ends = np.append(np.flatnonzero(np.diff(points_up)) + 1, count).tolist()
-    for begin, end in pairwise([0, *ends]):  # distances whose sums lie equally far above their larger points
-        low = begin + int(points_up[begin]) - start
-        if begin and end - begin >= _TOGETHER:
-            size = count - begin
-            for further, kernel in ((0, 1 - shares[begin:end]), (1, shares[begin:end])):
-                sums[low + further : low + further + size] += (
-                    twice[begin:] * np.convolve(masses[:size], kernel)[:size]
-                )
-            continue
-        for d in range(begin, end):
-            both, up = first[: count - d], second[: count - d]
-            # Pairs (i, i + d) and (i + d, i) are alike, hence twice, except for d = 0.
-            np.multiply((twice if d else masses)[: count - d], masses[d:], out=both)
-            np.multiply(both, shares[d], out=up)
-            at = low + d - begin
-            sums[at + 1 : at + 1 + count - d] += up
-            both -= up
-            sums[at : at + count - d] += both
+    # Where distances begin whose sums lie equally far above their larger points.
+    begins = np.append(0, np.flatnonzero(np.diff(points_up)) + 1)
+    is_long = np.diff(np.append(begins, count)) >= _TOGETHER
+    few = int(begins[np.argmax(is_long)]) if is_long.any() else count
+    _add_near(sums, masses, np.arange(few) + points_up[:few] - start, shares[:few])
+    for begin, end in pairwise([*begins[begins >= few].tolist(), count]):
+        low, size = begin + int(points_up[begin]) - start, count - begin
+        for further, kernel in ((0, 1 - shares[begin:end]), (1, shares[begin:end])):
+            kernel[0] *= 1.0 if begin else 0.5  # a pair of one point with itself occurs once, others twice
+            both = 2.0 * masses[begin:] * np.convolve(masses[:size], kernel)[:size]
+            sums[low + further : low + further + size] += both
     # One of the two may be 0; where the other one lies below the new grid, it counts as 0, too.
     sums[: max(0, count - start)] += 2 * one.zero * masses[start:]
     missed = masses[:start]
     zero = one.zero**2 + 2 * one.zero * float(missed.sum())
     lost = 2 * one.lost + 2 * one.zero * float(missed @ one.values[:start])
     return _Ratio(one.cell, one.first + start, sums, zero, lost).trim()
+
+
+def _add_near(sums: Array, masses: Array, shifts: NDArray[np.int64], shares: Array) -> None:
+    """Add the masses of pairs of points to those of their sums, for distances from 0 on.
+
+    Pairs (i, i + d) and (i + d, i) are alike, so that they count twice, except for d = 0. They are multiplied distance
+    by distance, each in a row that begins where its sums do, and the rows of several are added up as one product.
+
+    shifts: How far the sum lies above the smaller point, which grows by 0 or 1 from one distance to the next.
+    shares: Of a pair's mass, that goes to the point above.
+    """
+    count, few = len(masses), len(shifts)
+    begun = np.concatenate([np.zeros(_ROWS), masses, np.zeros(_ROWS)])
+    other, rows = np.append(masses, np.zeros(2 * _ROWS)), np.empty((_ROWS, count + _ROWS))
+    weights = np.stack([1 - shares, shares])
+    weights[:, 1:] *= 2.0
+    for first in range(0, few, _ROWS):
+        last = min(first + _ROWS, few)
+        moved = (shifts[first:last] - shifts[first]).tolist()
+        size = count - first + moved[-1]
+        for row, by in enumerate(moved):
+            begin = first + row - by
+            np.multiply(
+                begun[_ROWS - by : _ROWS - by + size], other[begin : begin + size], out=rows[row, :size]
+            )
+        sides = weights[:, first:last] @ rows[: last - first, :size]
+        low = int(shifts[first])
+        for further, side in enumerate(sides):
+            inside = sums[low + further : low + further + size]
+            inside += side[: len(inside)]
 
 
 def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio:

@@ -236,6 +236,14 @@ def test_a_long_run_is_calibrated_by_the_kinds_of_its_passes(monkeypatch: pytest
     assert lengths == [2]
 
 
+@pytest.mark.parametrize("noise", [0.5, 5.0, 100.0])
+def test_masses_of_a_long_pass_are_exact_but_for_a_few_last_places_a_step(noise: float) -> None:
+    """What is added for rounding is 16 times 2^-48 a step."""
+    parts = 1024
+    _, masses, _ = ratio_of_pass(noise, parts, parts)
+    assert masses.sum() / (1 + 2.0**-34) == pytest.approx(1.0, abs=parts * 2.0**-50)
+
+
 def test_passes_of_another_number_of_steps_draw_anew() -> None:
     """As where a method lets its batches grow: of those in the fourth pass, of two steps, half are in each half of
     the next one, whose steps are four to a pass. False-alarm rate of 1e-6.
