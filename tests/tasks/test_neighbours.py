@@ -181,22 +181,38 @@ def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
 @pytest.mark.usefixtures("noise_alone")
 @pytest.mark.parametrize("kind", ["private", "public", "search"])
 def test_nothing_but_the_noisy_answers_depends_on_the_records(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Of other records, in another order and number, with values of every kind that a card does not expect.
 
     kind: who is held out, or a search with private people held out.
     """
+    caplog.set_level("INFO")
     some, found = rows(300), []
     for name, lines in {"some": some, "odd": [*ODD.values(), *some[:3], *some[-40:0:-1]]}.items():
         place = Workspace(tmp_path / name, tmp_path / f"{name}-home")
         for folder in (place.root, place.home):
             folder.mkdir(mode=0o700)
         public = prepared(place, lines, monkeypatch, PUBLIC if kind == "public" else {})
-        found.append({"prepared": public} | all_that_leaves(place, kind))
+        left = all_that_leaves(place, kind)
+        # Not how far a run has come, which is logged now and then.
+        logged = [
+            record.getMessage()
+            for record in caplog.records
+            if record.name.split(".")[0] in ("algorithms", "data", "tasks")
+        ]
+        logged = [line for line in logged if not re.match(r"step [0-9]+ of", line)]
+        assert kind == "search" or "training ..." in logged
+        printed = {"log": str(logged), "output": "".join(capfd.readouterr())}
+        caplog.clear()
+        found.append({"prepared": public, "printed": printed} | left)
     assert found[0].keys() == found[1].keys()
     for what, one in found[0].items():
         other = found[1][what]
-        assert one.keys() == other.keys() and (len(one) > 6 or what == "prepared")
+        assert one.keys() == other.keys() and (len(one) > 6 or what in ("prepared", "printed"))
         assert [name for name in one if one[name] != other[name]] == [], what
         assert not [name for name in other if re.search("Atlantis|1e300|中", other[name])]
