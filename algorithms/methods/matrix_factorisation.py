@@ -118,17 +118,25 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int | None = None) ->
     parameters, velocity, average = np.zeros((3, len(last)))
     weights = np.zeros((steps, len(last)))
     row_of = {step: row for row, step in enumerate(last.tolist())}
-    for step in reversed(range(steps)):  # in place, as there may be tens of thousands
+    is_averaged = False
+    for step in reversed(
+        range(steps)
+    ):  # in place, as there may be tens of thousands; without what changes nothing
         if step in row_of:
-            average[row_of[step]] = 1.0
-        share = update.averaging_weight(step + 1, steps)
-        parameters += share * average
-        average *= 1.0 - share
-        rate = update.rate_at(step / steps)
-        velocity *= update.momentum
-        velocity += rate * parameters
-        parameters *= 1.0 - rate * update.weight_decay
-        weights[step] = velocity
+            average[row_of[step]], is_averaged = 1.0, True
+        if is_averaged:
+            share = update.averaging_weight(step + 1, steps)
+            parameters += share * average
+            average *= 1.0 - share
+            is_averaged = share < 1.0
+        rate, row = update.rate_at(step / steps), weights[step]
+        np.multiply(rate, parameters, out=row)
+        if update.momentum:
+            velocity *= update.momentum
+            velocity += row
+            row[:] = velocity
+        if update.weight_decay:
+            parameters *= 1.0 - rate * update.weight_decay
     return Workload(np.ascontiguousarray(weights.T), tuple((last + 1).tolist()))
 
 

@@ -90,6 +90,14 @@ class Buffered(_ToeplitzStrategy):
     def column(self, steps: int) -> Array:
         return buffered_column(np.array(self.weights), np.array(self.decays), steps)
 
+    def inverse(self, steps: int) -> Array:
+        """The first column of C^-1, from what the buffers hold: s = w, then s <- D s - w sum(s), in doubling blocks."""
+        weights, decays = np.array(self.weights), np.array(self.decays)
+        buffers, later = weights[:, None], np.diag(decays) - weights[:, None]
+        while buffers.shape[1] < steps:
+            buffers, later = np.hstack([buffers, later @ buffers]), later @ later
+        return np.append(1.0, -buffers.sum(axis=0))[:steps]
+
     def correlator(self, dimension: int) -> Correlator:
         return _Buffers(self.weights, self.decays, dimension)
 

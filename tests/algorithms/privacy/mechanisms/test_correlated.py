@@ -455,3 +455,11 @@ def test_orthogonal_canaries_find_no_more_than_the_run_is_charged_for() -> None:
     assert mu <= claimed + chance
     assert mu >= 0.97 * claimed - chance  # the first part's canaries reach it all
     assert model.parameter_count == canaries
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 1000])
+def test_a_buffered_matrix_times_its_inverse_is_the_identity(steps: int) -> None:
+    buffers = np.arange(1.0, 17.0)
+    strategy = Buffered(tuple(0.3 / buffers**2), tuple(1.0 - 0.5**buffers))
+    product = np.convolve(strategy.column(steps), strategy.inverse(steps))[:steps]
+    assert product == pytest.approx(np.eye(steps)[0], abs=1e-14)
