@@ -1,6 +1,8 @@
 """A real Prefect server on a free port of this machine, ended by its process id."""
 
+import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+from filelock import FileLock
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
+from prefect.utilities.asyncutils import run_sync_in_worker_thread
 
 from tests.support.quick_work import quick_work
 
@@ -43,12 +48,34 @@ def free_port() -> int:
         return port
 
 
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The file `prefect.db` of a server that has not run yet, to be copied: its tables take seconds to make.
+
+    The first process of this test run that asks makes it for all.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "database"
+    file = folder / "prefect.db"
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
+            folder.mkdir()
+            from prefect.server.database.alembic_commands import alembic_upgrade  # which takes a moment
+
+            with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{file}"}):
+                asyncio.run(run_sync_in_worker_thread(alembic_upgrade))
+            (folder / "done").touch()
+    return file
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the server's API."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     folder = tmp_path_factory.mktemp("server")
+    shutil.copy(database, folder)
     prefect = str(Path(sys.executable).parent / "prefect")
     command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder)}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,12 +145,13 @@ def test_a_port_of_another_program_is_refused_at_once() -> None:
             server.start_server(other.server_port)
 
 
-def test_a_server_that_is_started_in_the_background_speaks_to_a_file(tmp_path: Path) -> None:
+def test_a_server_that_is_started_in_the_background_speaks_to_a_file(database: Path, tmp_path: Path) -> None:
     """Into a pipe that nobody reads it would stop at a warning. The note of a server that died does not hinder it.
 
     Nor does the next one end the runs of this one, whose leases on a deployment's slot it knows.
     """
     note, log = tmp_path / "server.pid", tmp_path / "server.log"
+    shutil.copy(database, tmp_path)
     with temporary_settings({PREFECT_HOME: tmp_path}), pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(tmp_path))
         note.write_text(str(os.getpid()))
@@ -178,12 +180,16 @@ def test_why_no_server_started_is_in_a_file_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "no database")
+    (tmp_path / "prefect.py").write_text("raise ImportError('as it is half installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     log = tmp_path / "server.log"
     with temporary_settings({PREFECT_HOME: tmp_path}):
         with pytest.raises(StageFailedError, match=re.escape(f"{log} says why in its last lines")):
             server.start_server(free_port())
-        assert "Could not parse SQLAlchemy URL" in log.read_text() and not (tmp_path / "server.pid").exists()
+        assert (
+            "ImportError: as it is half installed" in log.read_text()
+            and not (tmp_path / "server.pid").exists()
+        )
 
 
 def test_stop_waits_for_the_end_of_the_server(tmp_path: Path) -> None:
