@@ -5,8 +5,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,16 +277,9 @@ def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:
     receipt, alone, evaluated = workspace.train(), released(workspace), evaluation(workspace)
     workspace.mark_used()
     own = {"EPSILONFLOW_HOME": str(workspace.home), "PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, "-m", "tasks.train"],
-        cwd=workspace.root,
-        env=os.environ | own,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    launch = ["--standalone", "--nproc-per-node=2", "-m", "tasks.train"]
+    launcher = ModuleProcess("torch.distributed.run", *launch, cwd=workspace.root, env=os.environ | own)
+    assert launcher.wait(timeout=SECONDS) == 0
     assert workspace.receipt["run_id"] != receipt["run_id"]  # it was trained, not handed out
     assert workspace.receipt["events"] == receipt["events"]
     assert torch.allclose(alone, released(workspace), rtol=0.0, atol=1e-6) and float(alone.norm()) > 0

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from algorithms.models import ModelRefusedError
 from algorithms.privacy.barrier.device import device_of
 from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
+from tasks.runs import stages
 from tasks.runs.stage_main import main_of
 from tasks.runs.stages import (
     ASK,
@@ -35,6 +37,7 @@ from tasks.runs.stages import (
 )
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
+from tests.support.one_process import DvcHere
 from tests.support.waiting import before_long, processes_in
 from tests.support.workspace import Workspace
 
@@ -53,6 +56,12 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
         return tmp_path
 
     return make
+
+
+@pytest.fixture
+def dvc_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a stage's output is not looked at: DVC takes half a second to start."""
+    monkeypatch.setattr(stages, "DvcProcess", partial(DvcHere, but=None))
 
 
 def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str], Path]) -> None:
@@ -117,6 +126,7 @@ def test_modules_with_the_names_of_our_packages_are_in_nobodys_way(stage: Callab
     assert (root / "model").read_text() == str(PROJECT / "tasks/__init__.py")
 
 
+@pytest.mark.usefixtures("dvc_in_this_process")
 def test_a_cache_of_private_records_that_lies_elsewhere_is_closed_too(
     stage: Callable[[str], Path], workspace: Workspace, tmp_path: Path
 ) -> None:
@@ -180,11 +190,6 @@ def test_a_stage_that_failed_says_so_and_is_never_tried_again(
     assert (root / "starts").read_text() == "x"
 
 
-def test_a_stage_that_is_not_there_says_so(stage: Callable[[str], Path]) -> None:
-    with pytest.raises(StageFailedError, match="'tame' not found"):
-        reproduce("tame", root=stage("pass"), say=lambda _: None)
-
-
 def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) -> None:
     root = stage("sys.stderr.write('refused: too much; ask for less.\\n'); sys.exit(2)")
     with pytest.raises(StageRefusedError, match=r"^too much; ask for less\.$"):
@@ -244,6 +249,7 @@ def test_dvcs_own_locks_are_waited_for(
     assert told[1] == "Running stage 'train':"
 
 
+@pytest.mark.usefixtures("dvc_in_this_process")
 def test_a_lock_file_that_a_killed_command_left_empty_is_no_obstacle(stage: Callable[[str], Path]) -> None:
     root = stage("open('model', 'w').write('x')")
     (root / ".dvc/tmp").mkdir(exist_ok=True)
@@ -376,6 +382,7 @@ def test_a_full_disk_is_a_sentence_whichever_library_met_it(
     assert capsys.readouterr().err.startswith("refused: the disk is full; make room where")
 
 
+@pytest.mark.usefixtures("dvc_in_this_process")
 def test_a_checkout_without_git_is_told_what_to_do(tmp_path: Path) -> None:
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "params.yaml").write_text("")
