@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -81,11 +82,17 @@ def arguments_of(command: Any, words: list[str], line: str) -> list[str]:
     return values
 
 
+@cache
+def group() -> Any:
+    """All commands, of which each takes a moment to make."""
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("page", "line", "is_typed"), sorted(set(commands())))
 def test_a_command_that_is_written_down_exists(page: str, line: str, is_typed: bool) -> None:
     """With its options, and where it is typed, with its arguments; nothing is run."""
     words = shlex.split(line.split("#")[0].split("&&")[0])[1:]
-    command: Any = typer.main.get_command(app)
+    command = group()
     while words and getattr(command, "commands", None):
         assert words[0] in command.commands or words[0].startswith("--"), line
         if words[0].startswith("--"):
@@ -109,7 +116,7 @@ def test_the_line_below_a_tables_head_has_as_many_cells() -> None:
 
 
 def test_an_options_value_is_no_argument() -> None:
-    forecast: Any = typer.main.get_command(app)
+    forecast = group()
     for name in ("ledger", "forecast"):
         forecast = forecast.commands[name]
     words = ["--from", "retrain.yaml", "--policy=last", "--json"]

@@ -334,7 +334,7 @@ def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest
 
 def test_the_price_of_a_search_is_held_against_the_ledger(here: Checkout) -> None:
     (here.root / "tune.yaml").write_text(
-        "{epsilon: 4.0, space: {algorithm.steps: {low: 2, high: 4, points: 3, scale: linear}}}"
+        "{epsilon: 4.0, space: {algorithm.steps: {low: 2, high: 4, points: 2, scale: linear}}}"
     )
     assert call("tune", "--plan").exit_code == 0
     here.ledger.set_cap("digits", Budget(3.5, 1e-3))
