@@ -1,6 +1,7 @@
 """An upgrade that needs less noise, or edits a method, makes nobody pay again for what was paid for."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,28 @@ from tests.support.visits import visits as visits
 EXACT = calibration.calibrate
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that has an upgrade leaves its checkout and its home for the others."""
+    return tmp_path_factory.mktemp("upgraded")
+
+
 @pytest.fixture
-def upgraded(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> Visits:
+def upgraded(visits: Visits, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
     """A run is done by a version that took more noise and whose method had another source."""
-    with monkeypatch.context() as before:
-        before.setattr(calibration, "calibrate", lambda *given, **named: 1.02 * EXACT(*given, **named))
-        before.setattr(calibrate, "source_digest", lambda name: "0" * 64)
-        visits.place.set("data", dataset="visits")
-        visits.train()
-    visits.finish()
+    places = {"root": visits.place.root, "home": visits.place.home}
+    if not any(kept.iterdir()):
+        with monkeypatch.context() as before:
+            before.setattr(calibration, "calibrate", lambda *given, **named: 1.02 * EXACT(*given, **named))
+            before.setattr(calibrate, "source_digest", lambda name: "0" * 64)
+            visits.place.set("data", dataset="visits")
+            visits.train()
+        visits.finish()
+        for name, place in places.items():
+            shutil.copytree(place, kept / name, ignore=shutil.ignore_patterns("examples"))
+    else:
+        for name, place in places.items():
+            shutil.copytree(kept / name, place, dirs_exist_ok=True)
     return visits
 
 
