@@ -733,11 +733,25 @@ def _resolve_branches(
         except Exception:  # the model may not go on in the wrong branch
             continue
         pinned_branches = tuple(trace.tracer.pinned_branches)
-        if not trace.tracer.data_dependent_read and _pins_are_safe(
-            probe64, pinned_branches, samples, trace.seen
+        if (
+            not trace.tracer.data_dependent_read
+            and _pins_are_safe(probe64, pinned_branches, samples, trace.seen)
+            and _has_no_branch_again(
+                probe32.with_decisions(pinned_branches=pinned_branches), first.seen.sample.alone(0)
+            )
         ):
             return pinned_branches, trace
     return None, first
+
+
+def _has_no_branch_again(probe: ModelProbe, one: SyntheticBatch) -> bool:
+    """Whether no layer that runs again in the backward pass meets a branch, which it would take by all records."""
+    try:
+        with still(probe.passes.model.module):
+            probe.passes.gradients(probe.parameters, one.inputs, one.labels)
+    except UnrecordedError:
+        return False
+    return True
 
 
 def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:

@@ -35,6 +35,9 @@ from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pull_back, shared_operation
 from algorithms.gradients.rules.recurrent import Unpacked
 
+_GRADIENT = with_visible_calls(torch.autograd.grad)
+"""`torch.autograd.grad`; PyTorch would leave a mode for its time, in which checkpointed layers run again."""
+
 PinnedBranch = bool | int | None
 PinnedBranches = tuple[PinnedBranch, ...]
 
@@ -124,10 +127,11 @@ class Passes:
             uses = recorder.take_uses()
             if not uses:
                 return losses, uses, ()
-            with self._pinning(again=True):
+            # Packed sequences in layers that run again would not save what they saved for the recorder.
+            with replace(self, unpacks=False)._pinning(again=True):
                 # To the outputs of uses, not to parameters, which are tensors without a gradient here.
                 # Of a sum, since PyTorch imports SymPy to compare the shapes of losses with those of given gradients.
-                back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
+                back = _GRADIENT(losses.sum(), [use.edge for use in uses], allow_unused=True)
             return losses, uses, back
 
         try:
@@ -256,7 +260,7 @@ class Passes:
         turn()
         leaves = tuple(named.values())
         with self._pinning(again=True):
-            results = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
+            results = self.model.inside(named, lambda: _GRADIENT(total, leaves, allow_unused=True))
         if any(leaf.grad is not None for leaf in leaves):
             raise UnsupportedModelError(
                 f"the model {self.model.name} calls backward() inside the backward pass, as reversible layers do, so"
