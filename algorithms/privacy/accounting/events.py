@@ -201,7 +201,9 @@ def _is_nested_too_deeply(event: Any) -> bool:
     for _ in range(MAX_NESTING + 1):
         holders = [one for one in inside if isinstance(one, dict)]
         inside = [part for one in holders for part in _held_in(one)]
-    return bool(inside)
+        if not inside:
+            return False
+    return True
 
 
 def _held_in(event: dict[str, Any]) -> list[Any]:

@@ -419,20 +419,7 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
 def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Array:
     """Bounds on log E[S^-b] at powers b above 0, shape [powers]."""
     logs = np.linspace(*_LOG_RATES)
-    log_r, reach = float(logs[0] - logs[1]), 0.5 / z**2 + _FAR / z
-    # The distance of rates is a whole number of those of points, so that a rate times a point is one of few products.
-    parts_of_cell = max(1, round(-log_r * _POINTS / (2 * reach)))
-    step = -log_r / parts_of_cell
-    log_points = np.arange(-reach, reach + step, step)
-    points = np.append(0.0, np.exp(log_points))
-    masses = _on_points(points, z)  # lower values make the moments larger
-    products = step * np.arange((len(logs) - 1) * parts_of_cell + len(log_points))
-    decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
-    means = np.full(len(logs), masses[0])
-    for at in range(parts_of_cell):  # the points that lie equally far from some product
-        some = masses[1 + at :: parts_of_cell]
-        means += np.correlate(decays[at::parts_of_cell], some)[: len(logs)]
-    transforms = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
+    log_r, transforms = float(logs[0] - logs[1]), _log_transforms(z, parts, steps)
     moments = []
     for b in powers:
         # The transform is convex, so that a chord bounds it in a cell: its ends' weights, at a ratio r of two rates.
@@ -449,6 +436,28 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
         every = [largest + math.log(weight), b * logs[0] - math.log(b), beyond.min()]
         moments.append(np.logaddexp.reduce(every) - gammaln(b))
     return np.array(moments)
+
+
+@lru_cache(maxsize=16)
+def _log_transforms(z: float, parts: int, steps: int) -> Array:
+    """Bounds on log E exp(-l S) at each of the rates l, which moments of all orders share."""
+    logs = np.linspace(*_LOG_RATES)
+    log_r, reach = float(logs[0] - logs[1]), 0.5 / z**2 + _FAR / z
+    # The distance of rates is a whole number of those of points, so that a rate times a point is one of few products.
+    parts_of_cell = max(1, round(-log_r * _POINTS / (2 * reach)))
+    step = -log_r / parts_of_cell
+    log_points = np.arange(-reach, reach + step, step)
+    points = np.append(0.0, np.exp(log_points))
+    masses = _on_points(points, z)  # lower values make the moments larger
+    products = step * np.arange((len(logs) - 1) * parts_of_cell + len(log_points))
+    decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
+    means = np.full(len(logs), masses[0])
+    for at in range(parts_of_cell):  # the points that lie equally far from some product
+        some = masses[1 + at :: parts_of_cell]
+        means += np.correlate(decays[at::parts_of_cell], some)[: len(logs)]
+    transforms: Array = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
+    transforms.setflags(write=False)
+    return transforms
 
 
 def _on_points(points: Array, z: float) -> Array:

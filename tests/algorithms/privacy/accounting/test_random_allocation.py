@@ -22,7 +22,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, random_allocation
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
@@ -242,6 +242,20 @@ def test_masses_of_a_long_pass_are_exact_but_for_a_few_last_places_a_step(noise:
     parts = 1024
     _, masses, _ = ratio_of_pass(noise, parts, parts)
     assert masses.sum() / (1 + 2.0**-34) == pytest.approx(1.0, abs=parts * 2.0**-50)
+
+
+def test_orders_that_are_asked_for_one_by_one_share_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, on_points = [], random_allocation._on_points
+
+    def counted(points: np.ndarray, noise: float) -> np.ndarray:
+        computed.append(noise)
+        return on_points(points, noise)
+
+    monkeypatch.setattr(random_allocation, "_on_points", counted)
+    event, orders = RandomAllocationDpEvent(2.345, 50, 50), (1.5, 4.0, 17.25)
+    singly = [divergences_of_pass(event, (order,))[0] for order in orders]
+    assert computed == [2.345]
+    assert singly == pytest.approx(list(divergences_of_pass(event, orders)), rel=1e-12)
 
 
 def test_passes_of_another_number_of_steps_draw_anew() -> None:
