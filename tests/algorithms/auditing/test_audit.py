@@ -16,6 +16,7 @@ from algorithms.gradients.clipping import Unclipped
 from algorithms.privacy.barrier import unnoised_queries
 from algorithms.privacy.mechanisms import correlated, release
 from tests.support.costs import costs_once
+from tests.support.soak import soak_but
 
 __all__ = ["costs_once"]
 
@@ -144,18 +145,22 @@ def a_record_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize(("method", "settings"), CORRELATED)
+FAULTS = [
+    (half_the_noise, "noise"),
+    (noise_without_its_correction, "noise of two releases"),
+    (one_layer_unclipped, "reach of a record"),
+    (a_record_in_every_step, "steps between"),
+]
+OF_THE_NOISE = [(*method, *fault) for method in CORRELATED for fault in FAULTS[:2]]
+OF_THE_SUM = [(*CORRELATED[0], *FAULTS[2]), (*CORRELATED[1], *FAULTS[3])]
+
+
 @pytest.mark.parametrize(
-    ("fault", "part"),
-    [
-        (half_the_noise, "noise"),
-        (noise_without_its_correction, "noise of two releases"),
-        (one_layer_unclipped, "reach of a record"),
-        (a_record_in_every_step, "steps between"),
-    ],
+    ("method", "settings", "fault", "part"),
+    soak_but(OF_THE_NOISE + OF_THE_SUM, [(*method, *fault) for method in CORRELATED for fault in FAULTS]),
 )
 def test_a_fault_in_correlated_noise_is_found(
-    monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any], fault: Fault, part: str
+    method: str, settings: dict[str, Any], fault: Fault, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault is half_the_noise:
         assert not quick(method, **settings).is_violated

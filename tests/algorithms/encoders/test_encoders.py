@@ -1,6 +1,7 @@
 """Frozen public encoders: what they are, and that a record's features are its own."""
 
 import json
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ def images(count: int, *, channels: int = 3) -> NDArray[np.float32]:
     return np.random.default_rng(0).random((count, channels, 32, 32), dtype=np.float32)
 
 
+@cache
 def made(name: str, **settings: Any) -> tuple[Encoder, Any]:
+    """An encoder and its loaded network, which are not changed."""
     found = encoder(name, Frozen(**settings))
     return found, found.load()
 

@@ -23,7 +23,7 @@ from tests.support.checkout import CODE, PROJECT
 from tests.support.device import DEVICE
 from tests.support.gradients import naive
 from tests.support.gradients.networks import NETWORKS, SPECS
-from tests.support.gradients.problems import Problem, problem
+from tests.support.gradients.problems import BRIEF, Problem, problem
 
 NAMES = ["cnn", "bilstm"] if DEVICE.type == "cpu" else [*SPECS]
 """All of them on an accelerator; on a CPU the tests of the layers, of bounds and of batch invariance have them."""
@@ -36,7 +36,7 @@ def placed(name: str, dtype: torch.dtype, count: int = 6) -> tuple[Problem, Engi
     """A problem whose tensors are on the device, and its engine with passes of 64; made once, not to be changed."""
     made = problem(SPECS[name], dtype, count=count)
     there = {part: getattr(made, part).to(DEVICE) for part in ("parameters", "inputs", "labels")}
-    return replace(made, **there), made.engine(device=DEVICE, physical_batch=64)
+    return replace(made, **there), made.engine(device=DEVICE, physical_batch=64, limits=BRIEF)
 
 
 def exact(name: str, dtype: torch.dtype) -> Problem:

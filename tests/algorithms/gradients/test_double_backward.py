@@ -12,7 +12,7 @@ from torch.nn import functional
 from algorithms.gradients import L2
 from algorithms.gradients.model_inspection import InspectionLimits
 from tests.support.gradients import naive
-from tests.support.gradients.problems import LIMITS, SMALL, Spec, Wired, check, problem
+from tests.support.gradients.problems import SMALL, Spec, Wired, by_limits, check, problem
 
 
 def derivative(
@@ -91,8 +91,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "limits"), by_limits(SPECS, in_full=["a penalty", "a step"]))
 def test_derivatives_in_the_forward_pass_are_recorded(name: str, limits: InspectionLimits) -> None:
     """In one pass, where a record that is not finite is in no other's way."""
     spec, materialised = SPECS[name]

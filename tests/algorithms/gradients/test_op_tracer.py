@@ -18,6 +18,7 @@ from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients import naive
 from tests.support.gradients.problems import (
+    BRIEF,
     LIMITS,
     Problem,
     Spec,
@@ -299,7 +300,7 @@ def test_a_record_counts_the_same_in_any_place_where_a_model_works_in_chunks() -
         return outputs.sum(dim=1) * (labels == 1)
 
     spec = Spec(lambda: Wired(wiring, scale=nn.Parameter(torch.ones(3))), (3,), losses=of_label_one)
-    engine = problem(spec, torch.float32).engine(physical_batch=64)
+    engine = problem(spec, torch.float32).engine(physical_batch=64, limits=BRIEF)
     parameters, inputs = torch.ones(3), torch.full((64, 3), float(point))
     first, *others = (
         engine.clipped_sum(parameters, inputs, torch.eye(64, dtype=torch.int64)[place], L2(1.0))

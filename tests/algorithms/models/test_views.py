@@ -13,6 +13,7 @@ from algorithms.privacy.barrier.compute_config import ComputeConfig
 from data.readers.records import RecordBatch
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.support.gradients import naive
+from tests.support.gradients.problems import BRIEF
 from tests.support.refusals import refused_as
 
 NAMES = ["softmax", "cifar_cnn"]
@@ -49,7 +50,7 @@ def test_a_record_s_gradient_is_the_mean_of_its_views(name: str) -> None:
     point = moved(one)
     rows = _mean([naive.loop(one, point, view.of(inputs), labels) for view in VIEWS[:count]])
     torch.testing.assert_close(naive.loop(several, point, inputs, labels), rows, rtol=1e-4, atol=1e-6)
-    engine = Engine(several, input_shape=form.shape)
+    engine = Engine(several, input_shape=form.shape, limits=BRIEF)
     assert engine.inspection.layouts is not None and not engine.inspection.without_rule
     clipping = L2(float(rows.norm(dim=1).median()))
     expected = naive.contributions(one, rows, clipping).sum(dim=0)

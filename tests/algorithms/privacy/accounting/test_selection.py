@@ -87,9 +87,7 @@ def best(centre: float, mean: float, shape: float, score: Callable[[np.ndarray],
     reached = np.empty_like(one)
     reached[order] = np.cumsum(one[order])
     middle = np.clip(reached - one / 2, 0.0, 1.0)
-    found: np.ndarray = one * sum(
-        k * p * middle ** (k - 1) for k, p in zip(numbers, chances, strict=True) if p > 1e-18
-    )
+    found: np.ndarray = one * np.polynomial.polynomial.polyval(middle, numbers * chances)
     return found
 
 

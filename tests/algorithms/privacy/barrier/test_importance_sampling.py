@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("brief_inspections")
 
 COUNT, C = 12, 1.0
 DRAWS, COPIES = 10_000, 50
+TOGETHER = 640  # so that a release is one pass
 SCALES = np.linspace(0.01, 3.0, COUNT)
 IMPORTANCE = Importance(0.2)
 NO_NOISE: Any = Gaussian(1e-6)
@@ -77,7 +78,7 @@ def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.nda
     """
     many = axes(np.tile(scales, COPIES))
     inputs, labels = torch.from_numpy(many.features), torch.from_numpy(many.labels)
-    engine = Engine(axes_model(len(labels)), input_shape=(len(labels),))
+    engine = Engine(axes_model(len(labels)), input_shape=(len(labels),), physical_batch=TOGETHER)
     last, totals = LastNorms(), []
     before = np.full(len(labels), np.inf) if warm is None else np.tile(warm, COPIES)
     for release in range(DRAWS // COPIES):
