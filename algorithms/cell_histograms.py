@@ -23,7 +23,14 @@ from algorithms.models.cell_histograms import HistogramCells, HistogramColumn
 from algorithms.models.feature_transforms import Shape
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
-from algorithms.target_scale import centre_and_scale, check_loss, histogram_edges, target_cell
+from algorithms.target_scale import (
+    centre_and_scale,
+    check_loss,
+    histogram_edges,
+    mean_releases,
+    released_mean,
+    target_cell,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class CellHistograms(Strict):
     does.
 
     noise: multiplier of the release; a count's standard deviation is noise sqrt(F) for F histograms. trees, depth,
-    seed: of random trees that replace the public ones. bins: quantile bins of each number, 0 for none.
+    seed: of random trees that replace the public ones. bins: quantile bins of each number, 0 for none. mean_noise: of a
+    number's mean, as for `target_scale`; null for none.
     """
 
     of_cells: ClassVar[bool] = True
@@ -43,6 +51,7 @@ class CellHistograms(Strict):
     depth: Annotated[int, Field(ge=1, le=8)] = 4
     bins: Annotated[int, Field(ge=0, le=255)] = 0
     seed: Annotated[int, Field(ge=0)] = 0
+    mean_noise: Positive | None = None
 
     def of_table(
         self,
@@ -91,9 +100,15 @@ class TableHistograms:
         """The norm of what one row adds: 1 in each histogram."""
         return math.sqrt(sum(len(column.parts) for column in self.columns) + self.is_of_number)
 
+    @property
+    def mean_noise(self) -> float | None:
+        """The noise multiplier of the mean, None unless a number is predicted whose mean is released."""
+        return self.settings.mean_noise if self.is_of_number else None
+
     def releases(self, shape: Shape) -> list[Release]:
-        """One release of all histograms."""
-        return [total_release(L2(self.sensitivity), Gaussian(self.settings.noise))]
+        """One release of all histograms, and the number's mean, if it is released."""
+        histograms = total_release(L2(self.sensitivity), Gaussian(self.settings.noise))
+        return [histograms, *mean_releases(self.mean_noise)]
 
     def check(self, model: Model) -> None:
         """Raises RefusedError for a number to predict by a loss of the model's own."""
@@ -116,7 +131,11 @@ class TableHistograms:
         released = barrier.total(cells, bound=L2(self.sensitivity), noise=Gaussian(self.settings.noise))
         counts, of_target = torch.split(released.double().cpu(), [total, len(released) - total])
         noise_std = self.settings.noise * self.sensitivity
-        centre, scale = centre_and_scale(of_target, noise_std) if self.is_of_number else (0.0, 1.0)
+        centre, scale, mean_noise = 0.0, 1.0, self.mean_noise
+        if self.is_of_number:
+            centre, scale = centre_and_scale(of_target, noise_std, is_exact_later=mean_noise is not None)
+        if mean_noise is not None:
+            centre = released_mean(barrier, centre, scale, mean_noise, records)
         return {
             **made.cpu().buffers_from(counts, noise_std),
             "centre": torch.tensor(centre),

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
@@ -35,7 +35,7 @@ from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.learned_features import schedule_of
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import PlanningFacts, intercepts_of, zero_start_loss
+from algorithms.core.planning_facts import PlanningFacts, intercepts_of, number_of, zero_start_loss
 from algorithms.core.receipt import account_of, receipt_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter
@@ -268,7 +268,8 @@ def fit(
         target_scale: The share of the budget's squared mu, such as 0.05, that goes to a release of the centre and the
             scale of y before training (`algorithms.target_scale`), for a number that is scaled to [-1, 1] by public
             bounds and a model with one output. Errors are then clipped on that scale, the result's model gives the
-            number itself, and a `Step` has the parameters of your module, which predicts on the scale.
+            number itself, and a `Step` has the parameters of your module, which predicts on the scale. Of a method with
+            `shrink_share` that share goes to a release of the mean, too.
 
     Returns:
         The trained module, the trace, the cost and the privacy card.
@@ -309,7 +310,8 @@ def fit(
     compute = ComputeConfig(
         device_of(str(device)), memory_mb, None, number=count, accept_rounding=accept_rounding
     )
-    scale = None if target_scale is None else _scale_of_target(target_scale, epsilon, delta)
+    shrinks = getattr(method, "shrink_share", None)
+    scale = None if target_scale is None else _scale_of_target(target_scale, epsilon, delta, of_mean=shrinks)
     before = () if scale is None else tuple(schedule_of(scale, (), count, count_noise))
     target = Target(Budget(epsilon, delta), accountant, count_noise, before)
     training = _Training.of(model, trained, records, method, scale, loss=loss)
@@ -330,8 +332,16 @@ def fit(
             )
 
 
-def _scale_of_target(share: float, epsilon: float, delta: float) -> TargetScale:
-    """The release of a number's centre and scale that takes a share of the budget's squared mu."""
+def _settings_of(scale: TargetScale) -> dict[str, JsonValue]:
+    """The settings of the release of a target's scale, without those that are left out."""
+    return {name: value for name, value in asdict(scale).items() if value is not None}
+
+
+def _scale_of_target(share: float, epsilon: float, delta: float, *, of_mean: float | None) -> TargetScale:
+    """The release of a number's centre and scale that takes a share of the budget's squared mu.
+
+    of_mean: the share of its mean, for a method that shrinks towards it; None for no such release.
+    """
     if not 0 < share < 1:
         raise RefusedError(f"target_scale is {share:g}; give a share of the budget, such as 0.05.")
     if not 0 < delta < 1:
@@ -339,7 +349,8 @@ def _scale_of_target(share: float, epsilon: float, delta: float) -> TargetScale:
             f"delta is {delta:g}, and a number's scale is released with Gaussian noise; set delta to one above 0,"
             " customarily to 1/n or less."
         )
-    return TargetScale(noise_for_share(share, epsilon, delta))
+    mean_noise = None if of_mean is None else noise_for_share(of_mean, epsilon, delta)
+    return TargetScale(noise_for_share(share, epsilon, delta), mean_noise)
 
 
 def _group_by_person(
@@ -441,6 +452,7 @@ class _Training:
             rows_per_user=rows_per_user if rows_per_user != 1 else None,
             start_loss=zero_start_loss(self.model, classes),
             intercepts=intercepts_of(self.model, classes),
+            number=number_of(self.model),
         )
         plan = self.method.plan(target, facts)
         if plan.not_private is not None and noise != "seeded":
@@ -468,7 +480,7 @@ class _Training:
             **dict(plan.to_document()),
             algorithm=name,
             settings=dict(settings),
-            features={"name": "none"} if scale is None else {"name": "target_scale", "noise": scale.noise},
+            features={"name": "none"} if scale is None else {"name": "target_scale", **_settings_of(scale)},
             model=_model_of_plan(self.given, self.model, seed=seed),
             dataset=dataset,
             noise=noise,

@@ -22,7 +22,7 @@ class CellLayout(BaseModel):
 
 
 class ShrinkageFacts(BaseModel):
-    """How far a trained classifier was shrunk towards the class frequencies.
+    """How far a trained model was shrunk towards the class frequencies, or the centre of a number.
 
     Attributes:
         gain: How much lower than theirs its losses are, as it was released, in standard deviations of its noise.
@@ -52,7 +52,7 @@ class ModelFacts(BaseModel):
         front: Kind and settings of the learned features before the model.
         preparation: The data card's declaration of how records become features; older files lack it.
         temperature: What scores are divided by; missing for a model that is not recalibrated.
-        shrinkage: Of a model that was shrunk towards the class frequencies.
+        shrinkage: Of a model that was shrunk towards the class frequencies or the centre of a number.
     """
 
     model_config = ConfigDict(

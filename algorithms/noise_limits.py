@@ -1,44 +1,53 @@
-"""How far all noise together should move a parameter of a table, from public numbers; docs/results/tables.md."""
+"""How far all noise together should move a parameter of a table, and when a model is shrunk, from public numbers.
+
+docs/results/tables.md has what they were chosen with.
+"""
 
 import math
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from algorithms.privacy.accounting.gaussian import noise_for_share
+from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES, noise_for_share
 
 Kind: TypeAlias = Literal["classes", "number"]
 """What is predicted."""
 _OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
 """The largest limit, and how it grows with the root of the records in standard deviations of a count."""
-_LEAST_IF_SHRUNK = 0.5
-_FEW = 544.0
-"""Records in standard deviations of a count, below which a classifier is shrunk towards the frequencies."""
+_LEAST_IF_SHRUNK: Mapping[Kind, float] = {"classes": 0.5, "number": 0.27}
+_FEW = 272.0
+"""Records in standard deviations of a count, up to which `shrink_share` is the largest."""
+_LEAST_SHARE = 1e-4
 
 
 def usual_noise_limit(records: float, epsilon: float, of: Kind, *, is_shrunk: bool = False) -> float:
     """The limit where records are unit vectors, for log-odds of classes or for a number in units of its scale.
 
     With little information there is little that is worth the noise, so it grows with the root of the records over the
-    standard deviation of a count, released for the whole budget. Classifiers that are shrunk besides, see `shrinks`,
-    need no limit below one half.
+    standard deviation of a count, released for the whole budget. Models that are shrunk besides, see `shrink_share`,
+    need no low limit.
 
     Example:
         >>> [usual_noise_limit(records, epsilon=1.0, of="number") for records in (480, 1000, 5000)]
         [0.17, 0.25, 0.35]
         >>> [usual_noise_limit(records, epsilon=1.0, of="classes") for records in (480, 1500, 5000)]
         [0.34, 0.6, 0.7]
-        >>> usual_noise_limit(480, epsilon=1.0, of="classes", is_shrunk=True)
-        0.5
+        >>> [usual_noise_limit(480, epsilon=1.0, of=of, is_shrunk=True) for of in ("classes", "number")]
+        [0.5, 0.27]
     """
     most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
     limit = of_information * math.sqrt(records / noise_for_share(1.0, epsilon))
-    return float(f"{min(most, max(_LEAST_IF_SHRUNK, limit) if is_shrunk else limit):.2g}")
+    return float(f"{min(most, max(_LEAST_IF_SHRUNK[of], limit) if is_shrunk else limit):.2g}")
 
 
-def shrinks(records: float, epsilon: float) -> bool:
-    """Whether a classifier of so few records is worth shrinking towards the frequencies of its classes.
+def shrink_share(records: float, epsilon: float) -> float:
+    """The share of the squared mu for each release by which a model is shrunk.
+
+    With nothing to learn, the noise in a model becomes harmless only with very many records. The share falls as their
+    number grows, since releases of a smaller share of more records are still more exact.
 
     Example:
-        >>> [shrinks(records, epsilon=1.0) for records in (480, 2000, 5000)]
-        [True, True, False]
+        >>> [shrink_share(records, epsilon=1.0) for records in (480, 2000, 5000, 100_000)]
+        [0.05, 0.025, 0.01, 0.00051]
     """
-    return records / noise_for_share(1.0, epsilon) < _FEW
+    share = SHARE_OF_FEATURES * min(1.0, _FEW * noise_for_share(1.0, epsilon) / records)
+    return float(f"{max(_LEAST_SHARE, share):.2g}")

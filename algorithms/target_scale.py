@@ -24,10 +24,18 @@ _ABOVE_NOISE = 4.5
 noise alone."""
 _NEAR = 2.5
 """Others belong to it that are at most so many standard deviations of the number away from its mean."""
+_NEAR_AT_LEAST = 0.3
+"""Or at most so far away, where the mean is released, too. Of numbers that are mostly zero, the others lie in the noise
+by cells, and many cells apart; what noise adds here to the centre the mean corrects."""
 _PASSES = 22
 """In which cells may join that are beside those that belong to it."""
 _DEVIATIONS = 1.5
 """The scale in standard deviations. Clipping errors at one would draw a skewed number's mean towards its median."""
+_WITHIN, _WIDER_FROM = 1.5, 30.0
+"""Numbers are clamped to so many scales around the centre where their mean is released, and to more by the root of how
+many times this the records are, in standard deviations of the sum's noise: of a skewed number that leaves out less."""
+_ABOVE_LOWEST = 0.5
+"""How far a mean is at least above the low end of the range, in standard deviations of its noise: no rate is 0."""
 _MIN_SCALE = 0.02
 """A hundredth of the range, which is 2: shorter errors are not worth telling apart."""
 
@@ -40,15 +48,17 @@ class TargetScale(Strict):
     declared range, where numbers with a heavy tail are, and nowhere wide. Mean and standard deviation are those of the
     nearest histogram without negative counts, by its cells that stand out from the noise and those near them.
 
-    noise: multiplier of the release.
+    noise: multiplier of the release. mean_noise: of a second release, of the mean of the numbers near that centre,
+    which replaces it; null for none. It is far more exact with few records, so that the centre may be predicted itself.
     """
 
     of_target: ClassVar[bool] = True
     noise: Positive = 40.0
+    mean_noise: Positive | None = None
 
     def releases(self, shape: Shape) -> list[Release]:
-        """One histogram, of which a record changes one cell by 1."""
-        return [total_release(L2(1.0), Gaussian(self.noise))]
+        """One histogram, of which a record changes one cell by 1, and the mean, if there is one."""
+        return [total_release(L2(1.0), Gaussian(self.noise)), *mean_releases(self.mean_noise)]
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """centre, scale: []."""
@@ -58,7 +68,9 @@ class TargetScale(Strict):
             return target_cell(label, edges)
 
         counts = barrier.total(cell, bound=L2(1.0), noise=Gaussian(self.noise)).double().cpu()
-        centre, scale = centre_and_scale(counts, self.noise)
+        centre, scale = centre_and_scale(counts, self.noise, is_exact_later=self.mean_noise is not None)
+        if self.mean_noise is not None:
+            centre = released_mean(barrier, centre, scale, self.mean_noise, records)
         return {"centre": torch.tensor(centre), "scale": torch.tensor(scale)}
 
     def module(self, shape: Shape) -> TargetScaling:
@@ -86,6 +98,28 @@ def check_loss(model: Model) -> None:
         )
 
 
+def mean_releases(noise: float | None) -> list[Release]:
+    """The release of `released_mean`; none without a noise multiplier."""
+    return [] if noise is None else [total_release(L2(1.0), Gaussian(noise))]
+
+
+def released_mean(barrier: Barrier, centre: float, scale: float, noise: float, records: float) -> float:
+    """The mean of the numbers, each clamped to an interval around a centre, by one release.
+
+    noise: its multiplier; a record moves the sum by 1 in halves of the interval's width. records: their number.
+    """
+    reach = _WITHIN * scale * math.sqrt(max(1.0, records / (noise * _WIDER_FROM)))
+    low, high = max(-1.0, centre - reach), min(1.0, centre + reach)
+    middle, half = (low + high) / 2.0, (high - low) / 2.0
+
+    def place(_record: Tensor, label: Tensor) -> Tensor:
+        return ((label.clamp(low, high) - middle) / half)[None]
+
+    total = float(barrier.total(place, bound=L2(1.0), noise=Gaussian(noise)))
+    lowest = _ABOVE_LOWEST * half * noise / records - 1.0
+    return min(high, max(low, lowest, middle + half * total / records))
+
+
 def histogram_edges() -> Tensor:
     """The edges of the cells, [24], float64, from -1 to 1: of a linear and a logarithmic grid."""
     steps = torch.arange(_STEPS + 1, dtype=torch.float64) / _STEPS
@@ -100,10 +134,10 @@ def target_cell(label: Tensor, edges: Tensor) -> Tensor:
     return (torch.arange(len(edges) - 1, device=label.device) == cell).to(torch.float32)
 
 
-def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:
+def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = False) -> tuple[float, float]:
     """Mean, and standard deviations that make the scale, by noisy counts of the cells, [23].
 
-    noise: the standard deviation of each count.
+    noise: the standard deviation of each count. is_exact_later: whether the mean is released, too.
 
     Example:
         >>> counts = torch.zeros(23)
@@ -116,11 +150,13 @@ def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:
     middles, widths = (edges[1:] + edges[:-1]) / 2, edges.diff()
     nearest, stands_out = _without_negatives(counts.double()), counts >= _ABOVE_NOISE * noise
     belongs = stands_out if stands_out.any() else nearest == nearest.max()
+    least = _NEAR_AT_LEAST if is_exact_later else 0.0
     for _ in range(_PASSES):
         shares = torch.where(belongs, nearest, 0.0) / nearest[belongs].sum()
         centre = shares @ middles
         deviation = (shares @ ((middles - centre).square() + widths.square() / 12.0)).sqrt()
-        belongs = stands_out | (nearest > 0.0) & ((middles - centre).abs() <= _NEAR * deviation + widths)
+        reach = (_NEAR * deviation).clamp(min=least) + widths
+        belongs = stands_out | (nearest > 0.0) & ((middles - centre).abs() <= reach)
     return float(centre), max(_MIN_SCALE, _DEVIATIONS * float(deviation))
 
 

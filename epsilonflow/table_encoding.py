@@ -19,10 +19,10 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
+from algorithms.models.number_losses import QuantileLoss
 from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
-from algorithms.noise_limits import Kind, shrinks, usual_noise_limit
-from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
+from algorithms.noise_limits import Kind, shrink_share, usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -118,12 +118,14 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     kind: Kind = "classes" if loss == "cross_entropy" else "number"
     usual = CROSS_ENTROPY if kind == "classes" else SQUARED
     curvature = getattr(loss, "curvature", usual.curvature)
-    is_shrunk = kind == "classes" and has_constant and shrinks(records, epsilon)
+    # Frequencies need a cell that all rows share, and a quantile is not what is released.
+    can_shrink = has_constant if kind == "classes" else not isinstance(loss, QuantileLoss)
+    share = shrink_share(records, epsilon) if can_shrink else None
     update = OptimizerConfig(
         learning_rate=float(f"{(1.0 + _MOMENTUM) / curvature:.2g}"),  # half of where descent could diverge
         momentum=_MOMENTUM,
         schedule="linear",
-        noise_limit=usual_noise_limit(records, epsilon, kind, is_shrunk=is_shrunk),
+        noise_limit=usual_noise_limit(records, epsilon, kind, is_shrunk=share is not None),
         optimizer="sgd",
     )
     batch = min(_MAX_BATCH, max(1, round(records / _BATCHES_IN_A_PASS)))
@@ -131,7 +133,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
         steps=steps,
         expected_batch_size=batch,
         update=update,
-        shrink_share=SHARE_OF_FEATURES if is_shrunk else None,
+        shrink_share=share,
     )
 
 

@@ -16,7 +16,7 @@ from algorithms.cell_histograms import CellHistograms, TableHistograms
 from algorithms.core.calibration import check_delta, plan_composed_evaluation, plan_evaluation
 from algorithms.core.learned_features import FeatureLearner, schedule_of
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of, zero_start_loss
+from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of, number_of, zero_start_loss
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec
 from algorithms.evaluation.histogram import Groups
@@ -326,6 +326,7 @@ def _planning_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
         bfloat16=model.precision == torch.bfloat16,
         start_loss=zero_start_loss(model, len(public.classes)),
         intercepts=intercepts_of(model, len(public.classes)),
+        number=number_of(model),
     )
 
 

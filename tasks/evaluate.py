@@ -788,8 +788,9 @@ def main() -> None:
         write_plots(
             artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, public.tokens)
         )
-    if (shrinkage := facts_of(path).shrinkage) is not None:
-        document["shrinkage"] = shrinkage.model_dump()
+    facts = facts_of(path)
+    if facts.shrinkage is not None:
+        document["shrinkage"] = {**facts.shrinkage.model_dump(), "predicts": facts.predicts}
     document |= run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from pydantic import Field, JsonValue, ValidationError
@@ -15,7 +15,12 @@ from algorithms.gradients import linear_layer
 from algorithms.models import LossBounds, Model
 from algorithms.models.cells import CellVectors
 from algorithms.models.model import Unbounded
+from algorithms.models.number_losses import CountLoss
 from algorithms.models.objectives import CROSS_ENTROPY, LOGISTIC
+from algorithms.models.scaled_target import ScaledTarget, scaled_squared_error
+
+NumberKind: TypeAlias = Literal["number", "count"]
+"""A number whose mean is predicted by the squared error, or a count by the Poisson loss."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class PlanningFacts:
         start_loss: The largest loss of a record at the model's own start, see `zero_start_loss`; it serves planning
             alone, so a plan read from disk has none.
         intercepts: Of a linear classifier, see `intercepts_of`; they serve planning alone, too.
+        number: What a model predicts that starts by saying the centre of a number, see `number_of`; for planning alone.
     """
 
     records: int | None
@@ -80,6 +86,7 @@ class PlanningFacts:
     bfloat16: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     start_loss: Annotated[float | None, Field(exclude=True)] = field(default=None, compare=False)
     intercepts: Annotated[Intercepts | None, Field(exclude=True)] = field(default=None, compare=False)
+    number: Annotated[NumberKind | None, Field(exclude=True)] = field(default=None, compare=False)
 
     def known_records(self, what: str) -> int:
         """The number of records, which `what` needs; raises RefusedError if it is private."""
@@ -186,6 +193,19 @@ def zero_start_loss(model: Model, classes: int) -> float | None:
         return None
     labels = torch.arange(classes, dtype=model.label_dtype)
     return float(model.losses(torch.zeros(classes, layer.out_features, dtype=torch.float64), labels).max())
+
+
+def number_of(model: Model) -> NumberKind | None:
+    """What a model predicts that starts at zero on a released scale, where it says the centre to every record.
+
+    None for other models, losses and targets.
+    """
+    starts_elsewhere = any(bool(part.any()) for part in model.module.parameters())
+    if starts_elsewhere or not isinstance(model.module, ScaledTarget):
+        return None
+    if isinstance(model.losses, CountLoss):
+        return "count"
+    return "number" if model.losses is scaled_squared_error else None
 
 
 def intercepts_of(model: Model, classes: int) -> Intercepts | None:

@@ -1,10 +1,12 @@
-"""Shrinking a trained linear classifier towards the class frequencies, as far as what it gained on them is not certain.
+"""Shrinking a trained model towards one that says the same of all records, as far as its gain on that is not certain.
 
-Where there is little to learn, all that a private training leaves in its parameters may be noise. So the counts of the
-classes are released, too, and after training by how much the losses are lower than those of the frequencies. The gain
-in standard deviations of its noise says how much of the training is kept: nothing at 0 or below, all from `CERTAIN` on.
+Where there is little to learn, all that a private training leaves in its parameters may be noise. For a linear
+classifier the counts of the classes are released, too; a number's centre has been, before training. After it, what is
+released is by how much the losses are lower than those of the frequencies, or of the centre. The gain in standard
+deviations of its noise says how much of the training is kept: nothing at 0 or below, all from `CERTAIN` on.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
@@ -15,7 +17,7 @@ from torch import Tensor
 from algorithms.core.minibatch import DPSGDState
 from algorithms.core.optimizers import Positive
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Intercepts, PlanningFacts
+from algorithms.core.planning_facts import Intercepts, NumberKind, PlanningFacts
 from algorithms.core.user_level import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -29,33 +31,50 @@ CERTAIN = 3.0
 """From so many standard deviations of its noise on, a gain keeps all of the training."""
 _OF_TWO_CLASSES, _OF_MORE = 0.5, 1.0
 """The bound on a record's gain, in nats."""
+_OF_NUMBERS: Mapping[NumberKind, float] = {"number": 0.2, "count": 0.7}
+"""The same in units of the loss on the released scale. Counts are skewed: clipped at less, rates that are too low
+for the few large ones seem to gain."""
 _ADDED = 0.5
 """What is added to each count, in standard deviations of its noise, so that no class seems impossible."""
 
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """What a plan states of the two releases.
+    """What a plan states of the releases: of the gain and, of a classifier, of the counts of its classes.
 
-    count_noise, gain_noise: their multipliers. bound: of a record's gain. classes: their number. intercepts: the
-    parameters that say the frequencies.
+    gain_noise: multiplier of the gain. bound: of a record's gain. counts: of a classifier.
     """
 
-    count_noise: Positive
     gain_noise: Positive
     bound: Positive
+    counts: "ClassCounts | None" = None
+
+    @property
+    def before(self) -> list[tuple[Release, int]]:
+        """What is released before the first step, each once."""
+        return [] if self.counts is None else [(self.counts.release, 1)]
+
+    @property
+    def after(self) -> list[tuple[Release, int]]:
+        """The sum of clipped gains in loss, after the last step."""
+        return [(total_release(L2(self.bound), Gaussian(self.gain_noise)), 1)]
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """The released counts of a classifier's classes.
+
+    noise: their multiplier. classes: their number. intercepts: the parameters that say the frequencies.
+    """
+
+    noise: Positive
     classes: Annotated[int, Field(ge=2)]
     intercepts: Intercepts
 
     @property
-    def counts(self) -> Release:
-        """The counts of the classes, of which a record changes one by 1."""
-        return total_release(ONE, Gaussian(self.count_noise))
-
-    @property
-    def gain(self) -> Release:
-        """The sum of clipped gains in loss."""
-        return total_release(L2(self.bound), Gaussian(self.gain_noise))
+    def release(self) -> Release:
+        """The counts, of which a record changes one by 1."""
+        return total_release(ONE, Gaussian(self.noise))
 
     def log_odds(self, counts: Tensor) -> Tensor:
         """The outputs that say the frequencies of noisy counts, [classes], or [1] for two classes and one output.
@@ -63,12 +82,12 @@ class Shrinkage:
         With class weights frequencies are weighted, too: no other constant has a smaller loss.
 
         Example:
-            >>> shrinkage = Shrinkage(2.0, 1.0, 0.5, 2, Intercepts(0, 1, 1, 1.0))
-            >>> shrinkage.log_odds(torch.tensor([-3.0, 1.0])).exp()  # 0 and 1, and 1 for each
+            >>> of_two = ClassCounts(2.0, 2, Intercepts(0, 1, 1, 1.0))
+            >>> of_two.log_odds(torch.tensor([-3.0, 1.0])).exp()  # 0 and 1, and 1 for each
             tensor([2.])
         """
         weights = torch.tensor(self.intercepts.class_weights or [1.0] * self.classes).to(counts)
-        logs = (weights * (counts.clamp(min=0.0) + _ADDED * self.count_noise)).log()
+        logs = (weights * (counts.clamp(min=0.0) + _ADDED * self.noise)).log()
         return logs[1:] - logs[:1] if self.intercepts.outputs == 1 else logs - logs.mean()
 
 
@@ -86,24 +105,26 @@ def kept_share(gain: float) -> float:
 class ShrunkState(DPSGDState):
     """The state of steps that a shrinkage follows.
 
-    start: [d], parameters that say the released frequencies of the classes to every record. gain: [], of the training
-    over them, in standard deviations of its noise; NaN until it is released.
+    start: [d], parameters that say the released frequencies of the classes to every record, or zeros, which say a
+    number's centre. gain: [], of the training over them, in standard deviations of its noise; NaN until it is released.
     """
 
     start: Tensor
     gain: Tensor
 
     def with_start(self, plan: Plan, barrier: Barrier) -> Self:
-        """The state with a start by the counts of the classes, which are released."""
-        shrinkage = plan.params(Shrinkage)
+        """The state with a start by the counts of the classes, which are released; a number's stays at zero."""
+        chosen = plan.params(Shrinkage).counts
+        if chosen is None:
+            return self
 
         def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
-            return (torch.arange(shrinkage.classes, device=label.device) == label).float()
+            return (torch.arange(chosen.classes, device=label.device) == label).float()
 
         rows = user_level_barrier(barrier, plan.facts.rows_per_user)
-        counts = rows.total(of_its_class, bound=ONE, noise=Gaussian(shrinkage.count_noise))
-        start, intercepts = torch.zeros_like(self.start), shrinkage.intercepts
-        start[intercepts.indices] = shrinkage.log_odds(counts).to(start) / intercepts.weight
+        counts = rows.total(of_its_class, bound=ONE, noise=Gaussian(chosen.noise))
+        start, intercepts = torch.zeros_like(self.start), chosen.intercepts
+        start[intercepts.indices] = chosen.log_odds(counts).to(start) / intercepts.weight
         return replace(self, start=start)
 
     def shrunk(self, trained: Tensor, plan: Plan, barrier: Barrier) -> Self:
@@ -123,22 +144,23 @@ class ShrunkState(DPSGDState):
 
 
 def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrinkage:
-    """The two releases, of which each takes a share of the squared mu of the target's budget.
+    """The releases, of which each takes a share of the squared mu of the target's budget.
 
-    The counts of more than two classes take twice that, as rarer classes are lost in more noise.
+    The counts of more than two classes take twice that, as rarer classes are lost in more noise. A number has none.
 
     Raises:
-        RefusedError: For a model that has no parameters for the frequencies of classes, for delta 0, and where the
-            releases would leave nothing to the training.
+        RefusedError: For a model that has no parameters for the frequencies of classes, and of a number without a
+            released centre, for delta 0, and where the releases would leave nothing to the training.
     """
-    if facts.intercepts is None:
+    if facts.intercepts is None and facts.number is None:
         raise RefusedError(
             "{method.shrink_share} shrinks a linear classifier by cross-entropy towards the frequencies of the classes,"
-            " and this model, or its loss, is another one, or has no bias and no constant cell; leave it out.",
+            " or a linear model of a number or a count towards its released centre, and this model, or its loss, is"
+            " another one, or has no bias and no constant cell; leave it out.",
             code="nothing_to_shrink_to",
         )
     is_of_two = facts.classes == 2
-    of_counts = share if is_of_two else 2.0 * share
+    of_counts = 0.0 if facts.intercepts is None else share if is_of_two else 2.0 * share
     if target.budget.delta == 0 or share + of_counts >= 1.0:
         raise RefusedError(
             "{method.shrink_share} is {share:g}, and the releases that take it leave nothing to the training, or have"
@@ -148,10 +170,9 @@ def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrink
         )
     # More than the largest epsilon is refused with the whole plan.
     budget = min(target.budget.epsilon, MAX_EPSILON), target.budget.delta
-    return Shrinkage(
-        count_noise=noise_for_share(of_counts, *budget),
-        gain_noise=noise_for_share(share, *budget),
-        bound=_OF_TWO_CLASSES if is_of_two else _OF_MORE,
-        classes=facts.classes,
-        intercepts=facts.intercepts,
-    )
+    gain_noise = noise_for_share(share, *budget)
+    if facts.intercepts is None:
+        assert facts.number is not None
+        return Shrinkage(gain_noise, _OF_NUMBERS[facts.number])
+    counts = ClassCounts(noise_for_share(of_counts, *budget), facts.classes, facts.intercepts)
+    return Shrinkage(gain_noise, _OF_TWO_CLASSES if is_of_two else _OF_MORE, counts)

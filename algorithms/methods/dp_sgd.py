@@ -62,9 +62,9 @@ class DPSGD(SampledMethod):
     "random_allocation": each record takes part in exactly one step of each pass over the data, drawn at random (Chua et
     al. 2024, balls and bins). Use it instead of shuffling: it needs less noise than Poisson samples, and batches have n
     / round(n / B) records on average. shrink_share: of the squared mu of the budget, for each of two more releases of a
-    linear classifier: the counts of the classes, first, and how much lower than theirs its losses are, last. What is
-    published lies between the frequencies and the trained model, the nearer to the frequencies the less certain that
-    gain is; null for no such releases.
+    linear classifier: the counts of the classes, first, and how much lower than theirs its losses are, last; or for the
+    last alone, of a number or a count whose centre is released. What is published lies between the frequencies, or the
+    centre, and the trained model, the nearer to them the less certain that gain is; null for no such releases.
 
     Example:
         >>> from algorithms import DPSGD, OptimizerConfig
@@ -98,7 +98,7 @@ class DPSGD(SampledMethod):
         if self.shrink_share is None:
             return planned()
         shrinkage = plan_shrinkage(self.shrink_share, target, facts)
-        return planned(method_params=shrinkage, before=[(shrinkage.counts, 1)], after=[(shrinkage.gain, 1)])
+        return planned(method_params=shrinkage, before=shrinkage.before, after=shrinkage.after)
 
     def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
         """The state at the model's start."""

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from algorithms.core.plan import Plan
 from algorithms.core.private_evaluation import EvaluationPlan
+from algorithms.core.shrinkage import Shrinkage
 from algorithms.evaluation import expected_errors, expected_group_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
@@ -225,14 +226,15 @@ def _method_rows(plan: Plan) -> list[tuple[str, str]]:
     law, protocol = plan.method_params.get("selection_law"), plan.method_params.get("paper_protocol")
     rows = []
     if "gain_noise" in plan.method_params:
-        counts, gain = (plan.method_params[name] for name in ("count_noise", "gain_noise"))
-        rows += [
-            (
-                "shrinkage",
-                f"towards the class frequencies, by their counts (noise multiplier {counts:.4g}) and the gain on them"
-                f" ({gain:.4g}), which the epsilon below counts",
+        shrinkage = plan.params(Shrinkage)
+        gain = f"noise multiplier {shrinkage.gain_noise:.4g}"
+        text = f"towards the released centre, by the gain on it ({gain}), which the epsilon below counts"
+        if shrinkage.counts is not None:
+            text = (
+                f"towards the class frequencies, by their counts (noise multiplier {shrinkage.counts.noise:.4g}) and"
+                f" the gain on them ({shrinkage.gain_noise:.4g}), which the epsilon below counts"
             )
-        ]
+        rows += [("shrinkage", text)]
     if isinstance(law, Mapping):
         distance = law["distance"]
         text = "unknown, as the number of records is private" if distance is None else f"{distance:.2g}"

@@ -33,6 +33,7 @@ from tasks.config.params import ModelParams, Params, ParamsRefusedError
 
 if TYPE_CHECKING:
     from algorithms.core.method import PaperSwitch
+    from algorithms.noise_limits import Kind
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
@@ -95,7 +96,8 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
         )
     settings = _with_learning_rate(settings, card, model, epsilon)
     if "noise_limit" in settings.get("update", {}) and isinstance(card.label_type, Number):
-        return Recipe(model, settings, features=_features_of_a_number(card, epsilon))
+        share = settings.get("shrink_share")
+        return Recipe(model, settings, features=_features_of_a_number(card, epsilon, of_mean=share))
     return Recipe(model, settings)
 
 
@@ -168,15 +170,19 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     }
 
 
-def _features_of_a_number(card: DataCard, epsilon: float) -> Document:
-    """The centre and scale of the number, released before training; with all histograms where records are enough."""
+def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | None) -> Document:
+    """The centre and scale of the number, released before training; with all histograms where records are enough.
+
+    of_mean: the share of its mean, towards which a model is shrunk; None for no such release.
+    """
     noise = float(f"{noise_for_share(SHARE_OF_FEATURES, epsilon):.3g}")
     encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
     assert encoding is not None
     of_a_count = noise * math.sqrt(1 + sum(len(column.parts) for column in encoding.histograms))
     records = _records_by_noise(card, bound=10.0)
     has_enough = card.label_type.kind == "number" and records >= _DEVIATIONS_FOR_HISTOGRAMS * of_a_count
-    return {"name": "histograms" if has_enough else "target_scale", "noise": noise}
+    mean = {} if of_mean is None else {"mean_noise": float(f"{noise_for_share(of_mean, epsilon):.3g}")}
+    return {"name": "histograms" if has_enough else "target_scale", "noise": noise, **mean}
 
 
 def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, str]:
@@ -216,10 +222,15 @@ def _reasons_of_shrinkage(card: DataCard, advised: Recipe) -> dict[str, str]:
     share = advised.settings.get("shrink_share")
     if share is None:
         return {}
+    if card.target is not None:
+        return {
+            "shrinkage": f"{share:.2%} of the squared mu of the budget says the number's mean, and as much how far the"
+            " training gains on it; the less certain the gain is, the nearer the model is to the mean"
+        }
     of_counts = share if len(card.classes) == 2 else 2 * share
     return {
-        "shrinkage": f"with so few records, {of_counts:.0%} of the squared mu of the budget says how frequent the"
-        f" classes are, and {share:.0%} how much the training gains on that; the less certain the gain is, the nearer"
+        "shrinkage": f"{of_counts:.2%} of the squared mu of the budget says how frequent the"
+        f" classes are, and {share:.2%} how much the training gains on that; the less certain the gain is, the nearer"
         " the model is to the frequencies"
     }
 
@@ -271,7 +282,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if update.get("learning_rate", 0.0) is not None:
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
-    from algorithms.noise_limits import shrinks, usual_noise_limit
+    from algorithms.noise_limits import shrink_share, usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = _records_by_noise(card)
@@ -300,13 +311,13 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         is_number = isinstance(card.label_type, Number)
         if "noise_limit" in update and (is_number or card.label_type.kind == "class"):
             known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
-            # Only where rows share a cell are there parameters for the frequencies of classes.
-            is_shrunk = not is_number and cells.sizes[-1] == 1 and shrinks(known, epsilon)
-            update["noise_limit"] = usual_noise_limit(
-                known, epsilon, "number" if is_number else "classes", is_shrunk=is_shrunk
-            )
-            if is_shrunk:
-                settings = settings | {"shrink_share": SHARE_OF_FEATURES}
+            kind: Kind = "number" if is_number else "classes"
+            # Frequencies need a cell that all rows share, and a quantile is not what is released.
+            can_shrink = card.label_type.kind != "quantile" if is_number else cells.sizes[-1] == 1
+            share = shrink_share(known, epsilon) if can_shrink else None
+            update["noise_limit"] = usual_noise_limit(known, epsilon, kind, is_shrunk=share is not None)
+            if share is not None:
+                settings = settings | {"shrink_share": share}
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

@@ -182,13 +182,19 @@ def _shrinkage_text(metrics: Metrics) -> str:
     """How much of a training was kept, by the gain that was released after it; empty without a shrinkage."""
     if "shrinkage" not in metrics:
         return ""
-    gain, kept = (metrics["shrinkage"][name] for name in ("gain", "kept"))
-    gained = f"the training gained {gain:.1f} standard deviations of the noise on the class frequencies"
+    gain, kept, predicts = (metrics["shrinkage"][name] for name in ("gain", "kept", "predicts"))
+    of_class = predicts == "class"
+    constant, released = (
+        ("the class frequencies", "the released frequencies are")
+        if of_class
+        else ("the released mean", "the released mean is")
+    )
+    gained = f"the model gained {gain:.1f} standard deviations of the noise on {constant}"
     if kept == 0.0:
-        return f"nothing certain was learnt ({gained}), so the released frequencies are published"
+        return f"nothing certain was learnt ({gained}), so {released} published"
     if kept == 1.0:
         return f"none, as {gained}"
-    return f"{gained}, so {kept:.0%} of it is kept, and the rest is the released frequencies"
+    return f"{gained}, so {kept:.0%} of it is kept, and the rest is {released.rpartition(' ')[0]}"
 
 
 def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:

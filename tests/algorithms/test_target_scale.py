@@ -24,6 +24,7 @@ from algorithms.privacy.accounting.gaussian import gaussian_epsilon, noise_for_s
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.target_scale import centre_and_scale, histogram_edges
+from tests.support.barriers import Free, barrier
 from tests.support.bench import MadeUp
 from tests.support.device import DEVICE
 from tests.support.refusals import refused_as
@@ -76,6 +77,39 @@ def test_the_centre_of_480_records_is_seldom_far_off(kind: str) -> None:
         errors.append((centre_and_scale(noisy, noise)[0] - labels.mean()) / labels.std())
     assert np.abs(errors).max() < 1.6, np.abs(errors).max()
     assert np.square(errors).mean() < 0.4**2, np.square(errors).mean()
+
+
+def test_the_mean_is_exact_where_most_numbers_are_zero() -> None:
+    """Of 480 records at epsilon 1, in the mean of the squares; by the histogram alone, it is far off in most."""
+    noise, errors = noise_for_share(0.05, epsilon=1.0), []
+    with_mean = features_of({"name": "target_scale", "noise": noise, "mean_noise": noise})
+    for features in (features_of({"name": "target_scale", "noise": noise}), with_mean):
+        squares = []
+        for seed in range(40):
+            labels = np.random.default_rng(seed).poisson(0.2, 480) / 5.0 - 1.0  # of at most 10
+            records = MadeUp(np.zeros((480, 1), np.float32), labels.astype(np.float32))
+            asked = barrier(records, scaled_model(1), privacy_filter=Free(), generator=seeded_generator(seed))
+            centre = features.learn(asked, (1,), 480.0)["centre"]
+            squares.append(((float(centre) - labels.mean()) / labels.std()) ** 2)
+        errors.append(float(np.mean(squares)))
+    assert errors[0] > 0.06 > 0.03 > errors[1], errors
+
+
+def test_a_mean_is_that_of_the_clamped_numbers_and_costs_its_share() -> None:
+    features = features_of({"name": "target_scale", "noise": 1e-3, "mean_noise": 40.0})
+    labels = np.random.default_rng(0).lognormal(-2.0, 1.0, 3000).clip(0, 2).astype(np.float32) - 1.0
+    free = Free()
+    asked = barrier(MadeUp(np.zeros((3000, 1), np.float32), labels), scaled_model(1), privacy_filter=free)
+    learned = features.learn(asked, (1,), 3000.0)
+    scale = float(learned["scale"])
+    by_histogram, same = centre_and_scale(counts_of(labels), noise=1e-3, is_exact_later=True)
+    assert scale == pytest.approx(same, abs=1e-4)
+    reach = 1.5 * scale * math.sqrt(3000 / (40.0 * 30.0))
+    low, high = max(-1.0, by_histogram - reach), by_histogram + reach
+    noise = (high - low) / 2 * 40.0 / 3000
+    assert float(learned["centre"]) == pytest.approx(labels.clip(low, high).mean(), abs=4 * noise)
+    assert [event.noise_multiplier for event in free.events] == [1e-3, 40.0]
+    assert len(features.releases((1,))) == 2
 
 
 def test_a_count_of_no_record_gives_a_number_in_the_range() -> None:

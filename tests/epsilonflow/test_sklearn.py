@@ -155,12 +155,12 @@ def test_settings_follow_from_the_kind_of_target() -> None:
     assert (classes.update.noise_limit, number.update.noise_limit) == (0.7, 0.35)
     few = usual_method(480, "cross_entropy", 10, epsilon=1.0)
     assert (few.update.noise_limit, few.shrink_share) == (0.5, 0.05)
-    others = (
-        usual_method(480, squared_error, 10, epsilon=1.0),
-        usual_method(480, "cross_entropy", 10, epsilon=1.0, has_constant=False),
-    )
-    assert {one.shrink_share for one in (classes, *others)} == {None}
-    assert others[1].update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73
+    few_numbers = usual_method(480, squared_error, 10, epsilon=1.0, has_constant=False)
+    assert (few_numbers.update.noise_limit, few_numbers.shrink_share) == (0.27, 0.05)
+    assert [one.shrink_share for one in (classes, number, count, quantile)] == [0.01, 0.01, 0.01, None]
+    without = usual_method(480, "cross_entropy", 10, epsilon=1.0, has_constant=False)
+    assert without.shrink_share is None
+    assert without.update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73
     # 1.9 over the curvatures 1/2, 1, e and 5.
     rates = [one.update.learning_rate for one in (classes, number, count, quantile)]
     assert rates == [3.8, 1.9, 0.7, 0.38]
@@ -181,6 +181,20 @@ def test_a_number_that_fills_little_of_its_bounds_is_predicted_on_a_released_sca
     mu = math.sqrt(20) / first["noise_std"]
     assert gaussian_delta(mu, 1.0) == pytest.approx(1e-5, rel=1e-3)
     assert model.epsilon_ <= 1
+
+
+@pytest.mark.usefixtures("same_secrets")
+@pytest.mark.parametrize("loss", ["squared_error", "poisson"])
+def test_a_number_without_anything_to_learn_is_predicted_about_as_well_as_by_its_mean(loss: str) -> None:
+    X, _ = table(1500)
+    y = np.random.default_rng(3).poisson(3.0, 3000)
+    model = DPRegressor(epsilon=1, schema=SCHEMA, target_bounds=(0, 20), loss=loss, steps=100).fit(
+        X, y[:1500]
+    )
+    assert model.score(X, y[1500:]) > -0.02  # -.04 without shrinking
+    kinds = list(model.result_.trace["kind"])
+    assert kinds == ["total", "total", *["gradient"] * 100, "total"]  # the histogram, the mean, the gain
+    assert verify(model.result_.card, unsigned=True).passed and model.epsilon_ <= 1
 
 
 def test_a_missing_number_and_an_unknown_category_are_values() -> None:

@@ -16,7 +16,7 @@ from algorithms.core import training
 from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of
+from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of, number_of
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build
@@ -123,6 +123,7 @@ def planned(
         inputs=Inputs(17.0, math.sqrt(17.0)),
         loss=model.bounds,
         intercepts=intercepts_of(model, classes),
+        number=number_of(model),
     )
     delta = 0.0 if accountant == "pure" else DELTA
     return method.plan(Target(Budget(epsilon, delta), accountant), facts)

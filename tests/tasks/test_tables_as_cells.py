@@ -127,7 +127,7 @@ PREDICTED: list[tuple[str, str, float, dict[str, Any]]] = [
     ("price", "test_r2", 0.3, HISTOGRAMS),
     ("two", "test_accuracy", 0.8, {}),
     ("two", "test_accuracy", 0.8, HISTOGRAMS),
-    ("price", "test_r2", 0.3, {}),
+    ("price", "test_r2", 0.3, {"features": {"name": "target_scale", "noise": 5.0, "mean_noise": 5.0}}),
 ]
 
 
@@ -157,7 +157,9 @@ def test_a_run_predicts_from_the_file_what_it_was_measured_on(
         artifacts = root / "artifacts"
         by_one_file = verify_card.verify(artifacts, key=public_key(root / "home"))
         assert [check for check in by_one_file if check[1] is False] == []
-        assert pd.read_parquet(artifacts / "trace.parquet")["kind"].value_counts().get("total") == 1
+        # Of a number its mean, too, if it was asked for, and after the training its gain.
+        totals = 1 + (name == "price") + ("mean_noise" in features["features"])
+        assert pd.read_parquet(artifacts / "trace.parquet")["kind"].value_counts().get("total") == totals
 
 
 METHODS = [
@@ -296,7 +298,7 @@ def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "words"), [(8.0, "none, as the training gained"), (0.05, "released frequencies")]
+    ("epsilon", "words"), [(8.0, "none, as the model gained"), (0.05, "released frequencies")]
 )
 def test_a_shrunk_run_says_how_much_of_its_training_is_kept(root: Path, epsilon: float, words: str) -> None:
     declared(root, "two", constant_share=0.1)
@@ -305,7 +307,7 @@ def test_a_shrunk_run_says_how_much_of_its_training_is_kept(root: Path, epsilon:
     place.write(asked)
     finish(place)
     metrics, stated = metrics_of(place), facts_of(root / "artifacts/model.safetensors").shrinkage
-    assert stated is not None and metrics["shrinkage"] == stated.model_dump()
+    assert stated is not None and metrics["shrinkage"] == {**stated.model_dump(), "predicts": "class"}
     assert stated.kept == pytest.approx(min(1.0, max(0.0, stated.gain / 3.0)))
     assert re.search(words, dict(metric_rows(metrics))["shrinkage"])
     (weights,) = load_file(root / "artifacts/model.safetensors").values()

@@ -13,14 +13,15 @@ from scipy.stats import norm
 from torch import nn
 
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Intercepts, PlanningFacts, intercepts_of
-from algorithms.core.shrinkage import Shrinkage, ShrunkState, plan_shrinkage
+from algorithms.core.planning_facts import Intercepts, PlanningFacts, intercepts_of, number_of
+from algorithms.core.shrinkage import ClassCounts, Shrinkage, ShrunkState, plan_shrinkage
 from algorithms.fitting import fit
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model, build
 from algorithms.models.cells import behind_cells
 from algorithms.models.objectives import with_class_weights
+from algorithms.models.scaled_target import TargetScaling, behind_scaling
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import verify, verify_card
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise
@@ -80,12 +81,17 @@ def planned(classes: int, share: float = 0.05, epsilon: float = 1.0, delta: floa
     return plan_shrinkage(share, Target(Budget(epsilon, delta)), facts)
 
 
+def counts_of(shrinkage: Shrinkage) -> ClassCounts:
+    assert shrinkage.counts is not None
+    return shrinkage.counts
+
+
 @pytest.mark.parametrize(("classes", "of_counts", "bound"), [(2, 0.05, 0.5), (5, 0.1, 1.0)])
 def test_each_release_takes_its_share_of_the_squared_mu(classes: int, of_counts: float, bound: float) -> None:
     """A Gaussian mechanism of mu has delta = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle and Wang 2018)."""
     shrinkage = planned(classes)
     assert shrinkage.bound == bound
-    for noise, share in ((shrinkage.count_noise, of_counts), (shrinkage.gain_noise, 0.05)):
+    for noise, share in ((counts_of(shrinkage).noise, of_counts), (shrinkage.gain_noise, 0.05)):
         mu = 1.0 / (noise * math.sqrt(share))
         delta = norm.cdf(mu / 2 - 1 / mu) - math.e * norm.cdf(-mu / 2 - 1 / mu)
         assert delta == pytest.approx(1e-5, rel=1e-4)
@@ -98,7 +104,7 @@ def test_the_counts_come_first_and_the_gain_last_and_all_cost_the_target() -> No
         bench.planned(DPSGD(steps=4, expected_batch_size=10), MODEL, accountant="pld", epsilon=1.0),
     )
     noises = [getattr(event, "noise_multiplier", None) for event, _ in plan.schedule]
-    assert noises == [shrinkage.count_noise, None, shrinkage.gain_noise]
+    assert noises == [counts_of(shrinkage).noise, None, shrinkage.gain_noise]
     assert plan.cost.epsilon == pytest.approx(1.0, rel=1e-3)
     assert plan.noise_multiplier > plain.noise_multiplier * 1.005
 
@@ -145,7 +151,7 @@ def test_the_start_says_the_frequencies_to_every_record() -> None:
     ):
         intercepts = intercepts_of(model, 3)
         assert intercepts is not None
-        shrinkage = Shrinkage(1e-6, 1.0, 1.0, 3, intercepts)
+        shrinkage = Shrinkage(1.0, 1.0, ClassCounts(1e-6, 3, intercepts))
         plan = replace(plan_with(1.0, steps=4), method_params=asdict(shrinkage))
         state = SHRUNK.init(model.initial_parameters(), plan)
         assert isinstance(state, ShrunkState)
@@ -167,7 +173,7 @@ def test_with_class_weights_the_start_is_the_constant_of_the_least_weighted_loss
     )
     intercepts = intercepts_of(model, classes)
     assert intercepts is not None
-    shrinkage = Shrinkage(1e-6, 1.0, 1.0, classes, intercepts)
+    shrinkage = Shrinkage(1.0, 1.0, ClassCounts(1e-6, classes, intercepts))
     plan = replace(plan_with(1.0, steps=4), method_params=asdict(shrinkage))
     state = SHRUNK.init(model.initial_parameters(), plan)
     assert isinstance(state, ShrunkState)
@@ -198,6 +204,32 @@ def test_only_linear_classifiers_have_intercepts() -> None:
         SHRUNK.plan(target, facts)
 
 
+@pytest.mark.parametrize(("kind", "bound"), [("number", 0.2), ("count", 0.7), ("quantile", None)])
+def test_a_number_is_shrunk_towards_its_released_centre(kind: str, bound: float | None) -> None:
+    """By the gain alone, as its centre is a release before the training; a quantile is not its centre."""
+    linear = build("additive", input_shape=(6,), classes=1, seed=0, predicts=kind)
+    scaled = behind_scaling(TargetScaling(), behind_cells(linear, (2, 4), (0.6, 0.8)))
+    target, facts = Target(Budget(1.0, 1e-5)), PlanningFacts(500, 6, 1, 1, number=number_of(scaled))
+    if bound is None:
+        with refused_as("nothing_to_shrink_to"):
+            SHRUNK.plan(target, facts)
+        return
+    plan = SHRUNK.plan(target, facts)
+    shrinkage = plan.params(Shrinkage)
+    assert (shrinkage.bound, shrinkage.counts) == (bound, None)
+    noises = [getattr(event, "noise_multiplier", None) for event, _ in plan.schedule]
+    assert noises == [None, shrinkage.gain_noise]
+    assert plan.cost.epsilon == pytest.approx(1.0, rel=1e-3)
+    others = (
+        linear,
+        behind_scaling(
+            TargetScaling(),
+            build("mlp", input_shape=(6,), classes=1, seed=0, predicts=kind, settings={"hidden": 4}),
+        ),
+    )
+    assert [number_of(other) for other in others] == [None, None]
+
+
 @pytest.mark.parametrize(("classes", "share"), [(2, 0.5), (3, 0.34)])
 def test_a_share_that_leaves_nothing_to_the_training_is_refused(classes: int, share: float) -> None:
     with refused_as("shrink_share_too_large", share=share):
@@ -205,14 +237,24 @@ def test_a_share_that_leaves_nothing_to_the_training_is_refused(classes: int, sh
     assert planned(classes, share - 0.02)
 
 
-def test_both_verifiers_recompute_the_price_of_a_shrunk_fit_from_its_card(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_number", [False, True], ids=["classes", "number"])
+def test_both_verifiers_recompute_the_price_of_a_shrunk_fit_from_its_card(
+    tmp_path: Path, is_number: bool
+) -> None:
     """And one that lacks the gain's event, or has less noise in it, passes neither."""
     draw = np.random.default_rng(0)
     X, y = draw.normal(size=(200, 4)).astype(np.float32), draw.integers(0, 2, 200)
     method = DPSGD(steps=3, expected_batch_size=20, shrink_share=0.05)
-    result = fit(nn.Linear(4, 2), "cross_entropy", X, y, method=method, epsilon=1.0, delta=1e-5)
+    module, loss, target = nn.Linear(4, 2), "cross_entropy", {}
+    if is_number:
+        module, loss, target = nn.Linear(4, 1), "mse_loss", {"target_scale": 0.05}
+        y = y.astype(np.float32)
+        for part in module.parameters():
+            nn.init.zeros_(part)
+    result = fit(module, loss, X, y, method=method, epsilon=1.0, delta=1e-5, **target)
     kinds = list(result.trace["kind"])
-    assert kinds == ["total", "gradient", "gradient", "gradient", "total"]
+    before = ["total", "total"] if is_number else ["total"]  # the histogram and the mean, or the counts
+    assert kinds == [*before, "gradient", "gradient", "gradient", "total"]
     assert verify(result.card, unsigned=True).passed
     path = tmp_path / "card.json"
     path.write_bytes(result.card.to_bytes())

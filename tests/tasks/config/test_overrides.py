@@ -1,10 +1,12 @@
 """Changes to params.yaml: recipes, single values, comments kept, and nothing written that is not valid."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
+from algorithms.privacy.accounting.gaussian import noise_for_share
 from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
 from data.card import DataCard, RecordCounts, card_names, data_card
@@ -404,9 +407,11 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
 @pytest.mark.parametrize(
     ("records", "epsilon", "target", "limit"),
     [
-        ({"train": 480, "test": 100}, 1.0, {}, 0.17),  # 480 / 3.73 standard deviations of a count
-        ({"at_most": 1440}, 1.0, {}, 0.17),  # there may be a third of them
-        ({"train": 480, "test": 100}, 0.5, {}, 0.12),
+        ({"train": 480, "test": 100}, 1.0, {}, 0.27),  # it is shrunk
+        ({"train": 1500, "test": 100}, 1.0, {}, 0.3),  # 1500 / 3.73 standard deviations of a count
+        ({"at_most": 4500}, 1.0, {}, 0.3),  # there may be a third of them
+        ({"train": 480, "test": 100}, 1.0, {"quantile": 0.9}, 0.17),
+        ({"train": 480, "test": 100}, 0.5, {"quantile": 0.9}, 0.12),
         ({"train": 100_000, "test": 100}, 1.0, {}, 0.35),
         ({"train": 480, "test": 100}, 1.0, None, 0.34),
         ({"train": 1500, "test": 100}, 1.0, None, 0.6),
@@ -415,7 +420,7 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
     ],
 )
 def test_less_noise_is_let_in_where_there_is_less_to_learn_from(
-    records: dict[str, int], epsilon: float, target: dict[str, bool] | None, limit: float
+    records: dict[str, int], epsilon: float, target: dict[str, Any] | None, limit: float
 ) -> None:
     known = card_of_prices(records, target)
     advised = recipe(known, "dp_sgd", epsilon)
@@ -427,7 +432,7 @@ def test_group_privacy_counts_as_that_many_fewer_records() -> None:
     """Noise for four records of a person is four times larger: 1,920 of them are as 480 of as many people."""
     person = {"column": "id", "per_person": 4, "group_privacy": True}
     of_groups = recipe(card_of_prices({"train": 1920, "test": 100}, {}, person), "dp_sgd", 1.0)
-    assert of_groups.settings["update"]["noise_limit"] == 0.17
+    assert of_groups.settings["update"]["noise_limit"] == 0.27 and of_groups.settings["shrink_share"] == 0.05
     assert of_groups.features["name"] == "target_scale"  # 1,920 records of as many people get histograms
     one_record = recipe(card_of_prices({"train": 1920, "test": 100}, {}), "dp_sgd", 1.0)
     assert one_record.settings["update"]["noise_limit"] == 0.34
@@ -438,18 +443,24 @@ def test_group_privacy_counts_as_that_many_fewer_records() -> None:
     ("records", "epsilon", "share"),
     [
         ({"train": 500, "test": 100}, 1.0, 0.05),
-        ({"at_most": 1500}, 1.0, 0.05),
-        ({"train": 500, "test": 100}, 8.0, None),
-        ({"train": 2100, "test": 100}, 1.0, None),
+        ({"at_most": 3000}, 1.0, 0.05),
+        ({"train": 1014, "test": 100}, 1.0, 0.05),  # 272 standard deviations of a count
+        ({"train": 10_144, "test": 100}, 1.0, 0.005),
+        ({"train": 10_000_000, "test": 100}, 1.0, 0.0001),
     ],
 )
-def test_classifiers_of_few_records_are_shrunk_towards_the_frequencies(
-    records: dict[str, int], epsilon: float, share: float | None
+def test_models_are_shrunk_for_a_share_that_falls_with_their_records(
+    records: dict[str, int], epsilon: float, share: float
 ) -> None:
-    known = card_of_prices(records, None, constant_share=0.1)
-    advised = recipe(known, "dp_sgd", epsilon)
-    assert advised.settings.get("shrink_share") == share
-    assert ("shrinkage" in explain_recipe(known, advised)) == (share is not None)
-    assert advised.settings["update"]["noise_limit"] >= 0.5
-    for other in (card_of_prices(records, None), card_of_prices(records, {}, constant_share=0.1)):
-        assert "shrink_share" not in recipe(other, "dp_sgd", epsilon).settings
+    classes, number = card_of_prices(records, None, constant_share=0.1), card_of_prices(records, {})
+    for known in (classes, number):
+        advised = recipe(known, "dp_sgd", epsilon)
+        assert advised.settings["shrink_share"] == share
+        assert f"{share:.2%} of the squared mu" in explain_recipe(known, advised)["shrinkage"]
+    assert recipe(classes, "dp_sgd", epsilon).settings["update"]["noise_limit"] >= 0.5
+    # The mean has that share, too: squares of mu are inverse to those of the noise.
+    noise = recipe(number, "dp_sgd", epsilon).features["mean_noise"]
+    assert noise == pytest.approx(noise_for_share(1.0, epsilon) / math.sqrt(share), rel=5e-3)
+    for other in (card_of_prices(records, None), card_of_prices(records, {"quantile": 0.9})):
+        advised = recipe(other, "dp_sgd", epsilon)
+        assert "shrink_share" not in advised.settings and "mean_noise" not in advised.features
