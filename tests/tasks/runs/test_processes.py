@@ -28,6 +28,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train
 from tasks.config import params
 from tasks.runs import processes
+from tasks.runs.stages import EXISTING, TRAINING
 from tests.support.checkout import PROJECT
 from tests.support.processes import joined
 from tests.support.soak import soak_but
@@ -270,16 +271,22 @@ def evaluation(place: Workspace) -> ReleasedHistogram:
     return ReleasedHistogram.from_json((place.root / "artifacts/evaluation.json").read_text())
 
 
-def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:
+def test_torchrun_releases_what_one_process_does(
+    workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Of the held-out records, too: the first process evaluates them, once."""
     workspace.declare(holdout="private")
     workspace.set("privacy", noise="seeded")
     receipt, alone, evaluated = workspace.train(), released(workspace), evaluation(workspace)
     workspace.mark_used()
     own = {"EPSILONFLOW_HOME": str(workspace.home), "PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
-    launch = ["--standalone", "--nproc-per-node=2", "-m", "tasks.train"]
+    logs = tmp_path_factory.mktemp("logs")
+    launch = ["--standalone", "--nproc-per-node=2", "--redirects=3", f"--log-dir={logs}", "-m", "tasks.train"]
     launcher = ModuleProcess("torch.distributed.run", *launch, cwd=workspace.root, env=os.environ | own)
-    assert launcher.wait(timeout=SECONDS) == 0
+    ended = launcher.wait(timeout=SECONDS)
+    first, second = ("".join(file.read_text() for file in logs.rglob(f"{rank}/*.log")) for rank in (0, 1))
+    assert ended == 0 and TRAINING in first, first + second
+    assert TRAINING not in second and EXISTING not in second  # it helped, and did not train by itself
     assert workspace.receipt["run_id"] != receipt["run_id"]  # it was trained, not handed out
     assert workspace.receipt["events"] == receipt["events"]
     assert torch.allclose(alone, released(workspace), rtol=0.0, atol=1e-6) and float(alone.norm()) > 0
