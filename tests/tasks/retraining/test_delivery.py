@@ -34,7 +34,7 @@ def disk_full(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
 def test_a_period_is_retrained_once_and_a_new_block_starts_the_next(place: Place) -> None:
     assert place.deliver().kind == "promoted"
     head = place.ledger.head()
-    for late in range(12):
+    for late in range(2):
         assert place.deliver().kind == "done", late
     assert place.ledger.head() == head
     assert "none of the blocks" in place.deliver(1).message
@@ -86,7 +86,7 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(train, "run_training", disk_full)
-        for week in range(6):  # and it comes before what is due
+        for week in range(3):  # and it comes before what is due
             found = place.deliver(week)
             (run_id,) = place.rows("reserve")
             assert (
@@ -94,7 +94,7 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
                 f"no space left. Run {run_id} is charged; the next delivery resumes it" in found.message,
             ) == ("failed", True)
     place.arrive("w3")
-    assert place.deliver(6).kind == "promoted"
+    assert place.deliver(3).kind == "promoted"
     assert place.rows("forfeit") == []
     assert place.rows("settle") == place.rows("reserve")
     assert place.rows("settle")[0] == run_id and len(place.rows("settle")) == 2
