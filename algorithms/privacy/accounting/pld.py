@@ -242,8 +242,11 @@ class PLDSum:
     @property
     def infinity_mass(self) -> float:
         """A bound on the chance that any of them is infinite."""
-        each = (count * points.infinity_mass for points, count in self.parts)
-        return min(1.0, math.fsum(each) * (1 + 2.0**-40))
+        each = [(min(1.0, points.infinity_mass), count) for points, count in self.parts]
+        if any(chance == 1.0 for chance, _ in each):
+            return 1.0
+        none = math.fsum(count * math.log1p(-chance) for chance, count in each)
+        return min(1.0, -math.expm1(none) * (1 + 2.0**-40))
 
     def finite_delta(self, delta: float) -> float:
         """What infinite losses leave of a delta; at least a billionth of it."""

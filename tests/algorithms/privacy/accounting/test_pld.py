@@ -36,7 +36,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
 )
 from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, SampledPLD
-from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PrivacyLoss, sketch
+from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PLDSum, PrivacyLoss, sketch
 from algorithms.privacy.accounting.pld_composition import GridComposition
 from algorithms.privacy.accounting.pld_epsilon import epsilon_of
 from epsilonflow.sklearn_refusals import ESTIMATORS
@@ -533,14 +533,16 @@ MIXTURES = [
     ([(3.6e-4, 3.5, 7000), (1.7e-6, 0.21, 16), (1e-5, 1.3, 20_000)], 5e-5, 0.02037807514),
     ([(1.3e-4, 2.5, 3000), (1.2e-7, 0.26, 3), (5e-7, 0.7, 2)], 1.2e-7, 0.01110140596),
     ([(4.5e-6, 1.4, 25_000), (1.2e-6, 0.21, 5), (1e-4, 1.4, 100)], 4.6e-5, 0.00141068484),
+    ([(1.4e-5, 0.268, 543), (8.5e-7, 2.2, 206), (1.1e-4, 2.04, 9730)], 1e-3, 0.33934),
 ]
 """Rates, multipliers and counts of rare samples, and their exact epsilons.
 
-These are by long double transforms of up to four million points, extrapolated to a width of 0.
+These are by long double transforms of up to four million points, or by dp_accounting on four grids (the last row),
+extrapolated to a width of 0.
 """
 
 
-@pytest.mark.parametrize(("kinds", "delta", "exact"), soak_but(MIXTURES[1:3], MIXTURES))
+@pytest.mark.parametrize(("kinds", "delta", "exact"), soak_but([*MIXTURES[1:3], MIXTURES[-1]], MIXTURES))
 def test_losses_about_as_rare_as_delta_do_not_spoil_what_decides(
     kinds: list[tuple[float, float, int]], delta: float, exact: float
 ) -> None:
@@ -610,6 +612,14 @@ def test_a_cap_dominates_and_keeps_the_mean() -> None:
         )
         assert after >= before - 1e-15
         assert at > 0.3 or after == pytest.approx(before, rel=1e-13)
+
+
+def test_two_infinite_losses_are_no_worse_than_one() -> None:
+    """The chance that any is infinite is less than what the chances add up to."""
+    rare = PLDSum([(DiscretePLD(np.array([0.0]), np.array([0.9]), 0.1), 5)])
+    assert rare.infinity_mass == pytest.approx(1 - 0.9**5, rel=1e-11)
+    certain = PLDSum([(DiscretePLD(np.array([0.0]), np.array([0.0]), 1.0), 1), *rare.parts])
+    assert certain.infinity_mass == 1.0
 
 
 def test_losses_on_too_fine_a_grid_are_refused_by_the_settings_to_change() -> None:
