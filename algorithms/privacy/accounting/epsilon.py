@@ -40,14 +40,9 @@ from algorithms.privacy.accounting.events import (
     unroll,
 )
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
-from algorithms.privacy.accounting.pld import PrivacyLoss, low_tail_truncation, sketch, tail_truncation
-from algorithms.privacy.accounting.pld_epsilon import (
-    ComposedPLD,
-    coarse_grid,
-    epsilon_of,
-    epsilon_on_grid,
-    sides_of,
-)
+from algorithms.privacy.accounting.pld import PrivacyLoss
+from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, epsilon_of, epsilon_on_grid, sides_of
+from algorithms.privacy.accounting.pld_search import cost_ratio, estimated_epsilon, extrapolated_epsilon
 
 Array = NDArray[np.float64]
 Adjacency: TypeAlias = dp.NeighboringRelation
@@ -160,10 +155,8 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_SEARCH_ERROR, _EXTRAPOLATED_ERROR = 3e-4, 2e-3
-"""The shares by which a cost may be off while noise is searched for: of a first grid, and after extrapolating."""
 _SEARCH_GRID, _ESTIMATE_GRID = 1e-3, 1e-2
-"""Distances of privacy losses on the grids of single mechanisms, for the same search and for its first estimates."""
+"""Distances of privacy losses on the grids of single mechanisms, while noise is searched for and first estimated."""
 _NEXT_TO, _FINER = 1e-3, 8.0
 """A cost within this share above a stated one is computed again, on a grid so many times finer."""
 
@@ -338,13 +331,17 @@ _SEARCH_KINDS = LEVELS
 """The most kinds of samples that noise is searched with; what that changes is estimated once."""
 _NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
 """Noise multipliers that are looked at, and the one above which no sum of usual size is told from noise."""
-_TOLERANCE, _WASTE, _WASTE_OF_MANY, _NEAR_TARGET = 2e-4, 2e-4, 1e-3, 2e-3
-"""Shares: of a multiplier, to which it is found; of epsilon, that it may leave unspent, also by more kinds of samples
-than noise is searched with, as each evaluation takes long; and that rough costs may."""
+_TOLERANCE, _NEAR_TARGET = 2e-4, 2e-3
+"""Shares: of a multiplier, to which it is found; and of epsilon, that rough costs may leave unspent."""
+_WASTES = ((8, 2e-4), (_SEARCH_KINDS, 5e-4), (math.inf, 1e-3))
+"""The share of epsilon that noise may leave unspent, for up to so many kinds of samples: each evaluation of many takes
+long, and of more than noise is searched with, the rough cost is less exact."""
 _FINE_TOLERANCE = 2e-5
 """The share of a multiplier to which it is found by Rényi divergences or pure epsilons, which take less time."""
-_STEPS, _MIN_STEEPNESS = 10, 0.1
-"""The steps of the secant method, and the least fall of log cost by log noise that it believes."""
+_STEPS, _MIN_STEEPNESS, _APART, _FAR = 10, 0.1, 1.2, 8.0
+"""The steps of the secant method, the least fall of log cost by log noise that it believes, the ratio of noises between
+which the first is estimated, as estimates jump a little, and the ratio to the target from which on costs tell the
+direction alone."""
 _TINY, _HUGE = 1e-300, 1e300
 
 
@@ -441,19 +438,17 @@ def _calibrate_by_pld(
         if _are_hardly_sampled(rough.events(_NOISE_RANGE[0]), target.delta):
             return _NOISE_RANGE[0]
         # Near what is released beside the noise, an estimate may never get down to the target.
-        noise = search_outwards(rough.estimate, target.epsilon, factor=4.0, tolerance=0.05)
-        steep = (_log(rough.estimate(noise)) - _log(rough.estimate(1.01 * noise))) / math.log(1.01)
+        noise = search_outwards(rough.estimate, target.epsilon, factor=4.0, tolerance=0.1)
+        steep = (_log(rough.estimate(noise)) - _log(rough.estimate(_APART * noise))) / math.log(_APART)
         noise, steep, is_near = _by_secant(
             rough.coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET
         )
-        waste = _WASTE if len(rough.events(noise)) <= _SEARCH_KINDS else _WASTE_OF_MANY
+        waste = next(share for kinds, share in _WASTES if len(rough.events(noise)) <= kinds)
         if is_near:
-            above = _log(rough.coarse(noise)) - _log((1 - waste / 2) * target.epsilon)
+            above = _log(rough.closely(noise)) - _log((1 - waste / 2) * target.epsilon)
             noise *= math.exp(above / max(steep, _MIN_STEEPNESS))
         else:
-            noise = search_outwards(
-                rough.coarse, target.epsilon, start=noise, factor=1.02, tolerance=_SEARCH_ERROR
-            )
+            noise = search_outwards(rough.coarse, target.epsilon, start=noise, factor=1.02)
         factor = 1.02
         noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=waste)
         if is_exact:
@@ -479,44 +474,40 @@ class _RoughCosts:
         return _translate(merge_events(self._schedule_at(z)), self._adjacency)
 
     def _coarse(self, z: float) -> float:
-        """The cost to about a thousandth; at least half the target, as it does not matter how much less it is."""
-        spent = self._target.epsilon / 2
+        """The cost, the more exact the nearer to the target; below half of it, a bound."""
+        target, spent, floor_grid = self._target.epsilon, 0.0, None
         for plds in self._sides(z, _SEARCH_GRID):
-            found, _ = epsilon_of(
-                plds,
-                self._target.delta,
-                floor=spent,
-                first=_SEARCH_ERROR,
-                error=_EXTRAPOLATED_ERROR,
-                near=self._target.epsilon,
+            found, grid = extrapolated_epsilon(
+                plds, self._target.delta, target, floor=max(spent, target / 2), floor_grid=floor_grid
             )
-            spent = max(spent, found * self._share_of_all(z))
+            if target / 2 < found < 2 * target:
+                floor_grid = grid
+                if self._share is None:
+                    self._share = self._share_of_all(z, coarser=16.0)
+                found *= self._share
+            spent = max(spent, found)
         return spent
+
+    def closely(self, z: float) -> float:
+        """The same, for a last step, with the share of all kinds at this very multiplier."""
+        cost, share = self.coarse(z), self._share
+        return cost if share is None else cost / share * self._share_of_all(z, coarser=2.0)
 
     def _estimate(self, z: float) -> float:
         """The cost for a record less, mostly the larger side, from a few hundred points a distribution."""
-        return coarse_grid(self._sides(z, _ESTIMATE_GRID)[0], self._target.delta, _SEARCH_ERROR)[1]
+        return estimated_epsilon(self._sides(z, _ESTIMATE_GRID)[0], self._target.delta)
 
     def _sides(self, z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
         return sides_of(pairs_of(_in_few_kinds(self.events(z)), self._adjacency, grid))
 
-    def _share_of_all(self, z: float) -> float:
-        """The cost of all kinds over that of the few, by Chernoff's bounds; computed at the first multiplier alone."""
-        if self._share is None:
-            events, delta = self.events(z), self._target.delta
-            kinds = _in_few_kinds(events)
-            if kinds is events:
-                return 1.0
-            few, every = (
-                sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
-                for plds, *_ in (
-                    sides_of(pairs_of(some, self._adjacency, _ESTIMATE_GRID)) for some in (kinds, events)
-                )
-            )
-            tilts = max(few.saddle_point(delta)[1], _TINY) * np.geomspace(0.5, 2.0, 25)
-            bounds = [sums.tail_bound(delta, tilts) for sums in (few, every)]
-            self._share = bounds[1] / bounds[0] if min(bounds) > 0 and max(bounds) < math.inf else 1.0
-        return self._share
+    def _share_of_all(self, z: float, coarser: float) -> float:
+        """The cost of all kinds over that of the few, on one grid."""
+        events = self.events(z)
+        kinds = _in_few_kinds(events)
+        if kinds is events:
+            return 1.0
+        few, every = (sides_of(pairs_of(some, self._adjacency, _SEARCH_GRID))[0] for some in (kinds, events))
+        return cost_ratio(every, few, self._target.delta, coarser=coarser)
 
 
 def _in_few_kinds(events: Schedule) -> Schedule:
@@ -586,12 +577,12 @@ def _by_secant(
         ):
             return noise, steep, True
         low, high = (noise, high) if spent > target else (low, noise)
-        here = (math.log(noise), _log(spent)) if target / 2 < spent < 2 * target else None
-        if earlier and here and abs(earlier[1] - here[1]) > 10 * waste:  # else grids tell more than the noise
+        here = (math.log(noise), _log(spent)) if target / _FAR < spent < _FAR * target else None
+        if earlier and here and abs(earlier[1] - here[1]) > 3 * waste:  # else grids tell more than the noise
             steep = (earlier[1] - here[1]) / (here[0] - earlier[0])
         earlier = here or earlier
         step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, _MIN_STEEPNESS)
-        stretch = 1.0 if here else 2 * stretch  # far away, costs tell the direction alone
+        stretch = 1.0 if here else 2 * stretch
         noise *= math.exp(min(max(stretch * step, -0.5), 0.5))
         if not low < noise < high or (here is None and 0 < low < high < math.inf):
             noise = math.sqrt(low * high)

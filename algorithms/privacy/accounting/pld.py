@@ -44,6 +44,8 @@ _LOG_INDECISIVE, _LOG_NEVER = math.log(1e4), math.log(1e6)
 """Logarithms of how far below delta a chance decides nothing, and of how rare the sum of other losses is."""
 _BELOW = 64
 """Below the losses that decide, cells are two points wide after one in so many parts of their length, then wider."""
+_ROOM_ABOVE = 0.25
+"""The share of epsilon that losses above it are kept for at least."""
 _LOWER_CAPS, _CAP_TILTS = 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
 """Caps that are tried, as shares of the largest loss, and tilts under each, in units of log(1 / delta) over it."""
 
@@ -394,12 +396,14 @@ class PLDSum:
         """Between which losses a single one decides how much of the sum is above epsilon.
 
         Above them the sum is above epsilon with next to any others, below them with next to none (Chernoff's bound);
-        max(0, 1 - exp(epsilon - loss)) is then a line in exp(-loss), which a cell of any width keeps.
+        max(0, 1 - exp(epsilon - loss)) is then a line in exp(-loss), which a cell of any width keeps. Some room above
+        is kept even where no other loss is below 0: next to epsilon, infinite losses would leave hardly any delta to
+        the finite ones, whose saddle point would lie at the cap.
         """
         tilts = max(self.tail_tilt(delta), _MIN_TILT) * _TILTS
         rarity = _LOG_INDECISIVE - math.log(self.finite_delta(delta))
         highest = float(np.min((self.log_moments(tilts) + rarity) / tilts))
-        return epsilon - highest, epsilon - self._low_end(tilts)
+        return epsilon - highest, epsilon + max(-self._low_end(tilts), _ROOM_ABOVE * epsilon)
 
 
 def _add_up(blocks: list[tuple[Array, Array]]) -> Array:

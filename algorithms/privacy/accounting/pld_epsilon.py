@@ -18,13 +18,17 @@ from algorithms.privacy.accounting.pld_composition import MAX_POINTS, GridCompos
 
 FIRST_GRID_ERROR = 5e-5
 """The share of the variance by which a first grid may be off."""
-_FIRST_CELLS, _FIRST_POINTS, _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS = 2**16, 2**19, 2**16, 2**17
-_GRID_ERROR, _MIN_GRID_ERROR, _FAR_ERROR = 2e-5, 2e-8, 0.1
-_FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER, _COARSER_OF_MANY = 8, 6e-5, 1.5e-5, 2.0, 8.0
-"""Of more distributions, each of which takes a transform of its own, more is left of a grid's error; their first grid
-is so fine that it mostly is the last, and the one that it is compared with is coarser by more."""
+_FIRST_CELLS, _FIRST_POINTS = 2**16, 2**19
+_GRID_ERROR, MIN_GRID_ERROR = 2e-5, 2e-8
+"""The share of epsilon that a grid may add, and what it may add to a tiny one."""
+COARSER, _FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER_OF_MANY = 2.0, 8, 1e-4, 1.5e-5, 8.0
+"""The first grid is compared with one that is coarser by this factor. Of more distributions, each of which takes a
+transform of its own, more is left of a grid's error; their first grid is so fine that it mostly is the last, and the
+one that it is compared with is coarser by more."""
+_ORDER_OF_MANY = 1.5
+"""By this power of its cells the error of so coarse a grid falls, rather than by the square as later."""
 _MIN_REFINEMENT, _MAX_REFINEMENT, _OVERSHOOT = 1.5, 8.0, 1.1
-_ABOVE, _ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
+_ABOVE, ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
 
 
 class ComposedPLD:
@@ -110,9 +114,6 @@ def epsilon_of(
     *,
     floor: float = 0.0,
     floor_grid: float | None = None,
-    first: float | None = None,
-    error: float | None = None,
-    near: float | None = None,
 ) -> tuple[float, float]:
     """An epsilon that a finer grid would hardly reduce, and its grid.
 
@@ -124,25 +125,16 @@ def epsilon_of(
         delta: Above 0.
         floor: Below this the epsilon does not matter.
         floor_grid: That the other side ended with, whose cost is the floor; a bound on it, or on a coarser one, may do.
-        first: The share of the variance by which the first grid may be off; by default 5e-5, and less of many
-            distributions.
-        error: About how much of the epsilon the last grid may add; by default 2e-5, and 6e-5 of many distributions.
-        near: The epsilon that is searched for. Then what the last grid adds is taken off, which ends nearer to the
-            truth but is no bound, and the further an epsilon is from this one, the less exact it is.
     """
-    is_many = len(plds) > _FEW_KINDS and near is None
-    first = first or (_FIRST_OF_MANY if is_many else FIRST_GRID_ERROR)
-    error = error or (_ERROR_OF_MANY if is_many else _GRID_ERROR)
+    is_many = len(plds) > _FEW_KINDS
+    error, order = (_ERROR_OF_MANY, _ORDER_OF_MANY) if is_many else (_GRID_ERROR, 2.0)
+    refinement = _COARSER_OF_MANY if is_many else COARSER
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
-    if (below := _epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
+    if (below := epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
         return below
-    first_points, max_points = _FIRST_POINTS, MAX_POINTS
-    if near is not None:
-        first_points, max_points = _FIRST_SEARCH_POINTS, _MAX_SEARCH_POINTS
     cap = rough.cap(delta)
     capped = rough.capped(cap)
-    grid, _ = coarse_grid(plds, delta, first, capped, max_points=first_points)
-    refinement, remaining = _COARSER_OF_MANY if is_many else _COARSER, 0.0
+    grid, _ = coarse_grid(plds, delta, _FIRST_OF_MANY if is_many else FIRST_GRID_ERROR, capped)
     decisive = (-math.inf, cap)
     cost = GridComposition(plds, refinement * grid, delta, rough, decisive).epsilon(delta)
     if floor < cost < math.inf:
@@ -152,25 +144,22 @@ def epsilon_of(
         finer = sums.epsilon(delta)
         previous, cost = cost, min(cost, finer)
         # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
-        remaining = abs(previous - finer) / (refinement**2 - 1) if previous < math.inf else math.inf
-        tolerance = max(error * cost, _MIN_GRID_ERROR) if cost < math.inf else _MIN_GRID_ERROR
-        if near is not None and cost < math.inf:
-            tolerance = max(tolerance, _FAR_ERROR * abs(cost - remaining - near))
-        if remaining <= tolerance or sums.points > max_points / 2 or sums.infinity_mass > delta:
+        remaining = abs(previous - finer) / (refinement**order - 1) if previous < math.inf else math.inf
+        tolerance = max(error * cost, MIN_GRID_ERROR) if cost < math.inf else MIN_GRID_ERROR
+        if remaining <= tolerance or sums.points > MAX_POINTS / 2 or sums.infinity_mass > delta:
             break
         refinement = min(
-            max(_MIN_REFINEMENT, _OVERSHOOT * math.sqrt(remaining / tolerance)),
+            max(_MIN_REFINEMENT, _OVERSHOOT * (remaining / tolerance) ** (1 / order)),
             _MAX_REFINEMENT,
-            max_points / sums.points,
+            MAX_POINTS / sums.points,
         )
-        grid /= refinement
+        grid, order = grid / refinement, 2.0
     if cost == math.inf:  # only far finer grids resolve the tail of losses that are large and rare
-        cost = capped.tail_bound(delta, _ALL_TILTS)
-        return cost, grid
-    return (cost if near is None or cost == math.inf else cost - remaining), grid
+        return capped.tail_bound(delta, ALL_TILTS), grid
+    return cost, grid
 
 
-def _epsilon_below(
+def epsilon_below(
     floor: float,
     plds: Sequence[tuple[PrivacyLoss, int]],
     rough: PLDSum,

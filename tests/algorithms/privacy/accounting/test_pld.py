@@ -39,6 +39,7 @@ from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, 
 from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PLDSum, PrivacyLoss, sketch
 from algorithms.privacy.accounting.pld_composition import GridComposition
 from algorithms.privacy.accounting.pld_epsilon import epsilon_of
+from algorithms.privacy.accounting.pld_search import extrapolated_epsilon
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from tasks.refusals import PIPELINE
 from tests.support.exact_losses import exact_epsilon
@@ -620,6 +621,42 @@ def test_two_infinite_losses_are_no_worse_than_one() -> None:
     assert rare.infinity_mass == pytest.approx(1 - 0.9**5, rel=1e-11)
     certain = PLDSum([(DiscretePLD(np.array([0.0]), np.array([0.0]), 1.0), 1), *rare.parts])
     assert certain.infinity_mass == 1.0
+
+
+def test_a_cap_leaves_room_above_epsilon() -> None:
+    """Else the finite losses next to it have hardly any delta left, and a grid ends without an epsilon."""
+    kinds = [(4.7008e-7, 2.536, 10), (3.7227e-4, 0.38433, 1), (3.4289e-6, 2.2819, 21)]  # the second decides
+    plds = [(SampledPLD(GaussianPLD(1 / z), rate), count) for rate, z, count in kinds]
+    stated, _ = epsilon_of(plds, 7.5873e-7)
+    searched, _ = extrapolated_epsilon(plds, 7.5873e-7, 1.5755)
+    assert 0.999 * stated <= searched <= stated
+
+
+@pytest.mark.parametrize(
+    ("kinds", "delta", "target"),
+    [
+        ([(1.9e-5, 2.8, 4), (2e-4, 4.9, 3380), (4.2e-6, 0.36, 8)], 1e-3, 0.00527),
+        ([(1.1e-4, 0.87, 128), (1.6e-7, 3.8, 1), (6.7e-6, 3.0, 4)], 7.5e-4, 4.31),
+    ],
+)
+def test_noise_of_rare_mixtures_takes_few_short_sums(
+    kinds: list[tuple[float, float, int]], delta: float, target: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses about as rare as delta would mislead what is estimated first, by a factor of up to a thousand."""
+    points, compute = list[int](), GridComposition.epsilon
+
+    def noting(self: GridComposition, delta: float) -> float:
+        found = compute(self, delta)
+        points.append(self.points)
+        return found
+
+    monkeypatch.setattr(GridComposition, "epsilon", noting)
+    found = calibrate(
+        lambda z: [(sampled(rate, z * share), count) for rate, share, count in kinds], Budget(target, delta)
+    )
+    assert sum(points) <= 10**6
+    schedule = [(sampled(rate, found * share), count) for rate, share, count in kinds]
+    assert 0.9998 * target <= epsilon(schedule, delta) <= target
 
 
 def test_losses_on_too_fine_a_grid_are_refused_by_the_settings_to_change() -> None:
