@@ -1,10 +1,11 @@
 """python -m tests.soak.accounting: thousands of random settings, their epsilons against exact ones and bounds.
 
 Each setting is a rate from 1e-7 to 1, up to a million steps, an epsilon from 0.001 to 100 and a delta from 1e-11 (1e-15
-without sampling), for one record or for several of a person. Noise is calibrated to the epsilon, and what the noise
-costs is compared with the exact epsilon of `tests.support.exact_losses` where two lines of its integral agree, and else
-with what one test of the outputs tells. Nothing may be below; nothing may be above the exact one by more than a
-thousandth or 1e-4, whichever is larger.
+without sampling), for one record or for several of a person; every fourth has 2 to 24 kinds of rare samples. Noise is
+calibrated to the epsilon, and what the noise costs is compared with the exact epsilon of `tests.support.exact_losses`
+where two lines of its integral agree, and else with what one test of the outputs tells, or with
+`tests.support.rare_losses`. Nothing may be below; nothing may be above the exact one by more than a thousandth or 1e-4,
+whichever is larger.
 """
 
 import math
@@ -24,6 +25,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import calibrate, epsilon, group_privacy
 from algorithms.privacy.accounting.events import Schedule
 from tests.support.exact_losses import exact_epsilon
+from tests.support.rare_losses import rare_lower_bound
 
 _AGREE, _ROUNDING = 1e-6, 1e-7
 
@@ -55,9 +57,39 @@ class Setting:
         return [(group_privacy(event, self.count), self.steps)]
 
 
-def exact_or_none(setting: Setting, multiplier: float) -> float | None:
+@dataclass(frozen=True)
+class Mixture:
+    """One run of rare samples: rates, noise in shares of the run's multiplier, and counts of its kinds of steps."""
+
+    kinds: tuple[tuple[float, float, int], ...]
+    target: float
+    delta: float
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> "Mixture":
+        kinds = [
+            (10 ** chance.uniform(-7, -3), 10 ** chance.uniform(-0.7, 0.7), round(10 ** chance.uniform(0, 5)))
+            for _ in range(chance.choice([2, 3, 4, 8, 24]))
+        ]
+        often = sum(rate * count for rate, _, count in kinds)
+        delta = min(1e-3, max(1e-11, often * 10 ** chance.uniform(-4, -0.3)))
+        return cls(tuple(kinds), 10 ** chance.uniform(-3, 1), delta)
+
+    def schedule(self, multiplier: float) -> Schedule:
+        return [
+            (dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(share * multiplier)), count)
+            for rate, share, count in self.kinds
+        ]
+
+
+def exact_or_none(setting: Setting | Mixture, multiplier: float) -> float | None:
     """The exact epsilon, or None where the integral cannot be trusted, as where rare samples decide."""
-    if setting.steps < 100 or (multiplier < 0.8 and setting.rate < 1e-3) or setting.rate < 3e-4:
+    if (
+        isinstance(setting, Mixture)
+        or setting.steps < 100
+        or (multiplier < 0.8 and setting.rate < 1e-3)
+        or setting.rate < 3e-4
+    ):
         return None
     found = []
     for line in (1.0, 0.8):
@@ -74,11 +106,14 @@ def exact_or_none(setting: Setting, multiplier: float) -> float | None:
     return first if is_sure else None
 
 
-def lower_bound(setting: Setting, multiplier: float) -> float:
+def lower_bound(setting: Setting | Mixture, multiplier: float) -> float:
     """What one test of the outputs tells: whether at least k of the steps' sums along the record exceed a threshold.
 
-    Of any event, P <= exp(epsilon) Q + delta.
+    Of any event, P <= exp(epsilon) Q + delta. Of a mixture, what the steps that stand out tell.
     """
+    if isinstance(setting, Mixture):
+        kinds = [(rate, share * multiplier, count) for rate, share, count in setting.kinds]
+        return rare_lower_bound(kinds, setting.delta, setting.target)
     thresholds = np.linspace(-2.0, setting.count / multiplier + 40.0, 4000)
     numbers = np.arange(setting.count + 1)
     chances = binom.pmf(numbers, setting.count, setting.rate)
@@ -111,7 +146,7 @@ def main(
     for number in range(count):
         if time.process_time() - begun > 60 * minutes:
             break
-        setting = Setting.draw(chance)
+        setting = Mixture.draw(chance) if number % 4 == 3 else Setting.draw(chance)
         start = time.process_time()
         multiplier = calibrate(setting.schedule, Budget(setting.target, setting.delta))
         seconds.append(time.process_time() - start)

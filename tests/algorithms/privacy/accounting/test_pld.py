@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.fft
 from dp_accounting.pld import privacy_loss_distribution
-from hypothesis import Phase, assume, given, settings
+from hypothesis import Phase, assume, event, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
@@ -43,6 +43,7 @@ from algorithms.privacy.accounting.pld_search import extrapolated_epsilon
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from tasks.refusals import PIPELINE
 from tests.support.exact_losses import exact_epsilon
+from tests.support.rare_losses import rare_lower_bound
 from tests.support.soak import soak_but
 
 
@@ -319,6 +320,24 @@ def test_two_steps_of_rare_samples_cost_what_quadrature_says(
     assume(exact_delta(1e-5) > delta)
     stated = epsilon([(sampled(rate, z), 2)], delta)
     assert exact_delta(stated) <= delta < exact_delta(min(stated / 1.001, stated - 1e-4))
+
+
+RARE_KINDS = st.lists(
+    st.tuples(st.floats(-7.0, -3.0), st.floats(-0.6, 0.5), st.floats(0.0, 4.0)), min_size=2, max_size=24
+)
+
+
+@given(logarithms=RARE_KINDS, log_share=st.floats(-5.0, -1.0))
+@settings(max_examples=16, deadline=None, derandomize=True, phases=(Phase.generate,))
+def test_rare_samples_of_mixed_noise_cost_no_less_than_the_steps_that_stand_out_tell(
+    logarithms: list[tuple[float, float, float]], log_share: float
+) -> None:
+    kinds = [(10**rate, 10**multiplier, round(10**count)) for rate, multiplier, count in logarithms]
+    delta = min(1e-3, max(1e-11, 10**log_share * sum(rate * count for rate, _, count in kinds)))
+    stated = epsilon([(sampled(rate, multiplier), count) for rate, multiplier, count in kinds], delta)
+    bound = rare_lower_bound(kinds, delta, stated or 1.0)
+    assert bound <= stated
+    event(f"within {10 ** math.ceil(math.log10(max(1 - bound / stated, 1e-3))):g}" if bound else "no bound")
 
 
 @pytest.mark.parametrize(
