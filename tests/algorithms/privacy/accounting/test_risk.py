@@ -24,6 +24,18 @@ def test_a_gaussian_mechanism_is_recognised_as_its_closed_form_says(mu: float) -
     assert mu <= risk.gaussian_mu(found) == pytest.approx(mu, rel=2e-3)
 
 
+@pytest.mark.parametrize("place", [0, 7, 50, 99])
+def test_the_point_of_a_profile_that_says_most_decides_about_mu(place: int) -> None:
+    """The others are those of mu = 0.5, by its closed form, and this one that of 0.8."""
+    epsilons = np.linspace(0.0, 1.5, 100)
+    weak, strong = (
+        ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons) * ndtr(-mu / 2 - epsilons / mu) for mu in (0.5, 0.8)
+    )
+    deltas = np.where(np.arange(100) == place, strong, weak)
+    assert risk.gaussian_mu(risk.Profile(epsilons, deltas)) == pytest.approx(0.8, rel=1e-6)
+    assert risk.gaussian_mu(risk.Profile(epsilons, weak)) == pytest.approx(0.5, rel=1e-6)
+
+
 def test_many_gaussian_releases_are_one_with_less_noise() -> None:
     many = risk.profile([(dp.GaussianDpEvent(8.0), 64)])
     np.testing.assert_allclose(risk.max_detection_rate(many, RATES), ndtr(ndtri(RATES) + 1), atol=1e-3)
