@@ -309,7 +309,7 @@ def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest
     few = ("--runs", "8", "--canaries", "8", "--workers", "1")
     audited = call("audit", "--method", "majority", *few)
     assert audited.exit_code == 0, audited.output
-    assert audited.stdout.startswith("majority: claimed 4, found ")
+    assert re.match(r"majority: claimed (4|3\.99\d*), found ", audited.stdout)  # as near as noise is searched
     assert audited.stderr == "auditing majority on 1 cores ...\n"
     (here.root / "tune.yaml").write_text(
         "epsilon: 4.0\nspace: {algorithm.update.learning_rate: [0.5, 2.0]}\ntrials: {mean: 2}\n"
