@@ -45,7 +45,13 @@ class EvaluationAudit:
 
 
 def released_values(planned: EvaluationPlan, cells: Cells, model: int) -> Cells:
-    """What a run releases; every model has a run of its own, with a key of its own."""
+    """What a run releases, [cells]; every model has a run of its own, with a key of its own.
+
+    Args:
+        planned: The histogram and its noise.
+        cells: The exact sums, [cells].
+        model: Its number, from which the key follows.
+    """
     key = seeded_generator(model)
     return release_evaluation(planned, cells, generator=key, trace=Trace(), step=0).values
 
@@ -113,6 +119,10 @@ def audit_evaluation_release(*, draws: int, seed: int) -> list[MechanismAudit]:
     """The audits of the histograms of two classes and of a number, as those of mechanisms.
 
     A check that fails refutes the claim as an attack does, and is what the row's detail then says.
+
+    Args:
+        draws: Releases with and without the record, of each histogram.
+        seed: Of all random numbers.
     """
     rows = []
     for name, spec in (

@@ -26,20 +26,35 @@ from algorithms.privacy.mechanisms.release import Release
 class FeatureLearner(Protocol):
     """A kind of learned features.
 
-    releases: its queries, for records of a shape; raises RefusedError for shapes that do not fit. learn: makes the
-    queries and returns the module's buffers; records: their number, or a noisy count. module: the feature map.
-
     A kind may also have `check(model)`, which refuses models that do not fit behind its map, and
     `start(barrier, model)`, which is called after `learn` and returns the model's initial parameters.
     """
 
-    def releases(self, shape: Shape) -> Sequence[Release]: ...
-    def learn(self, barrier: Barrier, shape: Shape, records: float) -> Mapping[str, Tensor]: ...
-    def module(self, shape: Shape) -> Front: ...
+    def releases(self, shape: Shape) -> Sequence[Release]:
+        """Its queries, for records of a shape; raises RefusedError for shapes that do not fit."""
+        ...
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> Mapping[str, Tensor]:
+        """Make the queries; returns the module's buffers. records: their number, or a noisy count."""
+        ...
+
+    def module(self, shape: Shape) -> Front:
+        """The feature map for records of a shape, before anything is learned."""
+        ...
 
 
 def schedule_of(features: FeatureLearner, shape: Shape, records: int | None, count_noise: float) -> Schedule:
-    """The events of learning the features; a count of the records comes first if their number is private."""
+    """The events of learning the features; a count of the records comes first if their number is private.
+
+    Args:
+        features: Their kind.
+        shape: Of one record.
+        records: Their number, None if it is private.
+        count_noise: Noise multiplier of the count.
+
+    Raises:
+        RefusedError: For a shape that does not fit the kind.
+    """
     first = [] if records is not None else [count_release(count_noise)]
     return [(release.event(), 1) for release in (*first, *features.releases(shape))]
 
@@ -47,7 +62,14 @@ def schedule_of(features: FeatureLearner, shape: Shape, records: int | None, cou
 def learn_buffers(
     features: FeatureLearner, barrier: Barrier, records: int | None, count_noise: float
 ) -> dict[str, Tensor]:
-    """Learn the buffers of the features' module, by the releases of `schedule_of`."""
+    """Learn the buffers of the features' module, by the releases of `schedule_of`.
+
+    Args:
+        features: Their kind.
+        barrier: Of the records, which answers and charges.
+        records: Their number, None if it is private and is counted first.
+        count_noise: Noise multiplier of the count.
+    """
     number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
     return dict(features.learn(barrier, barrier.input_shape, number))
 
@@ -69,9 +91,18 @@ def learn_shared_features(
     generator: Generator,
     compute: ComputeConfig,
 ) -> tuple[LearnedFeatures, Trace]:
-    """Learn features once for several runs that share them; returns them with their rows of the trace.
+    """Learn features once for several runs that share them.
 
-    plan: of one of these runs, whose schedule begins with these releases.
+    Args:
+        features: Their kind.
+        plan: Of one of these runs, whose schedule begins with these releases.
+        model: It has the features' map in front.
+        records: All of them.
+        generator: Of the noise of these releases.
+        compute: Device, threads and memory.
+
+    Returns:
+        The features, and the rows of the trace of their releases.
     """
     trace, rows = Trace(), plan.facts.rows_per_user
     barrier = Barrier(

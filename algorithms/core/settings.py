@@ -30,7 +30,11 @@ _ADAPTERS: dict[object, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[P]) -> TypeAdapter[P]:
-    """The (cached) pydantic adapter that reads and writes the dataclass `kind` as JSON values."""
+    """The (cached) pydantic adapter that reads and writes the dataclass `kind` as JSON values.
+
+    Raises:
+        PydanticUserError: For a dataclass with a field of a type that no JSON value has.
+    """
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]

@@ -241,8 +241,21 @@ def histogram_for(
 ) -> HistogramSpec:
     """The histogram for this kind of target, by a rule that depends on nothing else.
 
+    Args:
+        kind: what the model predicts.
+        outputs: classes; 1 for a number and for a bounded score.
+        groups: columns with the values that are declared for them.
+        cross: whether groups are combinations of all columns' values, not those of each column.
+        halves: whether there is a table for each half of the people, by which probabilities are recalibrated.
+        compared: whether there are cells for the difference to another model's scores.
+
     Raises:
         ValueError: if the kind, the outputs and the groups do not fit together, or there are too many cells.
+
+    Example:
+        >>> spec = histogram_for("two classes", 2)
+        >>> spec.shapes["score x label, 64"]
+        (64, 2)
     """
     if kind not in get_args(HistogramKind):
         raise ValueError(f"the kind of a histogram is {', '.join(get_args(HistogramKind))}; got {kind!r}.")
