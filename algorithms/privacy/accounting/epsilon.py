@@ -445,8 +445,9 @@ def _calibrate_by_pld(
         )
         waste = next(share for kinds, share in _WASTES if len(rough.events(noise)) <= kinds)
         if is_near:
+            # near the target, unless the cost falls from above it to 0 at once, as grids make those of tiny targets
             above = _log(rough.closely(noise)) - _log((1 - waste / 2) * target.epsilon)
-            noise *= math.exp(above / max(steep, _MIN_STEEPNESS))
+            noise *= _factor(above / max(steep, _MIN_STEEPNESS))
         else:
             noise = search_outwards(rough.coarse, target.epsilon, start=noise, factor=1.02)
         factor = 1.02
@@ -560,6 +561,11 @@ def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
         )
 
 
+def _factor(step: float) -> float:
+    """By what a step of the logarithm multiplies noise, within bounds, since costs far away tell the direction alone."""
+    return math.exp(min(max(step, -0.5), 0.5))
+
+
 def _by_secant(
     cost: Callable[[float], float], target: float, noise: float, steep: float, *, waste: float
 ) -> tuple[float, float, bool]:
@@ -583,7 +589,7 @@ def _by_secant(
         earlier = here or earlier
         step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, _MIN_STEEPNESS)
         stretch = 1.0 if here else 2 * stretch
-        noise *= math.exp(min(max(stretch * step, -0.5), 0.5))
+        noise *= _factor(stretch * step)
         if not low < noise < high or (here is None and 0 < low < high < math.inf):
             noise = math.sqrt(low * high)
     return noise, steep, False
