@@ -562,7 +562,7 @@ def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
 
 
 def _factor(step: float) -> float:
-    """By what a step of the logarithm multiplies noise, within bounds, since costs far away tell the direction alone."""
+    """By what a step of the logarithm multiplies noise, within bounds, as far costs tell the direction alone."""
     return math.exp(min(max(step, -0.5), 0.5))
 
 
