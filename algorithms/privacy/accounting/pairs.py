@@ -21,8 +21,8 @@ TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
 _CORNERS, _LARGEST_LOSS = 4000, 500.0
 """Points at which a curve is taken on each side of 0, and the epsilon from which on a tail is too heavy."""
-_MIN_STEP, _LARGEST_STEP, _STEPS = 1e-6, 10.0, 50_000
-"""The epsilons, beside 0, at which `shift_of_selection` takes its bound, and how many."""
+_MIN_STEP, _LARGEST_STEP, _STEPS, _STRIDE = 1e-6, 10.0, 50_000, 250
+"""The epsilons, beside 0, at which `shift_of_selection` takes its bound, how many, and how many together first."""
 _ROUNDING = 2e-15
 
 Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -108,16 +108,28 @@ def shift_of_selection(event: Any, deltas: Deltas) -> float:
     ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
     """
     tried = np.append(0.0, np.geomspace(_MIN_STEP, _LARGEST_STEP, _STEPS))
-    slack = deltas(tried) * (1 + _NEAR_NOTHING) + TAIL_DELTA
+
+    def slack(at: np.ndarray) -> np.ndarray:
+        # With the last epsilon, whose delta is the least: how many tails are computed depends on that.
+        return deltas(tried[np.append(at, _STEPS)])[:-1] * (1 + _NEAR_NOTHING) + TAIL_DELTA
+
+    # First at some epsilons, then at those between them: delta falls.
+    some = np.append(np.arange(0, _STEPS, _STRIDE), _STEPS)
+    slacks, rises = slack(some), np.expm1(tried[some])
     if math.isinf(event.shape):
-        return float(event.mean * np.min(np.expm1(tried) + slack))
+        lowest = np.min(rises + slacks)
+        blocks = some[:-1][rises[:-1] + slacks[1:] < lowest]
+        between = (blocks[:, None] + np.arange(1, _STRIDE)).ravel()
+        return float(event.mean * np.min(np.expm1(tried[between]) + slack(between), initial=lowest))
     if event.mean == 1:
         return 0.0
     gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
-    enough = np.flatnonzero((1 - gamma) * slack <= gamma * np.expm1(tried))
+    enough = np.flatnonzero((1 - gamma) * slacks <= gamma * rises)
     if not len(enough):
         raise RefusedError(
             "a trial tells too much for the profile of the best; set {target.accountant} to rdp.",
             code="trial_profile",
         )
-    return float((event.shape + 1) * tried[enough[0]])
+    between = np.arange(some[max(enough[0] - 1, 0)], some[enough[0]] + 1)
+    first = np.argmax((1 - gamma) * slack(between) <= gamma * np.expm1(tried[between]))
+    return float((event.shape + 1) * tried[between[first]])

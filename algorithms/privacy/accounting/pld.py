@@ -305,11 +305,15 @@ class PLDSum:
             every.append((np.concatenate(singles), counts))
         return every
 
-    @property
+    @cached_property
     def delta_at_0(self) -> float:
         """A bound on delta at epsilon 0, where those of the losses add up."""
         every = [(points.masses @ -np.expm1(-np.maximum(points.losses, 0.0)), n) for points, n in self.parts]
         return self.infinity_mass + math.fsum(count * float(one) for one, count in every) * (1 + 2.0**-40)
+
+    @cached_property
+    def _variance(self) -> float:
+        return self.cumulant(0.0)[2]
 
     def saddle_point(self, delta: float) -> tuple[float, float]:
         """An estimate of epsilon, and the tilt under which the mean of the sum is this estimate.
@@ -319,7 +323,7 @@ class PLDSum:
         if self.delta_at_0 <= delta:
             return 0.0, 0.0
         log_target = -math.log(self.finite_delta(delta))
-        variance = self.cumulant(0.0)[2]
+        variance = self._variance
         low, high, tilt = 0.0, math.inf, math.sqrt(2 * log_target / variance) if variance > 0 else 0.0
         for _ in range(_ITERATIONS):  # Newton's method, inside a bracket
             k, mean, variance = self.cumulant(tilt)
@@ -410,7 +414,7 @@ def _add_up(blocks: list[tuple[Array, Array]]) -> Array:
     """What losses have together at each tilt, shape [tilts], from what each has, shape [tilts, distributions]."""
     sums = np.zeros(len(blocks[0][0]))
     for of_block, counts in blocks:
-        sums += [counts @ singles for singles in of_block]
+        sums += of_block[:, 0] * counts[0] if len(counts) == 1 else [counts @ singles for singles in of_block]
     return sums
 
 

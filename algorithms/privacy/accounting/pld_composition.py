@@ -77,6 +77,7 @@ class GridComposition:
     ) -> None:
         tail, low_tail = tail_truncation(plds, delta), low_tail_truncation(plds)
         self._grid, self._size = grid, 0
+        self._kept: tuple[float, _Tail] | None = None
         ends = [points.ends for points, _ in rough.parts] if rough else [None] * len(plds)
         every = [
             discretise(pld, grid, tail, low_tail, decisive, known)
@@ -107,15 +108,16 @@ class GridComposition:
         """The smallest epsilon at which delta is known to be at most this one."""
         if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
             return 0.0
-        tilt, widening = self._rough.tail_tilt(delta), 0
+        tail, widening = self._tail_of(delta), 0
+        self._kept = delta, tail
         while True:
-            tail = self._tilted_tail(tilt, delta, widening)
             epsilon = tail.epsilon(delta)
             # Where losses take few values, epsilon may lie in a gap below the window, unless that holds all losses.
             is_whole = float(tail.losses[0]) <= self._lowest
             if epsilon > tail.lowest or is_whole or widening > _MAX_WIDENING or self._size > MAX_POINTS:
                 return epsilon
             widening = 4 * widening + 1
+            tail = self._tilted_tail(tail.tilt, delta, widening)
 
     @property
     def _lowest(self) -> float:
@@ -126,11 +128,16 @@ class GridComposition:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
         best = np.minimum(1.0, self._tilted_tail(0.0, 0.5).deltas(epsilons))
         for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
-            tail = self._tilted_tail(self._rough.tail_tilt(float(delta)), float(delta))
-            best = np.minimum(best, tail.deltas(epsilons))
+            best = np.minimum(best, self._tail_of(float(delta)).deltas(epsilons))
             if best.min(initial=1.0) >= delta:  # tails for less would not be closer
                 break
         return best
+
+    def _tail_of(self, delta: float) -> "_Tail":
+        """The upper tail that decides at a delta; that of the last epsilon is kept."""
+        if self._kept is not None and self._kept[0] == delta:
+            return self._kept[1]
+        return self._tilted_tail(self._rough.tail_tilt(delta), delta)
 
     def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
         """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
@@ -167,20 +174,33 @@ class GridComposition:
         if variance <= 0:
             return ends[0], ends[1] + self._grid, 1.0
 
-        def top(sums: PLDSum, shifts: Array, log_rarity: float) -> tuple[float, float]:
-            tops = (sums.log_moments(tilt + shifts) - sums.cumulant(tilt)[0] + log_rarity) / shifts
+        def top(moments: Array, shifts: Array, log_rarity: float) -> tuple[float, float]:
+            tops = (moments + log_rarity) / shifts
             at = int(np.argmin(tops))
             return min((float(tops[at]), float(shifts[at])), (ends[1] + self._grid, 1.0))
 
+        def moments(shifts: Array) -> Array:
+            return self._rough.log_moments(tilt + shifts) - k
+
         usual, log_rarity = math.sqrt(2 * _LOG_ABOVE_WINDOW / variance) * np.array(_SHIFTS), _LOG_ABOVE_WINDOW
+        longest = max(float(points.losses[-1]) for points, _ in self._rough.parts)
+        jumps = np.array(_JUMPS) / longest if longest > 0 else usual[:0]
+        of_jumps = moments(jumps)
         for _ in range(2):  # the second time with what the first leaves above of delta
-            high, best = top(self._rough, usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), log_rarity)
-            if (longest := max(float(points.losses[-1]) for points, _ in self._rough.parts)) > 0:
+            shifts = usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW)
+            high, best = top(moments(shifts), shifts, log_rarity)
+            if longest > 0:
                 # Where rare large losses decide, the sum is not normal, and the window would be far too wide.
-                jumped, shift = top(self._rough, np.array(_JUMPS) / longest, log_rarity)
+                jumped, shift = top(of_jumps, jumps, log_rarity)
                 if jumped - mean < (high - mean) / 2:
-                    high, best = min((high, best), top(self._exact, np.array([shift]), log_rarity))
-            log_rarity = max(_LOG_ABOVE_WINDOW, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
+                    exact = self._exact.log_moments(np.array([tilt + shift])) - self._exact.cumulant(tilt)[0]
+                    high, best = min((high, best), top(exact, np.array([shift]), log_rarity))
+            first, log_rarity = (
+                log_rarity,
+                max(_LOG_ABOVE_WINDOW, k - tilt * high - log_delta + _LOG_NEGLIGIBLE),
+            )
+            if log_rarity == first:
+                break
         log_rarity = max(_RARE_TAIL, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
         shifts = np.append(usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS))
         shifts = shifts[shifts > 0]
@@ -325,6 +345,16 @@ class _Product:
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
             log_modulus = _log_modulus_of_1_plus(x, modulus)
+            # Where the product is nothing, as it mostly is, it need not be computed. A factor that is nearly 0 may be
+            # so by rounding alone, so it counts as no less than what is sure.
+            log_bound = log_bound + count * np.maximum(log_modulus, _LOG_SURE)
+            is_large = log_bound > _LOG_NOTHING
+            if is_large.mean() < 0.5:
+                x, modulus, log_modulus = x[is_large], modulus[is_large], log_modulus[is_large]
+                frequencies, log_product, argument, conditioning, log_bound, *log_moduli = (
+                    array[is_large]
+                    for array in (frequencies, log_product, argument, conditioning, log_bound, *log_moduli)
+                )
             log_product = log_product + count * log_modulus
             angle = np.arctan2(x.imag, 1 + x.real)
             argument = argument + count * angle
@@ -332,15 +362,6 @@ class _Product:
             log_moduli.append(log_modulus)
             units.append(unit)
             norms.append(float(part.rest.sum()))
-            # Where the product is nothing, as it mostly is, it need not be computed. A factor that is nearly 0 may be
-            # so by rounding alone, so it counts as no less than what is sure.
-            log_bound = log_bound + count * np.maximum(log_modulus, _LOG_SURE)
-            is_large = log_bound > _LOG_NOTHING
-            if is_large.mean() < 0.5:
-                frequencies, log_product, argument, conditioning, log_bound, *log_moduli = (
-                    array[is_large]
-                    for array in (frequencies, log_product, argument, conditioning, log_bound, *log_moduli)
-                )
         return cls(
             size,
             [part.count for part in tilted],
@@ -406,12 +427,13 @@ class _Tail:
         relative = self.losses - middle
         inside = self.tilt * relative > -_LARGEST_EXPONENT
         losses, relative = self.losses[inside], relative[inside]
-        masses = self.sums[inside] * np.exp(-self.tilt * relative)
+        falls = np.exp(-self.tilt * relative)
+        masses = self.sums[inside] * falls
         above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
         step = -math.expm1(-self.grid)
         sticks = signal.lfilter([step], [1.0, step - 1.0], above[::-1])[::-1]
         weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
-        sticks = sticks + self.error * np.exp(-self.tilt * relative) * weights
+        sticks = sticks + self.error * falls * weights
         scale = self.log_moment - self.tilt * middle
         rounding = (
             1

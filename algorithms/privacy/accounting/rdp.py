@@ -58,11 +58,13 @@ def rdp_by_library(
     return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
 
 
+@lru_cache(maxsize=1024)
 def rdp_of_sampled_gaussian(multiplier: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:
     """Bounds for a Poisson sample under add-or-remove-one, at a rate inside (0, 1), shape [orders].
 
     The sums of Mironov, Talwar and Zhang 2019, Section 3.3, as in dp_accounting, but vectorised over orders: term by
-    term they take most of the time of a search for noise. Infinite at an order whose series converges slowly.
+    term they take most of the time of a search for noise. Infinite at an order whose series converges slowly. Kept, as
+    a plan of many trials asks for those of each trial, and then for those of the whole.
     """
     alpha = np.array(orders)
     is_whole = alpha == np.floor(alpha)
@@ -77,6 +79,7 @@ def rdp_of_sampled_gaussian(multiplier: float, rate: float, orders: tuple[float,
         if not is_whole.all():
             moments[~is_whole] = _series_moments(multiplier, rate, tuple(alpha[~is_whole]))
     divergences: np.ndarray = moments / (alpha - 1)
+    divergences.setflags(write=False)
     return divergences
 
 
