@@ -162,10 +162,18 @@ _NEXT_TO, _FINER = 1e-3, 8.0
 
 
 def compose_loss(
-    schedule: Schedule, adjacency: Adjacency, *, delta: float = MIN_DELTA, grid: float | None = None
+    schedule: Schedule,
+    adjacency: Adjacency,
+    *,
+    delta: float = MIN_DELTA,
+    grid: float | None = None,
+    coarser: float = 1.0,
 ) -> ComposedPLD:
-    """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
-    return compose_pld(_translate(schedule, adjacency), adjacency, delta, grid)
+    """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one.
+
+    grid, coarser: As for `ComposedPLD`.
+    """
+    return compose_pld(_translate(schedule, adjacency), adjacency, delta, grid, coarser)
 
 
 def _translate(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:

@@ -940,10 +940,14 @@ _MAX_GROUP_WORK = 1e4
 
 
 def compose_pld(
-    schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, delta: float, grid: float | None = None
+    schedule: Iterable[tuple[dp.DpEvent, int]],
+    adjacency: Relation,
+    delta: float,
+    grid: float | None = None,
+    coarser: float = 1.0,
 ) -> ComposedPLD:
     """The privacy loss of events that `as_add_remove` returned, for deltas from `delta` on."""
-    return ComposedPLD(pairs_of(schedule, adjacency, grid or CUSTOMARY_GRID), delta, grid)
+    return ComposedPLD(pairs_of(schedule, adjacency, grid or CUSTOMARY_GRID), delta, grid, coarser)
 
 
 def pairs_of(

@@ -38,14 +38,21 @@ class ComposedPLD:
         pairs: Each with the number of times that it occurs; at least one.
         delta: The least delta that matters.
         grid: The width of a cell; by default as wide as accuracy allows, for each side by itself.
+        coarser: By how much cells are wider than that default.
     """
 
-    def __init__(self, pairs: Sequence[tuple[PLDPair, int]], delta: float, grid: float | None = None) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[PLDPair, int]],
+        delta: float,
+        grid: float | None = None,
+        coarser: float = 1.0,
+    ) -> None:
         self._delta = delta
         self._sides = []
         for plds in sides_of(pairs):
             rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
-            width = grid or coarse_grid(plds, delta, FIRST_GRID_ERROR, rough)[0]
+            width = grid or coarser * coarse_grid(plds, delta, FIRST_GRID_ERROR, rough)[0]
             self._sides.append(GridComposition(plds, width, delta, rough))
 
     def epsilon(self, delta: float) -> float:

@@ -30,6 +30,9 @@ CompositionKind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[EventRow]
 Amount: TypeAlias = tuple[Fraction, ...]
 """A charge: epsilon and delta for basic sums, otherwise one number: rho, or the divergence at the order."""
+_COARSER, _USEFUL = 8.0, 2.0
+"""By how much cells are wider for losses of several records that only tell which numbers of records matter, and how
+much more they may state for that."""
 
 
 @dataclass(frozen=True)
@@ -284,9 +287,12 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) ->
     j records in as many blocks pay j times both numbers. So it is the largest of delta_j / j, where delta_j is what j
     records lose at j times epsilon: by their events, and at most what any run of this cost allows.
 
-    A bound for some records holds for fewer, whom the others may leave alone. So the losses of k bound delta_j for all
-    j up to k, and only numbers of records whose bound is above the largest share so far are computed.
+    A bound for some records holds for fewer, whom the others may leave alone: the losses of k bound delta_j for all j
+    up to k. So only numbers of records whose bound is above the largest share so far are computed, first on wide cells,
+    whose losses are bounds, too.
     """
+    if not cost.delta:
+        return 0.0
     import numpy as np  # as below: the ledger opens without it
 
     from algorithms.privacy.accounting.epsilon import (
@@ -298,24 +304,37 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) ->
     from algorithms.privacy.accounting.events import count_same, schedule_from_json
 
     schedule, relation = count_same(schedule_from_json(events)), adjacency_named(adjacency)
-    counts = np.arange(1, together + 1 if cost.delta else 2, dtype=np.float64)
+    counts = np.arange(1, together + 1, dtype=np.float64)
     bounds = np.array([_group_delta(cost, int(count)) for count in counts]) / counts
-    share, unknown = cost.delta, set(range(2, len(counts) + 1))
+    roughly, closely = set[int](), set[int]()
+    powers = {min(2**power, together) for power in range(1, together.bit_length() + 1)}
 
-    def compute(count: int) -> float:
-        unknown.remove(count)
+    def compute(count: int, coarser: float) -> float:
         with suppress(RefusedError):  # an event without a bound by PLD, or for several records
             of_group = [(group_privacy(event, count), times) for event, times in schedule]
-            loss = compose_loss(merge_events(of_group), relation, delta=cost.delta)
+            loss = compose_loss(merge_events(of_group), relation, delta=cost.delta, coarser=coarser)
             fewer = slice(0, count)
             deltas = loss.deltas(counts[fewer] * cost.epsilon)
             bounds[fewer] = np.minimum(bounds[fewer], deltas / counts[fewer])
-        return max(share, float(bounds[count - 1]))
+        return float(bounds[count - 1])
 
-    for count in sorted({min(2**power, together) for power in range(1, together.bit_length() + 1)} & unknown):
-        share = compute(count)
-    while above := [count for count in unknown if bounds[count - 1] > share]:
-        share = compute(max(above))
+    rough, share, is_useful = compute(together, _COARSER), cost.delta, True
+    if rough > share:
+        share = max(share, compute(together, 1.0))
+        is_useful = rough <= _USEFUL * max(share, float(bounds[-1]))
+    while left := [j for j in range(2, together) if bounds[j - 1] > share and j not in closely]:
+        count = max(left, key=lambda j: float(bounds[j - 1]))
+        if not is_useful:
+            count = max(powers.intersection(left), default=left[-1])
+        elif count not in roughly:  # then what may be above all that are known roughly
+            highest = max((float(bounds[j - 1]) for j in roughly.intersection(left)), default=share)
+            unseen = [j for j in left if bounds[j - 1] >= highest and j not in roughly]
+            count = max(powers.intersection(unseen), default=unseen[len(unseen) // 2])
+            roughly.add(count)
+            compute(count, _COARSER)
+            continue
+        closely.add(count)
+        share = max(share, compute(count, 1.0))
     return min(1.0, share)
 
 

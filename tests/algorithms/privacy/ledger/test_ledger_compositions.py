@@ -14,6 +14,7 @@ from scipy.stats import binom, norm
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, group_privacy, rdp
 from algorithms.privacy.accounting.event_rules import EventRule, register
 from algorithms.privacy.accounting.events import (
@@ -25,6 +26,7 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
 )
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
+from algorithms.privacy.accounting.pld_epsilon import ComposedPLD
 from algorithms.privacy.ledger import Composition, Ledger
 from tests.algorithms.privacy.ledger.conftest import declared
 from tests.support.refusals import check_refusals, refused_as
@@ -186,6 +188,23 @@ def test_under_basic_sums_a_share_is_the_largest_of_any_number_of_records(
     price = Composition().price(Budget(epsilon, shares[0]), events, "ADD_OR_REMOVE_ONE", together=24)
     assert price is not None
     assert max(shares) * (1 - 1e-7) <= price <= max(shares) * 1.001
+
+
+def test_the_worst_number_of_records_is_found_with_few_of_them_computed_closely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All 64 records have a delta near 1, so that fewer have a larger share."""
+    closely, compose = [], accounting.compose_loss
+
+    def counted(*of_group: Any, coarser: float = 1.0, **settings: Any) -> ComposedPLD:
+        closely.append(coarser == 1.0)
+        return compose(*of_group, coarser=coarser, **settings)
+
+    monkeypatch.setattr(accounting, "compose_loss", counted)
+    noise = dp.GaussianDpEvent(8.2)
+    events = schedule_to_json([(dp.PoissonSampledDpEvent(0.00772, noise), 98_496)])
+    Composition().price(Budget(1.68, 1e-9), events, "ADD_OR_REMOVE_ONE", together=64)
+    assert 0 < sum(closely) <= 6
 
 
 def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_path: Path) -> None:
