@@ -131,5 +131,6 @@ def shift_of_selection(event: Any, deltas: Deltas) -> float:
             code="trial_profile",
         )
     between = np.arange(some[max(enough[0] - 1, 0)], some[enough[0]] + 1)
-    first = np.argmax((1 - gamma) * slack(between) <= gamma * np.expm1(tried[between]))
-    return float((event.shape + 1) * tried[between[first]])
+    holds = (1 - gamma) * slack(between) <= gamma * np.expm1(tried[between])
+    holds[-1] = True  # as seen above, whatever the last digit is now
+    return float((event.shape + 1) * tried[between[np.argmax(holds)]])
