@@ -417,7 +417,11 @@ class _Tail:
 
     @cached_property
     def _hockey_stick(self) -> tuple[Array, Array]:
-        """Losses and the deltas at them.
+        """All losses and the deltas at them."""
+        return self._hockey_stick_from(-math.inf)
+
+    def _hockey_stick_from(self, lowest: float) -> tuple[Array, Array]:
+        """Losses from the last one that is at most the lowest on, or from the first, and the deltas at them.
 
         With A_k the mass above point k, delta_k = exp(-grid) delta_(k+1) + (1 - exp(-grid)) A_k: nothing cancels.
         Errors of the sums count with weights w_j = exp(-tilt grid j) (1 - exp(-grid j)) for the j-th point above k, so
@@ -425,10 +429,12 @@ class _Tail:
         """
         middle = float(self.losses[int(np.argmax(self.sums))])
         relative = self.losses - middle
-        inside = self.tilt * relative > -_LARGEST_EXPONENT
-        losses, relative = self.losses[inside], relative[inside]
+        inside = int(np.argmax(self.tilt * relative > -_LARGEST_EXPONENT))
+        first = int(np.searchsorted(self.losses, lowest, side="right")) - 1
+        first = max(inside, min(first, len(self.losses) - 2))
+        losses, relative = self.losses[first:], relative[first:]
         falls = np.exp(-self.tilt * relative)
-        masses = self.sums[inside] * falls
+        masses = self.sums[first:] * falls
         above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
         step = -math.expm1(-self.grid)
         sticks = signal.lfilter([step], [1.0, step - 1.0], above[::-1])[::-1]
@@ -437,7 +443,7 @@ class _Tail:
         scale = self.log_moment - self.tilt * middle
         rounding = (
             1
-            + 8 * _UNIT_ROUNDOFF * len(losses)
+            + 8 * _UNIT_ROUNDOFF * (len(self.losses) - inside)
             + 16 * _UNIT_ROUNDOFF * (abs(scale) + abs(self.tilt * middle))
         )
         with np.errstate(over="ignore", invalid="ignore"):
@@ -473,7 +479,7 @@ class _Tail:
 
         delta is convex in exp(epsilon) and at most 1 at 0, which bounds it below the window.
         """
-        losses, deltas = self._hockey_stick
+        losses, deltas = self._hockey_stick_from(float(np.min(epsilons, initial=math.inf)))
         after = np.searchsorted(losses, epsilons, side="right")
         is_inside = (after > 0) & (after < len(losses))
         at = np.clip(after, 1, len(losses) - 1)
