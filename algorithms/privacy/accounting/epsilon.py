@@ -500,7 +500,7 @@ class _RoughCosts:
     def closely(self, z: float) -> float:
         """The same, for a last step, with the share of all kinds at this very multiplier."""
         cost, share = self.coarse(z), self._share
-        return cost if share is None else cost / share * self._share_of_all(z, coarser=2.0)
+        return cost if share is None else cost / share * self._share_of_all(z, coarser=1.0)
 
     def _estimate(self, z: float) -> float:
         """The cost for a record less, mostly the larger side, from a few hundred points a distribution."""

@@ -16,6 +16,10 @@ the same proof holds, since max(0, 1 - c x) is convex on [0, exp(-cap)], too. A 
 infinite. Nothing is lost as long as the other losses do not bring the sum down to epsilon again, for then
 max(0, 1 - c x) is a line on the whole cell. So losses of 50 that are about as rare as delta need neither points nor a
 window of that length beside an epsilon of 0.05, and no tilt makes them heavier than what decides.
+
+A cell adds its mass times its squared width to the variance of the sum. A rare sample's loss is mostly tiny, and only
+what is common needs the finest cells: on the same grid the others are wider, the more so, the less of the mass lies
+there, tilted towards what decides.
 """
 
 import math
@@ -44,6 +48,9 @@ _LOG_INDECISIVE, _LOG_NEVER = math.log(1e4), math.log(1e6)
 """Logarithms of how far below delta a chance decides nothing, and of how rare the sum of other losses is."""
 _BELOW = 64
 """Below the losses that decide, cells are two points wide after one in so many parts of their length, then wider."""
+_MORE_VARIANCE, _WIDENING, _STEEP, _NEXT_TO_NOTHING = 0.005, 16.0, 0.25, 1e-300
+"""Of cells that are wide where little lies: what they add to the variance, as a share of what equal cells do; over how
+many points they become one point wider; their largest width times the tilt; and a share of the mass that is none."""
 _ROOM_ABOVE = 0.25
 """The share of epsilon that losses above it are kept for at least."""
 _LOWER_CAPS, _CAP_TILTS = 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
@@ -181,26 +188,25 @@ def _rough_cells(pld: PrivacyLoss, tail: float, low_tail: float) -> tuple[Array,
 def discretise(
     pld: PrivacyLoss,
     grid: float,
-    tail: float,
-    low_tail: float = 0.0,
+    ends: tuple[float, float],
     decisive: tuple[float, float] | None = None,
-    ends: tuple[float, float] | None = None,
+    tilted: tuple[DiscretePLD, float] | None = None,
 ) -> tuple[DiscretePLD, Indices]:
     """A loss on points of an equidistant grid that dominates that of a distribution, and the points' indices.
 
-    tail, low_tail: as in `tail_truncation` and `low_tail_truncation`. decisive: as in `PLDSum.decisive_losses`, where
-    one epsilon matters. ends: The losses between which the tails leave the rest, where they are known; any two bound.
+    ends: The losses between which tails leave the rest; any two bound. decisive: as in `PLDSum.decisive_losses`, where
+    one epsilon matters. tilted: A sketch of the loss, capped, and a tilt, where cells are to be few.
     """
-    if ends is None:
-        rough, _ = _rough_cells(pld, tail, low_tail)
-        ends = float(rough[0]), float(rough[-1])
     lowest, highest = ends
     low, cap = decisive or (lowest, math.inf)
     check_points((min(cap, highest) - max(low, lowest)) / grid)
     count = max(1, math.floor((min(cap, highest) - lowest) / grid)) + 1
-    indices = np.arange(count + 1)
-    if low > lowest:
+    if tilted is not None:
+        indices = _edges_by_weight(*tilted, grid, count)
+    elif low > lowest:
         indices = _edges_of_cells(count, grid, low - lowest)
+    else:
+        indices = np.arange(count + 1)
     edges = np.asarray(lowest + grid * indices, dtype=np.float64)
     if is_capped := cap < highest:
         edges = np.append(edges, max(highest, float(edges[-1]) + grid))
@@ -232,6 +238,27 @@ def _edges_of_cells(count: int, grid: float, low: float) -> Indices:
     steps = math.ceil(math.log1p(first / scale) / math.log1p(1 / scale))
     below = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
     ascending = np.concatenate([[0], first - below[::-1], np.arange(first, count + 1)]).clip(0)
+    return ascending[np.diff(ascending, prepend=-1) > 0]
+
+
+def _edges_by_weight(points: DiscretePLD, tilt: float, grid: float, count: int) -> Indices:
+    """Points of a grid that are edges of cells: the further apart, the less of the tilted loss lies there.
+
+    A cell adds to the variance of the tilted sum its mass times its squared width. Each knot of the sketch may add the
+    same, and all together a share of what cells one point wide add to nearly all of the mass. No cell is much wider
+    than its distance from narrow ones allows, nor so wide that tilted masses inside of it differ much.
+    """
+    knots = np.clip((points.losses - points.losses[0]) / grid, 0.0, count)
+    exponents = points.logarithms + tilt * points.losses
+    shares = np.exp(exponents - exponents.max())
+    shares = np.maximum(shares / shares.sum(), _NEXT_TO_NOTHING)
+    widths = np.sqrt(_MORE_VARIANCE / (len(shares) * shares)).clip(1.0, max(1.0, _STEEP / (tilt * grid)))
+    slopes = knots / _WIDENING
+    widths = np.minimum.accumulate(widths - slopes) + slopes
+    widths = np.minimum.accumulate((widths + slopes)[::-1])[::-1] - slopes
+    course = np.append(0.0, np.cumsum(np.diff(knots) / np.minimum(widths[1:], widths[:-1])))
+    inner = np.interp(np.arange(1.0, course[-1]), course, knots)
+    ascending = np.concatenate([[0], np.rint(inner).astype(np.int64), [count]])
     return ascending[np.diff(ascending, prepend=-1) > 0]
 
 

@@ -42,7 +42,9 @@ _MIN_MODULUS, _LOG_SURE = 1e-300, math.log(1e-9)
 """The least modulus of a transform, and the logarithm of one that rounding is far below."""
 _LOG_NOTHING, _NOTHING = -42.0, math.exp(-40.0)
 """The logarithm of a product that is left out, and a bound on the norm of all that are, which rounding is above."""
-_FEW_POINTS, _MAX_WIDENING = 2**12, 50
+_FEW_POINTS, _MANY_CELLS, _MAX_WIDENING = 2**12, 2**13, 50
+"""Up to so many points of one distribution, and 16 times as many of all, they themselves choose the tilt and the
+window; beyond so many equal cells of all, cells are wide where little lies; and how often a window is widened."""
 _ROOT, _PRODUCTS = 2, 8
 """Of a transform at few frequencies: what a root takes, by what a point of a fast transform does, and how many products
 take as long as one."""
@@ -75,24 +77,24 @@ class GridComposition:
         rough: PLDSum | None = None,
         decisive: tuple[float, float] | None = None,
     ) -> None:
-        tail, low_tail = tail_truncation(plds, delta), low_tail_truncation(plds)
+        rough = rough or sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+        capped = rough.capped(decisive[1]) if decisive else rough
         self._grid, self._size = grid, 0
         self._kept: tuple[float, _Tail] | None = None
-        ends = [points.ends for points, _ in rough.parts] if rough else [None] * len(plds)
+        tilt = 0.0
+        if decisive:
+            each = [points.ends[1] - max(points.ends[0], decisive[0]) for points, _ in capped.parts]
+            tilt = capped.saddle_point(delta)[1] if sum(each) > _MANY_CELLS * grid else 0.0
         every = [
-            discretise(pld, grid, tail, low_tail, decisive, known)
-            for (pld, _), known in zip(plds, ends, strict=True)
+            discretise(pld, grid, whole.ends, decisive, (points, tilt) if tilt > 0 else None)
+            for (pld, _), (whole, _), (points, _) in zip(plds, rough.parts, capped.parts, strict=True)
         ]
         self._exact = PLDSum([(points, count) for (points, _), (_, count) in zip(every, plds, strict=True)])
         self._indices = [indices for _, indices in every]
         # A grid of few points may be so coarse that its losses spread further than the distributions do.
         lengths = [len(points.losses) for points, _ in self._exact.parts]
-        is_small = max(lengths) <= _FEW_POINTS and sum(lengths) <= 16 * _FEW_POINTS
-        self._rough = self._exact
-        if not is_small:
-            self._rough = (rough or sketch(plds, tail, low_tail)).capped(
-                decisive[1] if decisive else math.inf
-            )
+        is_small = tilt == 0 and max(lengths) <= _FEW_POINTS and sum(lengths) <= 16 * _FEW_POINTS
+        self._rough = self._exact if is_small else capped
 
     @property
     def points(self) -> int:

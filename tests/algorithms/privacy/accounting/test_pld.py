@@ -642,6 +642,21 @@ def test_two_infinite_losses_are_no_worse_than_one() -> None:
     assert certain.infinity_mass == 1.0
 
 
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps", "kinds", "delta"),
+    [(1e-5, 0.9, 41_667, 24, 1e-8), (3e-5, 0.8, 333, 100, 1e-6), (1e-3, 1.0, 500, 24, 1e-6)],
+)
+def test_many_kinds_of_rare_samples_are_cut_into_few_cells(
+    rate: float, multiplier: float, steps: int, kinds: int, delta: float
+) -> None:
+    """Only where a loss mostly lies are the finest cells needed; of equal ones, a price took up to 450,000 a kind."""
+    loss = CountingPLD(SampledPLD(GaussianPLD(1 / multiplier), rate))
+    stated, _ = epsilon_of([(loss, steps)] * kinds, delta)
+    exact = exact_epsilon(rate, multiplier, steps * kinds, delta)
+    assert exact * (1 - 1e-9) <= stated <= exact * 1.0001
+    assert loss.count <= 25_000 * kinds
+
+
 def test_a_cap_leaves_room_above_epsilon() -> None:
     """Else the finite losses next to it have hardly any delta left, and a grid ends without an epsilon."""
     kinds = [(4.7008e-7, 2.536, 10), (3.7227e-4, 0.38433, 1), (3.4289e-6, 2.2819, 21)]  # the second decides
