@@ -469,6 +469,20 @@ def test_near_the_largest_loss_epsilon_is_that_of_all_releases_at_once(
     assert is_close(epsilon([(PureDpEvent(each), count)], delta), exact * (1 - 1e-9))
 
 
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of points of all transforms from which a test gets an epsilon."""
+    seen, compute = list[int](), GridComposition.epsilon
+
+    def noting(self: GridComposition, delta: float) -> float:
+        found = compute(self, delta)
+        seen.append(self.points)
+        return found
+
+    monkeypatch.setattr(GridComposition, "epsilon", noting)
+    return seen
+
+
 @pytest.mark.parametrize(
     ("rate", "multiplier", "steps", "delta"),
     [
@@ -479,17 +493,9 @@ def test_near_the_largest_loss_epsilon_is_that_of_all_releases_at_once(
     ],
 )
 def test_no_transform_is_longer_than_a_few_million_points(
-    rate: float, multiplier: float, steps: int, delta: float, monkeypatch: pytest.MonkeyPatch
+    rate: float, multiplier: float, steps: int, delta: float, points: list[int]
 ) -> None:
     """Else a calibration takes seconds: losses of a record more are tiny where those of a record less are large."""
-    points, compute = list[int](), GridComposition.epsilon
-
-    def noting(self: GridComposition, delta: float) -> float:
-        found = compute(self, delta)
-        points.append(self.points)
-        return found
-
-    monkeypatch.setattr(GridComposition, "epsilon", noting)
     epsilon([(sampled(rate, multiplier), steps)], delta)
     assert 0 < max(points) <= 2**21
 
@@ -674,17 +680,9 @@ def test_a_cap_leaves_room_above_epsilon() -> None:
     ],
 )
 def test_noise_of_rare_mixtures_takes_few_short_sums(
-    kinds: list[tuple[float, float, int]], delta: float, target: float, monkeypatch: pytest.MonkeyPatch
+    kinds: list[tuple[float, float, int]], delta: float, target: float, points: list[int]
 ) -> None:
     """Losses about as rare as delta would mislead what is estimated first, by a factor of up to a thousand."""
-    points, compute = list[int](), GridComposition.epsilon
-
-    def noting(self: GridComposition, delta: float) -> float:
-        found = compute(self, delta)
-        points.append(self.points)
-        return found
-
-    monkeypatch.setattr(GridComposition, "epsilon", noting)
     found = calibrate(
         lambda z: [(sampled(rate, z * share), count) for rate, share, count in kinds], Budget(target, delta)
     )
