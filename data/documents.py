@@ -32,11 +32,11 @@ def load_yaml(text: str) -> Any:
     """
     if len(text) > _MAX_CHARACTERS:
         raise DocumentError(f"is longer than {_MAX_CHARACTERS:,} characters")
-    return _plain(_parsed(text))  # a copy, which the caller may change
+    return _plain(_parse(text))  # a copy, which the caller may change
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED)
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     """The document, parsed once: a command reads the same params.yaml and data card several times."""
     try:
         yaml = YAML(typ="safe", pure=True)

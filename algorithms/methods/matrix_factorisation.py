@@ -119,9 +119,8 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int | None = None) ->
     weights = np.zeros((steps, len(last)))
     row_of = {step: row for row, step in enumerate(last.tolist())}
     is_averaged = False
-    for step in reversed(
-        range(steps)
-    ):  # in place, as there may be tens of thousands; without what changes nothing
+    # In place, as there may be tens of thousands of steps, and without what changes nothing.
+    for step in reversed(range(steps)):
         if step in row_of:
             average[row_of[step]], is_averaged = 1.0, True
         if is_averaged:

@@ -79,7 +79,7 @@ def rows(count: int) -> list[str]:
     ]
 
 
-def prepared(
+def prepare_rows(
     place: Workspace, lines: list[str], patch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> dict[str, str]:
     """Prepares these rows; what is public of them by name, in a workspace that is the current folder."""
@@ -119,7 +119,7 @@ def run(place: Workspace, asked: dict[str, Any], **evaluation: str) -> dict[str,
     return left_in(root / "artifacts", place.receipt)
 
 
-def searched(place: Workspace, base: dict[str, Any], on: str) -> dict[str, str]:
+def search_rates(place: Workspace, base: dict[str, Any], on: str) -> dict[str, str]:
     """Searches for a learning rate; what it leaves by name."""
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 3.0, "objective": {"on": on}})
     planned = plan_search(asked, base, place.public)
@@ -169,7 +169,7 @@ def noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
     """By what is done: a run, or another one that is compared with it, or searches."""
     if kind == "search":
-        return {on: searched(place, base, on) for on, base in (("held_out", RUN), ("private", SHRUNK))}
+        return {on: search_rates(place, base, on) for on, base in (("held_out", RUN), ("private", SHRUNK))}
     found = {"run": run(place, RUN if kind == "private" else SHRUNK)}
     if kind == "private":
         model = place.root / "before.safetensors"
@@ -197,7 +197,7 @@ def test_nothing_but_the_noisy_answers_depends_on_the_records(
         place = Workspace(tmp_path / name, tmp_path / f"{name}-home")
         for folder in (place.root, place.home):
             folder.mkdir(mode=0o700)
-        public = prepared(place, lines, monkeypatch, PUBLIC if kind == "public" else {})
+        public = prepare_rows(place, lines, monkeypatch, PUBLIC if kind == "public" else {})
         left = all_that_leaves(place, kind)
         # Not how far a run has come, which is logged now and then.
         logged = [

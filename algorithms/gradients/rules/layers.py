@@ -260,14 +260,8 @@ def _bags(call: Kwargs, grad_outputs: Tensor, batch: int) -> PerExample:
         order = torch.arange(len(input), device=input.device)
         bag = torch.searchsorted(call["offsets"], order, right=True) - 1
     # share: how much of an entry its bag takes, shaped as the indices. bag: of an entry.
-    if padding is None and weighting is None:
-        share = grad_outputs.new_ones(1).expand(indices.shape)
-    else:
-        share = (
-            grad_outputs.new_ones(indices.shape)
-            if weighting is None
-            else weighting.detach().view(indices.shape)
-        )
+    ones = grad_outputs.new_ones(1)
+    share = ones.expand(indices.shape) if weighting is None else weighting.detach().view(indices.shape)
     if padding is not None:
         share = share * (indices != padding % count)
     if is_mean:

@@ -723,9 +723,7 @@ def merge(rows: Iterable[tuple[Event, int]]) -> Rows:
             continue
         key = json.dumps(event, sort_keys=True)
         counts[key] = (event, counts.get(key, (event, 0))[1] + count)
-    number = math.ceil(
-        precision / 100
-    )  # in parts of at least a tenth of noise, whose chances are within floats
+    number = math.ceil(precision / 100)  # parts of at least a tenth of noise, whose chances are within floats
     together = [(gaussian((number / precision) ** 0.5), number)] if precision else []
     return [*together, *counts.values()]
 

@@ -18,7 +18,7 @@ from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app
 from flows.deployed import BROKEN
 from flows.scheduled import verify
-from tests.algorithms.privacy.card.charged_run import charged
+from tests.algorithms.privacy.card.charged_run import charge
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import record, write_run
 
@@ -270,7 +270,7 @@ def test_a_chain_is_verified_exported_and_restored(ledger: Ledger, tmp_path: Pat
 
 
 def test_a_card_is_compared_with_the_settlement_of_its_run(ledger: Ledger, tmp_path: Path) -> None:
-    made = charged(ledger, record(write_run(tmp_path / "run")))
+    made = charge(ledger, record(write_run(tmp_path / "run")))
     (tmp_path / "card.json").write_bytes(made.to_bytes())
     result = call("verify", "--card", "card.json")
     assert result.exit_code == 0, result.output

@@ -11,7 +11,7 @@ from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import DELTA, with_entries
 
 
-def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
+def charge(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
     """The card of the run, charged to a population and settled there; another run is charged after it."""
     run = replace(run, data=with_entries(run.data, public=True))
     terms = {"unit": run.data.unit}

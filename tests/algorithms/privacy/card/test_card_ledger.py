@@ -22,7 +22,7 @@ from algorithms.privacy.card import (
     verify,
 )
 from algorithms.privacy.ledger import Ledger
-from tests.algorithms.privacy.card.charged_run import charged
+from tests.algorithms.privacy.card.charged_run import charge
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
 from tests.support.synthetic_run import DELTA, Kind, record, with_entries, write_run
@@ -50,7 +50,7 @@ def test_the_card_that_the_run_wrote_is_that_of_its_settlement(
     run = record(write_run(tmp_path / "run", kind=kind))
     if rule == "zcdp":
         run.receipt.events[-1]["event"] = run.receipt.events[0]["event"]  # a sample has no rho
-    check_charged(charged(ledger, run, *blocks, rule="basic" if kind == "none" else rule), ledger)
+    check_charged(charge(ledger, run, *blocks, rule="basic" if kind == "none" else rule), ledger)
 
 
 def one(rows: list[Any]) -> list[Any]:
@@ -85,7 +85,7 @@ def test_another_card_is_refused_by_what_differs(
     ledger: Ledger, tmp_path: Path, place: str, value: object, named: str
 ) -> None:
     blocks = ("may", "june") if "blocks" in place else ()
-    card = charged(ledger, record(write_run(tmp_path / "run")), *blocks)
+    card = charge(ledger, record(write_run(tmp_path / "run")), *blocks)
     other = of(changed(card.to_json(), place, value))
     with pytest.raises(RefusedError, match=f"differ in {named};"):
         check_charged(other, ledger)
@@ -118,7 +118,7 @@ def test_all_records_of_a_person_count_where_a_population_was_declared_with_seve
 def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    card = charged(ledger, record(write_run(tmp_path / "run")))
+    card = charge(ledger, record(write_run(tmp_path / "run")))
     check_charged(card, ledger)
     for other in (card.sign(None), card.sign(OTHER)):
         with pytest.raises(RefusedError, match="differ in signature;"):
@@ -128,7 +128,7 @@ def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with
 def test_a_run_with_known_noise_cannot_be_shown_as_a_private_one(ledger: Ledger, tmp_path: Path) -> None:
     """Not even where the plan beside the card is made anew for it and the owner signs it."""
     run = record(write_run(tmp_path / "run", kind="seeded"))
-    honest = charged(ledger, run)
+    honest = charge(ledger, run)
     account = account_of(ledger, "painters", run.receipt.run_id)
     receipt = run.receipt.model_copy(update={"ledger": account, "private_noise": True})
     plan, data = with_entries(run.plan, noise="secure"), with_entries(run.data, public=True)
@@ -146,7 +146,7 @@ def test_the_card_says_whom_the_numbers_of_blocks_protect_and_how_runs_add_up(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     run = record(write_run(tmp_path / "run"))
-    whole = charged(ledger, run)
+    whole = charge(ledger, run)
     assert whole.accounting.blocks is None and "basic composition" in text.population(whole)
     document = whole.to_json()
     account = {"name": "may"} | document["accounting"]["population"]
@@ -164,7 +164,7 @@ def test_the_account_is_that_of_the_settlement_however_late_it_is_taken(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     run = record(write_run(tmp_path / "run"))
-    card, run_id = charged(ledger, run, "may", "june"), run.receipt.run_id
+    card, run_id = charge(ledger, run, "may", "june"), run.receipt.run_id
     before = account_of(ledger, "painters", run_id)
     ledger.set_cap("painters", Budget(1.0, 1e-5), block="june")
     again = account_of(ledger, "painters", run_id)
@@ -179,7 +179,7 @@ def test_the_account_is_that_of_the_settlement_however_late_it_is_taken(
 def test_a_head_from_before_the_settlement_is_refused_and_a_later_one_is_not(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    document = charged(ledger, record(write_run(tmp_path / "run"))).to_json()
+    document = charge(ledger, record(write_run(tmp_path / "run"))).to_json()
     for row in ledger.history():
         document["evidence"]["ledger_head"] = row.hash
         card = of(document)
@@ -200,6 +200,6 @@ def test_a_head_from_before_the_settlement_is_refused_and_a_later_one_is_not(
 def test_a_run_that_was_never_settled_there_is_refused(
     ledger: Ledger, tmp_path: Path, place: str, value: str, words: str
 ) -> None:
-    card = charged(ledger, record(write_run(tmp_path / "run")))
+    card = charge(ledger, record(write_run(tmp_path / "run")))
     with pytest.raises(RefusedError, match=words):
         check_charged(of(changed(card.to_json(), place, value)), ledger)
