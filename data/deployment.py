@@ -9,7 +9,8 @@ from data.targets import CardPart, Word
 
 
 def _checked_day(day: str) -> str:
-    date.fromisoformat(day)
+    if date.fromisoformat(day).isoformat() != day:  # which also reads 20260131
+        raise ValueError("give the day as 2026-01-31")
     return day
 
 

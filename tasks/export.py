@@ -25,14 +25,15 @@ from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
-from algorithms.privacy.card import PrivacyCard, load_beside, verify, verify_card
 from algorithms.privacy.card import load as load_card
-from algorithms.privacy.card.text import markdown, not_protected, protection_sentence, statement
+from algorithms.privacy.card import load_beside, verify, verify_card
+from algorithms.privacy.card.text import markdown, statement
 from data.files import read_json
 from data.new_records import target_in
 from data.targets import Tags
+from tasks.model_card import model_card
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
-from tasks.runs.metrics import Metrics, is_private, metric_rows, tracker_key
+from tasks.runs.metrics import Metrics
 from tasks.runs.store import EVALUATION, sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
@@ -248,50 +249,6 @@ def _beside(artifacts: Path) -> Path:
 def _metrics(folder: Path) -> Metrics:
     path = folder / "metrics.json"
     return read_json(path) if path.is_file() else {}
-
-
-def _on_what(metrics: Metrics) -> str:
-    if not metrics:
-        return "None was recorded with the model."
-    return f"On held-out records, which are {'private' if is_private(metrics) else 'public'}:"
-
-
-def model_card(card: PrivacyCard, model: nn.Module, metrics: Metrics) -> str:
-    """A model card in Hugging Face's format: a YAML head, then sections, that on privacy from the privacy card."""
-    setting, mechanism = card.setting, card.mechanism
-    parameters = sum(value.numel() for value in model.state_dict().values())
-    # There is no key `datasets`, whose entries name data sets of the hub.
-    head = {
-        "library_name": "epsilonflow",
-        "tags": [*(["differential-privacy"] if setting.private else []), mechanism.algorithm],
-    }
-    if metrics:
-        head["metrics"] = [tracker_key(metrics).removeprefix("test/")]
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---"]
-    learned = "" if mechanism.features.name == "none" else ", with those of learned features"
-    target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
-    what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
-    facts = (f"Parameters{learned}: {parameters:,}", what, f"Data set: {setting.dataset}")
-    paragraphs = [
-        f"# {for_markdown(f'{setting.title}: {mechanism.model.name} by {mechanism.algorithm}')}",
-        "## Model",
-        "\n".join(f"- {for_markdown(fact)}" for fact in facts),
-        "## Evaluation",
-        _on_what(metrics),
-        *(
-            ["\n".join(f"- {for_markdown(f'{name}: {value}')}" for name, value in metric_rows(metrics))]
-            if metrics
-            else []
-        ),
-        "## Privacy",
-        f"**{for_markdown(statement(card))}**",
-        for_markdown(protection_sentence(card)),
-        "What is not protected:",
-        "\n".join(f"- {for_markdown(line)}" for line in not_protected(card)),
-        "`privacy_card.json` is the signed card. `epsilonflow card verify privacy_card.json --key KEY` recomputes"
-        " epsilon from its events, where KEY is the owner's public key.",
-    ]
-    return "\n\n".join(["\n".join(lines), *paragraphs]) + "\n\n"
 
 
 def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collection[str] = ()) -> list[str]:

@@ -255,7 +255,7 @@ def test_a_comparison_shows_its_methods_names_as_they_are(compared: ComparisonWo
 def test_the_page_of_a_release_shows_names_as_they_are(
     finished_once: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.export.metric_rows", lambda _: [(HOSTILE[5], HOSTILE[11])])
+    monkeypatch.setattr("tasks.model_card.metric_rows", lambda _: [(HOSTILE[5], HOSTILE[11])])
     release(finished_once.root / "artifacts", tmp_path / "released", key=None)
     page = (tmp_path / "released/README.md").read_text().split("---\n", 2)[2]
     seen = Tags(MarkdownIt("commonmark", {"html": True}).render(page))

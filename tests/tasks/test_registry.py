@@ -1,25 +1,30 @@
-"""A card becomes an entry of the registry of deployments that its own schema takes; the hub reads our model cards."""
+"""A card becomes an entry of the registry of deployments that its own schema takes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.card import PrivacyCard, build
+from algorithms.privacy.card import PrivacyCard, build, load
 from flows.cli.main import app
-from tasks.export import model_card
 from tasks.registry import as_yaml, registry_entry
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.cards import DEPLOYMENT, animals
 from tests.support.synthetic_run import record, write_run
 
 jsonschema: Any = pytest.importorskip("jsonschema")
+GOLDEN = Path(__file__).parents[1] / "golden"
 SCHEMA = Path(__file__).parents[1] / "support/standards/dp-deployments-schema.yaml"
+
+
+def _check(entry: Any, schema: Any) -> None:
+    """Raises ValidationError for an entry that the schema does not take, forms of days included."""
+    jsonschema.validate(entry, schema, format_checker=jsonschema.FormatChecker())
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def test_mechanisms_are_written_in_sentences(private: PrivacyCard) -> None:
 def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) -> None:
     schema = YAML(typ="safe", pure=True).load(SCHEMA)
     entry = YAML(typ="safe", pure=True).load(as_yaml(registry_entry(private, animals(deployment=DEPLOYMENT))))
-    jsonschema.validate(entry, schema)
+    _check(entry, schema)
     assert sum(tier > 1 for tier in tiers(schema, entry)) >= 14
     deployment = entry["deployment"]
     assert deployment["privacy_loss"]["privacy_parameters"] == {"epsilon": private.cost, "delta": 1e-5}
@@ -68,7 +73,19 @@ def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) ->
     assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
     del entry["deployment"]["basic"]["data_curators"]
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(entry, schema)
+        _check(entry, schema)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("card-*.json")), ids=lambda path: path.stem)
+def test_an_entry_of_every_method_is_valid(path: Path) -> None:
+    entry = as_yaml(registry_entry(load(path), animals(deployment=DEPLOYMENT)))
+    _check(YAML(typ="safe", pure=True).load(entry), YAML(typ="safe", pure=True).load(SCHEMA))
+
+
+@pytest.mark.parametrize("day", ["20260131", "2026-W05-6", "31.01.2026"])
+def test_a_day_in_another_form_is_refused(day: str) -> None:
+    with pytest.raises(ValidationError, match="published"):
+        animals(deployment=DEPLOYMENT | {"published": day})
 
 
 def test_what_the_form_cannot_say_is_refused(private: PrivacyCard, seeded: PrivacyCard) -> None:
@@ -99,18 +116,3 @@ def test_the_command_writes_the_entry(
         registry_entry(private, animals(deployment=DEPLOYMENT))
     )
     assert CliRunner().invoke(app, arguments).exit_code != 0  # it is there already
-
-
-def test_the_hub_reads_our_model_card_and_a_seeded_run_is_not_tagged_private(
-    private: PrivacyCard, seeded: PrivacyCard
-) -> None:
-    hub: Any = pytest.importorskip("huggingface_hub")
-    module = torch.nn.Linear(5, 3)
-    read = hub.ModelCard(model_card(private, module, {}))
-    assert read.data.library_name == "epsilonflow"
-    assert "differential-privacy" in read.data.tags
-    assert read.data.datasets is None  # none of the hub's has this name
-    assert hub.ModelCardData(**read.data.to_dict()).to_dict() == read.data.to_dict()
-    other = hub.ModelCard(model_card(seeded, module, {}))
-    assert other.data.tags == ["dp_sgd"]
-    assert "NOT PRIVATE" in other.text
