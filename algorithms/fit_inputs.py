@@ -616,7 +616,17 @@ def _losses(
             _made_up_pair(outputs, shape, by_class=not as_real, ignored=ignored),
             is_sum=reduction == "sum",
         )
-    return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+    return losses, _BOUNDS.get(name) if reduction == "" or _is_default(loss) else None, ignored
+
+
+def _is_default(loss: object) -> bool:
+    """Whether a loss of PyTorch, as a module, computes what its function does with no more than two arguments."""
+    kind = type(loss)
+    if kind not in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss) or getattr(loss, "reduction", "") == "sum":
+        return False
+    usual: nn.Module = kind()
+    names = ("weight", "pos_weight", "label_smoothing", "ignore_index")
+    return all(getattr(loss, name, None) == getattr(usual, name, None) for name in names)
 
 
 def _reduce_per_record(values: object, targets: Tensor, reduction: str | None, ignored: int | None) -> Tensor:

@@ -212,7 +212,8 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
 
 def _column(name: str, declared: Any) -> dict[str, object]:
     if isinstance(declared, Mapping):
-        return {"name": name, **declared}
+        values = {key: tuple(one) if isinstance(one, list) else one for key, one in declared.items()}
+        return {"name": name, **values}
     if isinstance(declared, tuple) and len(declared) == 2:
         low, high = declared
         return {"name": name, "kind": "numeric", "bounds": (low, high), "missing": low}

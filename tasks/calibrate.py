@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from dp_accounting import DpEvent
@@ -15,6 +16,7 @@ from algorithms import models
 from algorithms.cell_histograms import CellHistograms, TableHistograms
 from algorithms.core.calibration import check_delta, plan_composed_evaluation, plan_evaluation
 from algorithms.core.learned_features import FeatureLearner, schedule_of
+from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of, number_of, zero_start_loss
 from algorithms.errors import RefusedError
@@ -170,7 +172,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
         before = tuple(schedule_of(features, public.input_shape, public.records, privacy.count_noise))
 
     def for_target(target: Target) -> Plan:
-        return settings.algorithm.plan(target, _planning_facts(model, public))
+        return _planned(settings.algorithm, target, _planning_facts(model, public))
 
     def at(epsilon: float) -> Plan:
         return for_target(
@@ -189,6 +191,19 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
             " on public records, set privacy.noise to seeded."
         )
     return plan
+
+
+def _planned(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) -> Plan:
+    """The algorithm's plan, without the releases of a shrinkage where the model has nothing to be shrunk towards.
+
+    The share may stand in params.yaml since its features or its model were others, for which it was advised.
+    """
+    try:
+        return algorithm.plan(target, facts)
+    except RefusedError as refusal:
+        if refusal.code != "nothing_to_shrink_to":
+            raise
+        return replace(algorithm, shrink_share=None).plan(target, facts)  # type: ignore[type-var]
 
 
 def _add_evaluation(

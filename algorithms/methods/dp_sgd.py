@@ -103,7 +103,7 @@ class DPSGD(SampledMethod):
     def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
         """The state at the model's start."""
         state = super().init(parameters, plan)
-        if self.shrink_share is None:
+        if not plan.method_params:  # no shrinkage is planned
             return state
         return ShrunkState(**vars(state), start=torch.zeros_like(parameters), gain=torch.tensor(math.nan))
 

@@ -141,9 +141,22 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("noise multiplier", _noise(plan)),
         *_correlation_rows(plan),
         *_method_rows(plan),
+        *_shrinkage_rows(settings, plan),
         ("epsilon", costs),
         ("delta", f"{plan.target.budget.delta:g}"),
         *_attack_rows(settings, plan),
+    ]
+
+
+def _shrinkage_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
+    """That a share for shrinking buys nothing, where the model cannot be shrunk."""
+    if getattr(settings.algorithm, "shrink_share", None) is None or plan.method_params:
+        return []
+    return [
+        (
+            "shrinkage",
+            "none: this model has nothing to be shrunk towards, so algorithm.shrink_share is not spent",
+        )
     ]
 
 

@@ -30,7 +30,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.card import verify
 from algorithms.privacy.ledger import Ledger
 from data.card import data_card
-from data.cells import CellSettings
+from data.cells import CellSettings, usual_cells
 from epsilonflow.sklearn import (
     FORBIDDEN_CHECKS,
     DPClassifier,
@@ -242,6 +242,21 @@ def test_a_schema_that_does_not_fit_is_refused_without_a_value(schema: Any, sent
     with pytest.raises(RefusedError, match=sentence) as refusal:
         DPClassifier(schema=schema, classes=["old", "young"], **FAST).fit(X, y)
     assert "smith" not in str(refusal.value)
+
+
+def test_a_column_is_declared_by_lists_as_by_tuples() -> None:
+    declared = {
+        "age": {"kind": "numeric", "bounds": (0, 90), "missing": 40.0},
+        "seen": {"kind": "timestamp", "bounds": ("2020-01-01", "2020-12-31")},
+        "job": {"kind": "categorical", "categories": ("nurse", "smith")},
+        "height": {"kind": "binned", "edges": (1.5, 1.8)},
+    }
+    as_lists: dict[str, Any] = {
+        name: {key: list(one) if isinstance(one, tuple) else one for key, one in column.items()}
+        for name, column in declared.items()
+    }
+    cells = usual_cells("classes", classes=2, records=500)
+    assert encoding_of_schema(as_lists, cells) == encoding_of_schema(declared, cells)
 
 
 def test_a_saved_estimator_keeps_no_name_of_a_column_that_is_not_declared() -> None:

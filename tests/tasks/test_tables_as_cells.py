@@ -26,6 +26,7 @@ from algorithms.privacy.card import verify, verify_card
 from data.card import data_card
 from data.files import public_key
 from data.prepared import load as load_prepared
+from flows.cli.costs import _plan_rows
 from tasks import calibrate
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -295,6 +296,28 @@ def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root
     earlier = replace(Workspace(root, root / "home").public, cell_columns=())
     with pytest.raises(RefusedError, match="run the prepare stage again"):
         calibrate.plan_for(asked, earlier)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("price", {"features": {"name": "none"}}), ("two", {"model": {"name": "mlp"}})],
+    ids=["no released centre", "no linear model"],
+)
+def test_a_share_for_shrinking_stays_unspent_where_another_model_is_chosen(
+    root: Path, name: str, change: dict[str, Any]
+) -> None:
+    """`init` sets it, and whoever changes the model alone need not know of it."""
+    declared(root, name, constant_share=0.1)
+    place, asked = Workspace(root, root / "home"), document(root, name, "dp_sgd", **change)
+    asked["algorithm"] |= {"steps": 3, "shrink_share": 0.05}
+    place.write(asked)
+    finish(place)
+    assert facts_of(root / "artifacts/model.safetensors").shrinkage is None
+    kinds = pd.read_parquet(root / "artifacts/trace.parquet")["kind"]
+    assert set(kinds) == {"gradient"}
+    settings = params.load(root / "params.yaml", reads=("data", *calibrate.READS))
+    rows = dict(_plan_rows(settings, calibrate.plan_for(settings, place.public)))
+    assert "is not spent" in rows["shrinkage"]
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,43 @@ def test_a_share_that_leaves_nothing_to_the_training_is_refused(classes: int, sh
     assert planned(classes, share - 0.02)
 
 
+@pytest.mark.parametrize(
+    ("width", "losses"),
+    [
+        (3, ("cross_entropy", nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none"))),
+        (1, ("binary_cross_entropy_with_logits", nn.BCEWithLogitsLoss())),
+    ],
+)
+def test_a_loss_as_an_object_is_shrunk_as_its_function_is(width: int, losses: tuple[Any, ...]) -> None:
+    draw = np.random.default_rng(0)
+    X, y = draw.normal(size=(80, 4)).astype(np.float32), draw.integers(0, max(2, width), 80)
+    module = nn.Linear(4, width)
+    asked: dict[str, Any] = {
+        "method": SHRUNK,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "noise": "seeded",
+        "public": True,
+    }
+    found = [fit(module, loss, X, y, **asked).model.weight for loss in losses]
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0]), reduction="none"),
+        nn.CrossEntropyLoss(ignore_index=0, reduction="none"),
+    ],
+)
+def test_a_loss_with_settings_of_its_own_has_other_frequencies(loss: nn.Module) -> None:
+    draw = np.random.default_rng(0)
+    X, y = draw.normal(size=(80, 4)).astype(np.float32), draw.integers(0, 3, 80)
+    with refused_as("nothing_to_shrink_to"):
+        fit(nn.Linear(4, 3), loss, X, y, method=SHRUNK, epsilon=1.0, delta=1e-5)
+
+
 @pytest.mark.parametrize("is_number", [False, True], ids=["classes", "number"])
 def test_both_verifiers_recompute_the_price_of_a_shrunk_fit_from_its_card(
     tmp_path: Path, is_number: bool
