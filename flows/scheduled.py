@@ -9,7 +9,7 @@ import shlex
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_table_artifact
@@ -149,6 +149,7 @@ def audit(
     canaries: Annotated[int, Field(ge=8)] = 400,
     seed: Seed = 0,
     workers: Annotated[int, Field(ge=1)] | None = None,
+    predicts: Literal["class", "number", "count"] = "class",
 ) -> State[Any]:
     """Attack the installed code to look for more leakage than a method claims; spends nothing.
 
@@ -161,11 +162,12 @@ def audit(
         canaries: number of canaries in the single run.
         seed: seed of the audit; the same seed gives the same findings.
         workers: number of parallel processes; if empty, the number of cores.
+        predicts: with number or count, what is released of the target is attacked, too.
     """
 
     def work() -> State[Any]:
         label_run("audit", method or "all methods", f"epsilon {epsilon:g}")
-        requests = checked_requests(method, settings or {}, epsilon, delta, runs, canaries, seed)
+        requests = checked_requests(method, settings or {}, epsilon, delta, runs, canaries, seed, predicts)
         one = partial(audit_task, workers=workers or os.cpu_count() or 1)
         is_violated, message = audit_all(requests, one, say=get_run_logger().info)
         return Failed(message=message) if is_violated else Completed(message=message)

@@ -18,7 +18,7 @@ from matplotlib.ticker import PercentFormatter
 from pydantic import JsonValue
 
 from algorithms.auditing.audit import Array, Audit, audit, audit_mechanisms
-from algorithms.auditing.game import Game
+from algorithms.auditing.game import Game, Predicts
 from algorithms.auditing.private_evaluation import audit_evaluation_release
 from algorithms.core.software import software_facts, software_here
 from algorithms.errors import RefusedError
@@ -38,7 +38,7 @@ class AuditRequest:
 
     method: a registered name or "package.module:factory". settings: settings of the method. runs: pairs of runs with
     and without the worst record. canaries: number of canaries in the single run. seed: makes an audit repeatable, as
-    its records are synthetic.
+    its records are synthetic. predicts: of a number or a count its centre and mean are released, too.
     """
 
     method: str
@@ -48,6 +48,7 @@ class AuditRequest:
     runs: int = 1000
     canaries: int = 400
     seed: int = 0
+    predicts: Predicts = "class"
 
 
 def check(request: AuditRequest) -> None:
@@ -62,7 +63,8 @@ def check(request: AuditRequest) -> None:
 
 def _smallest_game(request: AuditRequest) -> Game:
     """The game of one canary, with the fewest records of an audit, so that its batches fit the others, too."""
-    return Game(request.method, dict(request.settings), request.epsilon, request.delta, canaries=1)
+    settings, predicts = dict(request.settings), request.predicts
+    return Game(request.method, settings, request.epsilon, request.delta, canaries=1, predicts=predicts)
 
 
 def checked_requests(
@@ -73,10 +75,13 @@ def checked_requests(
     runs: int,
     canaries: int,
     seed: int,
+    predicts: Predicts = "class",
 ) -> list[AuditRequest]:
     """The request for a method, or one for each registered method that claims privacy, after `check` of each."""
     methods = [method] if method else auditable()
-    requests = [AuditRequest(name, settings, epsilon, delta, runs, canaries, seed) for name in methods]
+    requests = [
+        AuditRequest(name, settings, epsilon, delta, runs, canaries, seed, predicts) for name in methods
+    ]
     for request in requests:
         check(request)
     return requests

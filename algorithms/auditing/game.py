@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import dp_accounting as dp
 import numpy as np
@@ -34,13 +34,16 @@ from algorithms.models import LossBounds, Model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered_column
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
+from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES, noise_for_share
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import KNorm, Laplace, Minimum, NoNoise
 from algorithms.privacy.mechanisms.sampling import FullBatch
+from algorithms.target_scale import TargetScale
 
 Array = NDArray[np.float64]
+Predicts: TypeAlias = Literal["class", "number", "count"]
 LENGTH = 1e3
 """The length of a canary's gradient in each layer, before clipping."""
 _USUAL: Mapping[str, JsonValue] = {"steps": 4, "epochs": 2, "rounds": 4, "iterations": 4, "clip_norm": 1.0}
@@ -53,6 +56,8 @@ _SPECIAL: Mapping[str, Mapping[str, JsonValue]] = {
 }
 
 
+_DELTA = 1e-5
+"""For the noise of features, where the claim is one of delta 0, which the plan then refuses."""
 _ONE_LAYER = ("objective_perturbation", "output_perturbation", "majority")
 """Methods that need a linear model with one layer."""
 
@@ -68,6 +73,7 @@ class Game:
         canaries: Number of records that the attacker asks about.
         zeros: Number of other records, and of coordinates that no record moves, which show only noise.
         accountant: Of the claim; at delta 0 it is "pure".
+        predicts: With a number or a count its centre and its mean are released before the training, as for tables.
     """
 
     algorithm: str
@@ -77,6 +83,7 @@ class Game:
     canaries: int
     zeros: int = 8
     accountant: Accountant = "pld"
+    predicts: Predicts = "class"
 
     @property
     def records(self) -> int:
@@ -91,6 +98,8 @@ class Game:
         """A model with a linear loss, so that a record's gradient equals its features at every point."""
         single = nn.Sequential(nn.Flatten(), _one_layer(self.width))
         module = single if self.algorithm in _ONE_LAYER else _Layers(self.width)
+        if self.features is not None:
+            module.add_module("features", self.features.module((self.width,)))
         bounds = LossBounds(slope=1.0, curvature=0.25, least=0.0)
         return Model(
             "made-up",
@@ -99,6 +108,18 @@ class Game:
             scores=lambda outputs: torch.cat([-outputs, outputs], dim=1),
             bounds=bounds,
         )
+
+    @property
+    def features(self) -> TargetScale | None:
+        """What is released before the training: of a number."""
+        if self.predicts == "class":
+            return None
+        noise = noise_for_share(SHARE_OF_FEATURES, self.epsilon, self.delta or _DELTA)
+        return TargetScale(noise=noise, mean_noise=noise)
+
+    def labels(self, are_in: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
+        """The labels of zeros and canaries: 0 and 1, as classes or as numbers."""
+        return np.asarray(are_in, np.int64 if self.predicts == "class" else np.float32)
 
     @property
     def width(self) -> int:
@@ -117,10 +138,15 @@ class Game:
             classes=2,
             inputs=Inputs(l1=1.0, l2=1.0, width=1.0),
             loss=LossBounds(slope=1.0, curvature=0.25, least=0.0),
-            intercepts=Intercepts(self.canaries, 1, 1, 1.0),
+            intercepts=Intercepts(self.canaries, 1, 1, 1.0) if self.predicts == "class" else None,
+            number=None if self.predicts == "class" else self.predicts,
         )
+        before = () if self.features is None else self.features.releases((self.width,))
+        events = tuple((release.event(), 1) for release in before)
         accountant = "pure" if self.delta == 0 else self.accountant
-        plan = self.method().plan(Target(Budget(self.epsilon, self.delta), accountant), facts)
+        plan = self.method().plan(
+            Target(Budget(self.epsilon, self.delta), accountant, prior_events=events), facts
+        )
         if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or plan.not_private:
             raise RefusedError(
                 f"the method {self.algorithm!r} claims no privacy here, so there is nothing to audit; choose another."
@@ -178,7 +204,7 @@ class CanaryRecords:
     """
 
     features: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -217,6 +243,10 @@ class RecordingBarrier(Barrier):
     def __init__(self, *args: Any, seen: list[Answer], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._seen = seen
+
+    def with_model(self, _model: Model) -> "RecordingBarrier":
+        """Itself: the losses of the game are linear whatever features are released before the training."""
+        return self
 
     def gradient(self, parameters: Tensor, **options: Any) -> Tensor:
         answer = super().gradient(parameters, **options)
@@ -322,7 +352,7 @@ def play(
     zeros = np.zeros((game.zeros, game.width))
     records = CanaryRecords(
         np.concatenate([zeros, canaries]).astype(np.float32),
-        np.concatenate([np.zeros(game.zeros, np.int64), labels]),
+        game.labels(np.concatenate([np.zeros(game.zeros, np.int64), labels])),
     )
     seen: list[Answer] = []
     method = game.method()
@@ -338,6 +368,7 @@ def play(
             compute=_Examined(physical_batch=64),
             checkpoint_seconds=math.inf,
             on_step=lambda *_: None,
+            features=game.features,
             barrier_of=lambda *args, **kwargs: RecordingBarrier(*args, seen=seen, **kwargs),
         )
     return GameTranscript(coins, seen, trace.events(), method.released(state).detach().double().numpy())
@@ -353,7 +384,7 @@ def contribution(game: Game, answer: Answer, features: Array) -> Array:
     if answer.kind == "loss gain":
         return np.array([-features @ answer.asked.numpy()]).clip(-bound.norm, bound.norm)
     if answer.kind == "total":
-        label = torch.tensor(int(features.any()))
+        label = torch.from_numpy(game.labels([int(features.any())]))[0]
         gradient = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
         vector = gradient.double().numpy().reshape(-1)
         norm = float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))

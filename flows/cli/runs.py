@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -350,6 +350,10 @@ def audit(
             "--set", metavar="KEY=VALUE", help="Set a key of the method, such as steps=8; may be repeated."
         ),
     ] = None,
+    predicts: Annotated[
+        Literal["class", "number", "count"],
+        typer.Option(help="With number or count, what is released of the target is attacked, too."),
+    ] = "class",
 ) -> None:
     """Attack the installed code to look for more leakage than a method claims. Spends nothing.
 
@@ -367,12 +371,12 @@ def audit(
 
     cores = workers or os.cpu_count() or 1
     stays = "an audit that is stopped leaves nothing; the same command begins it again."
-    requests = checked_requests(method, settings, epsilon, delta, runs, canaries, seed)
+    requests = checked_requests(method, settings, epsilon, delta, runs, canaries, seed, predicts)
     if has_prefect_api():
         quieten_prefect()
         from flows.scheduled import audit as auditing
 
-        arguments = (method, epsilon, delta, settings, runs, canaries, seed, workers)
+        arguments = (method, epsilon, delta, settings, runs, canaries, seed, workers, predicts)
         message = str(
             require_completed(stoppable(lambda: auditing(*arguments, return_state=True), root, stays)).message
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.auditing.audit import Audit, audit, audit_mechanisms
-from algorithms.auditing.game import Game, _tree_noise
+from algorithms.auditing.game import Game, _tree_noise, contribution, key_of, play
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
@@ -23,9 +23,10 @@ __all__ = ["costs_once"]
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-def quick(method: str = "dp_sgd", seed: int = 0, **settings: Any) -> Audit:
+def quick(method: str = "dp_sgd", seed: int = 0, predicts: Any = "class", **settings: Any) -> Audit:
     """A fast audit: the parts of the claim are looked at as always, the attacks are weak."""
-    return audit(Game(method, settings, 2.0, 1e-5, 1, accountant="rdp"), runs=8, canaries=240, seed=seed)
+    game = Game(method, settings, 2.0, 1e-5, 1, accountant="rdp", predicts=predicts)
+    return audit(game, runs=8, canaries=240, seed=seed)
 
 
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +77,22 @@ def gains_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "clipped_loss_gain", lambda *given: clipped(*given[:-1], 1e9))
 
 
-def test_a_shrinkage_is_audited_with_its_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not quick(shrink_share=0.05).is_violated
+@pytest.mark.parametrize("predicts", ["class", "number", "count"])
+def test_a_shrinkage_is_audited_with_its_releases(monkeypatch: pytest.MonkeyPatch, predicts: str) -> None:
+    assert not quick(shrink_share=0.05, predicts=predicts).is_violated
     gains_unclipped(monkeypatch)
-    assert [check.name for check in quick(shrink_share=0.05).checks if check.is_violated] == [
-        "reach of a record"
-    ]
+    found = quick(shrink_share=0.05, predicts=predicts)
+    assert [check.name for check in found.checks if check.is_violated] == ["reach of a record"]
+
+
+def test_the_releases_of_a_number_are_among_the_answers_and_charged() -> None:
+    """Its histogram and its mean before the steps, its gain after them."""
+    game = Game("dp_sgd", {"shrink_share": 0.05}, 2.0, 1e-5, 1, accountant="rdp", predicts="number")
+    played = play(game, game.plan(), np.array([True]), key_of("number"))
+    assert [answer.kind for answer in played.answers] == ["total", "total", *["gradient"] * 4, "loss gain"]
+    assert len(played.events) == len(played.answers)
+    moved = [contribution(game, answer, game.canary(0)) for answer in played.answers[:2]]
+    assert [float(np.abs(one).sum()) for one in moved] == pytest.approx([1.0, 1.0])
 
 
 @pytest.mark.parametrize(
