@@ -1,32 +1,17 @@
 """Check a privacy card without epsilonflow: python verify_card.py FOLDER [--key owner.pub] [--unsigned]
 
 This file is all that is needed, with numpy, cryptography and dp-accounting (pip install numpy cryptography
-dp-accounting). FOLDER is a release, or the path of a privacy_card.json. Read it from top to bottom:
-
-1. Claims: the form of the card, whose bytes must be those that its facts are written as.
-2. Signature: the owner's Ed25519 signature over all facts; with --key, that the owner is who you expect.
-3. Files: the SHA-256 of the files beside the card, and that plan.json plans these releases.
-4. Promise: that guarantee, target, number of releases and rounding are what events and noise allow.
-5. Events: what the recorded events consist of, and their Renyi and pure epsilons, which are formulas.
-6. Losses: a lower bound on epsilon by privacy losses on a grid, of single releases (7) and of what holds others (8).
-
-It exits with 0 if nothing failed, with 1 if something failed, with 2 if there is no card that can be read. It does not
-read the trace (it has no reader of Parquet), which the checksum ties to the card; nor the ledger, which the owner has.
+dp-accounting). FOLDER is a release, or the path of a privacy_card.json. The exit status is 0 if nothing failed, 1 if
+something failed, 2 if there is no card that can be read. The trace is tied to the card by its checksum alone.
 
 How epsilon is bounded from below. A release is a pair (P, Q) of output distributions, with a record and without it, or
-the other way round. Outputs are put into bins, which tells less. Each bin has a privacy loss log(P / Q), which goes to
-one of the ends of its cell on a grid of width h, at random, so that P and Q keep their masses ("connect the dots",
-Doroshenko et al. 2022, arXiv:2207.04380); dp-accounting adds up the losses of n releases. The coupling moves a loss by
-less than h, and by at most h^2 / 8 in the mean, so that n of them move the sum by more than
-eta = n h^2 / 8 + h sqrt(n log(1/s) / 2) with probability s at most (Hoeffding), and
-epsilon >= epsilon_of_the_grid(delta + s) - eta. Here s is delta / 1000, and h makes eta 0.8 % of the epsilon that is
-stated (of 0.001 if less is stated, of 10 if more).
-
-So a card passes from about 1 % below its price on, and 2 % for a search or a choice of mechanisms, which is put on a
-grid twice, whatever sharper numerics it was made with. Who states more misleads nobody. What needs a grid of more than
-2^22 points is refused, and a single release whose chances are beyond a float (of an epsilon of hundreds). Renyi and
-pure epsilons are compared to a part in a million; the Renyi ones of groups and of random allocation have to be at least
-the bound above.
+the other way round. Outputs are put into bins, which tells less. The privacy loss log(P / Q) of each bin goes to one of
+the ends of its cell on a grid of width h, at random, so that P and Q keep their masses ("connect the dots", Doroshenko
+et al. 2022, arXiv:2207.04380); dp-accounting adds up the losses of n releases. This moves a loss by less than h, and by
+at most h^2 / 8 in the mean, so that it moves the sum by more than eta = n h^2 / 8 + h sqrt(n log(1/s) / 2) with
+probability s at most (Hoeffding), and epsilon >= epsilon_of_the_grid(delta + s) - eta. Here s is delta / 10,000, and h
+makes eta 0.8 % of the epsilon that is stated (of 0.001 if less is stated, of 10 if more), so that a card passes from
+about 1 % below its price on, whatever sharper numerics it was made with. Who states more misleads nobody.
 """
 
 import argparse
@@ -34,21 +19,22 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, reduce
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import dp_accounting as dp
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from dp_accounting.pld.common import compute_self_convolve_bounds, self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap as connect_dots
 from dp_accounting.rdp import rdp_privacy_accountant as renyi
 from numpy.typing import NDArray
 
@@ -64,8 +50,6 @@ Pair = tuple[Array, Array]
 """The chances of each bin of outputs under P and under Q."""
 Pairs = Sequence[Pair]
 """Two of them: for removing a record, and for adding one."""
-Profile = Callable[[Array], Array]
-"""delta at ascending epsilons."""
 
 FILES, EVALUATION = ("model.safetensors", "plan.json", "trace.parquet"), "evaluation.json"
 """The files beside a card; the last one if private held-out records were evaluated."""
@@ -73,9 +57,10 @@ ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_erro
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 BELOW, ABOVE, ABSOLUTE, SLACK = 1e-6, 1e-2, 1e-9, 0.008
 """How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it."""
-MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_WORK = 2**25, 20, 1_000, 2**22, 2**30
-"""Limits: bytes of a file, depth of nested events, different events, points of a grid, and all computing, counted in
-tails of a normal distribution."""
+SHARES, MORE = 10_000, 1.002
+"""The coupling's share of delta, s above; and with those of searches inside searches, which are fewer than 20 deep."""
+MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_SECONDS = 2**25, 20, 1_000, 2**22, 120
+"""Limits: bytes of a file, depth of nested events, different events, points of a grid, and time of the command."""
 LARGEST = sys.float_info.max
 ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
 """How the facts of a card are written, with a last line break; the signature is over this, with null in its place."""
@@ -86,24 +71,12 @@ class BadCardError(Exception):
 
 
 class NoBoundError(Exception):
-    """No theorem used here bounds these events in this way, or the bound takes more computing than `Work` allows."""
+    """No theorem used here bounds these events in this way, or only by a grid that is too fine."""
 
 
 def require(condition: object, error: Exception) -> None:
     if not condition:
         raise error
-
-
-class Work:
-    """How much may still be computed for a card, so that no card keeps the program busy for ever."""
-
-    left = MAX_WORK
-
-    @classmethod
-    def spend(cls, number: float) -> None:
-        """Take off so many; raises NoBoundError where as many are not left."""
-        cls.left -= math.ceil(number)
-        require(cls.left >= 0, NoBoundError("its events take longer than this program computes"))
 
 
 # ---------------------------------------------------------------- 1. Claims.
@@ -564,25 +537,24 @@ def lower_bounds(
     rows: Rows, adjacency: str, accounting: Card
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """A lower bound on epsilon by accountant, None if there is none; and by accountant the reason for having none."""
-    Work.left, delta, how = MAX_WORK, accounting["delta"], accounting["composition"]
+    delta, how, stated = accounting["delta"], accounting["composition"], accounting["epsilon"]["pld"]
     bounds: dict[str, float | None] = dict.fromkeys(("pld", "rdp", "pure"))
     reasons = dict.fromkeys(bounds, "nothing is proven for such events under this adjacency")
-    if "NonPrivateDpEvent" in json.dumps(rows):
-        return bounds, dict.fromkeys(bounds, "an event is without noise")
     attempts: dict[str, Callable[[Rows], float]] = {}
     parts: list[Rows] = []
     if how["kind"] == "schedule" and delta < 1:
         parts = disjoint_parts(rows) if adjacency == "ADD_OR_REMOVE_ONE" else []
         if delta > 0:
-            attempts["pld"] = lambda part: pld_epsilon(part, delta, adjacency, accounting["epsilon"]["pld"])
-            attempts["rdp"] = lambda part: rdp_epsilon(part, delta, adjacency)
-        attempts["pure"] = lambda part: add_up(pure, translate_rows(part, adjacency))
+            eta = SLACK * min(max(1.0 if stated is None else stated, 1e-3), 10.0)
+            attempts["pld"] = lambda part: pld_epsilon(part, delta, eta)
+            attempts["rdp"] = lambda part: rdp_epsilon(part, delta)
+        attempts["pure"] = pure
     elif adjacency == "ADD_OR_REMOVE_ONE" and 0 < delta < 1:
         attempts["rdp"] = lambda part: filter_epsilon(part, how, delta)
     for name, attempt in attempts.items():
         try:
             with np.errstate(all="ignore"):
-                bound = max(float(attempt(part)) for part in parts or [rows])
+                bound = max(float(attempt(simplify(part, adjacency))) for part in parts or [rows])
             bounds[name] = bound if math.isfinite(bound) else None
         except NoBoundError as error:
             reasons[name] = str(error)
@@ -595,71 +567,82 @@ def lower_bounds(
 
 def has_profile_alone(rows: Rows) -> bool:
     """Whether there are events whose Renyi bounds are not computed here."""
-    return re.search("SampledGroup|RandomAllocation", json.dumps(rows)) is not None
+    return re.search("SampledGroup|SampledWithout|RandomAllocation", json.dumps(rows)) is not None
 
 
-# ---------------------------------------------------------------- 5. Events.
+# ---------------------------------------------------------------- 5. Releases.
 
 
-def translate_rows(rows: Rows, adjacency: str) -> Rows:
-    return [(translate(event, adjacency), count) for event, count in rows]
+def simplify(rows: Iterable[tuple[Event, int]], adjacency: str) -> Rows:
+    """What is released, each with its count, but for what tells nothing.
 
-
-def translate(event: Event, adjacency: str) -> Event:
-    """What stands for an event: simpler ones, and noise for two where a record is removed and another one added."""
-    kind, is_replaced, inner = event["type"], adjacency == "REPLACE_ONE", event.get("event", {})
-    if kind == "SampledWithoutReplacementDpEvent":
-        require(is_replaced, NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone"))
-        inner = translate(inner, adjacency)
-        if inner["type"] == "GaussianDpEvent":
-            return event | {"event": inner}
-        return {"type": "PureDpEvent", "epsilon": of_sample(share_of(event), add_up(pure, [(inner, 1)]))}
-    if kind == "PoissonSampledDpEvent":
-        proven = not is_replaced or inner["type"] == "GaussianDpEvent"
-        require(
-            proven, NoBoundError("a Poisson sample of other than normal noise where a record is replaced")
-        )
-        return {"type": "PureDpEvent", "epsilon": pure(event)} if inner["type"] == "PureDpEvent" else event
-    if inner:
-        return event | {"event": translate(inner, adjacency)}
-    if "events" in event:
-        words = "releases on disjoint people, between whom a record that is replaced can change"
-        require(kind != "DisjointPartsDpEvent" or not is_replaced, NoBoundError(words))
-        parts = [translate(part, adjacency) for part in event["events"]]
-        is_one = kind in WORST_PART and all(part == parts[0] for part in parts)
-        return parts[0] if is_one else event | {"events": parts}
-    if not is_replaced:
-        return correlated(event) if kind == "CorrelatedDpEvent" else event
-    proven = kind in REPLACED and not event.get("xi")
-    require(proven, NoBoundError(f"a {kind} where a record is replaced"))
-    return REPLACED[kind](event)
-
-
-def gaussian(z: float, rate: float = 1.0) -> Event:
-    """Normal noise on all records, or on a Poisson sample of them."""
-    event = {"type": "GaussianDpEvent", "noise_multiplier": z}
-    return (
-        event
-        if rate == 1
-        else {"type": "PoissonSampledDpEvent", "sampling_probability": rate, "event": event}
+    A search holds the releases of a trial then, and a choice of mechanisms those of each.
+    """
+    return merge(
+        (one, count * n) for event, count in rows if count for one, n in releases_of(event, adjacency)
     )
 
 
+def releases_of(event: Event, adjacency: str) -> Rows:
+    """The releases of one event; a record that is replaced is one that is removed and another one that is added."""
+    kind, inner, is_replaced = event["type"], event.get("event", {}), adjacency == "REPLACE_ONE"
+    if kind in ("NoOpDpEvent", *PASSES.values()):
+        return []
+    if 0 in (event.get("sampling_probability"), event.get("sample_size")):
+        return []
+    if kind in ("SelfComposedDpEvent", "ComposedDpEvent"):
+        return simplify([(one, n * event.get("count", 1)) for one, n in parts_of(event)], adjacency)
+    if kind in WORST_PART:
+        words = "releases on disjoint people, between whom a record that is replaced can change"
+        require(kind == "EitherDpEvent" or not is_replaced, NoBoundError(words))
+        parts = [simplify([(part, 1)], adjacency) for part in event["events"]]
+        different = [part for at, part in enumerate(parts) if part not in parts[:at]]
+        return parts[0] if len(different) == 1 else [({"type": "EitherDpEvent", "events": different}, 1)]
+    if kind == "RepeatAndSelectDpEvent":
+        return [(event | {"event": simplify([(inner, 1)], adjacency)}, 1)]
+    if kind == "SampledWithoutReplacementDpEvent":
+        require(is_replaced, NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone"))
+        share = event["sample_size"] / event["source_dataset_size"]
+        within = simplify([(inner, 1)], adjacency)
+        if [(one["type"], n) for one, n in within] == [("GaussianDpEvent", 1)]:
+            return [(within[0][0] | {"type": kind, "share": share}, 1)]
+        return [({"type": "PureDpEvent", "epsilon": of_sample(share, pure(within))}, 1)]
+    if kind == "PoissonSampledDpEvent" and inner["type"] == "PureDpEvent" and not is_replaced:
+        return [({"type": "PureDpEvent", "epsilon": pure([(event, 1)])}, 1)]
+    if kind == "CorrelatedDpEvent" and not is_replaced:
+        return [correlated(event)]
+    if not is_replaced:
+        return [(event, 1)]
+    is_proven = kind in REPLACED and not event.get("xi") and (not inner or inner["type"] == "GaussianDpEvent")
+    require(is_proven, NoBoundError(f"a {kind} where a record is replaced"))
+    return [(REPLACED[kind](event), 1)]
+
+
+def sampled_gaussian(kind: str, z: float, rate: float) -> Event:
+    return {"type": kind, "sampling_probability": rate, "event": gaussian(z)}
+
+
+def gaussian(z: float) -> Event:
+    return {"type": "GaussianDpEvent", "noise_multiplier": z}
+
+
 REPLACED: dict[str, Callable[[Event], Event]] = {
-    "NoOpDpEvent": lambda event: event,
     "NonPrivateDpEvent": lambda event: event,
     "GaussianDpEvent": lambda event: event | {"noise_multiplier": event["noise_multiplier"] / 2},
     "LaplaceDpEvent": lambda event: event | {"noise_multiplier": event["noise_multiplier"] / 2},
     "PureDpEvent": lambda event: event | {"epsilon": 2 * event["epsilon"]},
     "ZCDpEvent": lambda event: event | {"rho": 4 * event["rho"]},
-    "SampledGroupDpEvent": lambda event: gaussian(
-        event["noise_multiplier"] / event["count"], 1 - (1 - event["sampling_probability"]) ** event["count"]
+    "PoissonSampledDpEvent": lambda event: event | {"type": "ReplacedInSample"},
+    "SampledGroupDpEvent": lambda event: sampled_gaussian(
+        "ReplacedInSample",
+        event["noise_multiplier"] / event["count"],
+        1 - (1 - event["sampling_probability"]) ** event["count"],
     ),
 }
 """What stands for an event where a record is replaced; a sample of a group is one of all of it or nobody."""
 
 
-def correlated(event: Event) -> Event:
+def correlated(event: Event) -> tuple[Event, int]:
     """All steps of a run with noise C^-1 W are one Gaussian release of C G (arXiv:2202.08312, Theorem 2.1).
 
     In a fixed order a record moves it by the sum of C's columns at its steps, every parts-th one; with at most `parts`
@@ -670,16 +653,13 @@ def correlated(event: Event) -> Event:
         is_proven = 0 < len(coefficients) <= parts
         require(is_proven, NoBoundError("a sampled strategy of more bands than parts"))
         norm = math.sqrt(math.fsum(c * c for c in coefficients[:steps]))
-        sample = gaussian(z / norm, event["rate"])
-        return {"type": "SelfComposedDpEvent", "event": sample, "count": math.ceil(steps / parts)}
+        return sampled_gaussian("PoissonSampledDpEvent", z / norm, event["rate"]), math.ceil(steps / parts)
     totals = np.zeros(min(parts, steps))  # the squared change of C G, by the first step of the record
-    Work.spend(2**10 + len(totals))
     if leaves := event["leaves"]:
         # binary trees over so many steps each, of whose nodes only complete ones are released
         step = np.arange(steps)
         leaf, size = step % leaves, 1
         while size <= min(leaves, steps):
-            Work.spend(2 * steps)
             node = leaf // size
             whole = (node + 1) * size <= np.minimum(leaves, steps - step + leaf)
             pairs, times = np.unique(((step - leaf + node) * parts + step % parts)[whole], return_counts=True)
@@ -690,31 +670,16 @@ def correlated(event: Event) -> Event:
         column[: len(coefficients)] = coefficients[:steps]
         column[0] = 1.0 if event["weights"] else column[0]
         for weight, decay in zip(event["weights"], event["decays"], strict=True):
-            Work.spend(steps)
             column[1:] += weight * np.float64(decay) ** np.arange(steps - 1)
         # <column at step p - lag, column at step p> for p = lag, ..., steps - 1, until a column has ended
         for lag in range(0, int(np.flatnonzero(column)[-1]) + 1, parts):
-            Work.spend((steps - lag) / 8)
             products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))[::-1] * (2.0 if lag else 1.0)
             totals += np.bincount(np.arange(lag, steps) % parts, products, len(totals))[: len(totals)]
-    return gaussian(z / math.sqrt(totals.max()))
-
-
-def releases(rows: Iterable[tuple[Event, int]]) -> Iterator[tuple[Event, int]]:
-    """The single releases of events that consist of others, each with its count, but for those that tell nothing."""
-    for event, count in rows:
-        nothing = (count, event.get("sampling_probability"), event.get("sample_size"))
-        if event["type"] in ("NoOpDpEvent", *PASSES.values()) or 0 in nothing:
-            continue
-        if event["type"] in ("SelfComposedDpEvent", "ComposedDpEvent"):
-            times = count * event.get("count", 1)
-            yield from releases((inner, times * repeats) for inner, repeats in parts_of(event))
-        else:
-            yield event, count
+    return gaussian(z / math.sqrt(totals.max())), 1
 
 
 def merge(rows: Iterable[tuple[Event, int]]) -> Rows:
-    """Equal events counted together, and Gaussian ones as one (Dong, Roth and Su 2022, Corollary 3.3)."""
+    """Equal releases counted together, and Gaussian ones as one (Dong, Roth and Su 2022, Corollary 3.3)."""
     counts: dict[str, tuple[Event, int]] = {}
     precision = 0.0
     for event, count in rows:
@@ -728,28 +693,27 @@ def merge(rows: Iterable[tuple[Event, int]]) -> Rows:
     return [*together, *counts.values()]
 
 
-ORDERS = tuple(map(float, renyi.DEFAULT_RDP_ORDERS))
+# ---------------------------------------------------------------- 6. Formulas.
+
+ORDERS = np.array(renyi.DEFAULT_RDP_ORDERS, dtype=np.float64)
 
 
-def add_up(cost: Callable[[Event], Any], rows: Rows) -> Any:
-    """The sum of what all releases cost; of events that tell at most the worst of their parts, that one counts."""
-    total = 0.0
-    for event, count in merge(releases(rows)):
-        if event["type"] in WORST_PART:
-            one = reduce(np.maximum, [add_up(cost, [(part, 1)]) for part in event["events"]])
-        else:
-            one = cost(event)
-        total = total + count * one
-    return total
+def pure(rows: Rows) -> float:
+    """The epsilon of releases at delta 0."""
+    return sum(count * pure_of(event) for event, count in rows)
 
 
-def pure(event: Event) -> float:
-    """The epsilon at delta 0 of a release."""
-    kind = event["type"]
-    if kind == "PoissonSampledDpEvent":
-        return of_sample(event["sampling_probability"], add_up(pure, [(event["event"], 1)]))
-    require(kind in ("PureDpEvent", "LaplaceDpEvent"), NoBoundError(f"a {kind} has no pure epsilon"))
-    return float(event["epsilon"] if kind == "PureDpEvent" else 1 / event["noise_multiplier"])
+def pure_of(event: Event) -> float:
+    match event["type"]:
+        case "PureDpEvent":
+            return float(event["epsilon"])
+        case "LaplaceDpEvent":
+            return float(1 / event["noise_multiplier"])
+        case "PoissonSampledDpEvent":
+            return of_sample(event["sampling_probability"], pure_of(event["event"]))
+        case "EitherDpEvent":
+            return max(map(pure, event["events"]))
+    raise NoBoundError(f"a {event['type']} has no pure epsilon")
 
 
 def of_sample(rate: float, epsilon: float) -> float:
@@ -759,85 +723,40 @@ def of_sample(rate: float, epsilon: float) -> float:
     return epsilon + math.log(rate) + math.log1p((1 / rate - 1) * math.exp(-epsilon))
 
 
-def share_of(event: Event) -> float:
-    """The chance of a record to be in a sample of a fixed size."""
-    return float(event["sample_size"] / event["source_dataset_size"])
+def rdp(rows: Rows, alpha: Array) -> Array:
+    """The Renyi bounds of releases at each order."""
+    return sum((count * rdp_of(event, alpha) for event, count in rows), np.zeros(len(alpha)))
 
 
-def rho(event: Event) -> float:
-    """The rho of a release under zero-concentrated differential privacy (Bun and Steinke 2016)."""
-    if event["type"] == "ZCDpEvent" and event["xi"] == 0:
-        return float(event["rho"])
-    is_known = event["type"] in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent")
-    require(is_known, NoBoundError(f"a {event['type']} has no rho"))
-    return float(0.5 * (event["epsilon"] if "epsilon" in event else 1 / event["noise_multiplier"]) ** 2)
-
-
-def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
-    """Renyi bounds of a release at each order."""
-    alpha, kind, inner = np.array(orders), event["type"], event.get("event", {})
-    Work.spend(2**16 * len(orders) + 32 * sum(orders))
-    if kind == "PureDpEvent" or (kind == "PoissonSampledDpEvent" and inner["type"] == "LaplaceDpEvent"):
-        return rdp_of_pure(pure(event), alpha)
-    if kind == "ObjectivePerturbationDpEvent":  # Redberg, Koskela and Wang 2023
-        s = 1 / event["noise_multiplier"]
-        log_tail = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in (alpha - 1) * s])
-        return np.asarray(math.log1p(event["curvature_ratio"]) + alpha * s * s / 2 + log_tail / (alpha - 1))
-    if kind == "RenyiDpEvent":
-        return np.where(alpha <= event["order"], event["bound"], math.inf)
-    if kind == "SampledWithoutReplacementDpEvent" and 0 < share_of(event) < 1:
-        log_moments = fixed_size_log_moments(inner["noise_multiplier"], share_of(event), alpha)
-        of_all = alpha / 2 / inner["noise_multiplier"] ** 2  # a sample's pairs are no worse
-        return np.asarray(np.clip(log_moments / (alpha - 1), 0.0, of_all))
-    if kind == "RepeatAndSelectDpEvent":  # Papernot and Steinke 2022, Theorems 2 and 6
-        every = tuple(sorted({*orders, *ORDERS}))
-        once = add_up(lambda one: rdp(one, every, adjacency), [(inner, 1)]) + np.zeros(len(every))
-        shape = math.inf if event["shape"] is None else float(event["shape"])
-        best = renyi._compute_rdp_repeat_and_select(every, once, event["mean"], shape)
-        return np.array([best[every.index(order)] for order in orders])
-    relation = adjacency if "Sampled" in kind else "ADD_OR_REMOVE_ONE"
-    accountant, same = renyi.RdpAccountant(orders, dp.NeighboringRelation[relation]), library_event(event)
-    require(accountant.supports(same), NoBoundError(f"a {kind} has no Renyi bound in dp-accounting"))
-    accountant.compose(same)
-    return np.maximum(np.asarray(accountant._rdp, dtype=np.float64), 0.0)
-
-
-def fixed_size_log_moments(z: float, rate: float, alpha: Array) -> Array:
-    """Logarithms of the moments of a sample of fixed size of a normal sum (Wang et al. 2019, Theorem 27).
-
-    At a whole order n the moment is at most 1 + sum_j C(n, j) rate^j min(4 sqrt(m_i m_k), 2 E r^j) for the even numbers
-    i and k next to j, where r is log-normal with mean 1 and m_i = E (r - 1)^i. With c = exp(1 / z^2), m_(i+1) is
-    E (c (r - 1) + c - 1)^i - m_i, a sum of earlier ones. dp-accounting has the same by differences, which lose m_i to
-    rounding where z is large.
-    """
-    whole = np.unique([np.floor(alpha), np.ceil(alpha)]).astype(int)
-    c, last = z**-2, min(int(whole[-1]), 256)
-    log_rests = [-math.inf, *(c * k + math.log(-math.expm1(-c * k)) for k in range(1, last + 2))]
-    central = [0.0, -math.inf]
-    for i in range(1, last + 1):
-        earlier = [log_choose(i, k) + c * k + (i - k) * log_rests[1] + central[k] for k in range(i)]
-        central.append(float(np.logaddexp.reduce([*earlier, log_rests[i] + central[i]])))
-
-    def log_term(n: int, j: int) -> float:
-        largest = math.log(2) + c * j * (j - 1) / 2
-        if j == 2 or n <= last:  # above order 256 the simpler bound alone, as in dp-accounting
-            largest = min(largest, math.log(4) + (central[j // 2 * 2] + central[(j + 1) // 2 * 2]) / 2)
-        return log_choose(n, j) + j * math.log(rate) + largest
-
-    sums = [np.logaddexp.reduce([0.0, *(log_term(n, j) for j in range(2, n + 1))]) for n in whole]
-    return np.asarray(np.interp(alpha, whole, sums))
-
-
-def log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
-def library_event(event: Event) -> Any:
-    """The event of dp-accounting, whose fields have the same names."""
-    kind = event["type"]
-    require(hasattr(dp.dp_event, kind), NoBoundError(f"a {kind} has no Renyi bound here"))
-    fields = {name: library_event(value) if name == "event" else value for name, value in event.items()}
-    return getattr(dp.dp_event, fields.pop("type"))(**fields)
+def rdp_of(event: Event, alpha: Array) -> Array:
+    kind, z = event["type"], float(event.get("noise_multiplier", 1.0))
+    match kind:
+        case "GaussianDpEvent":
+            bounds = alpha / 2 / z**2
+        case "ZCDpEvent":
+            bounds = event["xi"] + event["rho"] * alpha
+        case "RenyiDpEvent":
+            bounds = np.where(alpha <= event["order"], event["bound"], math.inf)
+        case "LaplaceDpEvent":
+            bounds = np.array([renyi._laplace_rdp(1 / z, order) for order in alpha])
+        case "PoissonSampledDpEvent" if event["event"]["type"] == "GaussianDpEvent":
+            rate, z = event["sampling_probability"], event["event"]["noise_multiplier"]
+            bounds = np.maximum(renyi._compute_rdp_poisson_subsampled_gaussian(rate, z, alpha), 0.0)
+        case "PureDpEvent" | "PoissonSampledDpEvent":
+            bounds = rdp_of_pure(pure_of(event), alpha)
+        case "ObjectivePerturbationDpEvent":  # Redberg, Koskela and Wang 2023
+            log_tail = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in (alpha - 1) / z])
+            bounds = math.log1p(event["curvature_ratio"]) + alpha / 2 / z**2 + log_tail / (alpha - 1)
+        case "EitherDpEvent":
+            bounds = np.max([rdp(part, alpha) for part in event["events"]], axis=0)
+        case "RepeatAndSelectDpEvent":  # Papernot and Steinke 2022, Theorems 2 and 6
+            every = np.union1d(alpha, ORDERS)
+            once, shape = rdp(event["event"], every), event["shape"]
+            number = event["mean"], math.inf if shape is None else float(shape)
+            bounds = renyi._compute_rdp_repeat_and_select(every, once, *number)[np.searchsorted(every, alpha)]
+        case _:
+            raise NoBoundError(f"a {kind} has no Renyi bound here")
+    return np.asarray(bounds, dtype=np.float64)
 
 
 def rdp_of_pure(epsilon: float, alpha: Array) -> Array:
@@ -849,10 +768,9 @@ def rdp_of_pure(epsilon: float, alpha: Array) -> Array:
     return np.asarray(np.clip(bounds, 0.0, epsilon))
 
 
-def rdp_epsilon(rows: Rows, delta: float, adjacency: str) -> float:
+def rdp_epsilon(rows: Rows, delta: float) -> float:
     """The epsilon of a schedule by the best Renyi order."""
-    cost = partial(rdp, orders=ORDERS, adjacency=adjacency)
-    total = add_up(cost, translate_rows(rows, adjacency)) + np.zeros(len(ORDERS))
+    total = rdp(rows, ORDERS)
     return math.inf if np.isinf(total).all() else float(renyi.compute_epsilon(ORDERS, total, delta)[0])
 
 
@@ -862,48 +780,51 @@ def filter_epsilon(rows: Rows, how: Card, delta: float) -> float:
     From Renyi bounds to epsilon by Canonne, Kamath and Steinke 2020, Proposition 12.
     """
     if how["kind"] == "zcdp":
+        with_rho = {"GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent", "ZCDpEvent"}
+        has_rho = all(event["type"] in with_rho and not event.get("xi") for event, _ in rows)
+        require(has_rho, NoBoundError("not every event has a rho"))
         alpha = 1 + np.exp(np.linspace(-12.0, 25.0, 400_001))
-        bounds = alpha * max(add_up(rho, rows), how["rho"])
+        bounds = alpha * max(
+            rdp(rows, np.array([2.0]))[0] / 2, how["rho"]
+        )  # at order 2 a bound is at most 2 rho
     else:
-        alpha, adjacency = np.array([how["order"]]), "ADD_OR_REMOVE_ONE"
-        cost = partial(rdp, orders=(how["order"],), adjacency=adjacency)
-        bounds = np.maximum(add_up(cost, translate_rows(rows, adjacency)), how["limit"])
+        alpha = np.array([how["order"]])
+        bounds = np.maximum(rdp(rows, alpha), how["limit"])
     return max(0.0, float(np.min(bounds + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1))))
 
 
-# ---------------------------------------------------------------- 6. Losses.
+# ---------------------------------------------------------------- 7. Losses.
 
 
-def pld_epsilon(rows: Rows, delta: float, adjacency: str, stated: float | None) -> float:
-    """A lower bound on epsilon by privacy losses, as near as what is stated needs."""
-    eta = SLACK * min(max(1.0 if stated is None else stated, 1e-3), 10.0)
-    losses = compose(translate_rows(rows, adjacency), adjacency, delta, eta)
-    return max(0.0, *(epsilon_of(loss, delta * 1.001) - eta for loss in losses))
+def pld_epsilon(rows: Rows, delta: float, eta: float) -> float:
+    """A lower bound on epsilon by privacy losses, which lies below it by about eta."""
+    losses = compose(rows, delta, eta)
+    return max(0.0, *(epsilon_of(loss, MORE * delta) - eta for loss in losses))
 
 
-def compose(rows: Rows, adjacency: str, delta: float, eta: float) -> list[DensePLDPmf]:
+def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
-    single = merge(releases(rows))
-    require(len(single) <= MAX_KINDS, NoBoundError(f"more than {MAX_KINDS} kinds of events"))
-    number = sum(count for _, count in single) or 1
-    # h of the text at the top; .999, and log 2000 in place of log 1000, leave room for n h^2 / 8.
-    grid = 0.999 * eta / math.sqrt(number * (math.log(2000) - math.log(delta)) / 2)
+    require(len(rows) <= MAX_KINDS, NoBoundError(f"more than {MAX_KINDS} kinds of events"))
+    number = sum(count for _, count in rows) or 1
+    # h of the text at the top; .999 leaves room for n h^2 / 8.
+    grid = 0.999 * eta / math.sqrt(number * (math.log(SHARES) - math.log(delta)) / 2)
     tail = 1e-7 * delta / number  # of outputs that are left out
     totals = [DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)] * 2
-    for event, count in single:
-        if event["type"] in ("RepeatAndSelectDpEvent", *WORST_PART):
-            pairs = pairs_of_profiles(profiles_of(event, adjacency, delta, eta / count), grid)
+    for event, count in rows:
+        if event["type"] == "EitherDpEvent":
+            losses = worst_part(event, grid, delta / number, eta / count / 2)
+        elif event["type"] == "RepeatAndSelectDpEvent":
+            pairs = best_of_trials(event, delta / number, eta / count / 8)
+            losses = [on_grid(pair, grid, tail) for pair in pairs]
         else:
-            pairs = pairs_of(event, adjacency, tail)
-        for side, pair in enumerate(pairs):
-            loss = on_grid(pair, grid, tail)
+            losses = [on_grid(pair, grid, tail) for pair in pairs_of(event, tail)]
+        for side, loss in enumerate(losses):
             if count > 1:
-                Work.spend(6 * loss.size)
                 first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
                 check_size(last - first)
                 loss = loss.self_compose(count)
-            Work.spend(4 * (loss.size + totals[side].size))
             totals[side] = totals[side].compose(loss, 1e-15)
+            check_size(totals[side].size)
     return totals
 
 
@@ -913,7 +834,6 @@ BEYOND_FLOATS = "the claim needs a finer grid than floats allow: chances of a re
 def check_size(points: float) -> None:
     """Refuse a grid of more points than this program computes."""
     require(points <= MAX_POINTS, NoBoundError("the claim needs a finer grid than this program computes"))
-    Work.spend(4 * points)
 
 
 def on_grid(pair: Pair, grid: float, tail: float) -> DensePLDPmf:
@@ -933,31 +853,96 @@ def on_grid(pair: Pair, grid: float, tail: float) -> DensePLDPmf:
     return DensePLDPmf(grid, first + low, masses[low:high], 0.0, pessimistic_estimate=True)
 
 
-def curve_of(loss: DensePLDPmf) -> tuple[Array, Array]:
-    """The losses of a grid, and delta at each: cell by cell it comes nearer to the mass above."""
-    share, above = -math.expm1(-loss._discretization), np.cumsum(loss._probs[::-1])
-    Work.spend(8 * loss.size)
-    deltas = accumulate(above[:-1].tolist(), lambda delta, mass: delta + share * (mass - delta), initial=0.0)
-    losses = loss._discretization * (loss._lower_loss + np.arange(loss.size))
-    return losses, np.fromiter(deltas, np.float64)[::-1]
-
-
 def epsilon_of(loss: DensePLDPmf, delta: float) -> float:
-    """The least epsilon at this delta; between two losses by their chord, which lies below."""
+    """The least epsilon at this delta."""
     is_exact = loss._infinity_mass <= delta
     require(is_exact, NoBoundError("delta is smaller than what this program's numbers are exact to"))
-    losses, deltas = curve_of(loss)
-    return float(np.interp(-delta, -deltas, losses))
+    most = loss._discretization * (loss._lower_loss + loss.size)
+    return zero_of(lambda e: loss.get_delta_for_epsilon(e) - delta, most)
 
 
-# ---------------------------------------------------------------- 7. Single releases.
+def zero_of(falling: Callable[[float], float], most: float) -> float:
+    """Where a function of a number above 0 falls to 0, from just below."""
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return low
+
+
+def deltas_at(e: Array, loss: DensePLDPmf) -> Array:
+    """The deltas of losses at epsilons."""
+    levels = loss._discretization * (loss._lower_loss + np.arange(loss.size))
+    p, q = (
+        np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+        for masses in (loss._probs, loss._probs * np.exp(-levels))
+    )
+    above = np.searchsorted(levels, e, side="right")
+    return np.asarray(p[above] - np.exp(e) * q[above])
+
+
+def worst_part(event: Event, grid: float, delta: float, slip: float) -> list[DensePLDPmf]:
+    """The losses of a choice of mechanisms, whose delta is at most the largest of theirs at each epsilon."""
+    each, sides = [compose(part, delta, slip) for part in event["events"]], []
+    for losses in zip(*each, strict=True):
+        first = min(math.floor(loss._discretization * loss._lower_loss / grid) for loss in losses)
+        last = max(math.ceil(loss._discretization * (loss._lower_loss + loss.size) / grid) for loss in losses)
+        check_size(last - first)
+        require(max(-first, last) * grid < 700, NoBoundError(BEYOND_FLOATS))
+        e = grid * np.arange(first, last + 1)
+        deltas = np.max([deltas_at(e + slip, loss) for loss in losses], axis=0)
+        sides.append(connect_dots(grid, first, last, np.clip(deltas, 0.0, 1.0)).to_dense_pmf())
+    return sides
+
+
+def best_of_trials(event: Event, delta: float, slip: float) -> Pairs:
+    """The best of a random number of trials: delta(e + shift) is at most the mean number times one trial's delta(e).
+
+    The shift bounds the change of the logarithm of f', for the number's generating function f, between neighbours
+    (Koskela, Redberg and Wang 2024, arXiv:2402.06701). As delta(e) is the sum of p - exp(e) q over the losses above e,
+    the bound is that of masses: p by the mean, and q by the mean and exp(-shift).
+    """
+    mean, shape, shift = event["mean"], event["shape"], 0.0
+    trial = compose(event["event"], delta / mean, slip)
+
+    def once(e: float) -> float:
+        """A lower bound on a trial's delta."""
+        deltas = [loss.get_delta_for_epsilon(e + slip) for loss in trial]
+        return float(max(deltas) - delta / mean * (MORE - 1))
+
+    if shape is None:
+        shift = mean * max(0.0, once(0.0))
+    elif mean > 1:
+        gamma = float(renyi._gamma_truncated_negative_binomial(float(shape), mean))
+        shift = zero_of(lambda e: (1 - gamma) * once(e) - gamma * math.expm1(e), 10.0)
+        require(shift < 9.99, NoBoundError("a trial tells too much for a privacy profile of the best"))
+        shift *= shape + 1
+    sides = []
+    for loss in trial:  # from the largest loss down to 0, and delta(0) of the losses up to each
+        levels = loss._discretization * (loss._lower_loss + np.arange(loss.size)) + shift - slip
+        used = np.flatnonzero((levels > 0) & (loss._probs > 0))[::-1]
+        p = mean * loss._probs[used]
+        q = p * np.exp(-levels[used])
+        sides.append((p, q, np.append(0.0, np.cumsum(p - q)), np.append(0.0, np.cumsum(q))))
+    # Of both sides the largest losses, with the same delta(0) and together chances of 1 at most; the rest is loss 0.
+    (_, _, remove, other), (_, _, add, another) = sides
+    together = remove + other + np.interp(remove, add, another)
+    most = min(remove[-1], add[-1], np.interp(1.0, together, remove))
+    shares = [np.diff(np.minimum(total, most)) / (p - q) for p, q, total, _ in sides]
+    (a, b), (c, d) = [(p * share, q * share) for (p, q, *_), share in zip(sides, shares, strict=True)]
+    rest = [max(0.0, 1.0 - a.sum() - d.sum())]
+    pair = np.concatenate([a, d, rest]), np.concatenate([b, c, rest])
+    return [pair, pair[::-1]]
+
+
+# ---------------------------------------------------------------- 8. Single releases.
 
 
 BINS = np.linspace(0.0, 1.0, 2**13 + 1)
 """The edges of the bins, from the lowest output to the highest; what bins lose falls with the square of their width."""
 
 
-def pairs_of(event: Event, adjacency: str, tail: float) -> Pairs:
+def pairs_of(event: Event, tail: float) -> Pairs:
     """The pairs of a release for removing and for adding a record, but for outputs of no more than this chance."""
     kind, inner = event["type"], event.get("event", {})
     z, rate = (inner or event).get("noise_multiplier", 1.0), event.get("sampling_probability", 1.0)
@@ -976,13 +961,13 @@ def pairs_of(event: Event, adjacency: str, tail: float) -> Pairs:
             x = BINS * reach_of(tail)
             without = 2 * normal_masses(x + 1 / z) / (1 + event["curvature_ratio"])
             return [(2 * normal_masses(x), without)] * 2
-        case "PoissonSampledDpEvent" if adjacency == "REPLACE_ONE":
+        case "ReplacedInSample":
             pair = normals(z, {0: 1 - rate, 1: rate}, {0: 1 - rate, -1: rate}, tail)
         case "PoissonSampledDpEvent" if inner["type"] in ("GaussianDpEvent", "LaplaceDpEvent"):
-            pair = sampled(pairs_of(inner, adjacency, tail)[0], rate)
+            pair = sampled(pairs_of(inner, tail)[0], rate)
         case "SampledWithoutReplacementDpEvent":
             # Both ways delta is at most that of removing (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
-            p, q = sampled(pairs_of(inner, adjacency, tail)[0], share_of(event))
+            p, q = sampled(normals(z, {1: 1.0}, {0: 1.0}, tail), event["share"])
             up, down = p[p > q], q[p > q]
             rest = [max(0.0, 1.0 - up.sum() - down.sum())]
             pair = np.concatenate([up, down, rest]), np.concatenate([down, up, rest])
@@ -1024,7 +1009,6 @@ ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 def normal_masses(x: Array) -> Array:
     """The chances of a normal number to be between ascending edges."""
-    Work.spend(2 * len(x))
     below, above = (np.asarray(ERFC(y / math.sqrt(2)), np.float64) / 2 for y in (-x, x))
     # of the nearer tail, since chances near 1 are rounded most
     return np.where(x[:-1] > 0, -np.diff(above), np.diff(below))
@@ -1073,96 +1057,6 @@ def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pairs:
     return remove, (remove if is_fine else pair_of(q))[::-1]
 
 
-# ---------------------------------------------------------------- 8. Events that hold others.
-
-
-def profiles_of(event: Event, adjacency: str, delta: float, eta: float) -> list[Profile]:
-    """Lower bounds of the profiles of an event that holds others, for removing and for adding a record.
-
-    The profile of a pair is delta(e) = sup_S P(S) - exp(e) Q(S).
-    """
-    if event["type"] == "RepeatAndSelectDpEvent":
-        once = lower_profiles(event["event"], adjacency, delta / event["mean"], eta / 8)
-        return best_of_trials(event, once)
-    different = {json.dumps(part, sort_keys=True): part for part in event["events"]}.values()
-    each = [lower_profiles(part, adjacency, delta, eta / 2) for part in different]
-    return [partial(largest, side) for side in zip(*each, strict=True)]
-
-
-def lower_profiles(event: Event, adjacency: str, delta: float, eta: float) -> list[Profile]:
-    """Lower bounds of the profiles of what is composed, by the coupling of the text at the top."""
-
-    def below(loss: DensePLDPmf) -> Profile:
-        losses, deltas = curve_of(loss)
-        require(losses[-1] < 700, NoBoundError(BEYOND_FLOATS))
-        x = np.exp(losses)  # in which delta is a line between two losses
-        return lambda e: np.maximum(np.interp(np.exp(e + eta), x, deltas, right=0.0) - delta / 1000, 0.0)
-
-    return [below(loss) for loss in compose([(event, 1)], adjacency, delta, eta)]
-
-
-def largest(profiles: Sequence[Profile], e: Array) -> Array:
-    return np.asarray(np.max([profile(e) for profile in profiles], axis=0))
-
-
-def best_of_trials(event: Event, once: list[Profile]) -> list[Profile]:
-    """The best of a random number of trials: delta(e + shift) is at most the mean number times one trial's delta(e).
-
-    The shift bounds the change of the logarithm of f', for the number's generating function f, between neighbours
-    (Koskela, Redberg and Wang 2024, arXiv:2402.06701).
-    """
-    mean, tried, shift = event["mean"], np.append(0.0, np.geomspace(1e-6, 10.0, 20_000)), 0.0
-    deltas = largest(once, tried)
-    if event["shape"] is None:
-        shift = mean * float(np.min(np.expm1(tried) + deltas))
-    elif mean > 1:
-        gamma = float(renyi._gamma_truncated_negative_binomial(float(event["shape"]), mean))
-        enough = np.flatnonzero((1 - gamma) * deltas <= gamma * np.expm1(tried))
-        require(len(enough), NoBoundError("a trial tells too much for a profile of the best"))
-        # Between the last point that is not enough and the first that is: the lower end, for a lower bound.
-        shift = (event["shape"] + 1) * float(tried[max(enough[0] - 1, 0)])
-    remove, add = once
-    return [lambda e: mean * remove(e - shift), lambda e: mean * add(e - shift)]
-
-
-def pairs_of_profiles(profiles: list[Profile], grid: float) -> Pairs:
-    """The pairs on a grid whose profiles are the largest that lie below these.
-
-    As a function of x = exp(e) a profile is convex and 1 at 0; below x = 1 it is 1 - x (1 - delta(-e)) for the delta of
-    the reversed pair.
-    """
-    tried = np.linspace(0.0, 700.0, 7001)
-    ends = np.flatnonzero(largest(profiles, tried) <= 0)
-    require(len(ends), NoBoundError(BEYOND_FLOATS))
-    count = math.ceil(tried[ends[0]] / grid)
-    check_size(2 * count)
-    Work.spend(64 * count)
-    e = grid * np.arange(-count, count + 1)
-    x, pairs = np.exp(e), []
-    for own, other in (profiles, profiles[::-1]):
-        below = x[:count] * other(-e[:count]) - np.expm1(e[:count])
-        deltas = convex_below(x, np.minimum(np.append(below, own(e[count:])), 1.0))
-        # delta is the sum of q_i max(0, x_i - x), so that q_i is the change of its slope at x_i.
-        slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
-        q = np.maximum(np.diff(np.append(slopes, 0.0)), 0.0)
-        pairs.append((q * x, q))
-    return pairs
-
-
-def convex_below(x: Array, y: Array) -> Array:
-    """The values at x, ascending, of the largest convex function that is at most y there, and 1 at 0."""
-    corners = [(0.0, 1.0)]
-    for c in zip(x.tolist(), y.tolist(), strict=True):
-        while len(corners) > 1:
-            a, b = corners[-2:]
-            if (b[1] - a[1]) * (c[0] - b[0]) < (c[1] - b[1]) * (b[0] - a[0]):
-                break
-            corners.pop()  # b lies on the line from a to c, or above
-        corners.append(c)
-    at, height = np.array(corners).T
-    return np.asarray(np.interp(x, at, height))
-
-
 # ---------------------------------------------------------------- The command.
 
 
@@ -1186,6 +1080,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", help="the owner's public key, or a file that holds it; from the owner")
     parser.add_argument("--unsigned", action="store_true", help="accept a card that nobody signed")
     given = parser.parse_args(arguments)
+    limit = threading.Timer(MAX_SECONDS, give_up)
+    limit.daemon = True
+    limit.start()
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # dp-accounting's
     try:
@@ -1197,6 +1094,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(f"No card was checked: {error}")
         return 2
     finally:
+        limit.cancel()
         logging.disable(level)
     for name, passed, detail in checks:
         print_line(f"{ {True: 'ok', False: 'FAILED', None: 'not checked'}[passed]:12} {name}: {detail}")
@@ -1206,6 +1104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     promise = f"epsilon {in_digits(setting['epsilon'])}, delta {setting['delta']:g}, {setting['adjacency']}"
     print_line(f"The card holds. It promises {NO_PRIVACY.get(setting['guarantee'], promise)}.")
     return 0
+
+
+def give_up() -> None:
+    """End the program, since a card could keep it busy for ever."""
+    print_line(f"No card was checked: it takes longer than {MAX_SECONDS} s.")
+    sys.stdout.flush()
+    os._exit(2)
 
 
 def print_line(line: str) -> None:
