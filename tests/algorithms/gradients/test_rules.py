@@ -35,6 +35,8 @@ PRODUCTS = {
     "einsum of a vector": taken(einsum("bi,oi->bo"), (4,), 3, 4),
     "einsum, output first in the weight": taken(einsum("bti,io->bto"), (5, 4), 4, 3),
     "einsum, mixed order": taken(einsum("bti,oih->btoh"), (5, 4), 2, 4, 3),
+    # In the order b d a c, so that going there and going back permute differently.
+    "einsum, order of a cycle": taken(einsum("ntac,abcd->ntbd"), (5, 2, 3), 2, 4, 3, 5),
     "einsum, sum over the sequence": taken(einsum("bti,io->bo"), (5, 4), 4, 3),
     "einsum, blocks": taken(einsum("bhi,hio->bho"), (3, 4), 3, 4, 2),
     "einsum, record inside": taken(
@@ -92,7 +94,9 @@ def test_a_product_has_the_gradients_of_the_loop(name: str, limits: InspectionLi
     assert engine.is_batched and not engine.operations_without_rule
 
 
-@pytest.mark.parametrize("name", ["einsum, mixed order", "einsum, blocks", "matmul from the left"])
+@pytest.mark.parametrize(
+    "name", ["einsum, mixed order", "einsum, order of a cycle", "einsum, blocks", "matmul from the left"]
+)
 def test_a_product_has_every_norm(name: str) -> None:
     made = problem(PRODUCTS[name])
     found = made.engine(limits=BRIEF).contributions(*made.arguments)

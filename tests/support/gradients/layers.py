@@ -18,6 +18,7 @@ LINEAR = {
     "linear, sequence, no bias": Spec(lambda: nn.Linear(4, 3, bias=False), (5, 4)),
     "linear, two dimensions of places": Spec(lambda: nn.Linear(4, 3), (2, 3, 4)),
     "linear, long sequence": Spec(lambda: nn.Linear(3, 2), (70, 3)),
+    "linear, wide": Spec(lambda: nn.Linear(8, 250), (8,)),  # not side by side with others, but by one product
     "linear, wide sequence": Spec(lambda: nn.Linear(40, 40), (2, 40)),  # by its Gram matrices
     "linear, sequence of one": Spec(lambda: nn.Linear(4, 3), (1, 4)),
 }

@@ -287,8 +287,16 @@ def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
     assert order == ["another run holds this checkout: waiting for its end", "a out", "b in"]
 
 
-def test_a_cancelled_stage_leaves_no_process(stage: Callable[[str], Path]) -> None:
-    root = stage("print('begun', flush=True); import time; time.sleep(600)")
+def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(stage: Callable[[str], Path]) -> None:
+    """Not killed at once, so that it closes what it has open, and DVC gives its locks back."""
+    root = stage(
+        "import time\n"
+        "try:\n"
+        "    print('begun', flush=True)\n"
+        "    time.sleep(600)\n"
+        "finally:\n"
+        "    open('closed', 'w').close()"
+    )
 
     def cancel(line: str) -> None:
         if line == "begun":
@@ -297,6 +305,8 @@ def test_a_cancelled_stage_leaves_no_process(stage: Callable[[str], Path]) -> No
     with pytest.raises(KeyboardInterrupt):
         reproduce("train", root=root, say=cancel)
     assert (root / "starts").exists() and not processes_in(root)
+    assert (root / "closed").exists()
+    assert json.loads((root / ".dvc/tmp/rwlock").read_text() or "{}") == {}
 
 
 @pytest.mark.parametrize(
