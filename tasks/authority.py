@@ -216,6 +216,10 @@ def _nist_deployment(card: PrivacyCard, audit: AuditSummary | None) -> tuple[Lin
 
 
 def _edpb(card: PrivacyCard, audit: AuditSummary | None) -> tuple[Line, ...]:
+    return (*_edpb_on_training(card), *_edpb_on_the_model(audit))
+
+
+def _edpb_on_training(card: PrivacyCard) -> tuple[Line, ...]:
     setting = card.setting
     return (
         Line(
@@ -248,6 +252,11 @@ def _edpb(card: PrivacyCard, audit: AuditSummary | None) -> tuple[Line, ...]:
             f"{' '.join(words.not_protected(card))} {_settings(card)}",
             "card: setting, mechanism.settings",
         ),
+    )
+
+
+def _edpb_on_the_model(audit: AuditSummary | None) -> tuple[Line, ...]:
+    return (
         _open(
             "Measures regarding outputs: does something lower the likelihood that queries obtain personal data?",
             "not known to a run",

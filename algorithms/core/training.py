@@ -86,7 +86,8 @@ def train(
     resumed = load(
         folder, start, run_id=run_id, last_norms=last_norms, slices=compute.slices, content=checkpoint
     )
-    first_trace = Trace() if shared_features is None else _recost(plan, shared_features[1])
+    shared, shared_trace = shared_features or (None, None)
+    first_trace = Trace() if shared_trace is None else _recost(plan, shared_trace)
     progress, step, trace = resumed or (start, 0, first_trace)
     rows = plan.facts.rows_per_user
     barrier = (barrier_of or Barrier)(
@@ -104,9 +105,7 @@ def train(
     if features is not None:
         # A resumed run has the buffers in its checkpoint, and the releases that they came from in its trace.
         if resumed is None:
-            learned = (
-                shared_features[0] if shared_features else learn_features(features, barrier, model, plan)
-            )
+            learned = shared or learn_features(features, barrier, model, plan)
             progress = _Progress(algorithm.init(compute.at_home(learned.start), plan), learned.buffers)
         model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))

@@ -6,16 +6,12 @@ The limits are far beyond useful settings; the numbers behind them are in docs/r
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan
 from data import DatasetInfo
 from data.card import card_names, data_card
 from tasks.config.params import Params
-
-if TYPE_CHECKING:
-    pass
 
 MIN_SIGNAL = 1.0
 """The required ratio of the sum of all clipped gradients, if all are equal, to the total noise on it."""
