@@ -37,6 +37,7 @@ from algorithms.models.model import LossBounds, Model, ModelRefusedError, batch_
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are, squared_error
 from algorithms.models.packed_records import pack, packing_of
+from algorithms.raw_scales import warn_of_raw_scales, whole_numbers
 from algorithms.target_scale import TargetScale
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +64,8 @@ class GivenRecords:
     """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32.
 
     is_column: whether labels [n] were given as [n, 1], the shape that the user's own loss then expects. padding: what
-    no record consists of alone; of packed records, their parts have it.
+    no record consists of alone; of packed records, their parts have it. whole: what of the features had a type of whole
+    numbers before they became float32, in words.
     """
 
     features: NDArray[Any]
@@ -71,6 +73,7 @@ class GivenRecords:
     packing: Packing | None
     is_column: bool = False
     padding: Padding | None = None
+    whole: str = ""
 
 
 @contextmanager
@@ -116,6 +119,7 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
                 f"{name} holds NaN or infinite values, or numbers beyond float32; leave these records out or fill"
                 " them in."
             )
+    whole = ""
     if isinstance(X, Mapping):
         packing = packing_of(parts)
         features = pack(parts, packing)
@@ -126,12 +130,14 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
         )
         if is_token:
             packing_of(parts)  # refuses numbers beyond 32 bits
+        else:
+            whole = whole_numbers(X, features)
         features = as_type(features, np.int32 if is_token else np.float32)
     # PyTorch's other losses take whole numbers as numbers.
     counts_classes = _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
     is_real = labels.dtype.kind == "f" or not counts_classes
     labels = as_type(labels, np.float32 if is_real else np.int64)
-    return GivenRecords(features, labels, packing, is_column)
+    return GivenRecords(features, labels, packing, is_column, whole=whole)
 
 
 def _shape(part: NDArray[Any], tells_n: bool) -> str:
@@ -309,11 +315,14 @@ def _no_numbers(table: pd.DataFrame) -> list[str]:
 
 
 @_without_shapes()
-def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int, GivenRecords]:
+def model_of(
+    module: nn.Module, loss: object, records: GivenRecords, *, is_public: bool = False
+) -> tuple[Model, int, GivenRecords]:
     """A copy of the module with per-record losses, the number of classes, and the records for it.
 
-    Whole targets that are no classes of the model's become numbers for a loss of the user's own that takes them. Raises
-    RefusedError if the module does not accept such records.
+    Whole targets that are no classes of the model's become numbers for a loss of the user's own that takes them.
+    is_public: whether a warning may tell of the records' values. Raises RefusedError if the module does not accept such
+    records.
     """
     check_module(module)
     tell_if_library_needs_torchvision(module)
@@ -341,6 +350,8 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
     _warn_of_probabilities(loss, result)
+    if records.packing is None:
+        warn_of_raw_scales(trained, records.features, records.whole, may_look=is_public)
     classes = max(_classes(outputs, shape), 2 if ignored is None else 1)
     lowest, highest = (0, 0) if is_real else _class_range(records.labels, ignored if shape else None)
     if lowest < 0:

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
@@ -215,7 +215,9 @@ def fit(
     """Train a copy of a module under differential privacy.
 
     All checks come before anything is spent. Of the records, their shape is checked, that they are finite, that classes
-    are below the number of outputs, and that the model accepts their whole numbers.
+    are below the number of outputs, and that the model accepts their whole numbers. A UserWarning says if the model
+    takes whole numbers on their raw scale, or public records of numbers far from one, or if its outputs are
+    probabilities where the loss takes scores.
 
     Args:
         model: Maps [batch, *shape] to [batch, outputs], to [batch], or to outputs for each part of a record, such as
@@ -301,7 +303,7 @@ def fit(
     seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _describe_method(method)
     records = records_of(model, X, y, loss, tells_n=n_is_public)
-    trained, classes, records = model_of(model, loss, records)
+    trained, classes, records = model_of(model, loss, records, is_public=public)
     generator = generator_of(noise, seed)
     records = _group_by_person(records, X, people, per_person, generator=generator, tells_n=n_is_public)
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
@@ -310,22 +312,18 @@ def fit(
     compute = ComputeConfig(
         device_of(str(device)), memory_mb, None, number=count, accept_rounding=accept_rounding
     )
-    shrinks = getattr(method, "shrink_share", None)
-    scale = None if target_scale is None else _scale_of_target(target_scale, epsilon, delta, of_mean=shrinks)
-    before = () if scale is None else tuple(schedule_of(scale, (), count, count_noise))
-    target = Target(Budget(epsilon, delta), accountant, count_noise, before)
+    budget, of_mean = Budget(epsilon, delta), getattr(method, "shrink_share", None)
+    scale = None if target_scale is None else _scale_of_target(target_scale, budget, of_mean=of_mean)
+    target = _target_after(scale, Target(budget, accountant, count_noise), count)
     training = _Training.of(model, trained, records, method, scale, loss=loss)
     plan = training.plan(target, count, classes=classes, rows_per_user=per_person, noise=noise)
     document = training.document(plan, name, settings, seed=seed, dataset=dataset, noise=noise)
-    is_stated = rows_by == BY_STATEMENT
-    data = _data_facts(dataset, unit, count, per_person, public=public, unit_is_stated=is_stated)
+    data = _data_facts(dataset, unit, count, per_person, public=public, rows_by=rows_by)
     run = _Run(plan, document, data, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, terms = Path(temporary), {UNIT: unit, ROWS: rows_by}
-        account = _Account.open(
-            population, ledger, cap, folder=folder, limit=target.budget, public=public, bound=terms
-        )
+        account = _Account.open(population, ledger, cap, folder, limit=budget, public=public, bound=terms)
         with account.closing(run):
             return training.run(
                 run, account, generator=generator, compute=compute, on_step=on_step, folder=folder
@@ -337,11 +335,19 @@ def _settings_of(scale: TargetScale) -> dict[str, JsonValue]:
     return {name: value for name, value in asdict(scale).items() if value is not None}
 
 
-def _scale_of_target(share: float, epsilon: float, delta: float, *, of_mean: float | None) -> TargetScale:
+def _target_after(scale: TargetScale | None, target: Target, count: int | None) -> Target:
+    """The target of a run that releases the scale of its numbers first. count: the records, where that is public."""
+    if scale is None:
+        return target
+    return replace(target, prior_events=tuple(schedule_of(scale, (), count, target.count_noise)))
+
+
+def _scale_of_target(share: float, budget: Budget, *, of_mean: float | None) -> TargetScale:
     """The release of a number's centre and scale that takes a share of the budget's squared mu.
 
     of_mean: the share of its mean, for a method that shrinks towards it; None for no such release.
     """
+    epsilon, delta = budget.epsilon, budget.delta
     if not 0 < share < 1:
         raise RefusedError(f"target_scale is {share:g}; give a share of the budget, such as 0.05.")
     if not 0 < delta < 1:
@@ -376,9 +382,9 @@ def _data_facts(
     per_person: int | None,
     *,
     public: bool,
-    unit_is_stated: bool,
+    rows_by: str,
 ) -> DataFacts:
-    """What the card says of records in memory; there is no data card of them."""
+    """What the card says of records in memory; there is no data card of them. rows_by: how rows are grouped."""
     return DataFacts(
         dataset=dataset,
         title=dataset,
@@ -391,7 +397,7 @@ def _data_facts(
         transform="none",
         per_person=None if per_person is None else 1,  # all of a person's rows are one record
         pooled=per_person if per_person != 1 else None,
-        unit_is_stated=unit_is_stated,
+        unit_is_stated=rows_by == BY_STATEMENT,
     )
 
 
@@ -729,8 +735,8 @@ class _Account:
         population: str | None,
         url: str | None,
         cap: tuple[float, float] | None,
-        *,
         folder: Path,
+        *,
         limit: Budget,
         public: bool,
         bound: Mapping[str, str],
