@@ -25,7 +25,8 @@ import typer
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.methods.noise_schedules import Allocation, Decay, noise_factors
+from algorithms.core.minibatch import Allocation, noise_factors
+from algorithms.methods.noise_schedules import Decay
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from comparisons.adaclip_whitening import CLASSES, as_vectors
 from comparisons.best_schedule import factor_at

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -292,6 +293,18 @@ class NoiseSchedule:
 def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
     """The runs with these weights and lengths, each of shape [runs]."""
     return tuple(NoiseRun(int(count), float(value)) for value, count in zip(values, counts, strict=True))
+
+
+Allocation = Literal["matched", "reversed", "constant"]
+"""How noise goes with the lengths of the steps."""
+
+
+def noise_factors(factors: Array, allocation: Allocation) -> Array:
+    """alpha_t with mean 1 / alpha_t^2 = 1: its square goes with 1 / eta_t, in reverse or not at all; shape [steps]."""
+    if allocation == "constant":
+        return np.ones_like(factors)
+    alphas: Array = np.sqrt(factors.mean() / factors)
+    return alphas if allocation == "matched" else alphas[::-1].copy()
 
 
 def plan_noise_schedule(

@@ -30,7 +30,7 @@ Bound = Annotated[float, Field(ge=1e-12, le=1e12)]
 # The functions under torch.optim's classes: they take all of their state, so a checkpoint can hold it, and a first
 # optimizer of a process takes seconds to make. PyTorch's default on an accelerator, `foreach`, does not take a whole
 # number as the count of steps.
-_sgd = partial(sgd, foreach=False, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False)
+_sgd = partial(sgd, foreach=False, dampening=0.0, weight_decay=0.0, maximize=False)
 _adam = partial(adam, foreach=False, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
 
 
@@ -64,6 +64,8 @@ class OptimizerConfig:
     weight_decay: decoupled, multiplied with the learning rate (Loshchilov and Hutter 2019).
     noise_limit: the largest standard deviation that the noise of all steps together may give a parameter; a higher
     learning rate is lowered to that, by the plan's noise and the batch that sums are divided by. For "sgd" alone.
+    nesterov: the momentum of "sgd" looks ahead, the step being along g + momentum v (Nesterov 1983), which damps
+    oscillations where the loss is steep.
     """
 
     learning_rate: Positive = 1.0
@@ -74,6 +76,7 @@ class OptimizerConfig:
     averaging: Literal["none", "ema", "tail"] = "none"
     weight_decay: NotNegative = 0.0
     noise_limit: Positive | None = None
+    nesterov: bool = False
 
     __pydantic_config__ = STRICT
 
@@ -85,6 +88,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.noise_limit is not None and self.optimizer != "sgd":
             raise ValueError("noise_limit is for the optimizer sgd; leave it out, or choose sgd")
+        if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0.0):
+            raise ValueError(
+                "nesterov needs the optimizer sgd with a momentum above 0; leave it out, or set them"
+            )
 
     def factor_for(self, noise_std: float, steps: int) -> float:
         """What the learning rate is multiplied with to keep to `noise_limit`, at most 1.
@@ -132,7 +139,7 @@ class OptimizerConfig:
         parameters = state.parameters * (1 - rate * self.weight_decay)
         first, second, count = state.first.clone(), state.second.clone(), state.count.clone()
         if self.optimizer == "sgd":
-            _sgd([parameters], [gradient], [first], lr=rate, momentum=self.momentum)
+            _sgd([parameters], [gradient], [first], lr=rate, momentum=self.momentum, nesterov=self.nesterov)
             count += 1
         else:
             tensors = [parameters], [gradient], [first], [second]

@@ -20,10 +20,14 @@ from algorithms.core.minibatch import (
     SampledMethod,
     allocate_batches,
     batches,
+    check_no_noise_limit,
     divisor_of,
     gradient_steps,
+    multiplier_at,
+    noise_factors,
     noise_limit_factor,
     plan_gradient_steps,
+    plan_noise_schedule,
 )
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Share, StepCount
 from algorithms.core.plan import Plan, Target
@@ -316,6 +320,8 @@ class DPGD(Descent):
     falls to 0, the last iterate. The defaults are one setting for every epsilon: the steps are a public function of it.
 
     steps: null for 150 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
+    allocation: "matched" noise grows as steps become shorter, its square with 1 / eta_t, which adds the least to the
+    parameters (Wu, Wang, Cristali, Gu and Willett 2021); "constant" is the same in each step.
     update: the learning rate is of the mean of clipped gradients; fields that are not set take OptimizerConfig's
     defaults.
     """
@@ -323,6 +329,7 @@ class DPGD(Descent):
     by_coordinate: ClassVar[bool] = True
     steps: StepCount | None = None
     clip_norm: Bound = 2.0
+    allocation: Literal["constant", "matched"] = "constant"
     update: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)
     )
@@ -331,16 +338,24 @@ class DPGD(Descent):
         """The least noise with which the count, if it is private, and all steps fit the target."""
         steps = self.steps or steps_for(target.budget.epsilon)
         every = Batches(FullBatch(), None if facts.records is None else float(facts.records))
-        return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, facts=facts)
+        if self.allocation == "constant":
+            return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, facts=facts)
+        check_no_noise_limit(self.update, "dp_gd")
+        rates = np.array([self.update.rate_at(step / steps) for step in range(steps)])
+        weights = noise_factors(rates, self.allocation)
+        return plan_noise_schedule(
+            weights, sampled=every, clip_norm=self.clip_norm, target=target, facts=facts
+        )
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over all records, one update."""
         clipping, divisor = L2(self.clip_norm), divisor_of(state, plan, barrier)
+        is_constant, count = self.allocation == "constant", int(state.optimizer_state.count)
         gradient = barrier.gradient(
             state.parameters,
             sampling=FullBatch(),
             clipping=clipping,
-            noise=Gaussian(plan.noise_multiplier),
+            noise=Gaussian(plan.noise_multiplier if is_constant else multiplier_at(plan, count)),
             divisor=divisor,
         )
         factor = noise_limit_factor(self.update, plan, clipping, divisor)

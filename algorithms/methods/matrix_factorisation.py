@@ -132,8 +132,8 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int | None = None) ->
         np.multiply(rate, parameters, out=row)
         if update.momentum:
             velocity *= update.momentum
-            velocity += row
-            row[:] = velocity
+            velocity += update.momentum * row if update.nesterov else row
+            row[:] = row + velocity if update.nesterov else velocity
         if update.weight_decay:
             parameters *= 1.0 - rate * update.weight_decay
     return Workload(np.ascontiguousarray(weights.T), tuple((last + 1).tolist()))

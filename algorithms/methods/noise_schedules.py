@@ -9,11 +9,13 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.minibatch import (
+    Allocation,
     DPSGDState,
     SampledMethod,
     check_no_noise_limit,
     divisor_of,
     multiplier_at,
+    noise_factors,
     noise_limit_factor,
     plan_noise_schedule,
 )
@@ -161,9 +163,6 @@ class Decay(Strict):
         return max(beta * square, self.least_growth)
 
 
-Allocation = Literal["matched", "reversed", "constant"]
-
-
 @dataclass(frozen=True)
 class ADPSGDState(DPSGDState):
     """DP-SGD's, and squared: [], b^2 of the adaptive step size."""
@@ -249,14 +248,6 @@ class ADPSGD(SampledMethod):
             factor = float(self.decay.factors(plan.steps)[count])
         moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
         return state.after(moved, divisor, squared=squared)
-
-
-def noise_factors(factors: Array, allocation: Allocation) -> Array:
-    """alpha_t with mean 1 / alpha_t^2 = 1: its square goes with 1 / eta_t, in reverse or not at all; shape [steps]."""
-    if allocation == "constant":
-        return np.ones_like(factors)
-    alphas: Array = np.sqrt(factors.mean() / factors)
-    return alphas if allocation == "matched" else alphas[::-1].copy()
 
 
 def square_without_noise(gradient: Tensor, noise_std: float) -> float:

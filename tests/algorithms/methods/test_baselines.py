@@ -16,6 +16,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from algorithms.core.method import Algorithm
+from algorithms.core.minibatch import multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
@@ -91,15 +92,48 @@ def test_the_steps_of_dp_gd_follow_from_epsilon(epsilon: float, steps: int) -> N
 @pytest.mark.parametrize("epsilon", [0.05, 1.6])
 def test_the_noise_of_dp_gd_is_that_of_one_gaussian_release(epsilon: float) -> None:
     """All steps together are mu-GDP with mu = sqrt(T) / z (Dong, Roth and Su 2022)."""
+    plan = DPGD().plan(Target(Budget(epsilon, 1e-8)), facts(50))
+    least = math.sqrt(plan.steps) / greatest_mu(epsilon)
+    assert least <= plan.noise_multiplier <= 1.002 * least
+
+
+def greatest_mu(epsilon: float) -> float:
+    """The mu whose delta at epsilon is 1e-8."""
 
     def excess(mu: float) -> float:
         return float(
             norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2) - 1e-8
         )
 
-    plan = DPGD().plan(Target(Budget(epsilon, 1e-8)), facts(50))
-    least = math.sqrt(plan.steps) / brentq(excess, 1e-4, 10.0)
-    assert least <= plan.noise_multiplier <= 1.002 * least
+    return float(brentq(excess, 1e-4, 10.0))
+
+
+MATCHED = DPGD(steps=6, clip_norm=0.8, allocation="matched")
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.6])
+def test_matched_noise_of_dp_gd_is_charged_as_gaussian_releases_of_different_noise(epsilon: float) -> None:
+    """They are mu-GDP with mu^2 the sum of 1 / z_t^2, and z_t^2 goes with 1 / (1 - t / T)."""
+    plan = MATCHED.plan(Target(Budget(epsilon, 1e-8)), facts(50))
+    noises = np.array([multiplier_at(plan, step) for step in range(6)])
+    events = [event.noise_multiplier for event, count in plan.schedule for _ in range(count)]
+    assert events == pytest.approx(noises.tolist())
+    spent = math.sqrt(np.sum(1.0 / noises**2))
+    assert 0.998 * greatest_mu(epsilon) <= spent <= greatest_mu(epsilon)
+    assert noises**2 * (1 - np.arange(6) / 6) == pytest.approx(noises[0] ** 2)
+
+
+def test_each_step_of_matched_dp_gd_has_the_noise_that_its_plan_charges() -> None:
+    plan = MATCHED.plan(TARGET, facts(50))
+    found = run(MATCHED, plan, made_up(50, classes=2), LOGISTIC)
+    noises = [row.noise_multiplier for row in found.trace.rows]
+    assert noises == pytest.approx([multiplier_at(plan, step) for step in range(6)])
+
+
+def test_a_noise_limit_is_refused_for_matched_noise() -> None:
+    limited = OptimizerConfig(1.25, schedule="linear", noise_limit=0.7)
+    with refused_as("noise_limit_unbounding"):
+        replace(MATCHED, update=limited).plan(TARGET, facts(50))
 
 
 def test_dp_gd_is_descent_on_all_clipped_gradients_with_momentum() -> None:

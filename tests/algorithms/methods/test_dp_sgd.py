@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from algorithms.core.method import Algorithm
-from algorithms.core.minibatch import multiplier_at
+from algorithms.core.minibatch import multiplier_at, noise_factors
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -19,7 +19,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.methods.noise_schedules import ADPSGD, Decay, DPSGDDecay, noise_factors, square_without_noise
+from algorithms.methods.noise_schedules import ADPSGD, Decay, DPSGDDecay, square_without_noise
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon, in_levels
 from algorithms.privacy.accounting.events import Schedule

@@ -222,6 +222,10 @@ def test_the_moving_average_forgets_in_a_tenth_of_the_steps() -> None:
     ("settings", "reference"),
     [
         ({"momentum": 0.9}, lambda moved: torch.optim.SGD([moved], 0.1, momentum=0.9)),
+        (
+            {"momentum": 0.9, "nesterov": True},
+            lambda moved: torch.optim.SGD([moved], 0.1, momentum=0.9, nesterov=True),
+        ),
         ({"optimizer": "adam", "momentum": 0.8}, lambda moved: torch.optim.Adam([moved], 0.1, (0.8, 0.999))),
         (
             {"optimizer": "adam", "momentum": 0.9, "weight_decay": 0.5},
@@ -238,3 +242,9 @@ def test_a_step_is_that_of_the_optimizer_of_this_name(settings: Any, reference: 
         expected.grad = gradient
         optimizer.step()
         assert torch.equal(state.parameters, expected)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.0}, {"optimizer": "adam", "momentum": 0.9}])
+def test_looking_ahead_needs_the_momentum_of_sgd(settings: Any) -> None:
+    with pytest.raises(ValueError, match="nesterov needs the optimizer sgd with a momentum above 0"):
+        OptimizerConfig(nesterov=True, **settings)

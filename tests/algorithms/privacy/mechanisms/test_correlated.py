@@ -159,16 +159,29 @@ def test_a_search_over_some_iterates_ends_where_one_over_all_does(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "averaging", "momentum"),
-    [("linear", "ema", 0.8), ("cosine", "tail", 0.5), ("constant", "none", 0.0)],
+    ("schedule", "averaging", "momentum", "nesterov"),
+    [
+        ("linear", "ema", 0.8, False),
+        ("cosine", "tail", 0.5, False),
+        ("constant", "none", 0.0, False),
+        ("linear", "none", 0.8, True),
+    ],
 )
 def test_a_workload_is_the_course_of_the_update(
     schedule: Literal["constant", "linear", "cosine"],
     averaging: Literal["none", "ema", "tail"],
     momentum: float,
+    nesterov: bool,
 ) -> None:
     """Row t is how far a gradient of each step has moved what would be published after step t."""
-    update = OptimizerConfig(0.5, schedule=schedule, momentum=momentum, averaging=averaging, weight_decay=0.1)
+    update = OptimizerConfig(
+        0.5,
+        schedule=schedule,
+        momentum=momentum,
+        averaging=averaging,
+        weight_decay=0.1,
+        nesterov=nesterov,
+    )
     moving, steps = update.start(torch.zeros(1, dtype=torch.float64)), 9
     gradients = np.random.default_rng(1).normal(size=steps)
     published = []
