@@ -39,7 +39,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run that kept a table. cell: its settings. results: its numbers. table: one row per release."""
+    """A finished run. cell: its settings. results: its numbers. table: a row per release, none if not asked for."""
 
     cell: Mapping[str, Any]
     results: Mapping[str, Any]
@@ -72,14 +72,14 @@ class Found(NamedTuple):
     missing: list[str]
 
 
-def runs(comparison: Path, kind: Literal["trace", "diagnostics"]) -> Iterator[Run]:
-    """The private runs of a comparison that kept such a table."""
-    for path in sorted((comparison / "cells").glob(f"*.{kind}.parquet")):
-        document = json.loads(
-            (path.parent / f"{path.name.partition('.')[0]}.json").read_text(encoding="utf-8")
-        )
-        if document["cell"]["epsilon"] is not None:
-            yield Run(document["cell"], document["results"], pd.read_parquet(path))
+def runs(comparison: Path, kind: Literal["trace", "diagnostics"] | None = None) -> Iterator[Run]:
+    """The private runs of a comparison that kept such a table; without a kind all of them, of every seed."""
+    for path in sorted((comparison / "cells").glob("*.json")):
+        table = None if kind is None else path.with_suffix(f".{kind}.parquet")
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["cell"]["epsilon"] is not None and (table is None or table.exists()):
+            kept = pd.DataFrame() if table is None else pd.read_parquet(table)
+            yield Run(document["cell"], document["results"], kept)
 
 
 def sampled_noise(comparison: Path, *, epsilons: tuple[float, ...] = EPSILONS) -> Found:
@@ -109,7 +109,8 @@ def _by_epoch(run: Run) -> dict[str, Any]:
 def accuracy_by_gradients(comparison: Path) -> Found:
     """The accuracy of DPIS and DP-SGD by the gradients computed; the best learning rate by the mean over seeds.
 
-    DP-SGD computes its batch a step; DPIS its batch times the oversampling, and each epoch those of all records.
+    stderr, n: of that mean. DP-SGD computes its batch a step; DPIS its batch times the oversampling, and each epoch
+    those of all records.
     """
     rows = [
         {
@@ -119,14 +120,15 @@ def accuracy_by_gradients(comparison: Path) -> Found:
             "rate": run.cell["settings"]["update"]["learning_rate"],
             "accuracy": run.results["accuracy"],
         }
-        for run in runs(comparison, "trace")
+        for run in runs(comparison)
         if run.algorithm in ("dpis", "dp_sgd")
     ]
     if not rows:
-        columns = ["dataset", "model", "label", "epsilon", "gradients", "rate", "accuracy"]
+        columns = ["dataset", "model", "label", "epsilon", "gradients", "rate", "accuracy", "stderr", "n"]
         return Found(pd.DataFrame(columns=columns), ["There is no run of DPIS or DP-SGD in this comparison."])
     keys = ["dataset", "model", "label", "epsilon", "gradients"]
-    means = pd.DataFrame(rows).groupby([*keys, "rate"], sort=False)["accuracy"].mean().reset_index()
+    by_rate = pd.DataFrame(rows).groupby([*keys, "rate"], sort=False)["accuracy"]
+    means = by_rate.agg(accuracy="mean", stderr="sem", n="count").reset_index()
     return Found(means.loc[means.groupby(keys, sort=False)["accuracy"].idxmax()].reset_index(drop=True), [])
 
 
