@@ -25,9 +25,11 @@ from algorithms.core.minibatch import multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan
 from algorithms.features import Preconditioned
+from algorithms.methods import from_settings
 from algorithms.methods.dp_sgd import DPGD
 from algorithms.models.feature_transforms import unit_length
 from algorithms.privacy.accounting.epsilon import Array
+from algorithms.privacy.mechanisms.release import Gaussian
 from comparisons.adaclip_whitening import as_vectors
 from tasks.comparing import Trial
 from tasks.comparing.trial import Sides, plan_trial, sides
@@ -45,12 +47,12 @@ class Moment:
     records: Tensor
     generator: torch.Generator
 
-    def moment(self, _statistic: object, *, bound: object, noise: object) -> Tensor:
+    def moment(self, _statistic: object, *, bound: object, noise: Gaussian) -> Tensor:
         """The sum of products plus noise on its upper triangle, [d, d]."""
         del bound
         total = (self.records.T @ self.records).double()
         draws = torch.randn(total.shape, generator=self.generator, dtype=torch.float64).triu()
-        return total + noise.multiplier * (draws + draws.triu(1).T)  # type: ignore[attr-defined]
+        return total + noise.multiplier * (draws + draws.triu(1).T)
 
 
 def inputs_of(trial: Trial, data: Sides, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -90,8 +92,8 @@ def accuracies(work: ComparisonWork, trial: Trial, *, draws: int, seed: int) -> 
     data, plan = sides(work.context.place.store, trial), plan_trial(work.context, trial)
     generator = torch.Generator().manual_seed(seed)
     inputs, held_out = inputs_of(trial, data, torch.Generator().manual_seed(10**6 + seed))
-    settings = {key: value for key, value in trial.settings.items() if key != "name"}
-    method = DPGD(**settings | {"update": OptimizerConfig(**settings["update"])})
+    method = from_settings(trial.settings)
+    assert isinstance(method, DPGD)
     labels = 2.0 * torch.from_numpy(np.array(data.train.labels)).float() - 1.0
     point = descend(method, plan, inputs, labels, draws=draws, generator=generator)
     expected = torch.from_numpy(np.array(data.test.labels)) == 1

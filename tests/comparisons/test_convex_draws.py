@@ -12,6 +12,7 @@ import torch
 from algorithms.core.minibatch import NoiseRun, NoiseSchedule
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.methods.dp_sgd import DPGD
+from algorithms.privacy.mechanisms.release import Gaussian
 from comparisons.convex_draws import Moment, by_holm, descend, summary
 
 STEPS, RECORDS = 4, 30
@@ -57,7 +58,7 @@ def test_each_step_has_the_noise_of_the_plan(allocation: Any, growth: float) -> 
 
 def test_a_noisy_moment_is_symmetric_with_the_noise_of_the_release() -> None:
     records = torch.randn((10, 40), generator=draws(5))
-    found = Moment(records, draws(6)).moment(None, bound=None, noise=SimpleNamespace(multiplier=3.0))
+    found = Moment(records, draws(6)).moment(None, bound=None, noise=Gaussian(3.0))
     added = (found - (records.T @ records).double()).numpy()
     assert np.allclose(added, added.T)
     assert added[np.triu_indices(40)].std() == pytest.approx(3.0, rel=0.1)
