@@ -14,6 +14,8 @@ Kind: TypeAlias = Literal["classes", "number"]
 _OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
 """The largest limit, and how it grows with the root of the records in standard deviations of a count."""
 _LEAST_IF_SHRUNK: Mapping[Kind, float] = {"classes": 0.5, "number": 0.27}
+CLIP_OF_COUNTS = 2.0
+"""The clip norm of a count's gradients, in which the few large counts weigh: clipped at 1, rates would be too low."""
 _FEW = 272.0
 """Records in standard deviations of a count, up to which `shrink_share` is the largest."""
 _LEAST_SHARE = 1e-4

@@ -19,10 +19,10 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.cells import CellVectors
-from algorithms.models.number_losses import QuantileLoss
+from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
-from algorithms.noise_limits import Kind, shrink_share, usual_noise_limit
+from algorithms.noise_limits import CLIP_OF_COUNTS, Kind, shrink_share, usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -132,6 +132,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     return DPSGD(
         steps=steps,
         expected_batch_size=batch,
+        clip_norm=CLIP_OF_COUNTS if isinstance(loss, CountLoss) else 1.0,
         update=update,
         shrink_share=share,
     )

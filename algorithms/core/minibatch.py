@@ -1,8 +1,9 @@
 """Shared by DP-SGD and its relatives: settings, sampling, state, a noisy step, and noise that changes between steps."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -268,6 +269,31 @@ def noise_limit_factor(update: OptimizerConfig, plan: Plan, clipping: Clipping, 
     if update.noise_limit is None:
         return 1.0
     return update.factor_for(plan.noise_multiplier * clipping.sensitivity / divisor, plan.steps)
+
+
+class Moves(NamedTuple):
+    """How far all steps together move what a linear model says of a unit vector.
+
+    Attributes:
+        noise: The standard deviation of that by noise.
+        record: That by the vector's own gradients, in multiples of one.
+    """
+
+    noise: float
+    record: float
+
+
+def moves_of(update: OptimizerConfig, plan: Plan, clipping: Clipping, divisor: float) -> Moves | None:
+    """How far the steps move, as long as no other gradient pulls back; arguments as of `noise_limit_factor`.
+
+    None without a noise limit, by which the settings say that records are unit vectors.
+    """
+    if update.noise_limit is None:
+        return None
+    factor, moves = noise_limit_factor(update, plan, clipping, divisor), update.moves(plan.steps)
+    noise_std = plan.noise_multiplier * clipping.sensitivity / divisor
+    of_a_record = factor * math.fsum(moves) * plan.sampling_rate / divisor
+    return Moves(factor * noise_std * math.hypot(*moves), of_a_record)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,15 @@ class OptimizerConfig:
         moved = self.learning_rate / (1.0 - self.momentum) * noise_std * math.sqrt(squares)
         return min(1.0, self.noise_limit / moved)
 
+    def moves(self, steps: int) -> list[float]:
+        """How far a gradient of 1 in each of `steps` steps moves a parameter in the end, were there no others; "sgd".
+
+        Example:
+            >>> OptimizerConfig(learning_rate=0.5, momentum=0.75, schedule="linear").moves(steps=2)
+            [2.0, 1.0]
+        """
+        return [self.rate_at(step / steps) / (1.0 - self.momentum) for step in range(steps)]
+
     def start(self, parameters: Tensor) -> OptimizerState:
         """The state before the first step."""
         zeros = torch.zeros_like(parameters)

@@ -16,7 +16,7 @@ from algorithms.models import LossBounds, Model
 from algorithms.models.cells import CellVectors
 from algorithms.models.model import Unbounded
 from algorithms.models.number_losses import CountLoss
-from algorithms.models.objectives import CROSS_ENTROPY, LOGISTIC
+from algorithms.models.objectives import CROSS_ENTROPY, LOGISTIC, binary_cross_entropy
 from algorithms.models.scaled_target import ScaledTarget, scaled_squared_error
 
 NumberKind: TypeAlias = Literal["number", "count"]
@@ -38,11 +38,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Intercepts:
-    """The parameters of a linear classifier that count alike for every record, one for each output.
+    """The parameters of a linear model of classes or labels that count alike for every record, one for each output.
 
     first, step: their places in the flat parameters. outputs: their number. weight: what they are multiplied with: 1
     for biases, and that of the cell that all rows of an encoded table share. class_weights: of the loss, relative to
-    the largest; empty if it has none.
+    the largest; empty if it has none. of_labels: whether each output is of a label, of which a record can have several.
     """
 
     first: int
@@ -50,6 +50,7 @@ class Intercepts:
     outputs: int
     weight: float
     class_weights: Annotated[tuple[float, ...], Field(exclude_if=lambda weights: not weights)] = ()
+    of_labels: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
 
     @property
     def indices(self) -> list[int]:
@@ -209,23 +210,24 @@ def number_of(model: Model) -> NumberKind | None:
 
 
 def intercepts_of(model: Model, classes: int) -> Intercepts | None:
-    """The intercepts of a linear classifier by cross-entropy or the logistic loss; None for any other model.
+    """The intercepts of a linear model by cross-entropy, the logistic loss or its mean over labels; None for any other.
 
     They are its biases, or without these the parameters of the last cell, if all rows of an encoded table share it.
     """
-    layers = _layers_of(model.module)
-    if layers is None or classes < 2 or model.bounds not in (CROSS_ENTROPY, LOGISTIC):
+    layers, of_labels = _layers_of(model.module), model.losses is binary_cross_entropy
+    if layers is None or not (of_labels or (classes >= 2 and model.bounds in (CROSS_ENTROPY, LOGISTIC))):
         return None
     cells, layer = layers
     outputs, width = layer.out_features, layer.in_features
-    if outputs != (1 if model.bounds == LOGISTIC else classes):
+    expected = model.label_shape[0] if of_labels else 1 if model.bounds == LOGISTIC else classes
+    if outputs != expected:
         return None
+    weights = () if of_labels else _class_weights(model, classes, outputs)
     if layer.bias is not None:
-        return Intercepts(outputs * width, 1, outputs, 1.0, _class_weights(model, classes, outputs))
+        return Intercepts(outputs * width, 1, outputs, 1.0, weights, of_labels)
     if cells is None or float(cells.last[-1]) > 0.0:
         return None
-    weights = _class_weights(model, classes, outputs)
-    return Intercepts(width - 1, width, outputs, float(cells.weights[-1]), weights)
+    return Intercepts(width - 1, width, outputs, float(cells.weights[-1]), weights, of_labels)
 
 
 def _class_weights(model: Model, classes: int, outputs: int) -> tuple[float, ...]:

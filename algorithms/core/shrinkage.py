@@ -2,19 +2,24 @@
 
 Where there is little to learn, all that a private training leaves in its parameters may be noise. For a linear
 classifier the counts of the classes are released, too; a number's centre has been, before training. After it, what is
-released is by how much the losses are lower than those of the frequencies, or of the centre. The gain in standard
-deviations of its noise says how much of the training is kept: nothing at 0 or below, all from `CERTAIN` on.
+released is by how much the losses are lower than those of the frequencies, or of the centre. That gain, beyond what
+chance gives on records that were trained on, says how much of the training is kept.
+
+How much is best is known where the records are unit vectors. Along the way from the start to what was trained, the gain
+is a k - b k^2 for the share k. What noise costs, b, follows from public numbers; then the released a - b says a, and
+the best share is a / 2 b.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.minibatch import DPSGDState
+from algorithms.core.minibatch import DPSGDState, Moves
 from algorithms.core.optimizers import Positive
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Intercepts, NumberKind, PlanningFacts
@@ -28,26 +33,38 @@ from algorithms.privacy.mechanisms.release import Gaussian, Release, total_relea
 
 ONE = L2(1.0)
 CERTAIN = 3.0
-"""From so many standard deviations of its noise on, a gain keeps all of the training."""
+"""From so many standard deviations of its noise on, a gain keeps all of the training, where records are no unit
+vectors."""
+_FLATTERY, _COST = 0.6, 0.4
+"""What is left of both where other gradients pull back; on tables of a few hundred cells that vary alike."""
+_DOUBT, _SOFTENED = 0.25, 0.7
+"""In standard deviations of its noise: by so much a gain is taken to be smaller, and so much is added to what noise
+costs, in squares, where the gain's own noise is the larger one."""
 _OF_TWO_CLASSES, _OF_MORE = 0.5, 1.0
 """The bound on a record's gain, in nats."""
-_OF_NUMBERS: Mapping[NumberKind, float] = {"number": 0.2, "count": 0.7}
-"""The same in units of the loss on the released scale. Counts are skewed: clipped at less, rates that are too low
-for the few large ones seem to gain."""
-_ADDED = 0.5
-"""What is added to each count, in standard deviations of its noise, so that no class seems impossible."""
+_OF_NUMBERS: Mapping[NumberKind, tuple[float, float]] = {"number": (0.2, 1.0), "count": (0.7, 0.5)}
+"""The same in units of the loss on the released scale, and the loss's curvature. Counts are skewed: clipped at less,
+rates that are too low for the few large ones seem to gain."""
+_SQUARE_OF_NUMBERS = 0.44
+"""The mean square of a number's gradient where the centre is said, as it varies by the 1.5th part of its scale."""
+_MOST_OF_COUNTS = 0.15
+"""The largest share of the counts of many classes."""
+_LEAST = 1e-3
+"""A count in standard deviations of its noise, below which none is estimated, so that no class seems impossible."""
 
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """What a plan states of the releases: of the gain and, of a classifier, of the counts of its classes.
+    """What a plan states of the releases: of the gain and, but for a number, of the counts of its classes or labels.
 
-    gain_noise: multiplier of the gain. bound: of a record's gain. counts: of a classifier.
+    gain_noise: multiplier of the gain. bound: of a record's gain. counts: of classes or labels. curvature: of the loss
+    by its output, about, of a number.
     """
 
     gain_noise: Positive
     bound: Positive
-    counts: "ClassCounts | None" = None
+    counts: "ClassCounts | LabelCounts | None" = None
+    curvature: Positive = 1.0
 
     @property
     def before(self) -> list[tuple[Release, int]]:
@@ -76,6 +93,10 @@ class ClassCounts:
         """The counts, of which a record changes one by 1."""
         return total_release(ONE, Gaussian(self.noise))
 
+    def count(self, label: Tensor) -> Tensor:
+        """What a record adds, [classes]."""
+        return (torch.arange(self.classes, device=label.device) == label).float()
+
     def log_odds(self, counts: Tensor) -> Tensor:
         """The outputs that say the frequencies of noisy counts, [classes], or [1] for two classes and one output.
 
@@ -83,22 +104,114 @@ class ClassCounts:
 
         Example:
             >>> of_two = ClassCounts(2.0, 2, Intercepts(0, 1, 1, 1.0))
-            >>> of_two.log_odds(torch.tensor([-3.0, 1.0])).exp()  # 0 and 1, and 1 for each
-            tensor([2.])
+            >>> of_two.log_odds(torch.tensor([400.0, 800.0])).exp()
+            tensor([2.0000])
         """
-        weights = torch.tensor(self.intercepts.class_weights or [1.0] * self.classes).to(counts)
-        logs = (weights * (counts.clamp(min=0.0) + _ADDED * self.noise)).log()
+        logs = (self._weights.to(counts) * estimated_counts(counts, self.noise)).log()
         return logs[1:] - logs[:1] if self.intercepts.outputs == 1 else logs - logs.mean()
 
+    def shape(self, log_odds: Tensor) -> "LossShape":
+        """That of the loss where outputs say the frequencies."""
+        said = log_odds.double()
+        shares = torch.cat([-said, said]).mul(0.5).softmax(0) if len(said) == 1 else said.softmax(0)
+        weight = 1.0 / float((shares / self._weights.to(shares)).sum())  # of a record, as shares are weighted
+        outputs = shares[1:] if self.intercepts.outputs == 1 else shares
+        curvature = weight * float((outputs * (1.0 - outputs)).sum())
+        return LossShape(curvature, curvature)  # as of any loss that is a log likelihood
 
-def kept_share(gain: float) -> float:
-    """The share of the training that a gain keeps, in standard deviations of its noise.
+    @property
+    def _weights(self) -> Tensor:
+        return torch.tensor(self.intercepts.class_weights or [1.0] * self.classes)
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """The released counts of the records with and without each of several labels.
+
+    noise: their multiplier. labels: their number. intercepts: the parameters that say the frequencies.
+    """
+
+    noise: Positive
+    labels: Annotated[int, Field(ge=1)]
+    intercepts: Intercepts
+
+    @property
+    def release(self) -> Release:
+        """The counts, of which a record changes one of each label by 1."""
+        return total_release(L2(math.sqrt(self.labels)), Gaussian(self.noise))
+
+    def count(self, label: Tensor) -> Tensor:
+        """What a record adds, [2 labels]: 1 to those with each label that it has, and to those without each other."""
+        return torch.cat([1.0 - label, label])
+
+    def log_odds(self, counts: Tensor) -> Tensor:
+        """The outputs that say the frequencies of noisy counts, [labels]."""
+        noise = self.noise * math.sqrt(self.labels)
+        return torch.stack([estimated_counts(pair, noise).log().diff()[0] for pair in counts.view(2, -1).T])
+
+    def shape(self, log_odds: Tensor) -> "LossShape":
+        """That of the loss, a mean over the labels, where outputs say the frequencies."""
+        shares = log_odds.double().sigmoid()
+        curvature = float((shares * (1.0 - shares)).mean())
+        return LossShape(curvature / self.labels, curvature)
+
+
+class LossShape(NamedTuple):
+    """Of a loss by the outputs: the mean square of a record's gradient, and the trace of its Hessian."""
+
+    square: float
+    curvature: float
+
+
+def estimated_counts(counts: Tensor, noise: float) -> Tensor:
+    """Counts of the classes by noisy ones, all above 0, [classes].
+
+    Of more than three classes they are drawn to each other as far as the noise alone would set them apart (the positive
+    part of James and Stein 1961). Then each becomes the mean of what it can be after that, if all frequencies were
+    equally likely before: a normal law cut off at 0.
 
     Example:
-        >>> [kept_share(gain) for gain in (-1.0, 1.5, 10.0)]
-        [0.0, 0.5, 1.0]
+        >>> estimated_counts(torch.tensor([100.0, 0.0, -10.0]), noise=10.0)
+        tensor([96.6667,  6.8816,  4.6480])
     """
-    return min(1.0, max(0.0, gain / CERTAIN))
+    classes = len(counts)
+    mean = float(counts.sum().clamp(min=noise * math.sqrt(classes))) / classes
+    apart = float((counts - mean).square().sum())
+    kept = 1.0 if classes <= 3 else max(0.0, 1.0 - (classes - 3) * noise**2 / max(apart, noise**2))
+    left = noise * math.sqrt(max(kept, 0.05))
+    place = (mean + kept * (counts - mean)) / left - left / mean
+    # The mean of a normal law cut off at 0 is its own plus density over distribution function, both at its place.
+    above = math.sqrt(2.0 / math.pi) / torch.special.erfcx(-place / math.sqrt(2.0))
+    estimated: Tensor = left * (place + above).clamp(min=_LEAST)
+    return estimated
+
+
+class Chance(NamedTuple):
+    """What a training on unit vectors with nothing to learn does, in standard deviations of the gain's noise.
+
+    Attributes:
+        flattery: What it seems to gain, as it is measured on the records that it learned by heart.
+        cost: What its noise costs.
+    """
+
+    flattery: float
+    cost: float
+
+
+def kept_share(gain: float, cost: float | None) -> float:
+    """The share of the training that a gain beyond chance keeps.
+
+    gain: in standard deviations of its noise. cost: of the training's noise, in the same unit; None if unknown.
+
+    Example:
+        >>> [kept_share(gain, cost=None) for gain in (-1.0, 1.5, 10.0)]
+        [0.0, 0.5, 1.0]
+        >>> [round(kept_share(gain, cost=4.0), 2) for gain in (-4.0, 0.25, 10.0)]
+        [0.0, 0.49, 1.0]
+    """
+    if cost is None:
+        return min(1.0, max(0.0, gain / CERTAIN))
+    return min(1.0, max(0.0, (gain - _DOUBT + cost) / (2.0 * math.hypot(cost, _SOFTENED))))
 
 
 @dataclass(frozen=True)
@@ -106,11 +219,13 @@ class ShrunkState(DPSGDState):
     """The state of steps that a shrinkage follows.
 
     start: [d], parameters that say the released frequencies of the classes to every record, or zeros, which say a
-    number's centre. gain: [], of the training over them, in standard deviations of its noise; NaN until it is released.
+    number's centre. gain: [], of the training over them and beyond chance, in standard deviations of its noise. kept:
+    [], the share of the training that is kept; both NaN until the gain is released.
     """
 
     start: Tensor
     gain: Tensor
+    kept: Tensor
 
     def with_start(self, plan: Plan, barrier: Barrier) -> Self:
         """The state with a start by the counts of the classes, which are released; a number's stays at zero."""
@@ -118,49 +233,68 @@ class ShrunkState(DPSGDState):
         if chosen is None:
             return self
 
-        def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
-            return (torch.arange(chosen.classes, device=label.device) == label).float()
+        def of_its_classes(_features: Tensor, label: Tensor) -> Tensor:
+            return chosen.count(label)
 
-        rows = user_level_barrier(barrier, plan.facts.rows_per_user)
-        counts = rows.total(of_its_class, bound=ONE, noise=Gaussian(chosen.noise))
+        rows, release = user_level_barrier(barrier, plan.facts.rows_per_user), chosen.release
+        assert isinstance(release.clipping, L2)
+        counts = rows.total(of_its_classes, bound=release.clipping, noise=Gaussian(chosen.noise))
         start, intercepts = torch.zeros_like(self.start), chosen.intercepts
         start[intercepts.indices] = chosen.log_odds(counts).to(start) / intercepts.weight
         return replace(self, start=start)
 
-    def shrunk(self, trained: Tensor, plan: Plan, barrier: Barrier) -> Self:
-        """The state whose parameters are to be published, by the gain of the trained ones [d], which is released."""
+    def shrunk(
+        self, trained: Tensor, plan: Plan, barrier: Barrier, records: float, moves: Moves | None
+    ) -> Self:
+        """The state whose parameters are to be published, by the gain of the trained ones [d], which is released.
+
+        records: their number, public or released. moves: of the steps, where records are unit vectors.
+        """
         shrinkage = plan.params(Shrinkage)
         bound, noise = L2(shrinkage.bound), Gaussian(shrinkage.gain_noise)
-        gain = barrier.loss_gain(self.start, trained, bound=bound, noise=noise) / noise.scale(bound)
-        kept = kept_share(gain)
+        released = barrier.loss_gain(self.start, trained, bound=bound, noise=noise) / noise.scale(bound)
+        chance = None if moves is None else self._chance(shrinkage, records / noise.scale(bound), moves)
+        gain = released if chance is None else released - chance.flattery
+        kept = kept_share(gain, None if chance is None else chance.cost)
         shrunk = trained if kept == 1.0 else self.start + kept * (trained - self.start)
         moved = replace(self.optimizer_state, parameters=shrunk.clone(), average=shrunk.clone())
-        return replace(self, optimizer_state=moved, gain=torch.full_like(self.gain, gain))
+        stated = {"gain": torch.full_like(self.gain, gain), "kept": torch.full_like(self.kept, kept)}
+        return replace(self, optimizer_state=moved, **stated)
+
+    def _chance(self, shrinkage: Shrinkage, records: float, moves: Moves) -> Chance:
+        """records: their number over the standard deviation of the gain's noise."""
+        counts, shape = shrinkage.counts, LossShape(_SQUARE_OF_NUMBERS, shrinkage.curvature)
+        if counts is not None:
+            shape = counts.shape(self.start[counts.intercepts.indices] * counts.intercepts.weight)
+        flattery, cost = moves.record * shape.square, moves.noise**2 * shape.curvature / 2.0
+        return Chance(records * _FLATTERY * flattery, records * _COST * cost)
 
     @property
     def facts(self) -> dict[str, float]:
         """What a model's file states: the released gain, and the share of the training that is kept."""
-        return {"gain": float(self.gain), "kept": kept_share(float(self.gain))}
+        return {"gain": float(self.gain), "kept": float(self.kept)}
 
 
 def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrinkage:
     """The releases, of which each takes a share of the squared mu of the target's budget.
 
-    The counts of more than two classes take twice that, as rarer classes are lost in more noise. A number has none.
+    Counts take a multiple of it, as what is rare is lost in more noise; a number has none.
 
     Raises:
         RefusedError: For a model that has no parameters for the frequencies of classes, and of a number without a
             released centre, for delta 0, and where the releases would leave nothing to the training.
     """
-    if facts.intercepts is None and facts.number is None:
+    intercepts = facts.intercepts
+    if intercepts is None and facts.number is None:
         raise RefusedError(
-            "{method.shrink_share} shrinks a linear classifier by cross-entropy towards the frequencies of the classes,"
-            " or a linear model of a number or a count towards its released centre, and this model, or its loss, is"
+            "{method.shrink_share} shrinks a linear model of classes or labels by cross-entropy towards their"
+            " frequencies, or one of a number or a count towards its released centre, and this model, or its loss, is"
             " another one, or has no bias and no constant cell; leave it out.",
             code="nothing_to_shrink_to",
         )
-    is_of_two = facts.classes == 2
-    of_counts = 0.0 if facts.intercepts is None else share if is_of_two else 2.0 * share
+    of_counts = (
+        0.0 if intercepts is None else share_of_counts(share, facts.classes, of_labels=intercepts.of_labels)
+    )
     if target.budget.delta == 0 or share + of_counts >= 1.0:
         raise RefusedError(
             "{method.shrink_share} is {share:g}, and the releases that take it leave nothing to the training, or have"
@@ -171,8 +305,28 @@ def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrink
     # More than the largest epsilon is refused with the whole plan.
     budget = min(target.budget.epsilon, MAX_EPSILON), target.budget.delta
     gain_noise = noise_for_share(share, *budget)
-    if facts.intercepts is None:
+    if intercepts is None:
         assert facts.number is not None
-        return Shrinkage(gain_noise, _OF_NUMBERS[facts.number])
-    counts = ClassCounts(noise_for_share(of_counts, *budget), facts.classes, facts.intercepts)
-    return Shrinkage(gain_noise, _OF_TWO_CLASSES if is_of_two else _OF_MORE, counts)
+        bound, curvature = _OF_NUMBERS[facts.number]
+        return Shrinkage(gain_noise, bound, curvature=curvature)
+    noise = noise_for_share(of_counts, *budget)
+    if intercepts.of_labels:
+        labels = intercepts.outputs
+        bound = _OF_TWO_CLASSES / math.sqrt(labels)  # a mean of independent gains varies less
+        return Shrinkage(gain_noise, bound, LabelCounts(noise, labels, intercepts))
+    bound = _OF_TWO_CLASSES if facts.classes == 2 else _OF_MORE
+    return Shrinkage(gain_noise, bound, ClassCounts(noise, facts.classes, intercepts))
+
+
+def share_of_counts(share: float, classes: int, *, of_labels: bool) -> float:
+    """The share of the squared mu that the counts take, of the classes or of labels, where the gain takes `share`.
+
+    Example:
+        >>> [share_of_counts(0.02, classes, of_labels=False) for classes in (2, 5, 20)]
+        [0.02, 0.04, 0.1]
+    """
+    if of_labels:
+        return 2.0 * share
+    if classes == 2:
+        return share
+    return max(2.0 * share, min(share * classes / 4.0, _MOST_OF_COUNTS))

@@ -23,6 +23,7 @@ from algorithms.core.minibatch import (
     check_no_noise_limit,
     divisor_of,
     gradient_steps,
+    moves_of,
     multiplier_at,
     noise_factors,
     noise_limit_factor,
@@ -65,10 +66,10 @@ class DPSGD(SampledMethod):
     learning rate (Bu et al. 2023, AUTO-S). stability: of normalised clipping alone. sampling: "poisson";
     "random_allocation": each record takes part in exactly one step of each pass over the data, drawn at random (Chua et
     al. 2024, balls and bins). Use it instead of shuffling: it needs less noise than Poisson samples, and batches have n
-    / round(n / B) records on average. shrink_share: of the squared mu of the budget, for each of two more releases of a
-    linear classifier: the counts of the classes, first, and how much lower than theirs its losses are, last; or for the
-    last alone, of a number or a count whose centre is released. What is published lies between the frequencies, or the
-    centre, and the trained model, the nearer to them the less certain that gain is; null for no such releases.
+    / round(n / B) records on average. shrink_share: of the squared mu of the budget, for the last of two more releases
+    of a linear model: the counts of its classes or labels, first, and how much lower than theirs its losses are, last;
+    or for that alone, of a number or a count whose centre is released. What is published lies between the frequencies,
+    or the centre, and the trained model, the nearer to them the less that gain is beyond chance; null for none.
 
     Example:
         >>> from algorithms import DPSGD, OptimizerConfig
@@ -109,7 +110,10 @@ class DPSGD(SampledMethod):
         state = super().init(parameters, plan)
         if not plan.method_params:  # no shrinkage is planned
             return state
-        return ShrunkState(**vars(state), start=torch.zeros_like(parameters), gain=torch.tensor(math.nan))
+        unknown = torch.tensor(math.nan)
+        return ShrunkState(
+            **vars(state), start=torch.zeros_like(parameters), gain=unknown, kept=unknown.clone()
+        )
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh sample, one update; with a shrinkage, what it releases first or last, too."""
@@ -128,7 +132,8 @@ class DPSGD(SampledMethod):
         moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
         after = state.after(moved, divisor)
         if isinstance(after, ShrunkState) and count + 1 == plan.steps:
-            return after.shrunk(self.released(after), plan, barrier)
+            moves, records = moves_of(self.update, plan, clipping, divisor), divisor / plan.sampling_rate
+            return after.shrunk(self.released(after), plan, barrier, records, moves)
         return after
 
     def _sampling_of(self, plan: Plan, *, step: int) -> Sampling:

@@ -222,15 +222,19 @@ def _reasons_of_shrinkage(card: DataCard, advised: Recipe) -> dict[str, str]:
     share = advised.settings.get("shrink_share")
     if share is None:
         return {}
-    if card.target is not None:
+    has_labels = card.label_type.kind == "labels"
+    if card.target is not None and not has_labels:
         return {
             "shrinkage": f"{share:.2%} of the squared mu of the budget says the number's mean, and as much how far the"
             " training gains on it; the less certain the gain is, the nearer the model is to the mean"
         }
-    of_counts = share if len(card.classes) == 2 else 2 * share
+    from algorithms.core.shrinkage import share_of_counts  # torch, which takes seconds to import
+
+    what = "labels" if has_labels else "classes"
+    of_counts = share_of_counts(share, len(card.classes), of_labels=has_labels)
     return {
         "shrinkage": f"{of_counts:.2%} of the squared mu of the budget says how frequent the"
-        f" classes are, and {share:.2%} how much the training gains on that; the less certain the gain is, the nearer"
+        f" {what} are, and {share:.2%} how much the training gains on that; the less certain the gain is, the nearer"
         " the model is to the frequencies"
     }
 
@@ -282,7 +286,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if update.get("learning_rate", 0.0) is not None:
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
-    from algorithms.noise_limits import shrink_share, usual_noise_limit
+    from algorithms.noise_limits import CLIP_OF_COUNTS, shrink_share, usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = _records_by_noise(card)
@@ -302,6 +306,8 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             settings = settings | {"clip_norm": float(f"{made.bounds.slope:.4g}")}
         if card.label_type.kind == "class" and len(card.classes) == 2 and "noise_limit" in update:
             settings = settings | {"clip_norm": _CLIP_OF_TWO_CLASSES}
+        if card.label_type.kind == "count" and "noise_limit" in update:
+            settings = settings | {"clip_norm": CLIP_OF_COUNTS}
         rate = stable_rate(made.bounds, cells.norms[1], momentum)
         if "noise_limit" not in update:  # of a method that cannot keep to it by the noise that it plans
             of_a_step = _NOISE_OF_A_STEP * settings.get("clip_norm", 1.0) / (records * epsilon)
@@ -309,7 +315,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             rate = min(rate, _NOISE_OF_ALL_STEPS / moved)
         update = update | {"learning_rate": float(f"{rate:.2g}")}
         is_number = isinstance(card.label_type, Number)
-        if "noise_limit" in update and (is_number or card.label_type.kind == "class"):
+        if "noise_limit" in update and (is_number or card.label_type.kind in ("class", "labels")):
             known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
             kind: Kind = "number" if is_number else "classes"
             # Frequencies need a cell that all rows share, and a quantile is not what is released.

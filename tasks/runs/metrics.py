@@ -183,10 +183,9 @@ def _shrinkage_text(metrics: Metrics) -> str:
     if "shrinkage" not in metrics:
         return ""
     gain, kept, predicts = (metrics["shrinkage"][name] for name in ("gain", "kept", "predicts"))
-    of_class = predicts == "class"
     constant, released = (
-        ("the class frequencies", "the released frequencies are")
-        if of_class
+        (f"the {'class' if predicts == 'class' else 'label'} frequencies", "the released frequencies are")
+        if predicts in ("class", "labels")
         else ("the released mean", "the released mean is")
     )
     gained = f"the model gained {gain:.1f} standard deviations of the noise on {constant}"
