@@ -35,6 +35,8 @@ _HUB_METRICS = {
     "auc": "roc_auc",
 }
 """The hub's identifiers of metrics that have other names here."""
+_OF_RECORDS = ("majority_accuracy", "positive_share", "mean_rmse")
+"""What is estimated of held-out records alone, and is no result of the model."""
 
 
 def model_card(card: PrivacyCard, model: TrainedModel, metrics: Metrics) -> str:
@@ -103,7 +105,7 @@ def _metadata(card: PrivacyCard, model: TrainedModel, metrics: Metrics) -> str:
             metric_value=value,
         )
         for name, value in estimates.items()
-        if value is not None
+        if value is not None and name not in _OF_RECORDS
     ]
     data: Any = hub.ModelCardData(
         library_name="epsilonflow",

@@ -29,6 +29,7 @@ PRIVATE = {
     "held_out": "private",
     "evaluation_epsilon": 1.0,
     "test_accuracy": {"value": 0.8, "low": 0.7, "high": 0.9},
+    "test_majority_accuracy": {"value": 0.5, "low": 0.4, "high": 0.6},
     "test_log_loss": None,
 }
 
