@@ -32,7 +32,7 @@ def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
         {key: document[key] for key in calibrate.READS if key in document}, reads=calibrate.READS
     )
     if refused:
-        with pytest.raises(RefusedError, match="the number of records is private"):
+        with refused_as("delta_above_1_n", why="the number of records is private"):
             calibrate.plan_for(settings, public)
     else:
         assert calibrate.plan_for(settings, public).cost.delta == delta

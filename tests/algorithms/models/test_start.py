@@ -105,7 +105,7 @@ def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "start.safetensors")
     path.write_bytes(path.read_bytes()[:-100])
     for place in (path, tmp_path / "nothing.safetensors"):
-        with pytest.raises(ModelRefusedError, match="no safetensors file that can be read whole"):
+        with refused_as("start_unreadable", ModelRefusedError):
             adapt(form_of("conv_fc"), input_shape=SHAPE, start=place)
 
 

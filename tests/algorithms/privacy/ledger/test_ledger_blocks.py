@@ -227,7 +227,7 @@ def test_records_that_recur_are_in_as_many_blocks_as_a_person_may_be(tmp_path: P
     ledger = declared(tmp_path, "january", "february", "march", blocks_per_person=2)
     _hold(ledger, "a", january="A")
     _hold(ledger, "b", february="A", january="A")
-    with pytest.raises(BudgetRefusedError, match="a record is in 2 blocks at most"):
+    with refused_as("block_repeated", BudgetRefusedError, allowed="2 blocks at most"):
         _hold(ledger, "c", march="A")
 
 

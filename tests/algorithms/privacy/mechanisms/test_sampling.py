@@ -277,7 +277,7 @@ def test_a_plan_of_samples_allows_nothing_else() -> None:
         dp.SampledWithoutReplacementDpEvent(41, 7, dp.GaussianDpEvent(3.0)),
         dp.PoissonSampledDpEvent(7 / 40, dp.GaussianDpEvent(3.0)),
     ):
-        with pytest.raises(BudgetRefusedError, match="follow the plan"):
+        with refused_as("not_the_next_release", BudgetRefusedError):
             privacy_filter.charge(other)
     privacy_filter.charge(event)
     assert privacy_filter.affords(event)
