@@ -188,12 +188,14 @@ def _shrinkage_text(metrics: Metrics) -> str:
         if predicts in ("class", "labels")
         else ("the released mean", "the released mean is")
     )
-    gained = f"the model gained {gain:.1f} standard deviations of the noise on {constant}"
+    did = "gained" if gain >= 0.0 else "lost"
+    gained = f"the model {did} {abs(gain):.1f} standard deviations of the noise on {constant}, beyond chance"
     if kept == 0.0:
         return f"nothing certain was learnt ({gained}), so {released} published"
     if kept == 1.0:
         return f"none, as {gained}"
-    return f"{gained}, so {kept:.0%} of it is kept, and the rest is {released.rpartition(' ')[0]}"
+    less = "" if gain >= 0.0 else ", less than its noise costs"
+    return f"{gained}{less}, so {kept:.0%} of it is kept, and the rest is {released.rpartition(' ')[0]}"
 
 
 def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:

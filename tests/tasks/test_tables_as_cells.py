@@ -32,7 +32,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.export import export
 from tasks.predict import predict
-from tasks.runs.metrics import metric_rows
+from tasks.runs.metrics import _shrinkage_text, metric_rows
 from tasks.runs.store import training_digest
 from tasks.tuning import SearchPlan, Tuning
 from tasks.tuning.search import Search
@@ -340,3 +340,25 @@ def test_a_shrunk_run_says_how_much_of_its_training_is_kept(root: Path, epsilon:
     by_one_file = verify_card.verify(artifacts, key=public_key(root / "home"))
     assert [check for check in by_one_file if check[1] is False] == []
     assert verify(load_card(artifacts / "privacy_card.json"), artifacts, key=public_key(root / "home")).passed
+
+
+@pytest.mark.parametrize(
+    ("gain", "kept", "words"),
+    [
+        (4.0, 1.0, r"^none, as the model gained 4\.0 standard deviations"),
+        (
+            -3.0,
+            0.0,
+            r"^nothing certain was learnt \(the model lost 3\.0 .*\), so the released frequencies are",
+        ),
+        (-1.0, 0.25, r"^the model lost 1\.0 .*, less than its noise costs, so 25% of it is kept"),
+        (
+            2.0,
+            0.75,
+            r"^the model gained 2\.0 .*beyond chance, so 75% of it is kept, and the rest is the released",
+        ),
+    ],
+)
+def test_what_a_shrinkage_kept_is_said_in_words(gain: float, kept: float, words: str) -> None:
+    shrinkage = {"gain": gain, "kept": kept, "predicts": "labels"}
+    assert re.search(words, _shrinkage_text({"shrinkage": shrinkage}))
