@@ -1,9 +1,11 @@
 """The released scale of a number to predict: of known histograms, in training and in results."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,8 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon, noise_for_share
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.target_scale import centre_and_scale, histogram_edges
+from algorithms.privacy.mechanisms.release import NoNoise
+from algorithms.target_scale import centre_and_scale, histogram_edges, released_mean
 from tests.support.barriers import Free, barrier
 from tests.support.bench import MadeUp
 from tests.support.device import DEVICE
@@ -110,6 +113,34 @@ def test_a_mean_is_that_of_the_clamped_numbers_and_costs_its_share() -> None:
     assert float(learned["centre"]) == pytest.approx(labels.clip(low, high).mean(), abs=4 * noise)
     assert [event.noise_multiplier for event in free.events] == [1e-3, 40.0]
     assert len(features.releases((1,))) == 2
+
+
+class _Exact:
+    """A barrier that answers without noise, and notes each answer and its bound."""
+
+    def __init__(self, labels: np.ndarray) -> None:
+        records = MadeUp(np.zeros((len(labels), 1), np.float32), labels.astype(np.float32))
+        self._asked, self.seen = barrier(records, scaled_model(1)), []
+
+    def total(self, statistic: Any, *, bound: Any, noise: Any) -> torch.Tensor:
+        answer = self._asked.total(statistic, bound=bound, noise=NoNoise())
+        self.seen.append((float(answer), bound.norm))
+        return answer
+
+
+@pytest.mark.parametrize("value", [1.0, 1e30, -math.inf, math.nan])
+def test_no_record_moves_a_mean_by_more_than_its_bound(value: float) -> None:
+    """Whatever it holds and whatever was released before; and the mean stays in the range."""
+    labels = np.random.default_rng(0).uniform(-1, 1, 9)
+    for centre, scale, noise in itertools.product((-1.0, 0.3, 1.0), (0.02, 3.0), (1e-3, 1e6)):
+        sums = []
+        for some in (labels, np.append(labels, value)):
+            asked = _Exact(some)
+            mean = released_mean(asked, centre, scale, noise, 9.0)  # type: ignore[arg-type]
+            assert -1.0 <= mean <= 1.0
+            sums += asked.seen
+        (without, bound), (with_it, _) = sums
+        assert abs(with_it - without) <= bound * (1 + 1e-9), (centre, scale, noise)
 
 
 def test_a_count_of_no_record_gives_a_number_in_the_range() -> None:

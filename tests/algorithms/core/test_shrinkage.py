@@ -1,5 +1,6 @@
 """Shrinking a trained classifier towards the class frequencies: its releases, their price, and what is published."""
 
+import itertools
 import json
 import math
 from dataclasses import asdict, replace
@@ -29,6 +30,7 @@ from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model, build
 from algorithms.models.cells import behind_cells
+from algorithms.models.feature_transforms import install_buffers
 from algorithms.models.objectives import with_class_weights
 from algorithms.models.scaled_target import TargetScaling, behind_scaling
 from algorithms.privacy.accounting import Budget
@@ -74,6 +76,29 @@ def test_no_record_moves_a_gain_by_more_than_its_bound(value: float, expected: f
         for some in (records, with_it)
     ]
     assert answers[1] - answers[0] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("predicts", ["number", "count"])
+def test_no_record_moves_the_gain_of_a_number_by_more_than_its_bound(predicts: str, precision: Any) -> None:
+    """Whatever it holds, at the ends of the range and with the smallest scale."""
+    draw, odd = np.random.default_rng(0), (1.0, 1e30, -math.inf, math.nan)
+    rows, numbers = (draw.uniform(-1, 1, shape).astype(np.float32) for shape in ((9, 6), 9))
+    linear = build("linear", input_shape=(6,), classes=1, seed=0, predicts=predicts, precision=precision)
+    for centre, end in itertools.product((-1.0, 0.3, 1.0), (0.5, 1e30)):
+        known = {"centre": torch.tensor(centre), "scale": torch.tensor(0.02)}
+        model = install_buffers(behind_scaling(TargetScaling(), linear), known)
+        points = torch.zeros(7), torch.full((7,), end)
+
+        def gain(X: Any, y: Any, model: Model = model, points: Any = points) -> float:
+            records = MadeUp(np.asarray(X, np.float32), np.asarray(y, np.float32))  # type: ignore[arg-type]
+            return barrier(records, model).loss_gain(*points, bound=L2(0.2), noise=NoNoise())
+
+        without = gain(rows, numbers)
+        for feature, label in itertools.product(odd, odd):
+            record = [feature, 1.0, feature, 1.0, 0.0, feature]
+            with_it = gain([*rows, record], [*numbers, label])
+            assert abs(with_it - without) <= 0.2 * (1 + 1e-9), (centre, end, feature, label)
 
 
 def test_a_gain_has_the_noise_that_is_charged() -> None:
