@@ -19,10 +19,18 @@ from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_sett
 from prefect.utilities.asyncutils import run_sync_in_worker_thread
 
 from tests.support.quick_work import quick_work
+from tests.support.waiting import before_long
 
-__all__ = ["ended", "free_port", "quick_work", "server"]
+__all__ = ["HTTP", "ended", "free_port", "post", "quick_work", "server"]
 
 _UP_SECONDS, _GRACE_SECONDS = 90, 5
+HTTP = httpx.Client(verify=False, timeout=60.0)
+"""For servers of this machine: to read the certificates of others takes longer than a request.
+
+A server on SQLite may be busy with events for longer than the usual 5 s.
+"""
+_PROACTIVE = "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY"
+"""After how long, in ISO 8601, the server looks again for what has not happened."""
 
 
 @contextmanager
@@ -46,6 +54,20 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
+
+
+def post(url: str, body: Any) -> Any:
+    """What the server answers; asked again after a 503, as Prefect's client does: its database was busy."""
+    answers = [HTTP.post(url, json=body)]
+
+    def is_answered() -> bool:
+        if answers[-1].status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            answers.append(HTTP.post(url, json=body))
+        return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE
+
+    assert before_long(is_answered)
+    answer = answers[-1].raise_for_status()
+    return answer.json() if answer.content else None
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +100,7 @@ def server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     shutil.copy(database, folder)
     prefect = str(Path(sys.executable).parent / "prefect")
     command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder)}
+    variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder), _PROACTIVE: "PT0.5S"}
     with (folder / "log").open("wb") as log, ended(command, env=variables, stdout=log, stderr=log) as process:
         _wait_for(f"{url}/health", process, folder / "log")
         yield url
@@ -88,7 +110,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _UP_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(url, timeout=5).is_success:
+            if HTTP.get(url, timeout=5).is_success:
                 return
         except httpx.HTTPError:
             time.sleep(0.3)

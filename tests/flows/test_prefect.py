@@ -1,21 +1,19 @@
 """Flows under a real Prefect server: the pipeline, deployed and refused, and comparisons, as a command and stopped."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pandas as pd
-import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
@@ -40,6 +38,7 @@ from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder
 from tasks.runs.stages import STAGES
+from tests.flows.conftest import HTTP, post
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
@@ -120,7 +119,7 @@ def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, serv
     """All are deployed; a worker takes what was asked of one, and runs it in processes of its own."""
     before = served.balance.spent.epsilon
     pool = {"name": "local-pool", "type": "process"}
-    httpx.post(f"{server}/work_pools/", json=pool).raise_for_status()
+    HTTP.post(f"{server}/work_pools/", json=pool).raise_for_status()
     prefect("--no-prompt", "deploy", "--all")
     asked = ["--param", "epsilon=1.5", "--param", "seed=4", "--param", 'settings={"algorithm.steps": 4}']
     prefect("deployment", "run", "pipeline/train", *asked)
@@ -161,7 +160,7 @@ def _filter(server: str, kind: str, wanted: Any = bool, **filters: Any) -> list[
     """Objects of the server, which may take a moment to show them."""
     found: list[dict[str, Any]] = []
     for _ in range(40):
-        found = httpx.post(f"{server}/{kind}/filter", json=filters).raise_for_status().json()
+        found = HTTP.post(f"{server}/{kind}/filter", json=filters).raise_for_status().json()
         if wanted(found):
             break
         time.sleep(0.25)
@@ -366,40 +365,30 @@ def test_comparisons_are_run_one_after_the_other_and_dvc_does_not_look_at_them(
     assert "comparisons/dvc.yaml" not in tracked.stdout
 
 
-def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
+def test_runs_without_a_sign_of_life_are_ended_and_a_retraining_is_begun_again(
     server: str, served: Checkout
 ) -> None:
-    """The worker gets SIGKILL while the run is pending; the next worker delivers what is begun again by itself."""
-    recipe = {name: PARAMS[name] for name in ("privacy", "algorithm", "model")}
-    weekly = CARD | {"name": "weekly", "blocks": {"kind": "folder", "path": "weeks"}}
-    yaml = YAML(typ="safe", pure=True)
-    yaml.dump(weekly, served.root / "data/cards/weekly.yaml")
-    (served.root / "weeks").mkdir()
-    yaml.dump(SETTINGS | {"dataset": "weekly", "recipe": recipe}, served.root / "weekly.yaml")
-    httpx.post(f"{server}/work_pools/", json={"name": "local-pool", "type": "process"})
-    prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
-    deployment, weekly_schedule = _deployment_with_schedule(server)
-    assert weekly_schedule["active"] is False
-    url = f"{server}/deployments/{deployment}/schedules/{weekly_schedule['id']}"
-    httpx.patch(url, json={"active": True}).raise_for_status()
-    with keep_schedules():
-        prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
-        assert _deployment_with_schedule(server)[1]["active"] is False  # what deploying does by itself
-    assert _deployment_with_schedule(server)[1]["active"] is True
-    install_automations(timedelta(seconds=10), None)
+    """Those whose worker or process died; a flow without our tag may be silent for as long as it likes.
+
+    All are waited for at once. A worker that dies while a run is pending, and is really killed, is in `make soak`.
+    """
+    deployment = _deployed_with_an_active_schedule(server, served.root)
     body = {"parameters": {"file": "weekly.yaml"}, "state": {"type": "SCHEDULED"}}
-    run = httpx.post(f"{server}/deployments/{deployment}/create_flow_run", json=body).json()["id"]
-    command = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "local-pool"]
-    worker = subprocess.Popen(command, env=os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"})
-    try:
-        assert before_long(lambda: _state(server, run)["type"] == "PENDING")
-    finally:
-        for process in (*psutil.Process(worker.pid).children(recursive=True), worker):
-            process.kill()
-        worker.wait()
-    assert before_long(lambda: _state(server, run)["type"] == "CRASHED")
-    assert "no sign of life" in _state(server, run)["message"]
-    _tell_again(server, run, "Stuck")
+    pending = post(f"{server}/deployments/{deployment}/create_flow_run", body)["id"]
+    install_automations(timedelta(seconds=10), None, max_wait=timedelta(seconds=10))
+    # as a worker does before it starts the run's process; this one says no more
+    post(f"{server}/flow_runs/{pending}/set_state", {"state": {"type": "PENDING", "name": "Pending"}})
+    assert _state(server, pending)["type"] == "PENDING"
+    silent = SilentRuns.of(server)
+    assert before_long(lambda: silent.waits_no_longer(server))
+    assert before_long(lambda: _state(server, pending)["type"] == "CRASHED")
+    assert "no sign of life" in _state(server, pending)["message"]
+    assert before_long(lambda: _state(server, silent.dead)["type"] == "CRASHED")
+    assert before_long(lambda: _state(server, silent.cancelled)["type"] == "CANCELLED")
+    assert _state(server, silent.dead)["name"] == "Stuck"
+    assert _state(server, silent.waiting)["name"] == "WaitedTooLong"
+    assert [_state(server, run)["type"] for run in (silent.ended, silent.other)] == ["RUNNING", "RUNNING"]
+    _tell_again(server, pending, "Stuck")
     again = body["parameters"] | {"accept_recipe": False}  # the schedule's own runs have other parameters
     scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = _filter(
@@ -415,6 +404,27 @@ def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
     assert (state["name"], "there is no block yet" in state["message"]) == ("Completed", True)
     runs = _filter(server, "flow_runs", flow_runs={"deployment_id": {"any_": [deployment]}})
     assert [each["parameters"] for each in runs].count(again) == 1  # also where the server hears of it twice
+
+
+def _deployed_with_an_active_schedule(server: str, root: Path) -> str:
+    """The deployment of a retraining whose schedule was switched on, and is so after the next `deploy`."""
+    recipe = {name: PARAMS[name] for name in ("privacy", "algorithm", "model")}
+    weekly = CARD | {"name": "weekly", "blocks": {"kind": "folder", "path": "weeks"}}
+    yaml = YAML(typ="safe", pure=True)
+    yaml.dump(weekly, root / "data/cards/weekly.yaml")
+    (root / "weeks").mkdir()
+    yaml.dump(SETTINGS | {"dataset": "weekly", "recipe": recipe}, root / "weekly.yaml")
+    HTTP.post(f"{server}/work_pools/", json={"name": "local-pool", "type": "process"})
+    prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
+    deployment, weekly_schedule = _deployment_with_schedule(server)
+    assert weekly_schedule["active"] is False
+    url = f"{server}/deployments/{deployment}/schedules/{weekly_schedule['id']}"
+    HTTP.patch(url, json={"active": True}).raise_for_status()
+    with keep_schedules():
+        prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
+        assert _deployment_with_schedule(server)[1]["active"] is False  # what deploying does by itself
+    assert _deployment_with_schedule(server)[1]["active"] is True
+    return deployment
 
 
 def test_status_says_whether_a_worker_takes_runs(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,34 +450,17 @@ def test_status_says_whether_a_worker_takes_runs(server: str, monkeypatch: pytes
 
 
 def _deployment_with_schedule(server: str) -> tuple[str, dict[str, Any]]:
-    deployment = httpx.get(f"{server}/deployments/name/retrain/retrain").raise_for_status().json()
+    deployment = HTTP.get(f"{server}/deployments/name/retrain/retrain").raise_for_status().json()
     (schedule,) = deployment["schedules"]
     return deployment["id"], schedule
 
 
-_PATIENCE_SECONDS = 60.0
-"""How long a request may take: a server on SQLite may be busy with events for longer than the client's 5 s."""
+_TAGGED = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
 
 
 def _state(server: str, run: str) -> dict[str, Any]:
-    state: dict[str, Any] = (
-        httpx.get(f"{server}/flow_runs/{run}", timeout=_PATIENCE_SECONDS).raise_for_status().json()["state"]
-    )
+    state: dict[str, Any] = HTTP.get(f"{server}/flow_runs/{run}").raise_for_status().json()["state"]
     return state
-
-
-def _post(url: str, body: Any) -> Any:
-    """What the server answers; asked again after a 503, as Prefect's client does: its database was busy."""
-    answers = [httpx.post(url, json=body, timeout=_PATIENCE_SECONDS)]
-
-    def is_answered() -> bool:
-        if answers[-1].status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            answers.append(httpx.post(url, json=body, timeout=_PATIENCE_SECONDS))
-        return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE
-
-    assert before_long(is_answered)
-    answer = answers[-1].raise_for_status()
-    return answer.json() if answer.content else None
 
 
 def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> None:
@@ -479,62 +472,63 @@ def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> No
         "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
         "related": related,
     }
-    _post(f"{server}/events", [event])
+    post(f"{server}/events", [event])
 
 
 def _tell_again(server: str, run: str, name: str) -> None:
     """Send the server an event of a run a second time, as a new one."""
     about = {"resource": {"id": [f"prefect.flow-run.{run}"]}, "event": {"name": [f"prefect.flow-run.{name}"]}}
     for _ in range(40):
-        found = httpx.post(
-            f"{server}/events/filter", json={"filter": about}, timeout=_PATIENCE_SECONDS
-        ).json()["events"]
+        found = HTTP.post(f"{server}/events/filter", json={"filter": about}).json()["events"]
         if found:
             break
         time.sleep(0.25)
     (event,) = found
     again = [event | {"id": str(uuid4())}]
-    _post(f"{server}/events", again)
+    post(f"{server}/events", again)
 
 
-def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server: str) -> None:
-    """It has given a sign of life, and then no other; a flow without our tag may be silent for as long as it likes."""
-    flow = _post(f"{server}/flows/", {"name": "nightly"})["id"]
-    made = {"flow_id": flow, "state": {"type": "RUNNING"}}
-    dead, ended, other, cancelled = (
-        _post(f"{server}/flow_runs/", made | {"tags": tags})["id"] for tags in ([TAG], [TAG], [], [TAG])
-    )
-    scheduled = {"flow_id": flow, "state": {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}}
-    waiting = _post(f"{server}/flow_runs/", scheduled | {"tags": [TAG]})["id"]
-    with temporary_settings({PREFECT_API_URL: server}):
-        install_automations(timedelta(seconds=10), None, max_wait=timedelta(seconds=10))
-        tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
-        for run, name, related in (
+@dataclass(frozen=True)
+class SilentRuns:
+    """Runs by their ids, of which nothing is heard any more, but for what waits for its turn."""
+
+    dead: str
+    ended: str
+    other: str
+    cancelled: str
+    waiting: str
+
+    @classmethod
+    def of(cls, server: str) -> "SilentRuns":
+        """All give a sign of life; that of `other` has not our tag, and that of `ended` is followed by its end."""
+        flow = post(f"{server}/flows/", {"name": "nightly"})["id"]
+        running = {"flow_id": flow, "state": {"type": "RUNNING"}}
+        dead, ended, other, cancelled = (
+            post(f"{server}/flow_runs/", running | {"tags": tags})["id"] for tags in ([TAG], [TAG], [], [TAG])
+        )
+        scheduled = {"flow_id": flow, "state": {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}}
+        waiting = post(f"{server}/flow_runs/", scheduled | {"tags": [TAG]})["id"]
+        for one, name, related in (
             (other, "heartbeat", []),
-            (ended, "heartbeat", [tag]),
-            (ended, "Refused", [tag]),
-            (dead, "heartbeat", [tag]),
-            (cancelled, "heartbeat", [tag]),
+            (ended, "heartbeat", [_TAGGED]),
+            (dead, "heartbeat", [_TAGGED]),
+            (cancelled, "heartbeat", [_TAGGED]),
         ):
-            _tell(server, name, run, related)
+            _tell(server, name, one, related)
         # as its page does; nobody is there to end it
         body = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-        _post(f"{server}/flow_runs/{cancelled}/set_state", body)
-        assert before_long(lambda: _state(server, dead)["type"] == "CRASHED")
-        assert before_long(lambda: _state(server, cancelled)["type"] == "CANCELLED")
+        post(f"{server}/flow_runs/{cancelled}/set_state", body)
+        _tell(
+            server, "Refused", ended, [_TAGGED]
+        )  # later, as the server takes up events at once in any order
+        return cls(dead, ended, other, cancelled, waiting)
 
-        def ended_waiting() -> bool:
-            """Prefect tries for the slot again and again, and says so each time."""
-            time.sleep(1.0)
-            for name in ("Pending", "AwaitingConcurrencySlot"):
-                _tell(server, name, waiting, [tag])
-            return bool(_state(server, waiting)["type"] == "CANCELLED")
-
-        assert before_long(ended_waiting)
-        install_automations(timedelta(minutes=10), None)  # of other tests of this server
-    assert _state(server, dead)["name"] == "Stuck"
-    assert _state(server, waiting)["name"] == "WaitedTooLong"
-    assert [_state(server, run)["type"] for run in (ended, other)] == ["RUNNING", "RUNNING"]
+    def waits_no_longer(self, server: str) -> bool:
+        """Prefect tries for the slot again and again, and says so each time."""
+        time.sleep(1.0)
+        for name in ("Pending", "AwaitingConcurrencySlot"):
+            _tell(server, name, self.waiting, [_TAGGED])
+        return bool(_state(server, self.waiting)["type"] == "CANCELLED")
 
 
 def test_a_server_shows_what_a_cancelled_run_holds_and_not_what_others_do(
@@ -559,7 +553,7 @@ def test_a_server_shows_what_a_cancelled_run_holds_and_not_what_others_do(
         for flow_run in runs:
             tell_of_reservation(retrain, flow_run, Cancelled())
     artifacts = [
-        httpx.post(
+        HTTP.post(
             f"{server}/artifacts/filter",
             json={
                 "artifacts": {

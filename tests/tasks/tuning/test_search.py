@@ -15,13 +15,10 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from dp_accounting import GaussianDpEvent
 from safetensors import safe_open
-from torch import nn
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.models.model import ModelSpec
 from algorithms.privacy import card
 from algorithms.privacy.accounting import events
 from algorithms.privacy.accounting.epsilon import epsilon
@@ -338,26 +335,12 @@ def test_each_trial_starts_at_its_own_model(place: Path, own_home: Path) -> None
         assert list(trace["kind"]) == ["total", *["gradient"] * 4]
 
 
-class Distances(nn.Module):
-    """An operation that the engine has no rule for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.centres = nn.Parameter(torch.randn(10, 64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return -torch.cdist(x.flatten(1), self.centres)
-
-
-def distances(_: ModelSpec) -> nn.Module:
-    return Distances()
-
-
 def test_trials_log_nothing_from_which_their_number_could_be_read(
     place: Path, own_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine warns of a slow model: before the charge, and not again for each trial."""
-    base = BASE | {"model": {"name": f"{__name__}:distances"}}
+    algorithm = BASE["algorithm"] | {"steps": 1, "expected_batch_size": 8}
+    base = BASE | {"model": {"name": "tests.support.own_models:distances"}, "algorithm": algorithm}
     search, said = search_of(place, base=base, trials={"mean": 3.0}), list[str]()
 
     def each_way(trials: Sequence[SearchTrial]) -> None:
@@ -415,12 +398,8 @@ def test_a_result_that_cannot_be_handed_out_leaves_that_of_another_search(
     assert {path.name: path.read_bytes() for path in (place / "tuned").iterdir()} == before
 
 
-def mixing(_: ModelSpec) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
-
-
 def test_a_search_with_a_model_that_mixes_records_is_not_charged(place: Path, own_home: Path) -> None:
-    space = {"model.name": ["softmax", f"{__name__}:mixing"]}
+    space = {"model.name": ["softmax", "tests.support.own_models:mixing"]}
     search, ledger = search_of(place, space=space), ledger_of(own_home)
     with pytest.raises(RefusedError, match="mixes records"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
