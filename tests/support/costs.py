@@ -1,20 +1,36 @@
-"""Costs of equal releases, which are asked for by many tests, computed once."""
+"""Costs of equal releases, and the noise that they need, which many tests ask for, computed once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import pytest
 
+from algorithms.core import calibration
 from algorithms.privacy.accounting import epsilon
 
 _EPSILONS = cache(epsilon._epsilon.__wrapped__)
+_CALIBRATE, _NOISES = calibration.calibrate, dict[str, float]()
+_MULTIPLIERS = (0.7, 3.0, 50.0)
+"""Releases that are equal at these are equal at every multiplier."""
+
+
+def _calibrated(schedule_at: Any, *asked: Any, **settings: Any) -> float:
+    key = repr(([schedule_at(noise) for noise in _MULTIPLIERS], asked, settings))
+    if key not in _NOISES:
+        _NOISES[key] = _CALIBRATE(schedule_at, *asked, **settings)
+    return _NOISES[key]
 
 
 @contextmanager
 def computed_once() -> Iterator[None]:
-    """In the block every epsilon is remembered, for later blocks as well; for tests that change no accounting."""
+    """In the block every epsilon and every noise for one is remembered, for later blocks as well.
+
+    For tests that change no accounting.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "calibrate", _calibrated)
         patch.setattr(epsilon, "_epsilon", _EPSILONS)
         yield
 

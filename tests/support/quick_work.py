@@ -1,5 +1,6 @@
 """What takes longest in plans and reports, and is the same from test to test, is done once or not at all."""
 
+import re
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -15,6 +16,8 @@ from tests.support.costs import computed_once
 from tests.support.engines import engines_made_once
 
 _PROFILES: dict[str, Profile] = {}
+_MADE = set[tuple[str, str, str]]()
+"""By module of tests, name and words, without numbers, the figures that were made."""
 _TEMPLATES = cache(reporting.environment)
 _PRAGMAS = [pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in store._SQLITE_PRAGMAS]
 
@@ -31,6 +34,16 @@ def _undrawn(_draw: figures.Drawing, words: str) -> figures.Picture:
     return figures.Picture(b"undrawn", b"", b"", b"", words)
 
 
+def _made_once(module: str, draw: figures.Drawing, words: str) -> figures.Picture:
+    """A module's tests make each kind of figure once."""
+    kind = (module, draw.__qualname__, re.sub(r"[\d.]+", "", words))
+    if kind in _MADE:
+        return _undrawn(draw, words)
+    made = REHEARSE_PICTURE(draw, words)
+    _MADE.add(kind)
+    return made
+
+
 REHEARSE_PICTURE = figures.rehearse_picture
 
 
@@ -41,8 +54,10 @@ def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(autouse=True)
-def quick_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A figure is made once, in one theme, and drawn to a few bytes; cost and risk of equal releases are computed once.
+def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each kind of figure is made once a module, in one theme, and drawn to a few bytes.
+
+    Cost, noise and risk of equal releases are computed once.
 
     The page's template is compiled once, and equal models are inspected once, as briefly as large ones.
     SQLite does not wait for the disk, which matters where the power fails alone.
@@ -52,7 +67,7 @@ def quick_work(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
         monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
         monkeypatch.setattr(report, "risk_profile", _once)
-        monkeypatch.setattr(report, "picture", figures.rehearse_picture)
+        monkeypatch.setattr(report, "picture", partial(_made_once, request.module.__name__))
         monkeypatch.setattr(figures, "rehearse_picture", _undrawn)
         monkeypatch.setattr(reporting, "environment", _TEMPLATES)
         monkeypatch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
