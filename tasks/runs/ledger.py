@@ -18,6 +18,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import (
     UNIT,
     WHOLE_POPULATION,
+    Chain,
     Checkpoint,
     ChosenComposition,
     Composition,
@@ -63,19 +64,18 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
     """Open the newest state of the ledger, and compare the ledger with the receipt of the checkout at `root`, too."""
     ledger = ledgers.open_newest(url, home=home)
-    head = head_of(root / "artifacts" / "receipt.json", ledger)
-    if head is not None:
-        ledger.check_contains(head)
+    receipt = root / "artifacts" / "receipt.json"
+    if not receipt.is_file():
+        return ledger
+    entry = read_json(receipt).get("ledger", {})
+
+    def check(chain: Chain) -> None:
+        """Unless the receipt is of another ledger, or too old."""
+        if entry.get("first") is not None and entry["first"] == chain.first:
+            chain.check_contains(str(entry["head"]))
+
+    ledger.read_chain(check)
     return ledger
-
-
-def head_of(path: Path, ledger: Ledger) -> str | None:
-    """The head in a receipt of this ledger; None if it is of another ledger, too old or missing."""
-    if not path.is_file():
-        return None
-    entry = read_json(path).get("ledger", {})
-    is_ours = entry.get("first") is not None and entry["first"] == identity(ledger)
-    return str(entry["head"]) if is_ours else None
 
 
 def keep_checkpoint(checkpoint: Checkpoint) -> None:

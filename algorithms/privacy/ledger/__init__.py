@@ -19,7 +19,7 @@ from algorithms.privacy.ledger.rows import NOISE_KEY, Balance, Entry, Head, cont
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger.administration import export, init, restore
-    from algorithms.privacy.ledger.ledger import Checkpoint, Ledger, Settlement, identity, settlement
+    from algorithms.privacy.ledger.ledger import Chain, Checkpoint, Ledger, Settlement, identity, settlement
     from algorithms.privacy.ledger.location import (
         check_location,
         check_usual,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 else:
     _MODULES = {
         "administration": ("export", "init", "restore"),
-        "ledger": ("Checkpoint", "Ledger", "Settlement", "identity", "settlement"),
+        "ledger": ("Chain", "Checkpoint", "Ledger", "Settlement", "identity", "settlement"),
         "location": (
             *("check_location", "check_usual", "checked_url", "expand_path", "home", "keep_usual"),
             *("ledger_url", "open_newest", "remember", "sqlite_url", "system_user"),
@@ -83,6 +83,7 @@ __all__ = [
     "WHOLE_POPULATION",
     "Balance",
     "BlockBalance",
+    "Chain",
     "Checkpoint",
     "Choice",
     "ChosenComposition",

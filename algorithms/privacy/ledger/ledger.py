@@ -581,7 +581,7 @@ class Ledger:
     def last_verified(self) -> Head:
         """The last verified row."""
         self._store.read(lambda _: None)
-        return self._store.verified
+        return self.verified
 
     def verify(self, *, since: Checkpoint | None = None, prices: bool = False) -> LedgerVerification:
         """Recompute the chain and the balances, row by row.
@@ -605,16 +605,27 @@ class Ledger:
         Raises:
             LedgerBrokenError: If the chain lacks it, since rows were cut off or an older copy was restored.
         """
-        if head != GENESIS and self.seq_of(head) is None:
-            raise LedgerBrokenError(
-                f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"
-                " copy was put back; restore the newest copy."
-            )
+        self.read_chain(lambda chain: chain.check_contains(head))
 
     def seq_of(self, head: str) -> int | None:
         """The position of the row with a hash; None if there is none."""
-        seq: int | None = self._store.read(lambda connection: found_by(connection, SEQ_OF_HASH, hash=head))
-        return seq
+        return self.read_chain(lambda chain: chain.seq_of(head))
+
+    def read_chain(self, ask: Callable[["Chain"], T]) -> T:
+        """Ask several questions about the rows in one snapshot, which costs about as much as one question.
+
+        Args:
+            ask: Gets the rows. It is called again after a lost connection.
+
+        Returns:
+            What `ask` returns.
+        """
+        return self._store.read(lambda connection: ask(Chain(connection)))
+
+    @property
+    def verified(self) -> Head:
+        """The last row that was verified so far; `last_verified` looks for later ones."""
+        return self._store.verified
 
     def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
         """Call a function with all rows, verified one by one and never all in memory.
@@ -651,10 +662,35 @@ class Ledger:
         return self._store.read(load_run)
 
 
+@dataclass(frozen=True)
+class Chain:
+    """The verified rows of a ledger in one snapshot, see `Ledger.read_chain`."""
+
+    _connection: Connection
+
+    @property
+    def first(self) -> str | None:
+        """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
+        first: str | None = found_by(self._connection, FIRST_HASH)
+        return first
+
+    def seq_of(self, head: str) -> int | None:
+        """The position of the row with a hash; None if there is none."""
+        seq: int | None = found_by(self._connection, SEQ_OF_HASH, hash=head)
+        return seq
+
+    def check_contains(self, head: str) -> None:
+        """`Ledger.check_contains` of this snapshot."""
+        if head != GENESIS and self.seq_of(head) is None:
+            raise LedgerBrokenError(
+                f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"
+                " copy was put back; restore the newest copy."
+            )
+
+
 def identity(ledger: Ledger) -> str | None:
     """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
-    first: str | None = ledger._store.read(lambda connection: found_by(connection, FIRST_HASH))
-    return first
+    return ledger.read_chain(lambda chain: chain.first)
 
 
 @dataclass(frozen=True)

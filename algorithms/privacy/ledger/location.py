@@ -23,7 +23,7 @@ from algorithms.privacy import ledger as ledgers  # whose face opens a database 
 from algorithms.privacy.ledger.rows import NOTHING, Head
 
 if TYPE_CHECKING:
-    from algorithms.privacy.ledger import Ledger
+    from algorithms.privacy.ledger import Chain, Ledger
 
 LEDGER = "ledger.sqlite"
 """The ledger's default file in the home."""
@@ -201,20 +201,27 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     Raises:
         LedgerBrokenError: If an older copy was restored since the ledger was opened; nothing is recorded then.
     """
-    head = ledger.last_verified()
-    _check_newest(ledger, url, home)
-    for file in _files(ledger, url, home):
+    files = _check_newest(ledger, url, home)
+    head = ledger.verified  # with the snapshot that was checked
+    for file in files:
         write_line(file, f"{head.seq} {head.hash}")
 
 
-def _check_newest(ledger: "Ledger", url: str, home: Path) -> None:
-    for seen in _files(ledger, url, home):
-        try:
-            ledger.check_contains(_read_head(seen).hash)
-        except LedgerBrokenError as error:
-            raise LedgerBrokenError(
-                f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
-            ) from None
+def _check_newest(ledger: "Ledger", url: str, home: Path) -> list[Path]:
+    """Compare the ledger with the heads in a home; returns their files."""
+
+    def check(chain: "Chain") -> list[Path]:
+        files = _files(chain, url, home)
+        for seen in files:
+            try:
+                chain.check_contains(_read_head(seen).hash)
+            except LedgerBrokenError as error:
+                raise LedgerBrokenError(
+                    f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
+                ) from None
+        return files
+
+    return ledger.read_chain(check)
 
 
 def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:
@@ -231,9 +238,9 @@ def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = o
         fresh.unlink(missing_ok=True)
 
 
-def _files(ledger: "Ledger", url: str, home: Path) -> list[Path]:
+def _files(chain: "Chain", url: str, home: Path) -> list[Path]:
     """The files of the head at the URL and, once the ledger has a row, of the head of the ledger itself."""
-    first = ledgers.identity(ledger)
+    first = chain.first
     return [_at_url(url, home), *([home / "ledger_heads" / first[:16]] if first else [])]
 
 
