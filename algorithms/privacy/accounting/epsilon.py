@@ -485,10 +485,11 @@ class _RoughCosts:
     def _coarse(self, z: float) -> float:
         """The cost, the more exact the nearer to the target; below half of it, a bound."""
         target, spent, floor_grid = self._target.epsilon, 0.0, None
-        for plds in self._sides(z, _SEARCH_GRID):
-            found, grid = extrapolated_epsilon(
-                plds, self._target.delta, target, floor=max(spent, target / 2), floor_grid=floor_grid
-            )
+        kinds = _in_few_kinds(self.events(z))
+        for side in range(len(_sides(ReprKey.of(kinds, self._adjacency, _SEARCH_GRID)))):
+            floor = max(spent, target / 2)
+            key = ReprKey.of(kinds, side, self._target.delta, target, floor, floor_grid, self._adjacency)
+            found, grid = _extrapolated(key)
             if target / 2 < found < 2 * target:
                 floor_grid = grid
                 if self._share is None:
@@ -504,10 +505,7 @@ class _RoughCosts:
 
     def _estimate(self, z: float) -> float:
         """The cost for a record less, mostly the larger side, from a few hundred points a distribution."""
-        return estimated_epsilon(self._sides(z, _ESTIMATE_GRID)[0], self._target.delta)
-
-    def _sides(self, z: float, grid: float) -> list[list[tuple[PrivacyLoss, int]]]:
-        return sides_of(pairs_of(_in_few_kinds(self.events(z)), self._adjacency, grid))
+        return _estimated(ReprKey.of(_in_few_kinds(self.events(z)), self._target.delta, self._adjacency))
 
     def _share_of_all(self, z: float, coarser: float) -> float:
         """The cost of all kinds over that of the few, on one grid."""
@@ -517,6 +515,27 @@ class _RoughCosts:
             return 1.0
         few, every = (sides_of(pairs_of(some, self._adjacency, _SEARCH_GRID))[0] for some in (kinds, events))
         return cost_ratio(every, few, self._target.delta, coarser=coarser)
+
+
+@lru_cache(maxsize=4)
+def _sides(key: ReprKey) -> list[list[tuple[PrivacyLoss, int]]]:
+    events, adjacency, grid = key.arguments
+    return sides_of(pairs_of(events, adjacency, grid))
+
+
+@lru_cache(maxsize=1024)
+def _extrapolated(key: ReprKey) -> tuple[float, float]:
+    """`extrapolated_epsilon` of one side; kept, since the trials of a search mostly release the same."""
+    events, side, delta, near, floor, floor_grid, adjacency = key.arguments
+    plds = _sides(ReprKey.of(events, adjacency, _SEARCH_GRID))[side]
+    return extrapolated_epsilon(plds, delta, near, floor=floor, floor_grid=floor_grid)
+
+
+@lru_cache(maxsize=1024)
+def _estimated(key: ReprKey) -> float:
+    """`estimated_epsilon` of the first side; kept, too."""
+    events, delta, adjacency = key.arguments
+    return estimated_epsilon(_sides(ReprKey.of(events, adjacency, _ESTIMATE_GRID))[0], delta)
 
 
 def _in_few_kinds(events: Schedule) -> Schedule:

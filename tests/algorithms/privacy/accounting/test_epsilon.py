@@ -245,6 +245,20 @@ def test_what_calibration_has_verified_is_not_computed_again(monkeypatch: pytest
     assert epsilon(schedule_at(found), 1e-5) <= 1.0
 
 
+def test_trials_that_release_the_same_are_calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule_at(z: float) -> list[tuple[dp.DpEvent, int]]:
+        return [(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(z)), 11)]
+
+    found = calibrate(schedule_at, Budget(1.0, 1e-5))
+
+    def again(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    for name in ("epsilon_of", "extrapolated_epsilon", "estimated_epsilon"):
+        monkeypatch.setattr(accounting, name, again)
+    assert calibrate(lambda z: schedule_at(z), Budget(1.0, 1e-5)) == found
+
+
 @pytest.mark.parametrize(("rate", "steps", "target"), [(0.01, 1000, 1.0), (1e-4, 100, 10.0)])
 def test_a_search_looks_at_a_multiplier_once_by_each_grid(rate: float, steps: int, target: float) -> None:
     asked = Counter[float]()
