@@ -51,7 +51,6 @@ NOT_OF_ESTIMATORS = NOT_OF_FIT | {
     "gaussian_pure": "of the accountant pure",
     "no_bound_by_rdp": "of the accountant rdp",
     "trial_profile": "of a search",
-    "trial_tail": "of a search",
 }
 """The same for estimators, whose accountant is PLD; some by the code."""
 

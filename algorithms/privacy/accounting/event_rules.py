@@ -658,7 +658,7 @@ class _Either(_Composed):
     def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         """The largest delta of the events at each epsilon, which bounds that of a mixture."""
         every = [
-            compose_pld([(inner, 1)], adjacency, TAIL_DELTA)
+            ComposedPLD(pairs_of([(inner, 1)], adjacency), TAIL_DELTA, by_delta=True)
             for inner in {repr(e): e for e in event.events}.values()
         ]
 
@@ -727,7 +727,7 @@ class _Selection(EventRule):
         of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
         """
         # Of this delta a choice of trials takes a part.
-        once = compose_pld([(event.event, 1)], adjacency, 4 * TAIL_DELTA)
+        once = ComposedPLD(pairs_of([(event.event, 1)], adjacency), 4 * TAIL_DELTA, by_delta=True)
         shift = shift_of_selection(event, once.deltas)
 
         def deltas_of_sides(epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

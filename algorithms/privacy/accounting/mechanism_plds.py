@@ -410,3 +410,37 @@ class AtomsPLD:
         below = float(self.masses[is_below].sum()), float(weights[is_below].sum())
         above = float(self.masses[is_above].sum()) + self.infinity_mass, float(weights[is_above].sum())
         return CellMasses(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, below, above)
+
+
+@dataclass(frozen=True)
+class ProfilePLD(AtomsPLD):
+    """The same where all of its deltas matter and nothing is added to it: they are sums over its points, on no grid."""
+
+    @cached_property
+    def _sums_from(self) -> tuple[Array, Array, float]:
+        """P and Q of each point and those above it, shape [k + 1] each, and the share of P that rounding may take."""
+        with np.errstate(over="ignore"):
+            weights = self.masses * np.exp(-self.losses)
+        p, q = (np.append(np.cumsum(some[::-1])[::-1], 0.0) for some in (self.masses, weights))
+        return p, q, (len(p) + 16) * _ROUNDING
+
+    def deltas(self, epsilons: Array, min_delta: float = 0.0) -> Array:
+        """Delta at epsilons of any sign, shape [epsilons]; min_delta: as for `GridComposition`."""
+        p, q, rounding = self._sums_from
+        above = np.searchsorted(self.losses, epsilons, side="right")
+        # At most P (1 + rounding) is left, however small: what is subtracted is at most P.
+        sticks = p[above] * (1 + rounding) - np.exp(epsilons) * q[above]
+        return np.clip(sticks, 0.0, 1.0) + self.infinity_mass
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon with at most this delta; infinite where none has."""
+        if self.infinity_mass > delta:
+            return math.inf
+        p, q, rounding = self._sums_from
+        first = int(np.argmax(np.append(self.deltas(self.losses[:-1]), self.infinity_mass) <= delta))
+        # Below the first point with at most this delta, and above the last one with more, P - exp(epsilon) Q falls to
+        # what infinite losses leave.
+        excess = p[first] * (1 + rounding) - (delta - self.infinity_mass)
+        with np.errstate(divide="ignore"):
+            epsilon = float(np.log(excess / q[first])) if excess > 0 else 0.0
+        return max(0.0, epsilon + _ROUNDING * (1 + abs(epsilon)))

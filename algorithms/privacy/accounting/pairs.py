@@ -14,13 +14,14 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.mechanism_plds import AtomsPLD
+from algorithms.privacy.accounting.mechanism_plds import AtomsPLD, ProfilePLD
 from algorithms.privacy.accounting.pld import PLDPair
 
 TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
-_CORNERS, _LARGEST_LOSS = 4000, 500.0
-"""Points at which a curve is taken on each side of 0, and the epsilon from which on a tail is too heavy."""
+_CORNERS, _RATIOS, _NEAREST, _LARGEST_LOSS = 4000, 8000, 1e-8, 500.0
+"""At how many points a curve is taken on each side of 0, at equal distances and at equal ratios; the first of the
+latter, as a share of the largest; and the largest epsilon that there is among them."""
 _MIN_STEP, _LARGEST_STEP, _STEPS, _STRIDE = 1e-6, 10.0, 50_000, 250
 """The epsilons, beside 0, at which `shift_of_selection` takes its bound, how many, and how many together first."""
 _ROUNDING = 2e-15
@@ -64,23 +65,21 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
     Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
     exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
     """
-    if not largest < _LARGEST_LOSS:
-        raise RefusedError(
-            "the privacy loss of a trial has too heavy a tail; set {target.accountant} to rdp.",
-            code="trial_tail",
-        )
+    largest = min(largest, _LARGEST_LOSS)
     above = np.linspace(0.0, largest, _CORNERS)
+    # Where few losses are far above the others, epsilon may lie near 0 beside the largest.
+    above = np.unique(np.append(above, np.geomspace(_NEAREST * largest, largest, _RATIOS)))
     points = np.concatenate([-above[:0:-1], above])
     remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))
 
-    def one(own: np.ndarray, other: np.ndarray) -> AtomsPLD:
+    def one(own: np.ndarray, other: np.ndarray) -> ProfilePLD:
         below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - other[:0:-1])
         x = np.exp(points)
         deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own])))
         # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
         slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
         masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
-        return AtomsPLD(points, masses, float(deltas[-1]))
+        return ProfilePLD(points, masses, float(deltas[-1]))
 
     return PLDPair(one(remove, add), one(add, remove))
 

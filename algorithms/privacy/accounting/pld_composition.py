@@ -129,11 +129,15 @@ class GridComposition:
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
         best = np.minimum(1.0, self._tilted_tail(0.0, 0.5).deltas(epsilons))
-        for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
-            best = np.minimum(best, self._tail_of(float(delta)).deltas(epsilons))
+        for delta in deltas_of_tails(min_delta):
+            best = np.minimum(best, self.deltas_near(epsilons, delta))
             if best.min(initial=1.0) >= delta:  # tails for less would not be closer
                 break
         return best
+
+    def deltas_near(self, epsilons: Array, delta: float) -> Array:
+        """Bounds on delta at each epsilon, close where they are near this one, shape [epsilons]."""
+        return self._tail_of(delta).deltas(epsilons)
 
     def _tail_of(self, delta: float) -> "_Tail":
         """The upper tail that decides at a delta; that of the last epsilon is kept."""
@@ -205,10 +209,22 @@ class GridComposition:
                 break
         log_rarity = max(_RARE_TAIL, k - tilt * high - log_delta + _LOG_NEGLIGIBLE)
         shifts = np.append(usual * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS))
-        shifts = shifts[shifts > 0]
-        bottoms = (k - self._rough.log_moments(tilt - shifts) - log_rarity) / shifts
-        low = max(ends[0], float(bottoms.max()))
+
+        def bottom(shifts: Array) -> float:
+            return float(np.max((k - self._rough.log_moments(tilt - shifts) - log_rarity) / shifts))
+
+        low = max(ends[0], bottom(shifts[shifts > 0]))
+        lowest = min(float(points.losses[0]) for points, _ in self._rough.parts)
+        if high - low > MAX_POINTS * self._grid and lowest < 0:
+            # As where rare losses are far below the others.
+            low = max(low, bottom(np.array(_JUMPS) / -lowest))
         return low, high, best
+
+
+def deltas_of_tails(min_delta: float, max_delta: float = 0.5) -> list[float]:
+    """The deltas whose upper tails together give a whole profile, from the largest down to the least."""
+    count = max(2, math.ceil((math.log10(2 * max_delta) - math.log10(min_delta)) / 2))
+    return list(dict.fromkeys(np.geomspace(max_delta, min_delta, count).tolist()))
 
 
 def _fold(masses: Array, indices: Indices, size: int) -> Array:

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
+from algorithms.privacy.accounting.mechanism_plds import ProfilePLD
 from algorithms.privacy.accounting.pld import (
     Array,
     PLDPair,
@@ -14,7 +16,7 @@ from algorithms.privacy.accounting.pld import (
     sketch,
     tail_truncation,
 )
-from algorithms.privacy.accounting.pld_composition import MAX_POINTS, GridComposition
+from algorithms.privacy.accounting.pld_composition import MAX_POINTS, GridComposition, deltas_of_tails
 
 FIRST_GRID_ERROR = 5e-5
 """The share of the variance by which a first grid may be off."""
@@ -39,6 +41,7 @@ class ComposedPLD:
         delta: The least delta that matters.
         grid: The width of a cell; by default as wide as accuracy allows, for each side by itself.
         coarser: By how much cells are wider than that default.
+        by_delta: Whether the default is one for each of several deltas, rather than for the least.
     """
 
     def __init__(
@@ -47,11 +50,19 @@ class ComposedPLD:
         delta: float,
         grid: float | None = None,
         coarser: float = 1.0,
+        *,
+        by_delta: bool = False,
     ) -> None:
         self._delta = delta
-        self._sides = []
+        self._sides: list[GridComposition | GridsByDelta | ProfilePLD] = []
         for plds in sides_of(pairs):
+            if (profile := profile_alone(plds)) is not None:
+                self._sides.append(profile)
+                continue
             rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
+            if by_delta:
+                self._sides.append(GridsByDelta(plds, rough))
+                continue
             width = grid or coarser * coarse_grid(plds, delta, FIRST_GRID_ERROR, rough)[0]
             self._sides.append(GridComposition(plds, width, delta, rough))
 
@@ -70,12 +81,53 @@ class ComposedPLD:
         return each[0], each[-1]
 
 
+class GridsByDelta:
+    """A sum of losses on a grid for each of several deltas, each with a cap of its own.
+
+    Where few losses are far above the others, epsilon at the least delta may be a thousand times that at the others,
+    and a grid that does for it far too coarse for these.
+
+    Args:
+        plds: Each with the number of times that it occurs.
+        rough: Their sum of a few hundred points a distribution.
+    """
+
+    def __init__(self, plds: Sequence[tuple[PrivacyLoss, int]], rough: PLDSum) -> None:
+        self._plds, self._rough = plds, rough
+        self._on_grid_for = lru_cache(self._on_its_grid)
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon at which delta is known to be at most this one."""
+        return self._on_grid_for(delta).epsilon(delta)
+
+    def deltas(self, epsilons: Array, min_delta: float) -> Array:
+        """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
+        at_0 = self._rough.delta_at_0
+        first, *others = deltas_of_tails(min_delta, max(min_delta, min(0.5, at_0 / 2)))
+        best = self._on_grid_for(first).deltas(epsilons, first)
+        best = np.where(epsilons < 0, best, np.minimum(best, at_0))
+        for delta in others:  # all of them, since what lies above a cap says nothing of the next
+            best = np.minimum(best, self._on_grid_for(delta).deltas_near(epsilons, delta))
+        return best
+
+    def _on_its_grid(self, delta: float) -> GridComposition:
+        cap = self._rough.cap(delta)
+        width, _ = coarse_grid(self._plds, delta, FIRST_GRID_ERROR, self._rough.capped(cap))
+        return GridComposition(self._plds, width, delta, self._rough, (-math.inf, cap))
+
+
 def sides_of(pairs: Sequence[tuple[PLDPair, int]]) -> list[list[tuple[PrivacyLoss, int]]]:
     """The distributions for a record less, and those for a record more where these are others."""
     remove = [(pair.remove, count) for pair, count in pairs]
     if all(pair.is_symmetric for pair, _ in pairs):
         return [remove]
     return [remove, [(pair.add, count) for pair, count in pairs]]
+
+
+def profile_alone(plds: Sequence[tuple[PrivacyLoss, int]]) -> ProfilePLD | None:
+    """The only release, if its deltas are known without a grid."""
+    (pld, count), *others = plds
+    return pld if isinstance(pld, ProfilePLD) and count == 1 and not others else None
 
 
 def coarse_grid(
@@ -106,6 +158,8 @@ def epsilon_on_grid(
     plds: Sequence[tuple[PrivacyLoss, int]], delta: float, grid: float, *, floor: float = 0.0
 ) -> float:
     """The epsilon that a grid of this width states; the floor where it is known to be no more."""
+    if (profile := profile_alone(plds)) is not None:
+        return profile.epsilon(delta)
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     if floor > 0 and rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE) <= floor:
         return floor
@@ -121,8 +175,8 @@ def epsilon_of(
     *,
     floor: float = 0.0,
     floor_grid: float | None = None,
-) -> tuple[float, float]:
-    """An epsilon that a finer grid would hardly reduce, and its grid.
+) -> tuple[float, float | None]:
+    """An epsilon that a finer grid would hardly reduce, and its grid, if it takes one.
 
     The error of a grid falls with the square of its cells, and a coarser grid never gives less, so that what a grid
     has over a finer one tells how much is left.
@@ -133,6 +187,8 @@ def epsilon_of(
         floor: Below this the epsilon does not matter.
         floor_grid: That the other side ended with, whose cost is the floor; a bound on it, or on a coarser one, may do.
     """
+    if (profile := profile_alone(plds)) is not None:
+        return profile.epsilon(delta), None
     is_many = len(plds) > _FEW_KINDS
     error, order = (_ERROR_OF_MANY, _ORDER_OF_MANY) if is_many else (_GRID_ERROR, 2.0)
     refinement = _COARSER_OF_MANY if is_many else COARSER

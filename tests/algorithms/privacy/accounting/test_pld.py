@@ -35,7 +35,14 @@ from algorithms.privacy.accounting.events import (
     PureDpEvent,
     Schedule,
 )
-from algorithms.privacy.accounting.mechanism_plds import GaussianPLD, GroupPLD, SampledPLD
+from algorithms.privacy.accounting.mechanism_plds import (
+    GaussianPLD,
+    GroupPLD,
+    ProfilePLD,
+    ReversedPLD,
+    SampledPLD,
+)
+from algorithms.privacy.accounting.pairs import pair_of_curves
 from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PLDSum, PrivacyLoss, sketch
 from algorithms.privacy.accounting.pld_composition import GridComposition
 from algorithms.privacy.accounting.pld_epsilon import epsilon_of
@@ -505,6 +512,30 @@ def test_a_rare_jump_in_a_sum_that_hardly_moves_needs_no_window_of_millions_of_p
     composed = GridComposition([(SampledPLD(GaussianPLD(2.1321), 2.84e-7), 20_000)], 6.5e-5, 5e-5)
     assert 0 < composed.epsilon(5e-5) < 0.08
     assert composed.points < 2**17
+
+
+def test_rare_losses_far_below_the_others_need_no_window_of_millions_of_points() -> None:
+    """With bounds at the scale of a normal law alone, the whole profile of a record more takes 15 million."""
+    added = ReversedPLD(SampledPLD(GaussianPLD(0.454), 2e-6))
+    composed = GridComposition([(added, 1000)], 1.4e-6, 1e-13)
+    (delta,) = composed.deltas(np.array([0.001]), 1e-13)
+    assert composed.points < 2**18
+    assert 0 < delta < 1e-4
+
+
+@pytest.mark.parametrize(("mu", "exact"), [(1.0, 4.377178096), (0.5, 1.993091404)])
+def test_a_profile_alone_has_its_own_deltas_on_no_grid(mu: float, exact: float) -> None:
+    """That of normal noise, whose epsilon at 1e-5 is a closed form."""
+
+    def sides(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        deltas = norm.cdf(mu / 2 - at / mu) - np.exp(at) * norm.cdf(-mu / 2 - at / mu)
+        return deltas, deltas
+
+    profile = pair_of_curves(sides, 30.0).remove
+    assert isinstance(profile, ProfilePLD)
+    assert exact * (1 - 1e-9) <= profile.epsilon(1e-5) <= exact * (1 + 1e-4)
+    (stated,) = profile.deltas(np.array([exact]))
+    assert 1e-5 * (1 - 1e-7) <= stated <= 1e-5 * (1 + 1e-3)
 
 
 class CountingPLD:

@@ -20,7 +20,14 @@ from algorithms.privacy.accounting.epsilon import (
     epsilon,
 )
 from algorithms.privacy.accounting.event_rules import EitherDpEvent, pairs_of
-from algorithms.privacy.accounting.events import Trials, all_shown, event_from_json, event_to_json, trials_of
+from algorithms.privacy.accounting.events import (
+    Schedule,
+    Trials,
+    all_shown,
+    event_from_json,
+    event_to_json,
+    trials_of,
+)
 from algorithms.privacy.accounting.pairs import shift_of_selection
 from algorithms.privacy.accounting.pld_composition import GridComposition
 from tests.support.soak import soak_but
@@ -156,6 +163,38 @@ def test_what_is_shared_and_the_best_never_tell_more_than_is_charged(
         for exact in (hockey_stick(some, other, charged), hockey_stick(other, some, charged)):
             assert exact <= DELTA
             assert mean > 1 or exact == pytest.approx(DELTA, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("trials", "kinds", "delta", "low", "high"),
+    [
+        (Trials(12.0), [(2e-6, 0.4, 1000)], 1e-7, 1.0221, 1.02214),
+        (Trials(12.0), [(2e-6, 0.42, 1000), (2e-6, 0.45, 4000)], 1e-7, 0.5841, 0.5842),
+        (Trials(8.0), [(1e-5, 0.2, 100)], 1e-6, 18.5967, 18.5977),
+        (Trials(8.0, 0.5), [(1e-4, 1.0, 2000), (1e-3, 1.0, 50)], 1e-5, 0.08088, 0.08091),
+    ],
+)
+def test_a_search_over_trials_that_hardly_have_a_record_costs_what_their_profiles_say(
+    trials: Trials, kinds: list[tuple[float, float, int]], delta: float, low: float, high: float
+) -> None:
+    """By dp_accounting's distributions on grids of 2e-4, 5e-5 and 2e-5: their limit, and next to the finest."""
+    candidates: list[Schedule] = [
+        [(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)]
+        for rate, multiplier, steps in kinds
+    ]
+    assert low < epsilon([(trials.event(candidates), 1)], delta) < high
+
+
+def test_a_search_over_trials_that_tell_all_or_nothing_costs_a_closed_form() -> None:
+    """A record is seen with a chance of p, and then known: a trial's delta is p at any epsilon, and 12 p nearly delta.
+
+    What the number of trials tells is left: twice the least e with (1 - gamma) p <= gamma (exp(e) - 1), less the loss
+    of a run that has not seen the record.
+    """
+    chance = -math.expm1(10 * math.log1p(-1e-7))
+    trial: Schedule = [(PoissonSampledDpEvent(1e-7, GaussianDpEvent(0.01)), 10)]
+    found = epsilon([(Trials(12.0).event([trial]), 1)], 12 * chance * (1 + 1e-4))
+    assert found == pytest.approx(2 * math.log1p(11 * chance) + 10 * math.log1p(-1e-7), rel=5e-3)
 
 
 def test_a_profile_is_tighter_than_renyi_divergences_and_worse_than_one_trial() -> None:
