@@ -125,7 +125,7 @@ def _metric_title(name: str, metrics: Metrics) -> str:
     estimate = metrics[f"test_{name}"]
     if not is_private(metrics):
         return metric_words(name)
-    return f"{metric_words(name)}, 95 % interval {estimate['low']:.4g} to {estimate['high']:.4g}"
+    return f"{metric_words(name)}, 95% interval {estimate['low']:.4g} to {estimate['high']:.4g}"
 
 
 def _task(model: TrainedModel) -> str:

@@ -92,7 +92,7 @@ def test_a_private_estimate_has_its_interval_and_a_drowned_one_is_left_out(
 ) -> None:
     (result,) = hub.ModelCard(model_card(private, model_of(), PRIVATE)).data.eval_results
     assert result.metric_value == 0.8
-    assert result.metric_name == "accuracy, 95 % interval 0.7 to 0.9"
+    assert result.metric_name == "accuracy, 95% interval 0.7 to 0.9"
 
 
 def test_a_seeded_run_is_not_tagged_private(tmp_path: Path) -> None:
