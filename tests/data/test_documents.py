@@ -19,7 +19,7 @@ def bomb(form: str) -> str:
 UNUSABLE = {
     "aliases": (bomb("[ALL]"), "more than 1,000,000 values"),
     "merged aliases": (bomb("{<<: [ALL]}"), "more than 1,000,000 values"),
-    "lists in lists": ("[" * 3000, "deeper than 50 levels"),
+    "lists in lists": ("[" * 1200, "deeper than 50 levels"),
     "lists below lists": ("- " * 100_000 + "x", "deeper than 50 levels"),
     "deep by aliases": (
         "a0: &a0 [x]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 100)),

@@ -199,6 +199,8 @@ class Runs:
         settings = {name: short.get(name, v) for name, v in usual.settings.items()}
         own |= {"smoothness": 5.0} if own.get("smoothness_is_data_dependent") else {}
         settings |= {"steps": STEPS} if self.name == "sgd_ma" else {}
+        # of an image each round has more than a thousand candidates
+        settings |= {"rounds": STEPS} if (self.name, chosen["data"]) == ("priv_gene", "images") else {}
         for one, other in (
             ("sampling_rate", "expected_batch_size"),
             ("expected_batch_size", "sampling_rate"),

@@ -894,7 +894,7 @@ def test_metrics_are_given_by_a_column_that_the_model_ignores(
         "fruit.csv", model={"name": "softmax"}, reader=reader, holdout="private", records={"at_most": 9000}
     )
     workspace.set("privacy", epsilon=8.0, evaluation={"by": ["region"]})
-    workspace.set("algorithm", steps=200, update={"learning_rate": 1.0})
+    workspace.set("algorithm", steps=60, update={"learning_rate": 2.0})
     finish(workspace)
     groups = json.loads((workspace.root / "artifacts/metrics.json").read_text())["groups"]["region"]
     accuracy = {one["group"]: one["accuracy"]["value"] for one in groups}

@@ -139,7 +139,10 @@ def test_percentages_are_written_without_a_space() -> None:
         if path.suffix == ".j2":
             texts = re.sub(r"{%.*?%}", "", path.read_text(), flags=re.DOTALL).splitlines()
         elif path.suffix == ".py":
-            tree = ast.parse(path.read_text())
+            source = path.read_text()
+            if not re.search(r"""[}"'] %|\d(?: |&nbsp;|\u00a0|\\u00a0|\\xa0)%""", source):
+                continue  # to parse all files takes seconds
+            tree = ast.parse(source)
             said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
             texts = [
                 str(node.value)
