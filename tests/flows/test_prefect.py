@@ -25,6 +25,7 @@ from prefect.utilities.callables import parameter_schema
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
+from algorithms.core.plan import Plan
 from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
@@ -282,14 +283,14 @@ def test_what_cannot_run_is_listed_where_the_file_says_so(place: ComparisonFolde
 def test_a_failed_trial_fails_the_flow_and_leaves_the_others(
     place: ComparisonFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = one_trial._train_model
+    train = one_trial.train
 
-    def fails(trial: Any, *rest: Any) -> Any:
-        if trial.epsilon == 1.0:
+    def fails(algorithm: Any, plan: Plan, *given: Any, **more: Any) -> Any:
+        if plan.cost.epsilon <= 1.0:
             raise RuntimeError("out of luck")
-        return real(trial, *rest)
+        return train(algorithm, plan, *given, **more)
 
-    monkeypatch.setattr(one_trial, "_train_model", fails)
+    monkeypatch.setattr(one_trial, "train", fails)
     result = call(str(write(place.root, quick())))
     assert result.exit_code == 1
     assert "1 of 3 runs failed: dp_sgd on digits, softmax, epsilon 1: out of luck" in result.stderr

@@ -215,17 +215,17 @@ def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
 ) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"seeds": 3}), root)
-    real = one_trial._train_model
+    failing, train = {trial.digest for trial in work.trials if trial.seed == 1}, one_trial.train
 
-    def fails_once(trial: Any, *rest: Any) -> Any:
-        if trial.seed == 1:
+    def fails_once(*given: Any, run_id: str, **more: Any) -> Any:
+        if run_id in failing:
             raise RuntimeError("out of\nluck")
-        return real(trial, *rest)
+        return train(*given, run_id=run_id, **more)
 
     with lock_comparison(work.place):
         prepare_data(work)
         group = next(groups(work.trials))
-        monkeypatch.setattr(one_trial, "_train_model", fails_once)
+        monkeypatch.setattr(one_trial, "train", fails_once)
         (problem,) = run_group(work.context, group)
         monkeypatch.undo()
         assert problem.sentence == "out of luck"

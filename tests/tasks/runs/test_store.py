@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from ruamel.yaml import YAML
@@ -217,8 +218,8 @@ def test_the_result_of_a_run_on_public_records_is_not_kept(tmp_path: Path) -> No
 def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_nothing(tmp_path: Path) -> None:
     finish, said, had = store.RunAttempt.finish, threading.Event(), list[tuple[str, bool]]()
 
-    class Told:
-        def info(self, *_: Any) -> None:
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
             said.set()
 
     other = threading.Thread(target=lambda: had.append(ask(tmp_path)))
@@ -228,8 +229,10 @@ def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_noth
         assert said.wait(60)
         return finish(run, written)
 
+    log = logging.getLogger(store.__name__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_LOG", Told())
+        patch.setattr(log, "level", logging.INFO)
+        patch.setattr(log, "handlers", [Told()])
         patch.setattr(store.RunAttempt, "finish", meanwhile)
         run_id = finished(tmp_path)
         other.join(60)

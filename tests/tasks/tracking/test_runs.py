@@ -212,10 +212,10 @@ def test_disabled_touches_nothing(tmp_path: Path, logged: Logged, run: FinishedR
 def test_a_failure_is_one_line_and_no_loss(
     tmp_path: Path, run: FinishedRun, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(**_: object) -> None:
         raise RuntimeError("the server is\non fire")
 
-    monkeypatch.setattr(tracking, "_log_run", fail)
+    monkeypatch.setattr(wandb, "init", fail)
     before = dict(os.environ)
     with caplog.at_level(logging.WARNING):
         assert log_run(run, Tracking(), artifacts=tmp_path, root=tmp_path) is False
