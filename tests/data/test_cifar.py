@@ -141,7 +141,7 @@ def test_a_pickle_gets_nothing_but_what_an_array_needs(name: str) -> None:
         images.load_pickle(io.BytesIO(b"\x80\x02c" + name.encode() + b"\n."))
 
 
-def spoiled() -> dict[str, bytes]:
+def broken_batches() -> dict[str, bytes]:
     """Batches that are none."""
     batch = batches()["b1"]
     whole_pickle = in_a_pickle(batch, fine=False)
@@ -156,9 +156,9 @@ def spoiled() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", spoiled())
+@pytest.mark.parametrize("name", broken_batches())
 def test_a_batch_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
-    path = archive(tmp_path / "a.tar.gz", {name.strip(): spoiled()[name]})
+    path = archive(tmp_path / "a.tar.gz", {name.strip(): broken_batches()[name]})
     with pytest.raises(DataRefusedError, match=r"a\.tar\.gz is no whole file with the batch 'b1'") as refusal:
         read_in({"archive": path})
     assert refusal.value.__suppress_context__

@@ -148,7 +148,7 @@ def test_pixels_in_flight_are_bounded(folder: list[Path], monkeypatch: pytest.Mo
     """Images of 81 pixels two at a time, and one of 900, which is larger than the limit, by itself."""
     decode, lock, now, seen = images.in_mode, Lock(), [0], [0]
 
-    def counted(opened: Image.Image, mode: str) -> Image.Image:
+    def spy(opened: Image.Image, mode: str) -> Image.Image:
         size = opened.width * opened.height
         with lock:
             now[0] += size
@@ -162,7 +162,7 @@ def test_pixels_in_flight_are_bounded(folder: list[Path], monkeypatch: pytest.Mo
 
     folder[3].write_bytes(image((30, 30), 3))
     monkeypatch.setattr(images, "_PIXELS_AT_ONCE", 200)
-    monkeypatch.setattr(images, "in_mode", counted)
+    monkeypatch.setattr(images, "in_mode", spy)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert brightness(images.pixels(folder, DECLARED, SHAPE)) == EVERY
     assert max(count for count in seen if count < 900) <= 162 and max(seen) == 900

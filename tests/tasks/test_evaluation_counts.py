@@ -24,7 +24,7 @@ def two_classes() -> DatasetInfo:
     return replace(description(), input_shape=(WIDTH,), classes=("no", "yes"), holdout="private")
 
 
-def counted(module: nn.Module, features: Any, info: DatasetInfo) -> Any:
+def counts_of(module: nn.Module, features: Any, info: DatasetInfo) -> Any:
     model = Model("tried", module, cross_entropy, scores=lambda outputs: outputs)
     labels = np.arange(len(features)) % 2
     held_out = HeldOut(info, features.astype(np.float32), labels)
@@ -43,9 +43,9 @@ def test_one_more_record_moves_its_own_cells_alone(make: Any, count: int, two_cl
     module, draw = make(), np.random.default_rng(count)
     features = draw.normal(size=(count, WIDTH))
     loud = np.full((2, WIDTH), 100.0)  # an even number, so that the others keep their labels
-    alone = counted(module, features, two_classes)
-    with_more = counted(module, np.concatenate([loud, features]), two_classes)
-    assert np.array_equal(with_more - alone, counted(module, loud, two_classes))
+    alone = counts_of(module, features, two_classes)
+    with_more = counts_of(module, np.concatenate([loud, features]), two_classes)
+    assert np.array_equal(with_more - alone, counts_of(module, loud, two_classes))
 
 
 def test_in_a_comparison_a_record_moves_its_own_cells_alone(two_classes: DatasetInfo) -> None:

@@ -692,13 +692,13 @@ def test_a_size_that_memory_does_not_hold_is_not_taken() -> None:
 def spoiling_the_next(compute: Callable[..., PerExampleGradients]) -> Callable[..., PerExampleGradients]:
     """As products in bfloat16 do on some processors: beside a record that is not finite no other is."""
 
-    def spoiled(
+    def with_nan(
         engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor, *rest: Any
     ) -> PerExampleGradients:
         is_bad = ~inputs.isfinite().all()
         return compute(engine, point, torch.full_like(inputs, torch.nan) if is_bad else inputs, labels, *rest)
 
-    return spoiled
+    return with_nan
 
 
 def test_in_bfloat16_records_beside_one_that_is_not_finite_are_computed_by_themselves(
@@ -734,11 +734,11 @@ def test_in_bfloat16_losses_beside_one_that_is_not_finite_are_computed_by_themse
 
     expected, computed = sums(inputs[kept], labels[kept]), type(engine.passes).losses
 
-    def spoiled(passes: Any, point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    def with_nan(passes: Any, point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         is_bad = ~inputs.isfinite().all()
         return computed(passes, point, torch.full_like(inputs, torch.nan) if is_bad else inputs, labels)
 
-    monkeypatch.setattr(type(engine.passes), "losses", spoiled)
+    monkeypatch.setattr(type(engine.passes), "losses", with_nan)
     assert min(map(abs, expected)) > 0.01
     assert sums(inputs, labels) == pytest.approx(expected, rel=1e-2)
 

@@ -63,7 +63,7 @@ def test_sums_and_norms_are_those_of_the_loop(name: str, dtype: torch.dtype, tol
         assert naive.relative(engine.norms(*made.arguments, clipping).cpu(), norms) < allowed, kind
 
 
-def counted(made: Problem, engine: Engine, order: list[int], place: int) -> Tensor:
+def record_part(made: Problem, engine: Engine, order: list[int], place: int) -> Tensor:
     """The gradient of one record among others, as the sum has it, and its norm."""
     found = engine.contributions(*made.some(order).arguments)
     only, one = torch.tensor([place], device=DEVICE), torch.ones(1, dtype=torch.float64, device=DEVICE)
@@ -74,13 +74,13 @@ def counted(made: Problem, engine: Engine, order: list[int], place: int) -> Tens
 @pytest.mark.parametrize("name", NAMES)
 def test_a_record_counts_the_same_in_any_place_and_company(name: str, dtype: torch.dtype) -> None:
     made, engine = placed(name, dtype, 70)
-    alone = counted(made, engine, [0], 0)
+    alone = record_part(made, engine, [0], 0)
     for count in (2, 31, 64):
         for place in {0, 1, count // 2, count - 1}:
             for start in (0, 5):
                 order = list(range(start + 1, start + count))
                 order.insert(place, 0)
-                found = counted(made, engine, order, place)
+                found = record_part(made, engine, order, place)
                 # whole networks were seen to differ in last bits
                 if name in NETWORKS and DEVICE.type != "cpu":
                     assert naive.relative(found, alone) < 1e2 * torch.finfo(dtype).eps

@@ -262,7 +262,7 @@ SOME = [
 
 
 @contextmanager
-def counted(module: nn.Module) -> Iterator[list[int]]:
+def count_runs(module: nn.Module) -> Iterator[list[int]]:
     """How many records a module has run on in each of its runs since."""
     calls: list[int] = []
     hook = module.register_forward_pre_hook(lambda _module, inputs: calls.append(len(inputs[0])))
@@ -274,7 +274,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
 def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float64)
     kinds = naive.clippings(made.model, made.gradients)
-    with counted(engine.passes.model.module) as calls:
+    with count_runs(engine.passes.model.module) as calls:
         found = engine.contributions(*made.arguments)
         losses = found.losses
         sums = {kind: (found.norms(each), found.clipped_sum(each)) for kind, each in kinds.items()}
@@ -303,7 +303,7 @@ def test_norms_of_all_records_are_streamed(name: str) -> None:
     made, engine = problem(SPECS[name], count=70), copy(cached_problem(SPECS[name], torch.float64)[1])
     engine.physical_batch = 32
     for clipping in naive.clippings(made.model, made.gradients).values():
-        with counted(engine.passes.model.module) as calls:
+        with count_runs(engine.passes.model.module) as calls:
             found = engine.norms(*made.arguments, clipping)
             assert len(calls) == 3
             engine.clipped_sum(*made.arguments, clipping)

@@ -248,13 +248,13 @@ def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPa
     bringing = placement.Bringer.__init__
 
     def counting(self: placement.Bringer, device: torch.device, bring: Callable[[str], Tensor]) -> None:
-        def counted(name: str) -> Tensor:
+        def spy(name: str) -> Tensor:
             copy = bring(name)
             copies.add(copy)
             most.append(sum(each.numel() for each in copies))
             return copy
 
-        bringing(self, device, counted)
+        bringing(self, device, spy)
 
     monkeypatch.setattr(placement.Bringer, "__init__", counting)
     layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.Tanh())]

@@ -378,14 +378,14 @@ def test_a_look_at_a_large_model_takes_few_passes(asks: bool, dropout: float, mo
     """As many as forward passes of so many records; the shapes of a full pass are computed without numbers."""
     records = 0
 
-    def counted(self: Wired, x: Tensor) -> Tensor:
+    def count_records(self: Wired, x: Tensor) -> Tensor:
         nonlocal records
         records += 0 if x.is_meta else len(x)
         masked = torch.where(x < 0, 0.0, x) if not asks or not bool((x >= 0).all()) else x
         return self.layer(self.drop(masked))
 
     layers = {"layer": nn.Linear(200, 2), "drop": nn.Dropout(dropout)}
-    spec = Spec(lambda: Wired(counted, **layers).train(dropout > 0), (200,))
+    spec = Spec(lambda: Wired(count_records, **layers).train(dropout > 0), (200,))
     engine = problem(spec, torch.float32).engine(limits=BRIEFEST)
     assert engine.physical_batch >= 32 and engine.is_random == (dropout > 0)
     compared = 0 if engine.is_random else 4 * engine.physical_batch + 1  # with and without gradients, twice

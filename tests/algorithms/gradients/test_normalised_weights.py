@@ -137,11 +137,11 @@ def test_backward_passes_are_few_for_weights_without_a_common_parameter(
     parts = [LinearGrad(torch.randn(4, 1, 60), torch.randn(4, 1, 8)) for _ in weights]
     passes, grad = [], torch.autograd.grad
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def spy(*args: Any, **kwargs: Any) -> Any:
         passes.append(args)
         return grad(*args, **kwargs)
 
-    monkeypatch.setattr(torch.autograd, "grad", counted)
+    monkeypatch.setattr(torch.autograd, "grad", spy)
     pulled = pull_back_by_rows(
         list(zip(parts, ends, strict=True)), {str(i): weight for i, weight in enumerate(weights[:5])}
     )

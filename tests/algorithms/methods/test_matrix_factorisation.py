@@ -29,7 +29,7 @@ def plan_of(name: str, *, epsilon: float, records: int | None = 10_000, **settin
     return method.plan(Target(Budget(epsilon, 1e-5), "rdp"), PlanningFacts(records, 50, 1, 2))
 
 
-def kept(plan: Plan) -> CorrelatedPlan:
+def correlated_of(plan: Plan) -> CorrelatedPlan:
     return plan.params(CorrelatedPlan)
 
 
@@ -48,21 +48,24 @@ def test_bands_are_taken_as_long_as_they_take_noise_away() -> None:
     bands = {}
     for epsilon in (0.3, 3.0, 30.0):
         plan = plan_of("matrix_factorisation", epsilon=epsilon)
-        strategy = kept(plan).correlation()
+        strategy = correlated_of(plan).correlation()
         assert isinstance(strategy, Toeplitz)
         bands[epsilon] = len(strategy.coefficients)
         other = plan_of("matrix_factorisation", epsilon=epsilon, bands=1)
         asked = workload(OptimizerConfig(**UPDATE), 200)
         mine, alone = (
-            p.noise_multiplier * math.sqrt(mean_squared_noise(kept(p).correlation(), asked))
+            p.noise_multiplier * math.sqrt(mean_squared_noise(correlated_of(p).correlation(), asked))
             for p in (plan, other)
         )
-        assert kept(plan).noise_against_independent == pytest.approx(mine / alone, rel=1e-3) and mine <= alone
-        assert kept(plan).course[-1][0] == 200
+        assert (
+            correlated_of(plan).noise_against_independent == pytest.approx(mine / alone, rel=1e-3)
+            and mine <= alone
+        )
+        assert correlated_of(plan).course[-1][0] == 200
         for more in {min(2 * bands[epsilon], 40), 40}:
             forced = plan_of("matrix_factorisation", epsilon=epsilon, bands=more)
             spread = forced.noise_multiplier * math.sqrt(
-                mean_squared_noise(kept(forced).correlation(), asked)
+                mean_squared_noise(correlated_of(forced).correlation(), asked)
             )
             assert spread >= 0.99 * mine * (1 - 1e-3)
     assert bands[0.3] == 1 < bands[3.0] < bands[30.0]
@@ -74,16 +77,16 @@ def test_without_samples_correlation_always_gains() -> None:
             plan = plan_of(
                 "matrix_factorisation", epsilon=epsilon, participation="fixed_order", strategy=strategy
             )
-            assert kept(plan).noise_against_independent < 0.5 and kept(plan).parts == 40
+            assert correlated_of(plan).noise_against_independent < 0.5 and correlated_of(plan).parts == 40
             assert [type(event) for event, _ in unroll(plan.schedule)] == [dp.GaussianDpEvent]
         tree = plan_of("dp_ftrl", epsilon=epsilon)
-        assert 0.2 < kept(tree).noise_against_independent < 0.7
-        assert kept(tree).correlation() == Tree(40)
+        assert 0.2 < correlated_of(tree).noise_against_independent < 0.7
+        assert correlated_of(tree).correlation() == Tree(40)
 
 
 def test_a_tree_may_stand_for_several_passes() -> None:
     plan = plan_of("dp_ftrl", epsilon=1.0, restart=5)
-    assert kept(plan).correlation() == Tree(200)
+    assert correlated_of(plan).correlation() == Tree(200)
     event = plan.schedule[0][0]
     assert isinstance(event, CorrelatedDpEvent) and event.leaves == 200
 
@@ -93,7 +96,7 @@ def test_a_private_number_of_records_is_counted_first_and_parts_follow_the_rate(
         plan = plan_of(name, epsilon=3.0, records=None)
         assert plan.divisor is None and plan.schedule[0][1] == 1
         assert plan.schedule[0][0] == dp.GaussianDpEvent(plan.target.count_noise)
-    assert kept(plan).parts == 40
+    assert correlated_of(plan).parts == 40
 
 
 @pytest.mark.parametrize(
@@ -113,12 +116,12 @@ def test_what_cannot_be_had_is_refused_in_a_sentence(settings: dict[str, Any], m
 def test_the_courses_of_noise_are_those_of_the_iterates() -> None:
     """What many runs without records end at spreads as the plan says."""
     plan = plan_of("dp_ftrl", epsilon=2.0)
-    course = np.array(kept(plan).course)
+    course = np.array(correlated_of(plan).course)
     asked = workload(OptimizerConfig(**UPDATE), 200)
     last = plan.noise_multiplier * math.sqrt(float(np.square(asked.rows[-1]).sum()))
     assert (np.diff(course[:, 0]) > 0).all() and (course[-1, 1:] > 0).all()
     assert course[-1, 2] < last  # independent noise of the same cost needs less of it than the tree
-    assert kept(plan_of("matrix_factorisation", epsilon=0.3)).correlation() == Toeplitz((1.0,))
+    assert correlated_of(plan_of("matrix_factorisation", epsilon=0.3)).correlation() == Toeplitz((1.0,))
 
 
 @pytest.mark.parametrize("bands", [1, 3, 64, 65, 90])

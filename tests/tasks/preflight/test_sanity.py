@@ -111,7 +111,7 @@ def test_other_algorithms_are_doubted_as_little(name: str) -> None:
 
 
 @pytest.fixture
-def spoiled(visits: Visits) -> Visits:
+def too_fast(visits: Visits) -> Visits:
     """A private table with a learning rate far beyond any use."""
     visits.place.set("data", dataset="visits")
     visits.place.set("algorithm", update={"learning_rate": 1e9})
@@ -123,31 +123,31 @@ def nothing_is_reserved(visits: Visits) -> bool:
 
 
 def test_without_a_person_it_is_refused_and_nothing_is_reserved(
-    spoiled: Visits, monkeypatch: pytest.MonkeyPatch
+    too_fast: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with refused(r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes"):
-        spoiled.train()
-    assert nothing_is_reserved(spoiled)
+        too_fast.train()
+    assert nothing_is_reserved(too_fast)
     monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "yes")
-    spoiled.train()
-    assert spoiled.runs == 1
+    too_fast.train()
+    assert too_fast.runs == 1
 
 
 def test_at_a_terminal_a_person_is_asked(
-    spoiled: Visits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    too_fast: Visits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     with pytest.raises(RefusedError):
-        spoiled.train()
+        too_fast.train()
     assert "Spend epsilon 1 all the same? [y/N]" in capsys.readouterr().err
-    assert nothing_is_reserved(spoiled)
+    assert nothing_is_reserved(too_fast)
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    spoiled.train()
-    assert spoiled.runs == 1
+    too_fast.train()
+    assert too_fast.runs == 1
 
 
 def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
-    spoiled: Visits, monkeypatch: pytest.MonkeyPatch
+    too_fast: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*given: Any, reserve: Callable[[], None], **named: Any) -> None:
         reserve()
@@ -156,25 +156,25 @@ def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "yes")
         patch.setattr(train, "run_training", killed)
-        spoiled.train()
-    spoiled.train()
-    assert spoiled.runs == 1
+        too_fast.train()
+    too_fast.train()
+    assert too_fast.runs == 1
 
 
-def test_of_public_records_it_is_only_said(spoiled: Visits, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_public_records_it_is_only_said(too_fast: Visits, caplog: pytest.LogCaptureFixture) -> None:
     card = CARD.replace("holdout_why: the records are invented\n", "").replace("keyed_sha256", "sha256")
-    spoiled.prepare(card.replace("public: false", "public: true"))
-    spoiled.place.set("algorithm", update={"learning_rate": 1e9})
-    spoiled.train()
+    too_fast.prepare(card.replace("public: false", "public: true"))
+    too_fast.place.set("algorithm", update={"learning_rate": 1e9})
+    too_fast.train()
     assert "one step moves the parameters" in caplog.text
 
 
 def test_a_command_asks_at_its_terminal_before_the_stages_start(
-    spoiled: Visits, monkeypatch: pytest.MonkeyPatch
+    too_fast: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stages are processes that cannot ask; they are told by the environment."""
-    settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
-    preview = preview_run(spoiled.place.root, settings)
+    settings = params.load(too_fast.place.root / "params.yaml", reads=GROUPS)
+    preview = preview_run(too_fast.place.root, settings)
 
     def ask() -> None:
         confirm_before_stages(preview.warnings, preview.public, epsilon=1.0)
@@ -187,14 +187,14 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
     monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "")
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     ask()
-    spoiled.train()
-    assert spoiled.runs == 1
+    too_fast.train()
+    assert too_fast.runs == 1
 
 
-def test_the_plan_says_it(spoiled: Visits) -> None:
-    settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
+def test_the_plan_says_it(too_fast: Visits) -> None:
+    settings = params.load(too_fast.place.root / "params.yaml", reads=GROUPS)
     out = io.StringIO()
-    Console(file=out, width=300).print(cost_table(preview_run(spoiled.place.root, settings), settings))
+    Console(file=out, width=300).print(cost_table(preview_run(too_fast.place.root, settings), settings))
     assert "these settings look wrong" in out.getvalue()
     assert "one step moves the parameters" in out.getvalue()
 

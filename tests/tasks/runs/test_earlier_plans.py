@@ -25,16 +25,16 @@ EXACT = calibration.calibrate
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def upgraded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the first test that has an upgrade leaves its checkout and its home for the others."""
     return tmp_path_factory.mktemp("upgraded")
 
 
 @pytest.fixture
-def upgraded(visits: Visits, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
+def after_upgrade(visits: Visits, upgraded_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
     """A run is done by a version that took more noise and whose method had another source."""
     places = {"root": visits.place.root, "home": visits.place.home}
-    if not any(kept.iterdir()):
+    if not any(upgraded_folder.iterdir()):
         with monkeypatch.context() as before:
             before.setattr(calibration, "calibrate", lambda *given, **named: 1.02 * EXACT(*given, **named))
             before.setattr(calibrate, "source_digest", lambda name: "0" * 64)
@@ -42,10 +42,10 @@ def upgraded(visits: Visits, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Vis
             visits.train()
         visits.finish()
         for name, place in places.items():
-            shutil.copytree(place, kept / name, ignore=shutil.ignore_patterns("examples"))
+            shutil.copytree(place, upgraded_folder / name, ignore=shutil.ignore_patterns("examples"))
     else:
         for name, place in places.items():
-            shutil.copytree(kept / name, place, dirs_exist_ok=True)
+            shutil.copytree(upgraded_folder / name, place, dirs_exist_ok=True)
     return visits
 
 
@@ -54,55 +54,59 @@ def plan_of(visits: Visits) -> dict[str, Any]:
     return plan
 
 
-def test_the_same_request_gets_the_earlier_plan_and_its_result_for_nothing(upgraded: Visits) -> None:
-    first, receipt = plan_of(upgraded), upgraded.place.receipt
-    settings = params.load(upgraded.place.root / "params.yaml", reads=GROUPS)
-    assert calibrate.plan_for(settings, upgraded.place.public).noise_multiplier < first["noise_multiplier"]
-    assert preview_run(upgraded.place.root, settings).is_begun
+def test_the_same_request_gets_the_earlier_plan_and_its_result_for_nothing(after_upgrade: Visits) -> None:
+    first, receipt = plan_of(after_upgrade), after_upgrade.place.receipt
+    settings = params.load(after_upgrade.place.root / "params.yaml", reads=GROUPS)
+    assert (
+        calibrate.plan_for(settings, after_upgrade.place.public).noise_multiplier < first["noise_multiplier"]
+    )
+    assert preview_run(after_upgrade.place.root, settings).is_begun
     calibrate.main()
-    assert plan_of(upgraded) == first
-    assert upgraded.train() == receipt["run_id"] and upgraded.runs == 1
-    upgraded.finish()  # with a card that verifies
+    assert plan_of(after_upgrade) == first
+    assert after_upgrade.train() == receipt["run_id"] and after_upgrade.runs == 1
+    after_upgrade.finish()  # with a card that verifies
 
 
 def test_a_person_who_agrees_to_spend_again_gets_the_new_plan_and_keeps_it(
-    upgraded: Visits, monkeypatch: pytest.MonkeyPatch
+    after_upgrade: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = plan_of(upgraded)
+    first = plan_of(after_upgrade)
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     calibrate.main()
-    assert plan_of(upgraded)["noise_multiplier"] < first["noise_multiplier"]
-    second = upgraded.train()
-    upgraded.finish()
+    assert plan_of(after_upgrade)["noise_multiplier"] < first["noise_multiplier"]
+    second = after_upgrade.train()
+    after_upgrade.finish()
     monkeypatch.delenv("EPSILONFLOW_SPEND_AGAIN")
     calibrate.main()
-    assert (upgraded.train(), upgraded.runs) == (second, 2)
+    assert (after_upgrade.train(), after_upgrade.runs) == (second, 2)
 
 
 @pytest.mark.parametrize(
     ("group", "value"), [("privacy", {"epsilon": 1.01}), ("algorithm", {"steps": 4}), ("model", {"seed": 7})]
 )
-def test_another_request_gets_a_plan_of_its_own(upgraded: Visits, group: str, value: dict[str, Any]) -> None:
-    upgraded.place.set(group, **value)
-    new = plan_of(upgraded)
+def test_another_request_gets_a_plan_of_its_own(
+    after_upgrade: Visits, group: str, value: dict[str, Any]
+) -> None:
+    after_upgrade.place.set(group, **value)
+    new = plan_of(after_upgrade)
     calibrate.main()
-    assert plan_of(upgraded) == new
-    upgraded.train()
-    assert upgraded.runs == 2
+    assert plan_of(after_upgrade) == new
+    after_upgrade.train()
+    assert after_upgrade.runs == 2
 
 
-def test_other_records_get_a_plan_of_their_own(upgraded: Visits) -> None:
-    digests = upgraded.place.root / "datasets/prepared/contents"
+def test_other_records_get_a_plan_of_their_own(after_upgrade: Visits) -> None:
+    digests = after_upgrade.place.root / "datasets/prepared/contents"
     digests.write_text("another" + digests.read_text())
-    before = plan_of(upgraded)["noise_multiplier"]
+    before = plan_of(after_upgrade)["noise_multiplier"]
     calibrate.main()
-    assert plan_of(upgraded)["noise_multiplier"] < before
+    assert plan_of(after_upgrade)["noise_multiplier"] < before
 
 
 def test_a_plan_that_costs_more_than_its_target_today_is_not_taken_over(
-    upgraded: Visits, monkeypatch: pytest.MonkeyPatch
+    after_upgrade: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = next((upgraded.place.home / "runs").glob("*-1"))
+    folder = next((after_upgrade.place.home / "runs").glob("*-1"))
     old = json.loads((folder / "result" / store.PLAN).read_text())
     before = old["noise_multiplier"]
     monkeypatch.setattr(
@@ -110,12 +114,12 @@ def test_a_plan_that_costs_more_than_its_target_today_is_not_taken_over(
     )
     folder.rename(folder.with_name("True-1"))
     calibrate.main()
-    assert plan_of(upgraded) == old
+    assert plan_of(after_upgrade) == old
     cheaper = json.dumps(old["schedule"]).replace(str(before), str(before / 2))
     old["schedule"] = json.loads(cheaper)  # as where the price of these events was understated
     (folder.with_name("True-1") / "result" / store.PLAN).write_text(json.dumps(old))
     calibrate.main()
-    assert plan_of(upgraded)["noise_multiplier"] < before
+    assert plan_of(after_upgrade)["noise_multiplier"] < before
 
 
 def test_an_unfinished_run_of_the_other_version_is_not_passed_by(
@@ -140,11 +144,11 @@ def test_an_unfinished_run_of_the_other_version_is_not_passed_by(
     assert visits.runs == 1
 
 
-def test_a_damaged_plan_in_a_run_is_passed_by(upgraded: Visits) -> None:
-    (file,) = (upgraded.place.home / "runs").glob("*-1/result/plan.json")
+def test_a_damaged_plan_in_a_run_is_passed_by(after_upgrade: Visits) -> None:
+    (file,) = (after_upgrade.place.home / "runs").glob("*-1/result/plan.json")
     file.write_text('{"model": 3}')
     calibrate.main()
-    assert Path(upgraded.place.root / "artifacts/plan.json").is_file()
+    assert Path(after_upgrade.place.root / "artifacts/plan.json").is_file()
 
 
 def test_a_plan_at_another_delta_is_not_taken_over_where_an_attack_is_the_target(
@@ -175,13 +179,13 @@ def test_a_plan_at_another_delta_is_not_taken_over_where_an_attack_is_the_target
 
 
 def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
-    upgraded: Visits, monkeypatch: pytest.MonkeyPatch
+    after_upgrade: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a version knows another bound of a loss: calibration would name a plan that training sends back."""
-    first, known = plan_of(upgraded), calibrate._planning_facts
+    first, known = plan_of(after_upgrade), calibrate._planning_facts
     monkeypatch.setattr(calibrate, "_planning_facts", lambda *given: replace(known(*given), loss=None))
     calibrate.main()
-    assert plan_of(upgraded)["noise_multiplier"] < first["noise_multiplier"]
+    assert plan_of(after_upgrade)["noise_multiplier"] < first["noise_multiplier"]
 
 
 def test_a_run_under_an_earlier_default_keeps_its_plan_and_its_result(

@@ -9,6 +9,6 @@ import pytest
 GOLDEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text())
 
 
-def expected(name: str) -> Any:
+def golden_value(name: str) -> Any:
     tolerance = GOLDEN[name]["tolerance"]
     return pytest.approx(GOLDEN[name]["value"], rel=tolerance.get("rel", 0), abs=tolerance.get("abs", 0))

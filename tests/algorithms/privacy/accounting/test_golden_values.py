@@ -15,7 +15,7 @@ from algorithms.privacy.accounting.epsilon import LEVELS, calibrate, epsilon, ep
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of_budget
 from algorithms.privacy.mechanisms.release import Gumbel, Laplace, argmin_release
-from tests.algorithms.privacy.accounting.golden_values import GOLDEN, expected
+from tests.algorithms.privacy.accounting.golden_values import GOLDEN, golden_value
 
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 
@@ -38,7 +38,9 @@ def sampled(q: float, z: float) -> dp.DpEvent:
 def test_poisson_sampled_gaussian(name: str) -> None:
     p = params(name)
     accountant = name.rpartition("_")[2]
-    assert epsilon([(sampled(p["q"], p["z"]), p["T"])], p["delta"], accountant=accountant) == expected(name)
+    assert epsilon([(sampled(p["q"], p["z"]), p["T"])], p["delta"], accountant=accountant) == golden_value(
+        name
+    )
 
 
 @pytest.mark.parametrize("name", named("gdp"))
@@ -50,23 +52,23 @@ def test_one_gaussian_is_exact_by_pld(name: str) -> None:
 
 def test_both_accountants_mean_the_same_multiplier_under_replace_one() -> None:
     gaussian = [(dp.GaussianDpEvent(4.0), 1)]
-    assert epsilon(gaussian, 1e-5, adjacency=REPLACE_ONE) == expected("trap_replace_pld")
+    assert epsilon(gaussian, 1e-5, adjacency=REPLACE_ONE) == golden_value("trap_replace_pld")
     halved = [(dp.GaussianDpEvent(8.0), 1)]  # the reference was computed without halving the multiplier
-    assert epsilon(halved, 1e-5, accountant="rdp", adjacency=REPLACE_ONE) == expected("trap_replace_rdp")
+    assert epsilon(halved, 1e-5, accountant="rdp", adjacency=REPLACE_ONE) == golden_value("trap_replace_rdp")
 
 
 def test_sampling_without_replacement_under_replace_one() -> None:
     p = params("wor_50000_256")
     event = dp.SampledWithoutReplacementDpEvent(p["n"], p["m"], dp.GaussianDpEvent(p["std_over_C"]))
     spent = epsilon([(event, p["T"])], p["delta"], accountant="rdp", adjacency=REPLACE_ONE)
-    assert spent == expected("wor_50000_256")
+    assert spent == golden_value("wor_50000_256")
 
 
 @pytest.mark.parametrize("name", named("zcdp_tight"))
 def test_rho_of_a_budget(name: str) -> None:
     p = params(name)
     rho = rho_of_budget(Budget(p["eps"], p["delta"]))
-    assert rho == expected(name)
+    assert rho == golden_value(name)
     assert epsilon_of_zcdp(rho, p["delta"]) <= p["eps"]
     assert rho > GOLDEN[name.replace("tight", "bs")]["value"]
 
@@ -76,14 +78,14 @@ def test_scale_of_a_noisy_selection(name: str, noise: type) -> None:
     p = params(name)
     release = argmin_release(p["C"], noise(GOLDEN[name]["value"] / p["C"]))
     assert release.event().rho == pytest.approx(p["rho"], rel=1e-9)
-    assert release.noise_scale == expected(name)
+    assert release.noise_scale == golden_value(name)
 
 
 @pytest.mark.parametrize("name", named("dpis_lemma"))
 def test_one_importance_sampled_step(name: str) -> None:
     p = params(name)
     event = sampled(p["b"] * p["C"] / p["K_tilde"], p["sigma_G"] * p["C"] * p["N_tilde"] / p["K_tilde"])
-    assert rdp([(event, 1)], orders=(float(p["alpha"]),))[0] == expected(name)
+    assert rdp([(event, 1)], orders=(float(p["alpha"]),))[0] == golden_value(name)
 
 
 def importance_sampled_run() -> Schedule:
@@ -98,15 +100,15 @@ def importance_sampled_run() -> Schedule:
 
 def test_an_importance_sampled_run_by_both_accountants() -> None:
     schedule = importance_sampled_run()
-    assert epsilon(schedule, 1e-5, accountant="rdp") == expected("dpis_run_rdp")
-    assert epsilon(schedule, 1e-5, discretisation=1e-3) == expected("dpis_run_pld")
+    assert epsilon(schedule, 1e-5, accountant="rdp") == golden_value("dpis_run_rdp")
+    assert epsilon(schedule, 1e-5, discretisation=1e-3) == golden_value("dpis_run_pld")
 
 
 @pytest.mark.parametrize("order", [3, 5])
 def test_an_importance_sampled_run_at_one_order(order: int) -> None:
     total = rdp(importance_sampled_run(), orders=(float(order),))[0]
-    assert total == expected(f"dpis_run_alpha{order}")
-    assert total + conversion(order, 1e-5) == expected(f"dpis_run_eps_alpha{order}")
+    assert total == golden_value(f"dpis_run_alpha{order}")
+    assert total + conversion(order, 1e-5) == golden_value(f"dpis_run_eps_alpha{order}")
 
 
 def test_a_subsampled_and_rescaled_sum_costs_what_the_full_sum_costs() -> None:
@@ -115,9 +117,9 @@ def test_a_subsampled_and_rescaled_sum_costs_what_the_full_sum_costs() -> None:
     claimed = rdp([(sampled(p["p_K"], p["sigma_K"]), 1)], orders=orders)[0]
     true = rdp([(sampled(p["p_K"], p["sigma_K"] * p["p_K"]), 1)], orders=orders)[0]
     full = rdp([(dp.GaussianDpEvent(p["sigma_K"]), 1)], orders=orders)[0]
-    assert claimed == expected("dpis_K_claimed_eq19")
-    assert true == expected("dpis_K_eq11_true")
-    assert full == expected("dpis_K_fullsum_true")
+    assert claimed == golden_value("dpis_K_claimed_eq19")
+    assert true == golden_value("dpis_K_eq11_true")
+    assert full == golden_value("dpis_K_fullsum_true")
 
 
 @pytest.mark.parametrize("name", named("dpis_sigma"))
@@ -128,7 +130,7 @@ def test_calibration_by_rdp(name: str) -> None:
         return [(sampled(p["b"] / (p["N"] * p["r"]), sigma / p["r"]), p["T"])]
 
     found = calibrate(schedule_at, Budget(4.0, p["delta"]), accountant="rdp")
-    assert found == expected(name)
+    assert found == golden_value(name)
     assert epsilon(schedule_at(found), p["delta"], accountant="rdp") <= 4.0
 
 
@@ -151,7 +153,7 @@ def by_orders(schedule: Schedule, orders: tuple[float, ...]) -> float:
 )
 def test_noise_matched_to_decaying_steps(epsilon_bar: str, near: tuple[float, ...]) -> None:
     sigma = GOLDEN[f"adp_sched_{epsilon_bar}_sigma"]["value"]
-    assert by_orders(decaying(sigma), near) == expected(f"adp_sched_{epsilon_bar}_rdp")
+    assert by_orders(decaying(sigma), near) == golden_value(f"adp_sched_{epsilon_bar}_rdp")
 
 
 def in_planned_levels(sigma: float, levels: int = LEVELS) -> Schedule:
@@ -186,14 +188,14 @@ def test_matched_noise_at_the_epsilon_of_constant_noise() -> None:
 
 def test_a_short_schedule_of_growing_noise() -> None:
     schedule = [(sampled(0.05, 1.2 * ((20 + t) / 20) ** 0.25), 1) for t in range(5)]
-    assert epsilon(schedule, 1e-5, accountant="rdp") == expected("adp_small_T5_rdp")
-    assert epsilon(schedule, 1e-5) == expected("adp_small_T5_pld")
+    assert epsilon(schedule, 1e-5, accountant="rdp") == golden_value("adp_small_T5_rdp")
+    assert epsilon(schedule, 1e-5) == golden_value("adp_small_T5_pld")
 
 
 def test_laplace_by_both_accountants() -> None:
     schedule = [(dp.LaplaceDpEvent(100.0), 100)]
-    assert epsilon(schedule, 1e-5, accountant="rdp") == expected("lap_rdp_full")
-    assert epsilon(schedule, 1e-5) == expected("lap_pld_100000_100")
+    assert epsilon(schedule, 1e-5, accountant="rdp") == golden_value("lap_rdp_full")
+    assert epsilon(schedule, 1e-5) == golden_value("lap_pld_100000_100")
 
 
 @pytest.mark.parametrize(("name", "mean", "shape"), [("select_6_1", 6, 1.0), ("select_36_0.5", 36, 0.5)])
@@ -201,4 +203,4 @@ def test_the_best_of_a_random_number_of_runs(name: str, mean: float, shape: floa
     base = params("psg00_rdp")
     run = dp.SelfComposedDpEvent(sampled(base["q"], base["z"]), base["T"])
     event = dp.dp_event.RepeatAndSelectDpEvent(run, mean, shape)
-    assert epsilon_of_rdp(rdp([(event, 1)]), 1e-5) == expected(name)
+    assert epsilon_of_rdp(rdp([(event, 1)]), 1e-5) == golden_value(name)

@@ -247,11 +247,11 @@ def test_masses_of_a_long_pass_are_exact_but_for_a_few_last_places_a_step(noise:
 def test_orders_that_are_asked_for_one_by_one_share_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     computed, on_points = [], random_allocation._on_points
 
-    def counted(points: np.ndarray, noise: float) -> np.ndarray:
+    def spy(points: np.ndarray, noise: float) -> np.ndarray:
         computed.append(noise)
         return on_points(points, noise)
 
-    monkeypatch.setattr(random_allocation, "_on_points", counted)
+    monkeypatch.setattr(random_allocation, "_on_points", spy)
     event, orders = RandomAllocationDpEvent(2.345, 50, 50), (1.5, 4.0, 17.25)
     singly = [divergences_of_pass(event, (order,))[0] for order in orders]
     assert computed == [2.345]

@@ -55,11 +55,11 @@ def deltas_of(event: object) -> Callable[[float, str], float]:
 def test_a_choice_computes_the_deltas_of_each_side_of_a_trial_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed, deltas = [], GridComposition.deltas
 
-    def counted(side: GridComposition, epsilons: np.ndarray, min_delta: float) -> np.ndarray:
+    def spy(side: GridComposition, epsilons: np.ndarray, min_delta: float) -> np.ndarray:
         computed.append(side)
         return deltas(side, epsilons, min_delta)
 
-    monkeypatch.setattr(GridComposition, "deltas", counted)
+    monkeypatch.setattr(GridComposition, "deltas", spy)
     trials = [PoissonSampledDpEvent(0.1, GaussianDpEvent(noise)) for noise in (2.0, 3.0, 4.0)]
     pairs_of([(EitherDpEvent(trials), 1)], ADD_OR_REMOVE_ONE)
     assert len(computed) == 2 * len(trials)

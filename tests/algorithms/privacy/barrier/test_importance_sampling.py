@@ -219,11 +219,11 @@ def test_a_total_of_norms_is_their_sum_cut_off_and_is_charged_once_each() -> Non
 def test_a_second_total_at_the_same_parameters_makes_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, passes, measure = barrier(axes(), axes_model()), [], Engine.norms
 
-    def counted(*arguments: Any) -> Tensor:
+    def spy(*arguments: Any) -> Tensor:
         passes.append(len(arguments))
         return measure(*arguments)
 
-    monkeypatch.setattr(Engine, "norms", counted)
+    monkeypatch.setattr(Engine, "norms", spy)
     point = torch.zeros(COUNT)
     for bound in (4.0, 1.0):
         asked.norm_total(point.clone(), bound=L2(bound), noise=Gaussian(1.0))
@@ -248,13 +248,13 @@ def test_a_total_of_norms_tells_later_samples_whom_to_look_at(monkeypatch: pytes
     looked: list[int] = []
     compute = Engine.contributions
 
-    def counted(engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor, *rest: Any) -> Any:
+    def spy(engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor, *rest: Any) -> Any:
         looked.append(len(labels))
         return compute(engine, point, inputs, labels, *rest)
 
     tiny, point = axes(np.full(COUNT, 0.02)), torch.zeros(COUNT)
     asked, sampling = barrier(tiny, axes_model()), Importance(1.0, oversampling=1.0)
-    monkeypatch.setattr(Engine, "contributions", counted)
+    monkeypatch.setattr(Engine, "contributions", spy)
     step(asked, point, sampling)
     assert sum(looked) == COUNT  # never seen: all are candidates
     asked.norm_total(point, bound=L2(C), noise=NO_NOISE)

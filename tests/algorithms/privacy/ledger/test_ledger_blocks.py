@@ -242,11 +242,11 @@ def test_a_write_reads_the_accounts_of_its_blocks_alone(
     reserve(ledger, "open", "block 3")
     read, state = set[int](), StatePart.state
 
-    def counted(part: StatePart, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
+    def spy(part: StatePart, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
         read.add(len(answers[0]))
         return state(part, connection, answers)
 
-    monkeypatch.setattr(StatePart, "state", counted)
+    monkeypatch.setattr(StatePart, "state", spy)
     _hold(ledger, "a", **{"block 3": "A"})
     ledger.settle("a", Budget(0.1, 0.0), events=EVENTS)
     ledger.forfeit("open")

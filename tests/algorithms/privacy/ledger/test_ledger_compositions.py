@@ -196,11 +196,11 @@ def test_the_worst_number_of_records_is_found_with_few_of_them_computed_closely(
     """All 64 records have a delta near 1, so that fewer have a larger share."""
     closely, compose = [], accounting.compose_loss
 
-    def counted(*of_group: Any, coarser: float = 1.0, **settings: Any) -> ComposedPLD:
+    def spy(*of_group: Any, coarser: float = 1.0, **settings: Any) -> ComposedPLD:
         closely.append(coarser == 1.0)
         return compose(*of_group, coarser=coarser, **settings)
 
-    monkeypatch.setattr(accounting, "compose_loss", counted)
+    monkeypatch.setattr(accounting, "compose_loss", spy)
     noise = dp.GaussianDpEvent(8.2)
     events = schedule_to_json([(dp.PoissonSampledDpEvent(0.00772, noise), 98_496)])
     Composition().price(Budget(1.68, 1e-9), events, "ADD_OR_REMOVE_ONE", together=64)

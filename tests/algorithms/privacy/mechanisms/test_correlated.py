@@ -40,7 +40,7 @@ from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strat
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
 from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder, Poisson, Sampling, draw_sample
-from tests.algorithms.privacy.accounting.golden_values import GOLDEN, expected
+from tests.algorithms.privacy.accounting.golden_values import GOLDEN, golden_value
 from tests.support.barriers import FALSE_ALARM, barrier, no_records, wide_model
 from tests.support.bench import made_up, small_model
 from tests.support.refusals import refused_as
@@ -124,7 +124,7 @@ def test_the_tree_of_a_pass_moves_by_its_height() -> None:
 def test_a_sensitivity_is_that_of_another_library(name: str) -> None:
     p = GOLDEN[name]["params"]
     column = p["decay"] ** np.arange(p["bands"])
-    assert squared_sensitivity(column, steps=p["steps"], parts=p["parts"]) == expected(name)
+    assert squared_sensitivity(column, steps=p["steps"], parts=p["parts"]) == golden_value(name)
 
 
 def prefix_sums(steps: int) -> Workload:
@@ -137,14 +137,14 @@ def test_the_best_strategies_leave_the_noise_of_those_of_another_library() -> No
         found = mean_squared_noise(
             best_banded(OptimizerConfig(1.0), steps, bands, rows=steps), prefix_sums(steps)
         )
-        assert math.sqrt(found) == expected(f"correlated_banded_{steps}_{bands}")
+        assert math.sqrt(found) == golden_value(f"correlated_banded_{steps}_{bands}")
     for bands, steps in ((512, 512), (64, 1024)):
         found = mean_squared_noise(square_root(bands), prefix_sums(steps))
-        assert math.sqrt(found) == expected(f"correlated_root_{bands}_{steps}")
+        assert math.sqrt(found) == golden_value(f"correlated_root_{bands}_{steps}")
     buffers = best_buffered(OptimizerConfig(1.0), 100, 2, 20, rows=100)
     moves = squared_sensitivity(buffers.column(100), steps=100, parts=20)
     found = moves * mean_squared_noise(buffers, prefix_sums(100))
-    assert math.sqrt(found) == expected("correlated_buffered_100_2")
+    assert math.sqrt(found) == golden_value("correlated_buffered_100_2")
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
