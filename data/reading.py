@@ -378,7 +378,7 @@ def _held_out(
     if "test" not in files:
         return
     path = files["test"]
-    portions = digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared, path)
+    portions = digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared_reader, path)
     for records in rows.batches(portions, str(path), "test"):
         yield RecordBlock("test", records)
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
@@ -424,10 +424,10 @@ def _records(
             before = _marks(path)
             make = partial(rows.tables, "train", path)
         else:
-            make = partial(_rows_in_database, source, rows.wanted, name, connection)
+            make = partial(_rows_in_database, source, rows.column_names, name, connection)
             if card.person is not None:
                 make = until_read.enter_context(_spool(make()))
-        chosen = digests.count_block_rows(name, make(), rows.declared, path)
+        chosen = digests.count_block_rows(name, make(), rows.declared_reader, path)
         if card.person is not None:
             counted = chosen
 

@@ -47,7 +47,7 @@ class TableEncoding:
     table: Table
     names: tuple[str, ...]
 
-    def declared(self, X: Any) -> pd.DataFrame:
+    def declared_columns(self, X: Any) -> pd.DataFrame:
         """The declared columns of X; raises RefusedError if X is no DataFrame with these."""
         if not isinstance(X, pd.DataFrame):
             raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
@@ -57,7 +57,7 @@ class TableEncoding:
 
     def encode(self, X: Any) -> NDArray[np.float32]:
         """The records that the network takes, [n, positions]. Raises RefusedError for what the columns do not allow."""
-        X = self.declared(X)
+        X = self.declared_columns(X)
         try:
             arrow = pa.Table.from_pandas(X, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value

@@ -172,7 +172,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
         before = tuple(schedule_of(features, public.input_shape, public.records, privacy.count_noise))
 
     def for_target(target: Target) -> Plan:
-        return _planned(settings.algorithm, target, _planning_facts(model, public))
+        return _plan_of(settings.algorithm, target, _planning_facts(model, public))
 
     def at(epsilon: float) -> Plan:
         return for_target(
@@ -193,7 +193,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     return plan
 
 
-def _planned(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) -> Plan:
+def _plan_of(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) -> Plan:
     """The algorithm's plan, without the releases of a shrinkage where the model has nothing to be shrunk towards.
 
     The share may stand in params.yaml since its features or its model were others, for which it was advised.

@@ -145,7 +145,7 @@ def encoder_of_model(
     chosen = params.EncoderParams.model_validate(carried)
     check_allowed(chosen.name, allow_code, "the model's file")
     here = named_encoder(find_checkout() or Path())
-    if here is not None and stated(here) == stated(chosen):
+    if here is not None and without_local_folders(here) == without_local_folders(chosen):
         chosen = here  # params.yaml says in which folder it is
     if encoder_of(chosen).sha256 != expected:
         raise ModelRefusedError(
@@ -155,7 +155,7 @@ def encoder_of_model(
     return chosen
 
 
-def stated(chosen: params.EncoderParams) -> params.EncoderParams:
+def without_local_folders(chosen: params.EncoderParams) -> params.EncoderParams:
     """The encoder as a card and a model's file state it: without the folders of this machine."""
     library, _, name = chosen.name.partition("/")
     return chosen.model_copy(
@@ -171,7 +171,7 @@ def facts_of(chosen: params.EncoderParams) -> EncoderFacts:
     encoder = encoder_of(chosen)
     settings = json.dumps(chosen.settings, sort_keys=True)
     return EncoderFacts(
-        stated(chosen).name,
+        without_local_folders(chosen).name,
         encoder.takes,
         encoder.width,
         encoder.sha256,
@@ -229,7 +229,7 @@ def prepare(
         vocabulary, encoder = None if public.encoder else word_list(card, files), params.data.encoder
         encoder_settings = None
         if public.encoder is not None and encoder is not None:
-            encoder_settings = stated(encoder).model_dump() | {"sha256": public.encoder.sha256}
+            encoder_settings = without_local_folders(encoder).model_dump() | {"sha256": public.encoder.sha256}
             records = encode_records(
                 records,
                 public.encoder,

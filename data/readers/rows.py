@@ -98,7 +98,7 @@ class RowReader:
     as_texts: bool = False
 
     @property
-    def declared(self) -> OfRows:
+    def declared_reader(self) -> OfRows:
         """The card's reader."""
         assert isinstance(self.card.reader, OF_ROWS)
         return self.card.reader
@@ -109,9 +109,9 @@ class RowReader:
         return () if self.card.person is None else (self.card.person.column,)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         """Names of the columns that are read, including the person's."""
-        return tuple(dict.fromkeys((*self.declared.in_the_file, *self._person)))
+        return tuple(dict.fromkeys((*self.declared_reader.in_the_file, *self._person)))
 
     def read(self) -> Iterator[RecordBlock]:
         """The records of the train file and, if there is one, of the test file.
@@ -133,7 +133,9 @@ class RowReader:
     def tables(self, part: Part, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         card = self.card
-        return tables(part, path, self.declared, card.label_type, more=self._person, names_rows=card.public)
+        return tables(
+            part, path, self.declared_reader, card.label_type, more=self._person, names_rows=card.public
+        )
 
     def batches(self, portions: Iterable[pa.Table], where: str, part: Part | None) -> Iterator[RecordBatch]:
         """The records of all rows of a source. where: its name in messages. part: of its file; None for a query.
@@ -141,7 +143,7 @@ class RowReader:
         Raises DataRefusedError as `read` does; of public records it names the first row that is wrong.
         """
         names_rows = self.card.public and self.card.person is None and part is not None
-        done = _lines_before(self.declared, part) if part is not None else 0
+        done = _lines_before(self.declared_reader, part) if part is not None else 0
         for some in portions:
             try:
                 records = self.records(some, where)
@@ -162,11 +164,13 @@ class RowReader:
 
         count = bisect_left(range(some.num_rows + 1), True, key=lambda rows: refusal_of(rows) is not None)
         refusal = refusal_of(count)
-        return DataRefusedError(f"{refusal} {_see_row(done + count, self.declared)}") if count else None
+        return (
+            DataRefusedError(f"{refusal} {_see_row(done + count, self.declared_reader)}") if count else None
+        )
 
     def records(self, some: pa.Table, where: str) -> RecordBatch:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
-        declared, label_type = self.declared, self.card.label_type
+        declared, label_type = self.declared_reader, self.card.label_type
         if isinstance(declared, Table):
             made = encoding.records(some, declared, label_type, where, has_split=self.card.split is not None)
         else:
@@ -206,9 +210,12 @@ class RowReader:
             yield from make()
             return
         owners, ranks, usable = bytearray(), bytearray(), bytearray()
-        spelled = in_one_spelling if isinstance(self.declared, Table) else bytes
+        spelled = in_one_spelling if isinstance(self.declared_reader, Table) else bytes
         for some in make():
-            names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
+            names = (
+                *self.declared_reader.content,
+                *(label.name for label in self.declared_reader.label_columns),
+            )
             has_lists = isinstance(self.card.label_type, Tags)
             columns = (encoding.contents(_column(some, name), lists=has_lists) for name in names)
             for who, *row in zip(self._who(some), *columns, strict=True):
@@ -232,12 +239,12 @@ class RowReader:
 
     @cached_property
     def _nobody(self) -> frozenset[bytes]:
-        declared = self.declared.missing if isinstance(self.declared, Table) else ()
+        declared = self.declared_reader.missing if isinstance(self.declared_reader, Table) else ()
         return _NOBODY.union(in_one_spelling(one.encode()) for one in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:
-        tokens = self.declared.tokens if isinstance(self.declared, Texts) else None
+        tokens = self.declared_reader.tokens if isinstance(self.declared_reader, Texts) else None
         return None if tokens is None or self.as_texts else texts.words_of(self.files, tokens)
 
 

@@ -29,7 +29,7 @@ _MAX_SECONDS, _MAX_BYTES = 120, 2**32
 
 
 @contextmanager
-def _bounded() -> Iterator[None]:
+def _limit_resources() -> Iterator[None]:
     """Ends what takes longer or needs more memory by a refusal."""
     from algorithms.errors import RefusedError
 
@@ -226,7 +226,7 @@ def verify(
             "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
         )
     file = _file_of_run(file)
-    with _bounded():
+    with _limit_resources():
         verification = card.verify(
             card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
         )

@@ -243,7 +243,7 @@ def shape_drawings(explanation: Explanation | None) -> dict[str, tuple[Drawing, 
 
     return {
         f"shape {index}": (draw(shape), f"What {shape.name} adds to the {explanation.unit}, by its value.")
-        for index, shape in enumerate(explanation.drawn)
+        for index, shape in enumerate(explanation.drawn_shapes)
     }
 
 

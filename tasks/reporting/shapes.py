@@ -81,7 +81,7 @@ class Explanation:
     unit: str
 
     @property
-    def drawn(self) -> tuple[Shape, ...]:
+    def drawn_shapes(self) -> tuple[Shape, ...]:
         """Those that are drawn."""
         return self.shapes[:_MAX_DRAWN]
 

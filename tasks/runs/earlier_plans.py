@@ -53,14 +53,14 @@ def stated_model(settings: Mapping[str, Any]) -> dict[str, Any]:
     The plan has their checksums.
     """
 
-    def stated(group: Mapping[str, Any]) -> dict[str, Any]:
+    def without_local_folders(group: Mapping[str, Any]) -> dict[str, Any]:
         paths = {key for key in group if key in ("start", "checkpoint") or key.endswith("_file")}
         return {
             key: without_folders(value) if key in paths and isinstance(value, str) else value
             for key, value in group.items()
         }
 
-    return stated(settings) | {"settings": stated(settings["settings"])}
+    return without_local_folders(settings) | {"settings": without_local_folders(settings["settings"])}
 
 
 def earlier_plan(

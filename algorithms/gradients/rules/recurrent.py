@@ -602,7 +602,7 @@ def _unpack(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if lengths is None:
         raise UnrecordedError("the batch sizes of packed sequences are changed")
     steps = torch.unflatten(data, 0, (len(batch_sizes), -1))
-    return steps, lengths, _taken(steps, lengths)
+    return steps, lengths, _within_sequence(steps, lengths)
 
 
 def _pad(
@@ -662,7 +662,7 @@ def padded_layers(
     each = len(weights) // (layers * directions)
     if each % 2:  # the last weight is a projection
         cell = _projected_cell
-    taken, ends = _taken(steps, lengths), []
+    taken, ends = _within_sequence(steps, lengths), []
     for layer in range(layers):
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):
@@ -687,7 +687,7 @@ def padded_recurrence(recorder: GradSampleRecorder, func: Func, args: Args, kwar
         raise UnrecordedError("a recurrent layer whose records are in another dimension")
     has_biases = len(weights) == 4 * layers * (2 if bidirectional else 1)
     settings = RecurrentSettings(has_biases, layers, dropout, training, bidirectional, batch_first=False)
-    taken, places = _taken(steps, lengths), torch.arange(len(steps), device=steps.device)[:, None]
+    taken, places = _within_sequence(steps, lengths), torch.arange(len(steps), device=steps.device)[:, None]
     # Reversed within its length, each sequence starts at the first step in both directions.
     order = torch.where(taken[..., 0], lengths - 1 - places, places)[..., None]
 
@@ -707,7 +707,7 @@ def padded_recurrence(recorder: GradSampleRecorder, func: Func, args: Args, kwar
     return outputs, *ends
 
 
-def _taken(steps: Tensor, lengths: Tensor) -> Tensor:
+def _within_sequence(steps: Tensor, lengths: Tensor) -> Tensor:
     """Which steps are within their sequences, [time, batch, 1]."""
     return (torch.arange(len(steps), device=steps.device)[:, None] < lengths)[..., None]
 

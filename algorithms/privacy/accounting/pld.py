@@ -137,7 +137,7 @@ class DiscretePLD:
         with np.errstate(divide="ignore"):
             return np.log(self.masses)
 
-    def capped(self, cap: float) -> "DiscretePLD":
+    def with_cap(self, cap: float) -> "DiscretePLD":
         """A loss that dominates this one and has no finite value above the cap: each above is split as a cell's are."""
         first = int(np.searchsorted(self.losses, cap, side="right"))
         if first == len(self.losses):
@@ -390,9 +390,9 @@ class PLDSum:
         bounds = (log_moments - math.log(delta - self.infinity_mass)) / tilts
         return max(0.0, float(bounds.min())) * (1 + 2.0**-40)
 
-    def capped(self, cap: float) -> "PLDSum":
-        """The sum of losses none of which has a finite value above the cap (see `DiscretePLD.capped`)."""
-        return PLDSum([(points.capped(cap), count) for points, count in self.parts])
+    def with_cap(self, cap: float) -> "PLDSum":
+        """The sum of losses none of which has a finite value above the cap (see `DiscretePLD.with_cap`)."""
+        return PLDSum([(points.with_cap(cap), count) for points, count in self.parts])
 
     def cap(self, delta: float) -> float:
         """A loss above which all cost as much as infinite ones at this delta; infinite where few losses are far above.
@@ -404,7 +404,7 @@ class PLDSum:
             return math.inf
         epsilon, log_inverse = math.inf, -math.log(delta)
         for cap in highest * _LOWER_CAPS:
-            bound = self.capped(float(cap)).tail_bound(delta, log_inverse / cap * _CAP_TILTS)
+            bound = self.with_cap(float(cap)).tail_bound(delta, log_inverse / cap * _CAP_TILTS)
             if bound >= epsilon:
                 break
             epsilon = bound

@@ -78,7 +78,7 @@ class GridComposition:
         decisive: tuple[float, float] | None = None,
     ) -> None:
         rough = rough or sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
-        capped = rough.capped(decisive[1]) if decisive else rough
+        capped = rough.with_cap(decisive[1]) if decisive else rough
         self._grid, self._size = grid, 0
         self._kept: tuple[float, _Tail] | None = None
         tilt = 0.0

@@ -164,7 +164,7 @@ def epsilon_on_grid(
     if floor > 0 and rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE) <= floor:
         return floor
     cap = rough.cap(delta)
-    capped = rough.capped(cap)
+    capped = rough.with_cap(cap)
     low, _ = capped.decisive_losses(capped.saddle_point(delta)[0], delta)
     return GridComposition(plds, grid, delta, rough, (low, cap)).epsilon(delta)
 
@@ -196,7 +196,7 @@ def epsilon_of(
     if (below := epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
         return below
     cap = rough.cap(delta)
-    capped = rough.capped(cap)
+    capped = rough.with_cap(cap)
     grid, _ = coarse_grid(plds, delta, _FIRST_OF_MANY if is_many else FIRST_GRID_ERROR, capped)
     decisive = (-math.inf, cap)
     cost = GridComposition(plds, refinement * grid, delta, rough, decisive).epsilon(delta)

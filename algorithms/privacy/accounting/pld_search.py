@@ -25,7 +25,7 @@ def estimated_epsilon(plds: Sequence[tuple[PrivacyLoss, int]], delta: float) -> 
     Far losses are cut off first. About as rare as delta, they would be taken for what decides.
     """
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
-    return rough.capped(rough.cap(delta)).saddle_point(delta)[0]
+    return rough.with_cap(rough.cap(delta)).saddle_point(delta)[0]
 
 
 def extrapolated_epsilon(
@@ -48,7 +48,7 @@ def extrapolated_epsilon(
     if (below := epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
         return below
     cap = rough.cap(delta)
-    capped = rough.capped(cap)
+    capped = rough.with_cap(cap)
     grid, _ = coarse_grid(plds, delta, _FIRST_ERROR, capped, max_points=_FIRST_POINTS)
     grid = min(grid, floor_grid or grid)
     decisive = (-math.inf, cap)
@@ -97,7 +97,7 @@ def cost_ratio(
     """
     rough = sketch(others, tail_truncation(others, delta), low_tail_truncation(others))
     cap = rough.cap(delta)
-    capped = rough.capped(cap)
+    capped = rough.with_cap(cap)
     grid, estimate = coarse_grid(others, delta, _FIRST_ERROR, capped, max_points=_FIRST_POINTS)
     low, _ = capped.decisive_losses(estimate, delta)
     cost, other = (

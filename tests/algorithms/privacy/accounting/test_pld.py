@@ -654,8 +654,8 @@ def test_noise_for_a_loss_that_is_never_small_is_found_at_once() -> None:
 def test_a_cap_dominates_and_keeps_the_mean() -> None:
     """Of exp(-L), and no delta is less, also next to the cap; a loss as large as the cap stays."""
     loss = DiscretePLD(np.array([-0.2, 0.1, 0.3, 2.0, 30.0]), np.array([0.4, 0.3, 0.2, 0.05, 0.04]), 0.01)
-    assert loss.capped(30.0) is loss
-    capped = loss.capped(0.3)
+    assert loss.with_cap(30.0) is loss
+    capped = loss.with_cap(0.3)
     assert capped.losses[-1] == 0.3
     for one in (loss, capped):
         assert one.masses.sum() + one.infinity_mass == pytest.approx(1.0, abs=1e-15)
