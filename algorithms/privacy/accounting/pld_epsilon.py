@@ -112,7 +112,7 @@ class GridsByDelta:
 
     def _on_its_grid(self, delta: float) -> GridComposition:
         cap = self._rough.cap(delta)
-        width, _ = coarse_grid(self._plds, delta, FIRST_GRID_ERROR, self._rough.capped(cap))
+        width, _ = coarse_grid(self._plds, delta, FIRST_GRID_ERROR, self._rough.with_cap(cap))
         return GridComposition(self._plds, width, delta, self._rough, (-math.inf, cap))
 
 
