@@ -21,7 +21,8 @@ from data.targets import CardPart
 
 _MOST_TREES = 1024
 _FINE_GRIDS = (8, 32, 128, 512)
-_FEW_RECORDS, _MANY_RECORDS = 2000, 10_000
+_FEW_RECORDS, _MANY_RECORDS, _VERY_MANY_RECORDS = 2000, 10_000, 20_000
+_MANY_TREES = 128
 Predicts: TypeAlias = Literal["classes", "labels", "number"]
 """What is predicted: one of several classes, labels that are 0 or 1, or a number."""
 Values: TypeAlias = NDArray[np.float64]
@@ -64,8 +65,10 @@ def usual_cells(predicts: Predicts, *, classes: int, records: int) -> CellSettin
     if predicts == "labels":
         return CellSettings(constant_share=constant)
     is_fine = classes > 2 and records >= _MANY_RECORDS
-    grids = _FINE_GRIDS if is_fine else CellSettings().grids
-    return CellSettings(grids=grids, tree_share=0.25, constant_share=constant)
+    usual = CellSettings()
+    grids = _FINE_GRIDS if is_fine else usual.grids
+    trees = _MANY_TREES if records >= _VERY_MANY_RECORDS else usual.trees
+    return CellSettings(grids=grids, trees=trees, tree_share=0.25, constant_share=constant)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Declared:
                 if self.public_why is None
                 else "and counts as public"
             ),
-            "cells": "columns become cells of public grids, and 64 random trees look at several columns: `cells`"
+            "cells": "columns become cells of public grids, and random trees look at several columns at a time: `cells`"
             if self.is_table
             else "",
             "missing": f"a value may be missing, and then has cells of its own: {', '.join(missing)}"

@@ -155,7 +155,10 @@ def test_settings_follow_from_public_numbers() -> None:
     assert (few.constant_share, many.constant_share, several.constant_share) == (0.1, 0.02, 0.02)
     assert few.grids == many.grids == (4, 16, 64) and several.grids == (8, 32, 128, 512)
     assert usual_cells("classes", classes=5, records=9999).grids == (4, 16, 64)
+    trees = [usual_cells("classes", classes=2, records=records).trees for records in (19_999, 20_000)]
+    assert trees == [64, 128]
     assert usual_cells("number", classes=0, records=500) == CellSettings()
+    assert usual_cells("number", classes=0, records=10**6) == CellSettings()
     assert usual_cells("labels", classes=0, records=500).constant_share == 0.1
 
 
