@@ -33,7 +33,9 @@ def main() -> None:
     """Answer the requests on stdin until it is closed, or an empty line asks for the end."""
     requests = SimpleQueue[str]()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # even if the parent process blocks it
+    # Even if the parent process blocks an interrupt, or ignores it, as one that a script started in the background.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with for_the_owner_only():  # DVC reads it when it is imported
         while request := requests.get():
             status = answer(*([] if request == ASK else [request]))

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zc.lockfile
@@ -287,8 +288,14 @@ def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
     assert order == ["another run holds this checkout: waiting for its end", "a out", "b in"]
 
 
-def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(stage: Callable[[str], Path]) -> None:
-    """Not killed at once, so that it closes what it has open, and DVC gives its locks back."""
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(
+    stage: Callable[[str], Path], handler: Any
+) -> None:
+    """Not killed at once, so that it closes what it has open, and DVC gives its locks back.
+
+    handler: of interrupts in this process; one that a script starts in the background ignores them.
+    """
     root = stage(
         "import time\n"
         "try:\n"
@@ -302,8 +309,12 @@ def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(stage: Callable[
         if line == "begun":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        reproduce("train", root=root, say=cancel)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            reproduce("train", root=root, say=cancel)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (root / "starts").exists() and not processes_in(root)
     assert (root / "closed").exists()
     assert json.loads((root / ".dvc/tmp/rwlock").read_text() or "{}") == {}
