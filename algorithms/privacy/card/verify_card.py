@@ -178,16 +178,13 @@ def load(path: Path) -> Card:
     path = path / "privacy_card.json" if path.is_dir() else path
     content, card = read(path)
     check(card, "CARD", "the card")
+    file, pieces = io.BytesIO(content), map(str.encode, chain(ENCODER.iterencode(card), "\n"))
     try:  # piece by piece up to the first that differs: deep facts can be gigabytes when they are indented
-        file, written = io.BytesIO(content), chain(ENCODER.iterencode(card), "\n")
-        is_written = (
-            all(file.read(len(piece)) == piece for piece in map(str.encode, written)) and not file.read()
-        )
+        differs = any(file.read(len(piece)) != piece for piece in pieces) or file.read()
     except (ValueError, RecursionError):  # a number like 1e999, or a text that is none
-        is_written = False
-    require(
-        is_written, BadCardError(f"{path} was edited: its bytes are not those that its facts are written as.")
-    )
+        differs = True
+    words = "was edited: its bytes are not those that its facts are written as."
+    require(not differs, BadCardError(f"{path} {words}"))
     return card
 
 
@@ -725,7 +722,9 @@ def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
         if event["type"] == "EitherDpEvent":
             losses = worst_part(event, grid, delta / number, eta / count / 2)
         elif event["type"] == "RepeatAndSelectDpEvent":
-            pairs = best_of_trials(event, delta / number, eta / count / 8)
+            # The mean of a Poisson number multiplies what the trial's grid adds.
+            finer = 8 if event["shape"] is not None else max(8, event["mean"] / 2)
+            pairs = best_of_trials(event, delta / number, eta / count / finer)
             losses = [on_grid(pair, grid, tail) for pair in pairs]
         else:
             losses = [on_grid(pair, grid, tail) for pair in pairs_of(event, tail)]

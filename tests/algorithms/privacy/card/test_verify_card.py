@@ -111,6 +111,10 @@ SCHEDULES: dict[str, tuple[Schedule, str]] = {
     "geometric search": (_search(1.0), ADD),
     "logarithmic search": (_search(0.0), ADD),
     "poisson search": (_search(math.inf), ADD),
+    "poisson search of many trials": (
+        [(Trials(100.0, math.inf).event([[(dp.GaussianDpEvent(20.0), 1)]]), 1)],
+        ADD,
+    ),
     "negative binomial search": (_search(2.0), ADD),
     "search, replaced": (_search(1.0), REPLACE),
     "search after a count": ([(dp.GaussianDpEvent(50.0), 1), *_search(1.0)], ADD),
