@@ -104,67 +104,72 @@ def unrolled_rnn(
 
 
 class _Lstm(Function):
+    # Views of all steps are made before the loops: a view takes as long as the arithmetic of a small step.
+
     @staticmethod
     def forward(
         ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
-        hiddens, cells = _states(hidden, steps), _states(cell, steps)
-        # saved: [T, 5, D, B, H], the gates and tanh(c'). by_gate: a view of sums [D, B, 4H], which each product fills.
-        saved = hidden.new_empty(steps, 5, *hidden.shape)
-        sums = hidden.new_empty(gates[:, 0].shape)
-        by_gate, transposed = _by_gate(sums, 4), weight.transpose(1, 2)
-        inputs, h, c = gates.unbind(1), hiddens.unbind(1), cells.unbind(1)
-        for t in range(steps):
-            torch.baddbmm(inputs[t], h[t], transposed, out=sums)
-            _lstm_step(by_gate, saved[t], c[t], c[t + 1], h[t + 1])
-        ctx.save_for_backward(weight, saved, hiddens, cells, ends)
+        # saved: [T + 1, 6, D, B, H], of each step g, the cell state c before it, i, f, o and tanh(c'), in an order in
+        # which a backward pass takes several at once. After the last step there is the cell state alone.
+        hiddens, saved = _states(hidden, steps), hidden.new_empty(steps + 1, 6, *hidden.shape)
+        # sums: [D, B, 4H], in the order i, f, g, o, which each product fills.
+        sums, transposed = hidden.new_empty(gates[:, 0].shape), weight.transpose(1, 2)
+        by_gate = _by_gate(sums, 4)
+        i_and_f, new, out = by_gate[:2], by_gate[2], by_gate[3]
+        h, both = hiddens.unbind(1), saved[:, 2:4].unbind()
+        g, c, i, f, o, squashed = (part.unbind() for part in saved.unbind(1))
+        c[0].copy_(cell)
+        # c' = f c + i g and h' = o tanh(c'), of the gates i, f, o = sigmoid(...) and g = tanh(...).
+        for t, step in enumerate(gates.unbind(1)):
+            torch.baddbmm(step, h[t], transposed, out=sums)
+            torch.sigmoid(i_and_f, out=both[t])
+            # A CPU computes tanh of strided values one row at a time, so they are copied first.
+            g[t].copy_(new).tanh_()
+            torch.sigmoid(out, out=o[t])
+            torch.mul(f[t], c[t], out=c[t + 1]).addcmul_(i[t], g[t])
+            torch.tanh(c[t + 1], out=squashed[t])
+            torch.mul(o[t], squashed[t], out=h[t + 1])
+        ctx.save_for_backward(weight, saved, hiddens, ends)
+        cells = saved[:, 1].transpose(0, 1)
         return *_results(ctx, hiddens), cells[:, -1] if ends is None else _at_steps(cells, ends)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, saved, hiddens, cells, ends = ctx.saved_tensors
+        weight, saved, hiddens, ends = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
         to_ends = None if ends is None else above[3]
-        to_cell = _or_zero(above[3] if ends is None else None, cells[:, -1]).clone()
+        to_cell = _or_zero(above[3] if ends is None else None, saved[0, 1]).clone()
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
-        to_output, c, delta_at = outputs.unbind(1), cells.unbind(1), delta.unbind(1)
-        for t in reversed(range(len(saved))):
+        by_gate = _by_gate(delta, 4)
+        to_output, delta_at, both = outputs.unbind(1), delta.unbind(1), by_gate[:2].unbind(2)
+        new, out = by_gate[2].unbind(1), by_gate[3].unbind(1)
+        g_c_i, i_and_f, o_and_squashed = (saved[:, part].unbind() for part in _TOGETHER)
+        g, f, o, squashed = (saved[:, part].unbind() for part in (0, 3, 4, 5))
+        through_cell, through_hidden = saved.new_empty(3, *to_cell.shape), saved.new_empty(2, *to_cell.shape)
+        (*_, to_g), of_i_and_f, (to_squashed, to_o) = through_cell, through_cell[:2], through_hidden
+        for t in reversed(range(len(delta_at))):
             to_hidden += to_output[t]
             if to_ends is not None:  # after this step, where it is a record's last
                 to_cell += torch.where((ends == t + 1)[:, None], to_ends, 0.0)
-            _lstm_step_back(to_hidden, to_cell, saved[t], c[t], _by_gate(delta_at[t], 4))
+            # h' = o tanh(c') hands its gradient to o and, through tanh, to c', which also has that of the next step.
+            torch.mul(to_hidden, o_and_squashed[t], out=through_hidden)
+            _sigmoid_backward(to_o, o[t], grad_input=out[t])
+            to_cell += _tanh_backward(to_squashed, squashed[t], grad_input=to_squashed)
+            # c' = f c + i g hands it on to the gates and, times f, to the state before.
+            torch.mul(to_cell, g_c_i[t], out=through_cell)
+            _sigmoid_backward(of_i_and_f, i_and_f[t], grad_input=both[t])
+            _tanh_backward(to_g, g[t], grad_input=new[t])
+            to_cell *= f[t]
             # [D, B, 4H] x [D, 4H, H]: for the state before the step
             torch.bmm(delta_at[t], weight, out=to_hidden)
         return delta, None, to_hidden, to_cell, None
 
 
-def _lstm_step(sums: Tensor, saved: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
-    """Compute the next state from preactivations [4, D, B, H]; stores the gates and the squashed cell state."""
-    # c' = f c + i g and h' = o tanh(c'), of the gates i, f, o = sigmoid(...) and g = tanh(...).
-    i, f, g, o, squashed = saved.unbind()
-    torch.sigmoid(sums[:2], out=saved[:2])
-    # A CPU computes tanh of strided values one row at a time, so they are copied first.
-    g.copy_(sums[2]).tanh_()
-    torch.sigmoid(sums[3], out=o)
-    torch.mul(f, cell, out=next_cell).addcmul_(i, g)
-    torch.tanh(next_cell, out=squashed)
-    torch.mul(o, squashed, out=next_hidden)
-
-
-def _lstm_step_back(to_hidden: Tensor, to_cell: Tensor, saved: Tensor, cell: Tensor, delta: Tensor) -> None:
-    """Write the preactivations' gradient, [4, D, B, H], and move the cell state's gradient one step back."""
-    i, f, g, o, squashed = saved.unbind()
-    to_i, to_f, to_g, to_o = delta.unbind()
-    # h' = o tanh(c') hands its gradient to o and, through tanh, to c', which also has that of the next step.
-    _sigmoid_backward(to_hidden * squashed, o, grad_input=to_o)
-    to_cell += torch.ops.aten.tanh_backward(to_hidden * o, squashed)
-    # c' = f c + i g hands it on to the gates and, times f, to the state before.
-    _sigmoid_backward(to_cell * g, i, grad_input=to_i)
-    _sigmoid_backward(to_cell * cell, f, grad_input=to_f)
-    _tanh_backward(to_cell * i, g, grad_input=to_g)
-    to_cell *= f
+_TOGETHER = slice(0, 3), slice(2, 4), slice(4, 6)
+"""What a backward pass of an LSTM takes at once: g, c and i; i and f; o and tanh(c')."""
 
 
 class _Gru(Function):
@@ -173,16 +178,25 @@ class _Gru(Function):
         ctx: Any, gates: Tensor, recurrent: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor
     ) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
-        hiddens = _states(hidden, steps)
-        saved = hidden.new_empty(steps, 4, *hidden.shape)
-        sums = hidden.new_empty(gates[:, 0].shape)
-        by_gate, transposed = _by_gate(sums, 3), weight.transpose(1, 2)
-        inputs, offsets, h = gates.unbind(1), recurrent.unbind(1), hiddens.unbind(1)
+        # saved: [T, 4, D, B, H], of each step r, z, n and the part of n that r multiplies.
+        hiddens, saved = _states(hidden, steps), hidden.new_empty(steps, 4, *hidden.shape)
+        sums, transposed = hidden.new_empty(gates[:, 0].shape), weight.transpose(1, 2)
+        by_gate, of_inputs = _by_gate(sums, 3), _by_gate(gates, 3)
+        sums_of_both, sum_of_new = by_gate[:2], by_gate[2]
+        inputs_of_both, input_of_new = of_inputs[:2].unbind(2), of_inputs[2].unbind(1)
+        offsets, h, both = recurrent.unbind(1), hiddens.unbind(1), saved[:, :2].unbind()
+        r, z, n, part = (each.unbind() for each in saved.unbind(1))
+        added = None if bias is None else bias[:, None]
+        # h' = (1 - z) n + z h, of r, z = sigmoid(inputs + sums) and n = tanh(input + r sum): r multiplies n's recurrent
+        # part alone, so that the two parts have different gradients.
         for t in range(steps):
             torch.baddbmm(offsets[t], h[t], transposed, out=sums)
-            if bias is not None:
-                sums += bias[:, None]
-            _gru_step(_by_gate(inputs[t], 3), by_gate, saved[t], h[t], h[t + 1])
+            if added is not None:
+                sums += added
+            torch.add(inputs_of_both[t], sums_of_both, out=both[t]).sigmoid_()
+            part[t].copy_(sum_of_new)
+            torch.addcmul(input_of_new[t], r[t], part[t], out=n[t]).tanh_()
+            torch.lerp(n[t], h[t], z[t], out=h[t + 1])
         ctx.save_for_backward(weight, saved, hiddens)
         return _results(ctx, hiddens)
 
@@ -193,39 +207,22 @@ class _Gru(Function):
         outputs, to_hidden = _gradients_above(above, hiddens)
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
         delta_recurrent = torch.empty_like(delta)
-        to_output, h = outputs.unbind(1), hiddens.unbind(1)
-        delta_at, recurrent_at = delta.unbind(1), delta_recurrent.unbind(1)
+        of_inputs, of_sums = _by_gate(delta, 3), _by_gate(delta_recurrent, 3)
+        to_r, to_z, to_n = (each.unbind(1) for each in of_inputs)
+        both, sums_of_both, sum_of_new = of_inputs[:2].unbind(2), of_sums[:2].unbind(2), of_sums[2].unbind(1)
+        to_output, h, recurrent_at = outputs.unbind(1), hiddens.unbind(1), delta_recurrent.unbind(1)
+        r, z, n, part = (each.unbind() for each in saved.unbind(1))
         for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
-            _gru_step_back(to_hidden, saved[t], h[t], _by_gate(delta_at[t], 3), _by_gate(recurrent_at[t], 3))
-            to_hidden.baddbmm_(recurrent_at[t], weight)  # beside what came through z
+            _sigmoid_backward(to_hidden * (h[t] - n[t]), z[t], grad_input=to_z[t])
+            _tanh_backward(to_hidden * (1 - z[t]), n[t], grad_input=to_n[t])
+            _sigmoid_backward(to_n[t] * part[t], r[t], grad_input=to_r[t])
+            # Inputs and recurrent sums are added in r and z, so that their gradients are the same there.
+            sums_of_both[t].copy_(both[t])
+            torch.mul(to_n[t], r[t], out=sum_of_new[t])
+            to_hidden *= z[t]  # what reaches the state before through z
+            to_hidden.baddbmm_(recurrent_at[t], weight)
         return delta, delta_recurrent, None, None, to_hidden
-
-
-def _gru_step(inputs: Tensor, sums: Tensor, saved: Tensor, hidden: Tensor, next_hidden: Tensor) -> None:
-    """Compute the next state from both parts of the preactivations, each [3, D, B, H]; stores r, z, n and n's part."""
-    # h' = (1 - z) n + z h, of r, z = sigmoid(inputs + sums) and n = tanh(input + r sum): r multiplies n's recurrent
-    # part alone, so that the two parts have different gradients.
-    r, z, n, part = saved.unbind()
-    torch.add(inputs[:2], sums[:2], out=saved[:2]).sigmoid_()
-    part.copy_(sums[2])
-    torch.addcmul(inputs[2], r, part, out=n).tanh_()
-    torch.lerp(n, hidden, z, out=next_hidden)
-
-
-def _gru_step_back(
-    to_hidden: Tensor, saved: Tensor, hidden: Tensor, delta: Tensor, delta_recurrent: Tensor
-) -> None:
-    """Write both parts' gradients, each [3, D, B, H]; to_hidden keeps what reaches the previous state through z."""
-    r, z, n, part = saved.unbind()
-    to_r, to_z, to_n = delta.unbind()
-    _sigmoid_backward(to_hidden * (hidden - n), z, grad_input=to_z)
-    _tanh_backward(to_hidden * (1 - z), n, grad_input=to_n)
-    _sigmoid_backward(to_n * part, r, grad_input=to_r)
-    # Inputs and recurrent sums are added in r and z, so that their gradients are the same there.
-    delta_recurrent[:2] = delta[:2]
-    torch.mul(to_n, r, out=delta_recurrent[2])
-    to_hidden *= z
 
 
 def _states(start: Tensor, steps: int) -> Tensor:
@@ -242,9 +239,8 @@ def _at_steps(states: Tensor, steps: Tensor) -> Tensor:
 
 
 def _by_gate(preactivations: Tensor, gates: int) -> Tensor:
-    """A view of [D, B, gates H] as [gates, D, B, H]."""
-    directions, batch, width = preactivations.shape
-    return preactivations.view(directions, batch, gates, width // gates).permute(2, 0, 1, 3)
+    """A view of [..., gates H] as [gates, ..., H]."""
+    return torch.unflatten(preactivations, -1, (gates, -1)).movedim(-2, 0)
 
 
 def _results(ctx: Any, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
