@@ -165,19 +165,17 @@ class Use(NamedTuple):
 class DerivedParameter:
     """The outputs of an operation on parameters alone.
 
-    names: of the outputs. outputs: in the autograd graph of all such operations. source: the name of an input. closed:
-    for each output that follows from this input alone and needs no graph, a function from the output's gradients to the
-    input's.
+    names: of the outputs. outputs: in the autograd graph of all such operations. closed: for each output that needs no
+    graph, a function from its gradients to those of the inputs.
     """
 
     names: tuple[str, ...]
     outputs: list[Tensor]
-    source: str
     closed: Sequence["Closed | None"]
 
 
-Closed = Callable[[PerExample], PerExample | None]
-"""From the gradients of a tensor to those of the parameter that it was computed from; None if a graph is needed."""
+Closed = Callable[[PerExample], Gradients | None]
+"""From the gradients of a tensor to those of what it was computed from, by name; None if a graph is needed."""
 
 
 class Bringing(Protocol):
@@ -548,16 +546,14 @@ class GradSampleRecorder:
         self.uses.append(Use(get_gradient_edge(output), gradients, versions))
         return output
 
-    def record_derived(
-        self, followed: list[Tensor], source: str, closed: Sequence[Closed | None]
-    ) -> list[Tensor]:
+    def record_derived(self, followed: list[Tensor], closed: Sequence[Closed | None]) -> list[Tensor]:
         """Record the outputs of an operation on parameters alone; return the model's tensors."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
         outputs: list[Tensor] = [RecordedTensor.of(output) for output in followed]
         self._held += outputs
         self._names |= {id(output): name for output, name in zip(outputs, names, strict=True)}
         self.graph |= dict(zip(names, followed, strict=True))
-        self.derived.append(DerivedParameter(names, followed, source, closed))
+        self.derived.append(DerivedParameter(names, followed, closed))
         return outputs
 
     def record_target(self, target: Tensor) -> None:
@@ -580,7 +576,7 @@ class GradSampleRecorder:
                 self._held.append(tensor)
                 self.invalidated.add(old)
                 self._names[id(tensor)], self.graph[name] = name, self.graph[old]
-                self.derived.append(DerivedParameter((name,), [self.graph[old]], old, (None,)))
+                self.derived.append(DerivedParameter((name,), [self.graph[old]], (None,)))
 
 
 def _anchor(output: Tensor) -> Tensor:

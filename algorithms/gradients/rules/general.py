@@ -348,16 +348,23 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
     back = {id(free[id(leaf)]): leaf for leaf in parameters}
     moving = [leaf for leaf in tensors_in(output) if leaf.requires_grad and id(leaf) not in back]
     if moving:
-        source = str(recorder.name(parameters[0]))
+        sources = [str(recorder.name(parameter)) for parameter in parameters]
         closed: list[Closed | None] = [None] * len(moving)
         if len(free) == 1 and name != APPLIED:  # which may change a view's gradient on its way back
             (parameter,) = free.values()
-            closed = [_sliced_form(parameter, output) for output in moving]
+            forms = [_sliced_form(parameter, output) for output in moving]
             if len(moving) == 1:
-                closed = [_closed_form(name, args, moving[0]) or closed[0]]
+                forms = [_closed_form(name, args, moving[0]) or forms[0]]
+            closed = [None if form is None else _named(sources[0], form) for form in forms]
+        elif name == _WEIGHT_NORM and len(free) == 2 and output.numel() < _FEWEST_BY_ROWS:
+            closed = [
+                _weight_norm_form(
+                    sources, *(value.detach() for value in free.values()), *new_args[2:], **new_kwargs
+                )
+            ]
         back |= {
             id(leaf): derived
-            for leaf, derived in zip(moving, recorder.record_derived(moving, source, closed), strict=True)
+            for leaf, derived in zip(moving, recorder.record_derived(moving, closed), strict=True)
         }
     return replace_tensors(output, back)
 
@@ -379,11 +386,11 @@ def pull_back(
                 raise UnrecordedError("a value computed from parameters is overwritten after its use")
             if name in by_name:
                 part = combine(by_name.pop(name))
-                of_source = None if closed is None else closed(part)
-                if of_source is not None:
-                    by_name.setdefault(derived.source, []).append(of_source)
-                else:
+                of_sources = None if closed is None else closed(part)
+                if of_sources is None:
                     ends.append((part, end))
+                for source, gradient in (of_sources or {}).items():
+                    by_name.setdefault(source, []).append(gradient)
     numbers = sum(end.numel() for part, end in ends if isinstance(part, RowGrad))
     through: list[tuple[Tensor, Tensor]] = []
     are_many = numbers >= _FEWEST_BY_ROWS
@@ -400,7 +407,42 @@ def pull_back(
     return by_name
 
 
-def _sliced_form(parameter: Tensor, output: Tensor) -> Closed | None:
+_Form = Callable[[PerExample], PerExample | None]
+"""From the gradients of a tensor to those of the only parameter that it follows from; None if a graph is needed."""
+
+
+def _named(source: str, form: _Form) -> Closed:
+    """The closed form of a tensor that was computed from a parameter of this name alone."""
+
+    def closed(part: PerExample) -> Gradients | None:
+        gradient = form(part)
+        return None if gradient is None else {source: gradient}
+
+    return closed
+
+
+_WEIGHT_NORM = torch._weight_norm.__name__
+
+
+def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) -> Closed:
+    """The closed form of small weights g v / |v|, with a norm for each index of a dimension, or one of all for -1.
+
+    sources: the names of v and g. A batched call through the graph takes several times as long as these products.
+    """
+    lengths: Tensor = torch.norm_except_dim(v, 2, dim)
+    unit, scale = v / lengths, g / lengths
+    over = [1 + other for other in range(v.dim()) if other != dim]
+
+    def closed(part: PerExample) -> Gradients:
+        rows = part.rows.view(-1, *v.shape)
+        along = (rows * unit).sum(dim=over, keepdim=True)
+        both = scale * (rows - unit * along), along
+        return {name: DenseGrad(each.flatten(start_dim=1)) for name, each in zip(sources, both, strict=True)}
+
+    return closed
+
+
+def _sliced_form(parameter: Tensor, output: Tensor) -> _Form | None:
     """The closed form of a view of consecutive entries of a parameter, such as a chunk of a packed weight."""
     if (
         parameter.dtype != output.dtype
@@ -417,7 +459,7 @@ def _sliced_form(parameter: Tensor, output: Tensor) -> Closed | None:
     return lambda part: SlicedGrad({span: part}, size)
 
 
-def _closed_form(name: str, args: Args, output: Tensor) -> Closed | None:
+def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
     if parameter is None or parameter.is_complex() or output.is_complex():

@@ -1,5 +1,6 @@
 """Weights that layers use standardised or normalised: pulled back by rows, not record by record."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from algorithms.gradients import L2, normalised_weights
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, pull_back_by_rows
 from algorithms.gradients.parameter_gradients import LinearGrad
+from algorithms.gradients.rules import pull_back
 from tests.support.gradients import naive
 from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, problem
 
@@ -104,6 +106,13 @@ OTHERS = {
     "a product of two": Spec(mapped(lambda w: w[:48] @ w[48:], 96, 48), (48,)),
 }
 
+OF_FEW_NUMBERS = {
+    "by rows": Spec(lambda: weight_norm(nn.Linear(5, 3)), (5,)),
+    "by columns": Spec(lambda: weight_norm(nn.Linear(5, 3), dim=1), (2, 5)),
+    "as a whole": Spec(lambda: weight_norm(nn.Linear(5, 3), dim=None), (5,)),
+    "of a kernel": Spec(lambda: weight_norm(nn.Conv1d(4, 6, 3)), (4, 7)),
+}
+
 
 @pytest.mark.parametrize(
     ("name", "limits"), by_limits(BY_ROWS, in_full=["weight norm, no sequence", "standardised by formula"])
@@ -156,6 +165,17 @@ def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str, limits
     check(made, engine)
     kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
     assert NormalisedGrad not in kinds
+
+
+@pytest.mark.parametrize(("name", "limits"), by_limits(OF_FEW_NUMBERS))
+def test_weight_norms_of_few_numbers_go_through_no_graph(
+    name: str, limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = problem(OF_FEW_NUMBERS[name])
+    engine = made.engine(physical_batch=SMALL, limits=limits)
+    monkeypatch.setattr(sys.modules[pull_back.__module__], "_through", None)
+    check(made, engine)
+    assert engine.is_batched and not engine.operations_without_rule
 
 
 @pytest.mark.parametrize(
