@@ -88,7 +88,8 @@ def picture(draw: Drawing, words: str) -> Picture:
 
 def rehearse_picture(draw: Drawing, words: str) -> Picture:
     """Draw a figure once, to see that it can be drawn."""
-    return Picture(*_render(draw, LIGHT), b"", b"", b"", words)
+    (light,) = _render(draw, LIGHT)
+    return Picture(light, b"", b"", b"", words)
 
 
 def _render(draw: Drawing, *themes: Theme) -> list[bytes]:

@@ -357,11 +357,8 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
                 forms = [_closed_form(name, args, moving[0]) or forms[0]]
             closed = [None if form is None else _named(sources[0], form) for form in forms]
         elif name == _WEIGHT_NORM and len(free) == 2 and output.numel() < _FEWEST_BY_ROWS:
-            closed = [
-                _weight_norm_form(
-                    sources, *(value.detach() for value in free.values()), *new_args[2:], **new_kwargs
-                )
-            ]
+            v, g = (value.detach() for value in free.values())
+            closed = [_weight_norm_form(sources, v, g, *new_args[2:], **new_kwargs)]
         back |= {
             id(leaf): derived
             for leaf, derived in zip(moving, recorder.record_derived(moving, closed), strict=True)
