@@ -23,7 +23,6 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
-from opacus import GradSampleModule
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -765,7 +764,6 @@ def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor
     return functional.cross_entropy(outputs, target)
 
 
-@pytest.mark.usefixtures("brief_inspections")
 @pytest.mark.parametrize("name", STRUCTURED)
 def test_records_and_targets_of_several_parts(name: str) -> None:
     """A step over all records without noise or clipping is PyTorch's own, and a private one trains.
@@ -1150,7 +1148,6 @@ class _Complex(nn.Linear):
         self.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
 
 
-@pytest.mark.usefixtures("brief_inspections")
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
     method: Algorithm[Any] = bench.algorithm(name)
@@ -1225,6 +1222,23 @@ class _OfNumpy(nn.Linear):
         return torch.from_numpy(super().forward(inputs).detach().numpy())
 
 
+class _Late(NamedTuple):
+    """A value that is made when a test asks, as it imports much: PyTorch's compiler, or Opacus."""
+
+    make: Callable[[], Any]
+
+
+def _compiled() -> nn.Module:
+    return torch.compile(nn.Linear(5, 2))  # type: ignore[return-value]
+
+
+def _opacus() -> nn.Module:
+    from opacus import GradSampleModule
+
+    wrapped: nn.Module = GradSampleModule(nn.Linear(5, 2))
+    return wrapped
+
+
 _ODD = type("Odd", (), dict.fromkeys(("plan", "init", "step", "released")))()
 
 
@@ -1257,11 +1271,11 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
         ),
         "records of texts": ({"X": X.astype(str)}, "^X holds texts; leave them out, or encode them"),
         "Opacus's wrapper": (
-            {"model": GradSampleModule(nn.Linear(5, 2))},
+            {"model": _Late(_opacus)},
             r"wrapped by Opacus's GradSampleModule, .*give the module inside of it, by \.to_standard_module\(\)",
         ),
         "Opacus's wrapper around a layer": (
-            {"model": nn.Sequential(GradSampleModule(nn.Linear(5, 2)))},
+            {"model": _Late(lambda: nn.Sequential(_opacus()))},
             r"^the layer 0 of the model is wrapped by Opacus's GradSampleModule, .*, by \.to_standard_module\(\)",
         ),
         "two tensors": (
@@ -1389,7 +1403,7 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
             "below 0",
         ),
         "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
-        "a compiled module": ({"model": torch.compile(nn.Linear(5, 2))}, "give .* model._orig_mod"),
+        "a compiled module": ({"model": _Late(_compiled)}, "give .* model._orig_mod"),
         "several devices": ({"model": nn.DataParallel(nn.Linear(5, 2))}, "give .* model.module"),
         "TorchScript": (
             {"model": torch.jit.script(nn.Linear(5, 2))},
@@ -1489,11 +1503,16 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
 REFUSED = refusals(X, Y)
 
 
+def made(changes: dict[str, Any]) -> dict[str, Any]:
+    """The same changes, with what is late made."""
+    return {name: value.make() if isinstance(value, _Late) else value for name, value in changes.items()}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_before_anything_is_spent(name: str, own_home: Path) -> None:
     changes, words = REFUSED[name]
     with pytest.raises(RefusedError, match=words):
-        call(**({"population": "visits", "cap": (100.0, 0.5)} | changes))
+        call(**({"population": "visits", "cap": (100.0, 0.5)} | made(changes)))
     assert ledger_rows(own_home) in ([], ["population"])
     if "cap" in changes:
         assert not ledger_rows(own_home)  # so that a slip does not stay
@@ -1531,7 +1550,7 @@ def test_no_refusal_log_or_traceback_says_a_private_number(
     told: list[str] = []
     with caplog.at_level(logging.DEBUG):
         try:
-            call(**({"X": X, "y": y, "population": "visits", "cap": (100.0, 0.5)} | HIDDEN | changes))
+            call(**({"X": X, "y": y, "population": "visits", "cap": (100.0, 0.5)} | HIDDEN | made(changes)))
         except RefusedError as refusal:
             told += ["".join(traceback.format_exception(refusal)), *getattr(refusal, "__notes__", ())]
         else:
