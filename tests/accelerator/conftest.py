@@ -13,6 +13,11 @@ if simulator.why_not() is None:
     simulator.device_library()
 
 
+@pytest.fixture(autouse=True)
+def usual_inspections(brief_inspections: None) -> None:
+    """Brief ones; what is inspected there is what is inspected on the CPU."""
+
+
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """The device as a run takes it, which makes PyTorch deterministic."""

@@ -15,6 +15,11 @@ from data.readers.records import RecordBatch
 from tests.support.refusals import refused_as
 
 
+@pytest.fixture
+def usual_inspections() -> None:
+    """Full ones, whose warnings are tested here."""
+
+
 class RoundsByPlace(nn.Module):
     """A row that is computed by another kernel than the others, on the device alone."""
 

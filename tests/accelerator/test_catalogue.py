@@ -19,8 +19,6 @@ from tests.support import bench
 from tests.support.bench import MadeUp
 from tests.support.soak import soak_but
 
-pytestmark = pytest.mark.usefixtures("brief_inspections")
-
 CPU = torch.device("cpu")
 RECORDS, WORDS = 24, 11
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

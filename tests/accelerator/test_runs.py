@@ -21,8 +21,6 @@ from tests.support.gradients.problems import problem
 from tests.support.processes import HANGS, in_processes
 from tests.support.warm_processes import warm_context
 
-pytestmark = pytest.mark.usefixtures("brief_inspections")
-
 CPU, RECORDS = torch.device("cpu"), 70
 SHARED: dict[str, dict[str, bool]] = {"records": {}, "trained parameters": {"shard_trained": True}}
 """What processes share beside the records. FSDP cannot move frozen parameters to such a device."""

@@ -44,8 +44,6 @@ from tests.support import barriers, bench
 from tests.support.bench import MadeUp, algorithm
 from tests.support.refusals import refused_as
 
-pytestmark = pytest.mark.usefixtures("brief_inspections")
-
 SHAPE, COUNT = (4, 3, 3), 400
 QUIET = 1e-4
 OF_ANY_RECORDS = [name for name in FEATURES if name != "histograms"]  # which are of tables

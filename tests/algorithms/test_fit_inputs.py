@@ -273,6 +273,7 @@ def test_a_loss_that_checks_values_is_computed_for_all_records_at_once(
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("full_inspections")
 @pytest.mark.parametrize(
     ("loss", "words"),
     [

@@ -91,6 +91,7 @@ def usual() -> list[Tensor]:
     return seeded()
 
 
+@pytest.mark.usefixtures("full_inspections")
 @pytest.mark.parametrize("module", [linear, lambda: nn.Sequential(nn.Flatten(), linear())])
 @pytest.mark.parametrize(
     "method", [FEW, DPSGD(steps=4, expected_batch_size=60), from_settings({"name": "dp_gd", "steps": 2})]

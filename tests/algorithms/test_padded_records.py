@@ -13,8 +13,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit
 from tests.support.refusals import refused
 
-pytestmark = pytest.mark.usefixtures("brief_inspections")
-
 N, LENGTH, ENTRIES, CLASSES = 12, 5, 20, 3
 DRAW = np.random.default_rng(0)
 LENGTHS = DRAW.integers(1, LENGTH + 1, N)

@@ -26,8 +26,6 @@ from tests.support.barriers import barrier
 from tests.support.device import DEVICE
 from tests.support.refusals import refused_as
 
-pytestmark = pytest.mark.usefixtures("brief_inspections")
-
 ROWS, PEOPLE = 3, 10
 COUNTS = torch.tensor([1, 2, 3, 3, 2, 1, 3, 1, 2, 3])
 """Rows of each person."""

@@ -36,8 +36,6 @@ from tests.support.barriers import FALSE_ALARM, Free, barrier, no_records, wide_
 from tests.support.bench import MadeUp, made_up, small_model, with_record
 from tests.support.chosen_words import ChosenWords
 
-pytestmark = pytest.mark.usefixtures("brief_inspections")
-
 COUNT, C = 12, 1.0
 DRAWS, COPIES = 10_000, 50
 TOGETHER = 640  # so that a release is one pass
