@@ -13,6 +13,7 @@ from algorithms.evaluation import (
     metrics_of,
     reasons_of,
 )
+from tests.support.intervals import Intervals
 
 ALONE = histogram_for("score", 1, compared=True)
 BESIDE_OTHERS = histogram_for("two classes", 2, compared=True)
@@ -31,9 +32,10 @@ def compared(spec, draw, people, gain, noise):
 @pytest.mark.parametrize(("people", "noise"), [(1000, 3.73), (5000, 26.7), (50_000, 16.3)])
 def test_the_interval_covers(spec, people, noise):
     draw, gain = np.random.default_rng(31), 0.02
-    drawn = [metrics_of(compared(spec, draw, people, gain, noise))["difference"] for _ in range(600)]
-    covered = np.mean([each.low <= gain <= each.high for each in drawn])
-    assert 0.93 <= covered <= 0.97
+    seen = Intervals(300)
+    for _ in range(seen.draws):
+        seen.note("difference", metrics_of(compared(spec, draw, people, gain, noise))["difference"], gain)
+    seen.check(shown=1)
 
 
 def test_equal_models_are_told_apart_as_often_as_said():

@@ -1,6 +1,8 @@
 """Metrics by groups, their differences, and groups that are too small."""
 
 from dataclasses import replace
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,19 +16,24 @@ ACCURACY = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.7}
 SEXES = ("f", "m")
 
 
+@cache
+def kinds_of_people(cross):
+    """Ten classes; who is right depends on the region alone. The share of each kind of people, and its cells."""
+    spec = histogram_for("classes", 3, (("region", tuple(SHARES)), ("sex", SEXES)), cross)
+    shares, cells = [], []
+    for (region, name), sex, label, is_right in product(enumerate(SHARES), (0, 1), range(3), (True, False)):
+        shares.append(SHARES[name] / 6 * (ACCURACY[name] if is_right else 1 - ACCURACY[name]))
+        scores = np.full((1, 3), 0.1)
+        scores[0, label if is_right else (label + 1) % 3] = 0.8
+        cells.append(count(spec, scores, np.array([label]), np.array([[region, sex]])))
+    return spec, np.array(shares), np.array(cells)
+
+
 def released(draw, people=5000, epsilon=1.0, cross=False):
-    """Ten classes; who is right depends on the region alone."""
-    names = list(SHARES)
-    region = draw.choice(4, people, p=list(SHARES.values()))
-    sex = draw.integers(0, 2, people)
-    labels = draw.integers(0, 3, people)
-    right = draw.random(people) < np.array(list(ACCURACY.values()))[region]
-    scores = np.full((people, 3), 0.1)
-    scores[np.arange(people), np.where(right, labels, (labels + 1) % 3)] = 0.8
-    spec = histogram_for("classes", 3, (("region", tuple(names)), ("sex", SEXES)), cross)
+    spec, shares, cells = kinds_of_people(cross)
     noise = NOISE[epsilon] * spec.sensitivity
-    cells = count(spec, scores, labels, np.stack([region, sex], axis=1))
-    return ReleasedHistogram(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
+    noisy = draw.multinomial(people, shares) @ cells + draw.normal(0.0, noise, spec.cells)
+    return ReleasedHistogram(spec, noisy, noise)
 
 
 @pytest.mark.parametrize("cross", [False, True])
