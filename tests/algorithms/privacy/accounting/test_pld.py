@@ -120,6 +120,10 @@ def test_one_sampled_step(rate: float, multiplier: float, delta: float, exact: f
         (0.01, 0.1085, 1000, 1e-5, 999.5200037),
         (0.1, 549.55, 10**6, 1e-9, 0.9999607721),
         (1e-4, 0.8, 10**6, 1e-8, 1.0017694403),  # whose tail is that of a few large losses
+        (2.3752745e-4, 41.2235127, 98379, 5.0303686e-10, 0.0084687),
+        (1.0380878745e-3, 1.00379786, 34160, 1e-11, 1.64500195),
+        (3.32275366e-3, 2.75785936, 40287, 4.18833946e-11, 1.535944404),
+        (0.0186316617, 74.53000126, 10**6, 2.1624206405e-7, 1.142493257),
     ],
 )
 def test_many_sampled_steps(rate: float, multiplier: float, steps: int, delta: float, exact: float) -> None:
@@ -242,10 +246,10 @@ def test_purely_private_releases_cost_no_more_than_their_sum(single: float, coun
 
 def test_noise_for_many_kinds_of_samples_costs_what_the_library_finds_too() -> None:
     """The library's bound from below is no more than what is stated, and its bound from above hardly less."""
-    target, shares = 1.0, np.linspace(0.9, 0.3, 30).tolist()
+    target, shares = 1.0, np.linspace(0.9, 0.3, 12).tolist()
 
     def steps(noise: float) -> Schedule:
-        return [(sampled(0.01 / share, noise / share), 12) for share in shares]
+        return [(sampled(0.01 / share, noise / share), 30) for share in shares]
 
     multiplier = calibrate(steps, Budget(target, 1e-5))
     stated = epsilon(steps(multiplier), 1e-5)
@@ -260,7 +264,7 @@ def test_noise_for_many_kinds_of_samples_costs_what_the_library_finds_too() -> N
                 value_discretization_interval=5e-4,
                 pessimistic_estimate=is_pessimistic,
                 use_connect_dots=is_pessimistic,
-            ).self_compose(12)
+            ).self_compose(30)
             sum_of_losses = one if sum_of_losses is None else sum_of_losses.compose(one)
         bounds.append(sum_of_losses.get_epsilon_for_delta(1e-5))
     assert bounds[0] <= stated <= bounds[1] * 1.001
@@ -289,16 +293,10 @@ def check_beside_the_exact_one(
     assert is_close(epsilon([(sampled(rate, multiplier), steps)], delta), exact)
 
 
-@WIDE_RANGES
-@settings(max_examples=4, deadline=None, derandomize=True, phases=(Phase.generate,))
-def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(**logarithms: float) -> None:
-    check_beside_the_exact_one(**logarithms)
-
-
 @pytest.mark.soak
 @WIDE_RANGES
 @settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.generate,))
-def test_over_wide_ranges_sixty_times(**logarithms: float) -> None:
+def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(**logarithms: float) -> None:
     check_beside_the_exact_one(**logarithms)
 
 
@@ -680,17 +678,20 @@ def test_two_infinite_losses_are_no_worse_than_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "multiplier", "steps", "kinds", "delta"),
-    [(1e-5, 0.9, 41_667, 24, 1e-8), (3e-5, 0.8, 333, 100, 1e-6), (1e-3, 1.0, 500, 24, 1e-6)],
+    ("rate", "multiplier", "steps", "kinds", "delta", "exact"),
+    [
+        (1e-5, 0.9, 41_667, 24, 1e-8, 0.0710966),
+        (3e-5, 0.8, 333, 100, 1e-6, 0.03807942),
+        (1e-3, 1.0, 500, 24, 1e-6, 0.609430356),
+    ],
 )
 def test_many_kinds_of_rare_samples_are_cut_into_few_cells(
-    rate: float, multiplier: float, steps: int, kinds: int, delta: float
+    rate: float, multiplier: float, steps: int, kinds: int, delta: float, exact: float
 ) -> None:
     """Only where a loss mostly lies are the finest cells needed; of equal ones, a price took up to 450,000 a kind."""
     loss = CountingPLD(SampledPLD(GaussianPLD(1 / multiplier), rate))
     stated, _ = epsilon_of([(loss, steps)] * kinds, delta)
-    exact = exact_epsilon(rate, multiplier, steps * kinds, delta)
-    assert exact * (1 - 1e-9) <= stated <= exact * 1.0001
+    assert exact <= stated <= exact * 1.0001
     assert loss.count <= 25_000 * kinds
 
 
