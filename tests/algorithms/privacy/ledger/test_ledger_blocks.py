@@ -315,7 +315,7 @@ def _do(ledger: Ledger, step: tuple[str, int, set[str], int], number: int) -> No
             ledger.set_cap("patients", Budget(LARGE.epsilon * size / 12, LARGE.delta), block=min(blocks))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(_STEPS, st.sampled_from([Composition("renyi", 8.0), Composition("zcdp")]), st.sampled_from([1, 2]))
 def test_no_history_takes_a_person_above_the_cap_and_no_block_pays_for_another(
     steps: list[tuple[str, int, set[str], int]], composition: Composition, count: int

@@ -1,9 +1,8 @@
 """The ledger in SQLite and PostgreSQL: its life, races, rows that are changed behind it, and the server's roles."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import psycopg
@@ -11,35 +10,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError, init
+from tests.support.warm_processes import warm_context
 
-ROOT = Path(__file__).parents[4]
 TABLE = "epsilonflow_ledger"
 KINDS = ["population", "reserve", "settle", "reserve", "forfeit", "reserve"]
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1}, "count": 3}]
-
-# The modules of the ledger alone: what algorithms/__init__.py imports would slow every process down.
-RESERVER = """
-import sys, types
-package = sys.modules["algorithms"] = types.ModuleType("algorithms")
-package.__path__ = ["algorithms"]
-from algorithms.privacy.accounting import Budget
-from algorithms.errors import BudgetRefusedError
-from algorithms.privacy.ledger import Ledger
-url, run_id = sys.argv[1:]
-print("ready", flush=True)
-sys.stdin.readline()
-ledger = Ledger.open(url)
-ledger.declare("patients", Budget(0.3, 1e-5), public=False)
-try:
-    ledger.reserve(run_id, "patients", Budget(0.1, 1e-6), events=[], notes={})
-    print("won", flush=True)
-except BudgetRefusedError:
-    print("refused", flush=True)
-sys.stdin.readline()
-"""
 
 
 def _tamper(url: str, *statements: str) -> None:
@@ -86,29 +64,33 @@ def test_lifecycle(ledger_url: str) -> None:
     assert again.head() == ledger.head() == rows[-1]["hash"]
 
 
-def _start(url: str, run_id: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RESERVER, url, run_id]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, cwd=ROOT)
-
-
-def _hear(runner: subprocess.Popen[str]) -> str:
-    assert runner.stdout
-    return runner.stdout.readline().strip()
-
-
-def _say(runner: subprocess.Popen[str], word: str) -> None:
-    assert runner.stdin
-    runner.stdin.write(word + "\n")
-    runner.stdin.flush()
+def _reserve(url: str, run_id: str, all_ready: Barrier, outcome: Connection, all_done: Barrier) -> None:
+    """What a process of its own does, at the same time as others, and none of them ends before all have tried."""
+    all_ready.wait(60)
+    ledger = Ledger.open(url)
+    ledger.declare("patients", Budget(0.3, 1e-5), public=False)
+    try:
+        ledger.reserve(run_id, "patients", Budget(0.1, 1e-6), events=[], notes={})
+        outcome.send("won")
+    except BudgetRefusedError:
+        outcome.send("refused")
+    all_done.wait(60)
 
 
 def _race(url: str, run_ids: list[str]) -> list[str]:
-    runners = [_start(url, run_id) for run_id in run_ids]
-    assert [_hear(runner) for runner in runners] == ["ready"] * len(runners)
-    for runner in runners:
-        _say(runner, "go")
-    return [runner.communicate("done\n", timeout=60)[0].strip() for runner in runners]
+    context = warm_context()
+    all_ready, all_done = (context.Barrier(len(run_ids)) for _ in range(2))
+    receivers, processes = [], []
+    for run_id in run_ids:
+        receiver, sender = context.Pipe(duplex=False)
+        processes.append(context.Process(target=_reserve, args=(url, run_id, all_ready, sender, all_done)))
+        processes[-1].start()
+        sender.close()  # the other end is the process's, and is closed if it fails
+        receivers.append(receiver)
+    outcomes = [receiver.recv() for receiver in receivers]
+    for process in processes:
+        process.join(60)
+    return outcomes
 
 
 def test_five_processes_race_for_a_budget_of_three(ledger_url: str) -> None:
