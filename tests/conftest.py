@@ -17,6 +17,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from tests.support.checkout import Checkout, new_checkout
+from tests.support.empty_ledgers import empty_ledgers_made_once
 from tests.support.wandb_service import end_service
 
 _SETTINGS = {
@@ -63,6 +64,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.delenv(name, raising=False)
         for name, value in (_SETTINGS | {name: str(folder / name.lower()) for name in _FOLDERS}).items():
             patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_ledgers() -> Iterator[None]:
+    """Most tests have a ledger of their own."""
+    with empty_ledgers_made_once():
         yield
 
 
