@@ -50,7 +50,8 @@ def resident(key="VmRSS"):
 def share_told():
     layers = nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     model = Model("large", nn.Sequential(*layers), nn.CrossEntropyLoss(reduction="none"), lambda outputs: outputs)
-    engine, point = Engine(model, input_shape=(1024,), physical_batch=512), model.initial_parameters()
+    engine = Engine(model, input_shape=(1024,), physical_batch=512, limits=BRIEF)
+    point = model.initial_parameters()
     records, out = (torch.randn(512, 1024), torch.arange(512) % 10), torch.zeros(len(point), dtype=torch.float64)
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
