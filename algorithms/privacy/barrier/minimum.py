@@ -85,7 +85,7 @@ class PerturbedObjective:
         for rows, labels, limits in self._records():
             outputs = (rows @ point)[:, None]
             value = value + self.model.losses(outputs, labels).sum()
-            total = total + rows.T @ self._derivatives(outputs, labels, limits)[0]
+            total = total + rows.T @ self._slopes(outputs, labels, limits)
         return float(value), total
 
     def gradient(self, point: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class PerturbedObjective:
         """Shape [d, d], float64; a record whose loss is continued linearly adds nothing."""
         total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
         for rows, labels, limits in self._records():
-            curvatures = self._derivatives((rows @ point)[:, None], labels, limits)[1]
+            curvatures = self._curvatures((rows @ point)[:, None], labels, limits)
             total += rows.T @ (curvatures[:, None] * rows)
         return total
 
@@ -125,18 +125,23 @@ class PerturbedObjective:
             limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
             yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
 
-    def _derivatives(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivative of each record's clipped loss by its output [b, 1], both [b]."""
+    def _slopes(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> Tensor:
+        """The first derivative of each record's clipped loss by its output [b, 1], [b]."""
+        free = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            (slopes,) = torch.autograd.grad(self.model.losses(free, labels).sum(), free)
+        # A clamped slope is the slope of a convex loss that goes on linearly, so the objective stays convex.
+        return slopes[:, 0].clamp(-limits, limits)
+
+    def _curvatures(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> Tensor:
+        """The second derivative of the same, [b]; zero where the loss goes on linearly."""
         free = outputs.detach().requires_grad_()
         with torch.enable_grad():
             losses = self.model.losses(free, labels).sum()
             (slopes,) = torch.autograd.grad(losses, free, create_graph=True)
             curved = slopes.requires_grad  # for a piecewise linear loss the second derivative is zero
             second = torch.autograd.grad(slopes.sum(), free)[0] if curved else torch.zeros_like(free)
-        slopes = slopes.detach()[:, 0]
-        inside = slopes.abs() < limits
-        # A clamped slope is the slope of a convex loss that goes on linearly, so the objective stays convex.
-        return slopes.clamp(-limits, limits), torch.where(inside, second[:, 0], 0.0)
+        return torch.where(slopes.detach()[:, 0].abs() < limits, second[:, 0], 0.0)
 
 
 def minimum(problem: PerturbedObjective, *, tolerance: float) -> Tensor:
