@@ -504,7 +504,7 @@ class _Training:
         folder: Path,
     ) -> Fitted:
         """Reserve, train, settle and publish. folder: for temporary files."""
-        shown = _Shown(on_step, run.plan, lambda state: self._published(self.inner, state))
+        reporter = _StepReporter(on_step, run.plan, lambda state: self._published(self.inner, state))
         state, trace, model = train(
             self.method,
             run.plan,
@@ -515,8 +515,8 @@ class _Training:
             folder=folder,
             compute=compute,
             checkpoint_seconds=math.inf,
-            on_step=shown.note,
-            on_state=None if on_step is None else shown.show,
+            on_step=reporter.note,
+            on_state=None if on_step is None else reporter.show,
             features=self.scale,
             reserve=lambda: account.reserve(run),
         )
@@ -572,7 +572,7 @@ _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
 }
 
 
-class _Shown:
+class _StepReporter:
     """Calls `on_step` with the facts of a step; the training loop reports the numbers first, and then the state."""
 
     def __init__(

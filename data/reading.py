@@ -366,13 +366,13 @@ def read_blocks(
     is not as the card declares, or a test file that equals a block.
     """
     rows = row_reader(card, files, key=key, as_texts=as_texts)
-    elsewhere = rows.held_out_people()
-    trained_on = _trained_on(card, rows, chosen, elsewhere, digests, root=root, url=url)
-    parts = trained_on if card.split is None else split(trained_on, card.split)
-    return check_blocks(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
+    held_out_people = rows.held_out_people()
+    training_blocks = _training_blocks(card, rows, chosen, held_out_people, digests, root=root, url=url)
+    parts = training_blocks if card.split is None else split(training_blocks, card.split)
+    return check_blocks(card, itertools.chain(parts, _held_out_blocks(card, rows, files, digests)))
 
 
-def _held_out(
+def _held_out_blocks(
     card: DataCard, rows: RowReader, files: Mapping[str, Path], digests: Digests
 ) -> Iterator[RecordBlock]:
     if "test" not in files:
@@ -389,11 +389,11 @@ def _held_out(
         )
 
 
-def _trained_on(
+def _training_blocks(
     card: DataCard,
     rows: RowReader,
     chosen: Sequence[str],
-    elsewhere: frozenset[bytes],
+    held_out_people: frozenset[bytes],
     digests: Digests,
     *,
     root: Path,
@@ -401,14 +401,14 @@ def _trained_on(
 ) -> Iterator[RecordBlock]:
     with snapshot(card, url) as connection:
         for name in chosen:
-            yield from _records(card, rows, name, elsewhere, digests, root=root, connection=connection)
+            yield from _records(card, rows, name, held_out_people, digests, root=root, connection=connection)
 
 
 def _records(
     card: DataCard,
     rows: RowReader,
     name: str,
-    elsewhere: frozenset[bytes],
+    held_out_people: frozenset[bytes],
     digests: Digests,
     *,
     root: Path,
@@ -437,7 +437,7 @@ def _records(
                 yield make()
 
             each = readings()
-            chosen = rows.select_per_person(lambda: next(each), elsewhere, "train")
+            chosen = rows.select_per_person(lambda: next(each), held_out_people, "train")
         where = f"block {name!r} of {card.name!r}" if path is None else str(path)
         for records in rows.batches(chosen, where, None if path is None else "train"):
             yield RecordBlock("train", records, source=name)

@@ -75,7 +75,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
     model = load(artifacts, allow_code=allow_code)
     _quieten_transformers()
     inputs = synthetic_inputs(model)
-    privacy = _privacy(_beside(artifacts))
+    privacy = _privacy(_run_folder(artifacts))
     writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
         "onnx": partial(_onnx, model, inputs, privacy),
         "torchscript": partial(_torchscript, model, inputs, privacy),
@@ -90,7 +90,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
         try:
             exported = writers[form](fresh)
             with torch.no_grad():
-                far = float((exported(more) - model(more)).abs().max())
+                difference = float((exported(more) - model(more)).abs().max())
         except Exception as error:
             if isinstance(error, RefusedError) or form not in _TRACED:
                 raise
@@ -98,12 +98,12 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
             raise RefusedError(
                 f"the model {model.facts.model!r} cannot be written as {form} ({why}); export it to huggingface."
             ) from error
-        if not far <= _CLOSE:
+        if not difference <= _CLOSE:
             raise RefusedError(
-                f"the {form} form gives other scores than the model, by up to {far:.2g}; use the model as it is."
+                f"the {form} form gives other scores than the model, by up to {difference:.2g}; use the model as it is."
             )
         fresh.rename(to)
-    return far
+    return difference
 
 
 def _quieten_transformers() -> None:
@@ -220,7 +220,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
         )
     from algorithms.models.public_models import read_pretrained, save_pretrained
 
-    module, parameters = load_model(_beside(artifacts) / "model.safetensors")
+    module, parameters = load_model(_run_folder(artifacts) / "model.safetensors")
     save_pretrained(module, parameters, folder)
     _write_cards(model, folder, artifacts)
     _write_tokenizer(model, folder)
@@ -229,7 +229,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
     """Write the run's privacy card and a model card; without the former, a page that says so."""
-    beside, text = _beside(artifacts), f"{NO_CARD}\n"
+    beside, text = _run_folder(artifacts), f"{NO_CARD}\n"
     if (beside / "privacy_card.json").is_file():
         shutil.copyfile(beside / "privacy_card.json", folder / "privacy_card.json")
         text = model_card(load_card(beside / "privacy_card.json"), model, _metrics(beside))
@@ -242,7 +242,7 @@ def _privacy(folder: Path) -> str:
     return NO_CARD if card is None else statement(card)
 
 
-def _beside(artifacts: Path) -> Path:
+def _run_folder(artifacts: Path) -> Path:
     return artifacts if artifacts.is_dir() else artifacts.parent
 
 
@@ -272,9 +272,9 @@ def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collectio
     if missing:
         raise RefusedError(f"{artifacts / missing[0]} is not there; train first by `epsilonflow run`.")
     card = load_card(artifacts / "privacy_card.json")
-    held = verify(card, artifacts, key=key)
-    if not held.passed:
-        failed = held.failures[0]
+    verification = verify(card, artifacts, key=key)
+    if not verification.passed:
+        failed = verification.failures[0]
         raise RefusedError(
             f"the card of this run does not hold ({failed.name}: {failed.detail}); run it again."
         )
@@ -286,7 +286,9 @@ def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collectio
             shutil.copyfile(artifacts / name, fresh / name)
         model = load(artifacts, allow_code=allow_code)
         _quieten_transformers()
-        text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
+        text = (
+            model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _add_library_files(model, fresh)
+        )
         (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
         shutil.copyfile(verify_card.__file__, fresh / "verify_card.py")
@@ -307,7 +309,7 @@ def _how_to_use(key: str | None) -> str:
     )
 
 
-def _of_a_library(model: TrainedModel, folder: Path) -> str:
+def _add_library_files(model: TrainedModel, folder: Path) -> str:
     """For a model of Hugging Face: write the files that its library needs, compare the scores, and describe the use."""
     settings = model.facts.model_settings or {}
     is_its_own = model.facts.model == "huggingface" and settings.get("replace_batch_norm") is not True
@@ -321,10 +323,11 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
     read, inputs = write_beside(module, parameters, folder, model.facts, base), synthetic_inputs(model)
     with torch.no_grad():
-        far = float((read(inputs) - model(inputs)).abs().max())
-    if not far <= _CLOSE:
+        difference = float((read(inputs) - model(inputs)).abs().max())
+    if not difference <= _CLOSE:
         raise RefusedError(
-            f"the library gives other scores than the model, by up to {far:.2g}; export the model in another form."
+            f"the library gives other scores than the model, by up to {difference:.2g}; export the model in another"
+            " form."
         )
     name = type(library_model(module)).__name__
     tokenizer = _write_tokenizer(model, folder)

@@ -147,7 +147,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     device_of(job.settings.performance.device)  # refuses one that this machine has not
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
-    _model_compared(job, root)  # refuses one that has changed since it was planned
+    _comparison_model(job, root)  # refuses one that has changed since it was planned
     with claim_run(
         job.digest(home),
         ledger,
@@ -240,7 +240,7 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier
     try:
         file = folder / "model.safetensors"
         trained = load_model(file, allow_code=named_code(charge.root))
-        other = _model_compared(job, charge.root)
+        other = _comparison_model(job, charge.root)
         data = load_held_out(job.prepared)
         if data.public != job.public:
             raise prepared_again_error(job.prepared)
@@ -275,7 +275,7 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier
     return True
 
 
-def _model_compared(job: Job, root: Path) -> Trained | None:
+def _comparison_model(job: Job, root: Path) -> Trained | None:
     """The model that the evaluation compares with, if any; raises RefusedError if it is another than the plan's."""
     path = job.settings.privacy.evaluation.compare_with
     if path is None:

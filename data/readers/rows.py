@@ -121,11 +121,14 @@ class RowReader:
         """
         if "images" in self.files and not self.files["images"].is_dir():
             raise images.not_a_folder(self.files["images"])
-        elsewhere: Mapping[Part, frozenset[bytes]] = {"train": self.held_out_people(), "test": frozenset()}
+        excluded: Mapping[Part, frozenset[bytes]] = {
+            "train": self.held_out_people(),
+            "test": frozenset(),
+        }
         for part in PARTS:
             if part in self.files:
                 rows = self.select_per_person(
-                    partial(self.tables, part, self.files[part]), elsewhere[part], part
+                    partial(self.tables, part, self.files[part]), excluded[part], part
                 )
                 for records in self.batches(rows, str(self.files[part]), part):
                     yield RecordBlock(part, records)
@@ -199,11 +202,11 @@ class RowReader:
         return frozenset(who for some in self.tables("test", self.files["test"]) for who in self._who(some))
 
     def select_per_person(
-        self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part
+        self, make: Callable[[], _Tables], excluded: frozenset[bytes], part: Part
     ) -> _Tables:
         """Select as many rows of each person as the card allows; of public held-out records, all rows.
 
-        make: returns the rows, each time from the start. elsewhere: people of whom no row is used. The rows with the
+        make: returns the rows, each time from the start. excluded: people of whom no row is used. The rows with the
         smallest keyed hashes are used, so the selection depends only on the person's own rows, and not on their order.
         """
         if self.card.person is None or (part == "test" and self.card.holdout == "public"):
@@ -224,7 +227,7 @@ class RowReader:
                 parts = [spelled(part or b"") for part in row]
                 content = owner + b"".join(b"%d " % len(part) + part for part in parts)
                 ranks += blake2b(content, key=self.key, digest_size=8).digest()
-                usable.append(bool(who) and who not in elsewhere)
+                usable.append(bool(who) and who not in excluded)
         taken = _first_of_each(owners, ranks, self.card.person.per_person) & np.frombuffer(usable, bool)
         start = 0
         for some in make():

@@ -31,7 +31,7 @@ from data.new_records import preparation_of, records_in
 from data.prepared import load_held_out
 from data.readers.texts import read_texts
 from flows.cli.main import app
-from tasks.export import NO_CARD, _of_a_library, export, release
+from tasks.export import NO_CARD, _add_library_files, export, release
 from tasks.predict import predict
 from tests.algorithms.models.forms import FORMS, LORA, form_of, moved
 from tests.algorithms.privacy.conftest import KEY
@@ -370,7 +370,7 @@ def test_a_release_whose_library_gives_other_scores_is_refused(
         lambda *_: lambda given: torch.full((len(given), len(model.classes)), score),
     )
     with pytest.raises(RefusedError, match="the library gives other scores than the model"):
-        _of_a_library(model, tmp_path)
+        _add_library_files(model, tmp_path)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
