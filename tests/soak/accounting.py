@@ -8,7 +8,6 @@ where two lines of its integral agree, and else with what one test of the output
 whichever is larger.
 """
 
-import math
 import random
 import time
 import warnings
@@ -27,7 +26,7 @@ from algorithms.privacy.accounting.events import Schedule
 from tests.support.exact_losses import exact_epsilon
 from tests.support.rare_losses import rare_lower_bound
 
-_AGREE, _ROUNDING = 1e-6, 1e-7
+_ROUNDING = 1e-7
 
 
 @dataclass(frozen=True)
@@ -91,19 +90,10 @@ def exact_or_none(setting: Setting | Mixture, multiplier: float) -> float | None
         or setting.rate < 3e-4
     ):
         return None
-    found = []
-    for line in (1.0, 0.8):
-        try:
-            found.append(
-                exact_epsilon(
-                    setting.rate, multiplier, setting.steps, setting.delta, count=setting.count, line=line
-                )
-            )
-        except (ValueError, RuntimeError, FloatingPointError, OverflowError, MemoryError):
-            return None
-    first, second = found
-    is_sure = math.isfinite(first) and abs(first - second) <= _AGREE * max(first, 1e-6)
-    return first if is_sure else None
+    try:
+        return exact_epsilon(setting.rate, multiplier, setting.steps, setting.delta, count=setting.count)
+    except (ValueError, RuntimeError, FloatingPointError, OverflowError, MemoryError):
+        return None
 
 
 def lower_bound(setting: Setting | Mixture, multiplier: float) -> float:

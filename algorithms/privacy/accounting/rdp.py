@@ -258,7 +258,7 @@ class _GroupMoments:
         return ratios
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _log_binomials(orders: tuple[float, ...], first: int, count: int) -> np.ndarray:
     """log |binomial(order, k)| for k = first, ..., first + count - 1, shape [count, orders]."""
     alpha, k = np.array(orders), np.arange(first, first + count)[:, None]

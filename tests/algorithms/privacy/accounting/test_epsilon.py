@@ -18,6 +18,7 @@ from scipy.stats import norm
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget, filters
 from algorithms.privacy.accounting import epsilon as accounting
+from algorithms.privacy.accounting import rdp as renyi
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
@@ -517,6 +518,19 @@ def test_the_renyi_bounds_of_samples_of_fixed_size_are_those_of_dp_accounting(
     found = rdp_of_fixed_size_sample(multiplier, share, ORDERS)
     np.testing.assert_allclose(found, expected, rtol=3e-12)
     np.testing.assert_array_equal(rdp_of_fixed_size_sample(multiplier, share, ORDERS[3:12:2]), found[3:12:2])
+
+
+def test_samples_of_fixed_size_share_what_does_not_depend_on_their_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search for the noise of two dozen kinds asks for hundreds of them."""
+    rdp_of_fixed_size_sample(1.1, 0.01, ORDERS)
+
+    def again(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(renyi, "gammaln", again)
+    assert rdp_of_fixed_size_sample(1.2, 0.01, ORDERS).shape == (len(ORDERS),)
 
 
 @pytest.mark.parametrize(
