@@ -428,6 +428,30 @@ def test_a_sharper_price_passes_and_an_understated_one_does_not(
     assert failed == ([] if holds else ["epsilon by pld"])
 
 
+@pytest.mark.parametrize("by_losses", [None, 10.0])
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (0.97, False)])
+def test_what_is_stated_by_losses_lets_nothing_pass_that_is_stated_by_renyi_bounds(
+    by_losses: float | None, factor: float, holds: bool, built: PrivacyCard, tmp_path: Path
+) -> None:
+    allocation, steps = RandomAllocationDpEvent(4.0, 20, 20), RandomAllocationStepDpEvent(4.0, 20)
+    schedule: Schedule = [(allocation, 1), (steps, 19)]
+    price = recompute(schedule, 1e-5, CompositionSection(**FIXED), adjacency_named(ADD))["pld"]
+    assert price is not None
+    document = _stating_what_it_costs(
+        built.to_json(), json.loads(json.dumps(schedule_to_json(schedule))), 0.0
+    )
+    document["accounting"] |= {
+        "accountant": "rdp",
+        "delta": 1e-5,
+        "epsilon": {"pld": by_losses, "rdp": factor * price, "pure": None},
+        "target": {"epsilon": None, "delta": 1e-5},
+    }
+    document["setting"] |= {"epsilon": factor * price, "delta": 1e-5}
+    (tmp_path / "privacy_card.json").write_bytes(sign(document, KEY))
+    failed = [name for name, passed, _ in verify_card.verify(tmp_path, key=OWNER) if passed is False]
+    assert failed == ([] if holds else ["epsilon by rdp"])
+
+
 WRONG_CARDS: list[tuple[str, object, str]] = [
     ("signature.value", "0" * 128, "signature"),
     ("evidence.files", lambda files: files | {"model.safetensors": "0" * 64}, "model.safetensors"),
@@ -549,7 +573,7 @@ def test_both_verifiers_read_events_to_the_same_depth(
         verify_card.load(path)
 
 
-def _stating_what_it_costs(card: dict[str, Any], events: list[dict[str, Any]], cost: float) -> bytes:
+def _stating_what_it_costs(card: dict[str, Any], events: list[dict[str, Any]], cost: float) -> dict[str, Any]:
     """A card at delta 0 that is consistent but for what its events cost."""
     card["events"] = events
     releases = sum(row["count"] for row in events)
@@ -565,7 +589,7 @@ def _stating_what_it_costs(card: dict[str, Any], events: list[dict[str, Any]], c
     }
     card["accounting"]["target"] = {"epsilon": None, "delta": 0.0}
     card["setting"] |= {"epsilon": cost, "delta": 0.0}
-    return sign(card, KEY)
+    return card
 
 
 @pytest.mark.parametrize(
@@ -582,7 +606,8 @@ def test_a_step_that_nothing_has_paid_for_is_no_release_of_epsilon_0(
     event: dict[str, Any], cost: float, holds: bool, built: PrivacyCard, tmp_path: Path
 ) -> None:
     path = tmp_path / "privacy_card.json"
-    path.write_bytes(_stating_what_it_costs(built.to_json(), [{"event": event, "count": 4}], cost))
+    card = _stating_what_it_costs(built.to_json(), [{"event": event, "count": 4}], cost)
+    path.write_bytes(sign(card, KEY))
     assert both_verdicts(path, OWNER) == (holds, holds)
 
 
