@@ -428,7 +428,8 @@ def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) ->
     """
     lengths: Tensor = torch.norm_except_dim(v, 2, dim)
     unit, scale = v / lengths, g / lengths
-    over = [1 + other for other in range(v.dim()) if other != dim]
+    kept = dim + v.dim() if dim < -1 else dim
+    over = [1 + other for other in range(v.dim()) if other != kept]
 
     def closed(part: PerExample) -> Gradients:
         rows = part.rows.view(-1, *v.shape)

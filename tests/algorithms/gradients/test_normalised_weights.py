@@ -111,6 +111,7 @@ OF_FEW_NUMBERS = {
     "by columns": Spec(lambda: weight_norm(nn.Linear(5, 3), dim=1), (2, 5)),
     "as a whole": Spec(lambda: weight_norm(nn.Linear(5, 3), dim=None), (5,)),
     "of a kernel": Spec(lambda: weight_norm(nn.Conv1d(4, 6, 3)), (4, 7)),
+    "counted from the end": Spec(lambda: weight_norm(nn.Conv1d(4, 6, 3), dim=-2), (4, 7)),
 }
 
 
