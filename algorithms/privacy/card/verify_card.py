@@ -59,7 +59,7 @@ SHARES, MORE = 10_000, 1.002
 """The share of delta that is s above, and delta with the shares of events inside events, fewer than 20 deep."""
 MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_SECONDS = 2**25, 20, 1_000, 2**22, 120
 """Limits: bytes of a file, depth of nested events, different releases, points of a grid, and time of the command."""
-LARGEST = sys.float_info.max
+ADDED, LARGEST = "ADD_OR_REMOVE_ONE", sys.float_info.max
 ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
 """How the facts of a card are written, with a last line break; the signature is over this, with null in its place."""
 
@@ -185,6 +185,7 @@ def load(path: Path) -> Card:
         differs = True
     words = "was edited: its bytes are not those that its facts are written as."
     require(not differs, BadCardError(f"{path} {words}"))
+    check_payments(rows_of(card))
     return card
 
 
@@ -389,7 +390,7 @@ def check_promise(card: Card) -> Iterator[Check]:
 def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
     """Whether one histogram was released of the people held out, and nothing else on people of their own."""
     setting, accounting = card["setting"], card["accounting"]
-    is_added, is_named = setting["adjacency"] == "ADD_OR_REMOVE_ONE", EVALUATION in card["evidence"]["files"]
+    is_added, is_named = setting["adjacency"] == ADDED, EVALUATION in card["evidence"]["files"]
     stated, parts = setting.get("evaluation_epsilon"), json.dumps(rows).count("DisjointParts")
     queries = [query for query in card["mechanism"]["queries"] if query["kind"] == "evaluation"]
     if not (is_named or queries or parts) and stated is None:
@@ -459,13 +460,13 @@ def lower_bounds(rows: Rows, adjacency: str, accounting: Card) -> dict[str, floa
         if delta > 0:
             prices["pld"] = lambda part: pld_epsilon(part, delta, eta)
             prices["rdp"] = lambda part: renyi.compute_epsilon(ORDERS, rdp(part, ORDERS), delta)[0]
-        parts = (adjacency == "ADD_OR_REMOVE_ONE" and disjoint_parts(rows)) or [rows]
-    elif adjacency == "ADD_OR_REMOVE_ONE" and 0 < delta < 1:
+        parts = (adjacency == ADDED and disjoint_parts(rows)) or [rows]
+    elif adjacency == ADDED and 0 < delta < 1:
         prices["rdp"] = lambda part: filter_epsilon(part, how, delta)
     bounds: dict[str, float | str] = dict.fromkeys(
         ("pld", "rdp", "pure"), "nothing is proven for such events so"
     )
-    for name, price in prices.items():
+    for name, price in prices.items() if "NonPrivateDpEvent" not in json.dumps(rows) else ():
         try:
             with np.errstate(all="ignore"):
                 bound = max(float(price(simplify(part, adjacency))) for part in parts)
@@ -480,31 +481,36 @@ def lower_bounds(rows: Rows, adjacency: str, accounting: Card) -> dict[str, floa
 # ---------------------------------------------------------------- 5. Releases.
 
 
-def simplify(rows: Rows, adjacency: str) -> Rows:
-    """What is released, each with its count, but for what tells nothing.
-
-    A search holds the releases of a trial then, and a choice of mechanisms those of each.
-    """
-    found, left, paid = [], 0, None
+def check_payments(rows: Rows) -> None:
+    """Refuse later steps of a pass, which cost nothing, that no event before them has paid for."""
+    left, paid = 0, None
     for event, count in rows:
+        inner = parts_of(event)
+        for part in [inner] if event["type"] == "ComposedDpEvent" else [[one] for one in inner]:
+            check_payments(part)
         numbers = [event.get(name) for name in ("noise_multiplier", "parts", "rate")]
         terms = [event["type"].replace("Step", ""), *numbers]
-        if "steps" in event and count > 0:  # a whole pass, whose later steps cost nothing then
+        if "steps" in event and count > 0:
             left, paid = event["steps"] - 1, terms
         elif event["type"].endswith("StepDpEvent"):
             left -= count
             is_paid = terms == paid and left >= 0
             require(is_paid, BadCardError("later steps of a pass follow no event that has paid for them."))
-        found += [(one, count * n) for one, n in releases_of(event, adjacency)]
-    return merge(found)
+
+
+def simplify(rows: Rows, adjacency: str) -> Rows:
+    """What is released, each with its count, but for what tells nothing.
+
+    A search holds the releases of a trial then, and a choice of mechanisms those of each.
+    """
+    return merge([(one, count * n) for event, count in rows for one, n in releases_of(event, adjacency)])
 
 
 def releases_of(event: Event, adjacency: str) -> Rows:
     """The releases of one event; a record that is replaced is one that is removed and another one that is added."""
     kind, is_replaced = event["type"], adjacency == "REPLACE_ONE"
     inner = simplify([(event["event"], 1)], adjacency) if "event" in event else []
-    is_empty = 0 in (event.get("sampling_probability"), event.get("sample_size"))
-    if kind == "NoOpDpEvent" or kind.endswith("StepDpEvent") or is_empty:
+    if kind == "NoOpDpEvent" or kind.endswith("StepDpEvent"):
         return []
     if kind == "SelfComposedDpEvent":
         return [(one, n * event["count"]) for one, n in inner]
@@ -594,7 +600,7 @@ def merge(rows: Rows) -> Rows:
     counts: dict[str, tuple[Event, int]] = {}
     precision = 0.0
     for event, count in rows:
-        if count == 0:
+        if 0 in (count, event.get("sampling_probability"), event.get("share")):
             continue
         if event["type"] == "GaussianDpEvent":
             precision += count / event["noise_multiplier"] ** 2
@@ -621,7 +627,9 @@ def pure(rows: Rows) -> float:
             case "LaplaceDpEvent":
                 total += count / event["noise_multiplier"]
             case "PoissonSampledDpEvent":
-                total += count * of_sample(event["sampling_probability"], pure([(event["event"], 1)]))
+                total += count * of_sample(
+                    event["sampling_probability"], pure(simplify([(event["event"], 1)], ADDED))
+                )
             case "EitherDpEvent":
                 total += count * max(map(pure, event["events"]))
             case kind:
@@ -653,7 +661,7 @@ def rdp(rows: Rows, alpha: Array) -> Array:
             case "PoissonSampledDpEvent" if inner["type"] == "GaussianDpEvent":
                 rate, z = event["sampling_probability"], inner["noise_multiplier"]
                 bounds = np.maximum(renyi._compute_rdp_poisson_subsampled_gaussian(rate, z, alpha), 0.0)
-            case "PureDpEvent" | "PoissonSampledDpEvent":
+            case "PureDpEvent" | "PoissonSampledDpEvent" if inner.get("type") in (None, "LaplaceDpEvent"):
                 bounds = rdp_of_pure(pure([(event, 1)]), alpha)
             case "ObjectivePerturbationDpEvent":  # Redberg, Koskela and Wang 2023
                 log_tail = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in (alpha - 1) / z])
