@@ -500,7 +500,7 @@ def test_tables_are_encoded_as_cells_for_the_additive_model(
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert isinstance(card.reader, Csv) and card.reader.cells == CellSettings(
-        tree_share=0.25, constant_share=0.02
+        trees=128, tree_share=0.25, constant_share=0.02
     )
     assert [column.kind for column in card.reader.columns][:3] == ["timestamp", "categorical", "numeric"]
     assert isinstance(card.reader.columns[1], Categorical) and card.reader.columns[1].ordered
