@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from prefect.utilities.asyncutils import run_sync_in_worker_thread
 from tests.support.quick_work import quick_work
 from tests.support.waiting import before_long
 
-__all__ = ["HTTP", "ended", "free_port", "post", "quick_work", "server"]
+__all__ = ["HTTP", "ended", "free_port", "get", "post", "quick_work", "server"]
 
 _UP_SECONDS, _GRACE_SECONDS = 90, 5
-HTTP = httpx.Client(verify=False, timeout=60.0)
+HTTP = httpx.Client(verify=False, timeout=60.0, limits=httpx.Limits(max_keepalive_connections=0))
 """For servers of this machine: to read the certificates of others takes longer than a request.
 
-A server on SQLite may be busy with events for longer than the usual 5 s.
+A server on SQLite may be busy with events for longer than the usual 5 s. It closes connections that are kept, maybe
+just when the next request is sent.
 """
 _PROACTIVE = "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY"
 """After how long, in ISO 8601, the server looks again for what has not happened."""
@@ -54,6 +55,19 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
+
+
+def get(url: str) -> Any:
+    """What the server answers; asked again where it was too busy to."""
+    answers = list[httpx.Response]()
+
+    def is_answered() -> bool:
+        with suppress(httpx.TransportError):
+            answers.append(HTTP.get(url))
+        return bool(answers) and answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE
+
+    assert before_long(is_answered)
+    return answers[-1].raise_for_status().json()
 
 
 def post(url: str, body: Any) -> Any:
@@ -100,7 +114,7 @@ def server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     shutil.copy(database, folder)
     prefect = str(Path(sys.executable).parent / "prefect")
     command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder), _PROACTIVE: "PT0.5S"}
+    variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder), _PROACTIVE: "PT2S"}
     with (folder / "log").open("wb") as log, ended(command, env=variables, stdout=log, stderr=log) as process:
         _wait_for(f"{url}/health", process, folder / "log")
         yield url

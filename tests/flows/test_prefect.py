@@ -39,7 +39,7 @@ from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder
 from tasks.runs.stages import STAGES
-from tests.flows.conftest import HTTP, post
+from tests.flows.conftest import HTTP, get, post
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
@@ -451,7 +451,7 @@ def test_status_says_whether_a_worker_takes_runs(server: str, monkeypatch: pytes
 
 
 def _deployment_with_schedule(server: str) -> tuple[str, dict[str, Any]]:
-    deployment = HTTP.get(f"{server}/deployments/name/retrain/retrain").raise_for_status().json()
+    deployment = get(f"{server}/deployments/name/retrain/retrain")
     (schedule,) = deployment["schedules"]
     return deployment["id"], schedule
 
@@ -460,7 +460,7 @@ _TAGGED = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role":
 
 
 def _state(server: str, run: str) -> dict[str, Any]:
-    state: dict[str, Any] = HTTP.get(f"{server}/flow_runs/{run}").raise_for_status().json()["state"]
+    state: dict[str, Any] = get(f"{server}/flow_runs/{run}")["state"]
     return state
 
 
