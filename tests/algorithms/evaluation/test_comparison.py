@@ -32,7 +32,7 @@ def compared(spec, draw, people, gain, noise):
 @pytest.mark.parametrize(("people", "noise"), [(1000, 3.73), (5000, 26.7), (50_000, 16.3)])
 def test_the_interval_covers(spec, people, noise):
     draw, gain = np.random.default_rng(31), 0.02
-    seen = Intervals(300)
+    seen = Intervals(600)
     for _ in range(seen.draws):
         seen.note("difference", metrics_of(compared(spec, draw, people, gain, noise))["difference"], gain)
     seen.check(shown=1)
