@@ -238,7 +238,8 @@ def check_fields(value: Any, kind: str, where: str) -> None:
     fields = {
         name.lstrip("-"): inner or "name" for name, _, inner in parts if name[0] != "-" or name[1:] in value
     }
-    is_right = {*value} == {*fields} if kind == "event" else [*value] == [*fields]
+    is_event = "type" in fields and {*value} == {*fields}
+    is_right = is_event if kind == "event" else [*value] == [*fields]
     require(is_right, BadCardError(f"{where} has other fields, or in another order, than it must have."))
     require(where.count(": ") <= MAX_DEPTH, BadCardError("an event is nested too deeply."))
     for name, inner in fields.items():

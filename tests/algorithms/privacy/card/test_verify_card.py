@@ -468,6 +468,7 @@ WRONG_CARDS: list[tuple[str, object, str]] = [
     ("setting.epsilon", "0.1", "form"),
     ("setting.pure_epsilon", 0.1, "form"),
     ("events.0.event.epsilon", 0.1, "form"),
+    ("events.0.event", {}, "form"),
     ("evidence.files", {"plan.json": "0" * 64}, "form"),
 ]
 """Cards that their owner signed, each with a fact that one check alone refuses."""
