@@ -39,8 +39,7 @@ def pld_by_library(
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(
-            "no bound is known by PLD for {mechanism}; set {target.accountant} to rdp, or {method.kind} to"
-            " another.",
+            "no bound is known by PLD for {mechanism}; set {target.accountant} or {method.kind} to another.",
             code="no_bound_by_pld",
             mechanism=words,
         )

@@ -48,8 +48,7 @@ def rdp_by_library(
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
         raise RefusedError(
-            "no bound is known by RDP for {mechanism}; set {target.accountant} to pld, or {method.kind} to"
-            " another.",
+            "no bound is known by RDP for {mechanism}; set {target.accountant} or {method.kind} to another.",
             code="no_bound_by_rdp",
             mechanism=words,
         )
