@@ -50,3 +50,9 @@ def with_schedule(plan: Plan) -> Plan:
         for run in plan.method_params["noise"]
     ]
     return replace(plan, schedule=schedule)
+
+
+def with_equal_steps(plan: Plan) -> Plan:
+    """The same for a plan whose steps all have its noise multiplier, and that states nothing else."""
+    event = dp.PoissonSampledDpEvent(plan.sampling_rate, dp.GaussianDpEvent(plan.noise_multiplier))
+    return replace(plan, schedule=[(event, plan.steps)])

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting import Budget
 from tests.support.bench import made_up, run, small_model
 from tests.support.refusals import refused_as
-from tests.support.unaccounted import plan_with, with_schedule
+from tests.support.unaccounted import plan_with, with_equal_steps
 
 TARGET = Target(Budget(2.0, 1e-5))
 
@@ -105,7 +104,7 @@ def test_without_adaptation_it_is_dp_sgd() -> None:
     model, settings = small_model("softmax"), {"steps": 4, "expected_batch_size": 10, "clip_norm": 0.7}
     runs = []
     for method in (DPSGD(**settings), AdaCliP(**settings, beta1=1.0, beta2=1.0)):  # type: ignore[arg-type]
-        plan = with_schedule(plan_with(1.4, steps=4, batch=10, records=40, weights=np.ones(4)))
+        plan = with_equal_steps(plan_with(1.4, steps=4, batch=10, records=40))
         runs.append(run(method, plan, made_up(), model).released)
     torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
     assert not torch.equal(runs[0], model.initial_parameters())

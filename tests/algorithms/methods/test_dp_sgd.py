@@ -27,7 +27,7 @@ from algorithms.privacy.mechanisms.release import Release
 from tests.support import bench
 from tests.support.bench import made_up, run, small_model
 from tests.support.refusals import refused_as
-from tests.support.unaccounted import plan_with, with_schedule
+from tests.support.unaccounted import plan_with, with_equal_steps, with_schedule
 
 TARGET = Target(Budget(0.3, 1e-5))
 TWO_LAYERS = PlanningFacts(1000, 10, 2, 2)
@@ -66,7 +66,7 @@ def test_a_run_with_normalised_gradients_takes_steps_of_their_scale() -> None:
     found = {}
     for clip_norm in (1.0, 10.0):
         method = DPSGD(1, 40, clip_norm=clip_norm, clipping="normalised", stability=0.0)
-        plan = with_schedule(plan_with(0.5, steps=1, batch=40, records=40, weights=np.ones(1)))
+        plan = with_equal_steps(plan_with(0.5, steps=1, batch=40, records=40))
         found[clip_norm] = run(method, plan, made_up(), model).answers[0]
     torch.testing.assert_close(found[10.0], 10.0 * found[1.0], rtol=1e-4, atol=1e-6)
 
