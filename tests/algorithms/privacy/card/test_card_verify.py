@@ -19,6 +19,7 @@ from algorithms.privacy.accounting.epsilon import epsilon_of_rdp
 from algorithms.privacy.accounting.events import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
+    Schedule,
     schedule_to_json,
 )
 from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, text, verify, verify_card
@@ -432,18 +433,20 @@ def test_a_run_of_more_than_a_thousand_kinds_of_samples_under_a_filter_has_a_car
     rates = (1e-3 + 1e-6 * number for number in range(1100))
     events = [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(2.0)), 1) for rate in rates]
     price = epsilon_of_rdp(np.array([0.1]), 1e-5, (16.0,))
-    document["events"] = schedule_to_json(events)
     costs = {"pld": None, "rdp": price, "pure": None}
     document["accounting"] |= {"accountant": "rdp", "epsilon": costs}
-    document["accounting"]["composition"] = {"kind": "renyi", "rho": None, "order": 16.0, "limit": 0.1}
     document["setting"]["epsilon"] = price
-    document["mechanism"] |= {
-        "releases": 1100,
-        "queries": [document["mechanism"]["queries"][0] | {"count": 1100}],
-    }
-    path = tmp_path / "privacy_card.json"
-    path.write_bytes(sign(document, KEY))
-    assert both_verdicts(path, public_key_of(KEY)) == (True, True)
-    document["accounting"]["composition"] = {"kind": "schedule", "rho": None, "order": None, "limit": None}
-    path.write_bytes(sign(document, KEY))
-    assert both_verdicts(path, public_key_of(KEY)) == (False, False)
+    path, query = tmp_path / "privacy_card.json", document["mechanism"]["queries"][0]
+
+    def verdicts(some: Schedule, composition: Mapping[str, Any]) -> tuple[bool, bool]:
+        document["events"], document["accounting"]["composition"] = schedule_to_json(some), composition
+        document["mechanism"] |= {"releases": len(some), "queries": [query | {"count": len(some)}]}
+        path.write_bytes(sign(document, KEY))
+        return both_verdicts(path, public_key_of(KEY))
+
+    filtered = {"kind": "renyi", "rho": None, "order": 16.0, "limit": 0.1}
+    assert verdicts(events, filtered) == (True, True)
+    assert verdicts(events[:50], filtered | {"kind": "schedule", "order": None, "limit": None}) == (
+        False,
+        False,
+    )
