@@ -4,7 +4,6 @@ import copy
 import hashlib
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_th
 from algorithms.models.packed_records import pack, packing_of
 from algorithms.raw_scales import warn_of_raw_scales, whole_numbers
 from algorithms.target_scale import TargetScale
+from algorithms.user_warnings import warn_user
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -412,10 +412,9 @@ def _warn_of_probabilities(loss: object, outputs: Tensor) -> None:
         function = "sigmoid"
     else:
         return
-    warnings.warn(
+    warn_user(
         f"the model's outputs are probabilities, of which {name} takes the {function} once more, so it hardly learns;"
         f" take the last {function} out of the model.",
-        stacklevel=4,
     )
 
 

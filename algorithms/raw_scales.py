@@ -7,7 +7,6 @@ which is taken to be as public as their shape; who reads tables whose types foll
 """
 
 import copy
-import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models.mapped_arrays import row_chunks
+from algorithms.user_warnings import warn_user
 
 _WEIGHING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 """Layers whose gradients are as large as what they receive."""
@@ -62,11 +62,10 @@ def warn_of_raw_scales(module: nn.Module, features: NDArray[Any], whole: str, *,
         what, unless = whole, "unless they are about one, such as 0 and 1, "
     layer = _first_on_raw_scale(module, features) if what else None
     if layer is not None:
-        warnings.warn(
+        warn_user(
             f"{what}, which the layer {layer} takes as they are: {unless}clipping leaves little of the other features."
             " Scale them to about one by bounds that are known without the data, such as pixels by 255"
-            f"{'; floats of private records raise no warning.' if unless else '.'}",
-            stacklevel=4,
+            f"{'; floats of private records raise no warning.' if unless else '.'}"
         )
 
 

@@ -218,9 +218,9 @@ def test_probabilities_for_a_loss_of_scores_are_warned_of(
         call(
             model=nn.Sequential(linear(), last), loss=loss, y=y, method=DPSGD(steps=1, expected_batch_size=20)
         )
-    texts = [
-        str(one.message) for one in caught if one.category is UserWarning and "once more" in str(one.message)
-    ]
+    said = [one for one in caught if one.category is UserWarning and "once more" in str(one.message)]
+    assert {one.filename for one in said} <= {__file__}  # the line that calls fit
+    texts = [str(one.message) for one in said]
     assert len(texts) == (warned is not None) and all(warned in text for text in texts if warned)
 
 
