@@ -19,9 +19,12 @@ from algorithms.privacy.accounting.pld import PLDPair
 
 TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
-_CORNERS, _RATIOS, _NEAREST, _LARGEST_LOSS = 4000, 8000, 1e-8, 500.0
-"""At how many points a curve is taken on each side of 0, at equal distances and at equal ratios; the first of the
-latter, as a share of the largest; and the largest epsilon that there is among them."""
+_CORNERS, _RATIOS, _NEAREST = 4000, 8000, 1e-8
+"""At how many points a curve is taken on each side of 0, at equal distances and at equal ratios; and the first of the
+latter, as a share of the largest."""
+_APART, _SMALLEST_LOSS, _LARGEST_LOSS = 1e-11, 1e-6, 500.0
+"""The least of these points, as those below would differ by less than the rounding of exp(epsilon); and the smallest
+and the largest epsilon at which they end."""
 _MIN_STEP, _LARGEST_STEP, _STEPS, _STRIDE = 1e-6, 10.0, 50_000, 250
 """The epsilons, beside 0, at which `shift_of_selection` takes its bound, how many, and how many together first."""
 _ROUNDING = 2e-15
@@ -64,10 +67,11 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
     Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
     exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
     """
-    largest = min(largest, _LARGEST_LOSS)
+    largest = min(max(largest, _SMALLEST_LOSS), _LARGEST_LOSS)
     above = np.linspace(0.0, largest, _CORNERS)
     # Where few losses are far above the others, epsilon may lie near 0 beside the largest.
-    above = np.unique(np.append(above, np.geomspace(_NEAREST * largest, largest, _RATIOS)))
+    first = max(_NEAREST * largest, _APART)
+    above = np.unique(np.append(above, np.geomspace(first, largest, _RATIOS)))
     points = np.concatenate([-above[:0:-1], above])
     remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))
 

@@ -544,6 +544,22 @@ def test_a_profile_alone_has_its_own_deltas_on_no_grid(mu: float, exact: float) 
     assert 1e-5 * (1 - 1e-7) <= stated <= 1e-5 * (1 + 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("mu", "delta", "exact"), [(1e-9, 1e-12, 2.717805516e-9), (1e-6, 1e-8, 1.938356676e-6), (0.0, 1e-9, 0.0)]
+)
+def test_a_profile_of_losses_near_nothing_is_made_of_numbers(mu: float, delta: float, exact: float) -> None:
+    """Points in proportion to such losses are closer than the rounding of their exponentials, or all 0."""
+
+    def sides(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ratios = at / mu if mu else np.full(len(at), np.inf)
+        deltas = mu * norm.pdf(ratios) - at * norm.sf(ratios)  # of normal noise, to the first order of mu
+        return deltas, deltas
+
+    profile = pair_of_curves(sides, 8 * mu).remove
+    assert np.isfinite(profile.masses).all()
+    assert exact * (1 - 1e-6) <= profile.epsilon(delta) <= exact + 1e-9
+
+
 class CountingPLD:
     """A loss that counts the cells that were asked of it."""
 
