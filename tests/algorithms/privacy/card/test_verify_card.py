@@ -377,7 +377,7 @@ def test_both_verifiers_agree_on_ten_thousand_edits(
 
 
 NOT_COMPUTED = re.compile(
-    "finer grid|has no (Renyi bound|privacy profile)|delta is smaller|do not go together|bound: 0.0$"
+    "finer grid|has no (Renyi bound|privacy profile)|delta is smaller|do not go together|bound: 0.0$|are too large or"
 )
 """Why the verifier of one file refuses what `card verify` prices: huge epsilons, tiny deltas, no theorem, no loss."""
 
