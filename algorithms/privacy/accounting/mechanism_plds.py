@@ -386,9 +386,14 @@ class AtomsPLD:
     masses: Array
     infinity_mass: float = 0.0
 
+    @cached_property
+    def weights(self) -> Array:
+        """The chances under Q; a value without mass has none, however low it is."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.where(self.masses > 0, self.masses * np.exp(-self.losses), 0.0)
+
     def edges(self, p_tail: float, q_tail: float) -> Array:
-        with np.errstate(over="ignore"):
-            tails = ((self.masses, p_tail), (self.masses * np.exp(-self.losses), q_tail))
+        tails = ((self.masses, p_tail), (self.weights, q_tail))
         # A far value of next to no mass would decide how wide cells are, and how far the sum reaches.
         is_above = np.all([np.cumsum(masses[::-1])[::-1] <= tail for masses, tail in tails], axis=0)
         is_below = np.all([np.cumsum(masses) <= tail for masses, tail in tails], axis=0)
@@ -402,9 +407,7 @@ class AtomsPLD:
         at = np.searchsorted(edges, self.losses, side="left") - 1
         at[self.losses == edges[0]] = 0
         is_inside = (at >= 0) & (at < len(edges) - 1)
-        with np.errstate(over="ignore"):
-            weights = self.masses * np.exp(-self.losses)
-        cells, is_below = len(edges) - 1, at < 0
+        cells, weights, is_below = len(edges) - 1, self.weights, at < 0
         p, q = (np.bincount(at[is_inside], m[is_inside], cells).astype(float) for m in (self.masses, weights))
         is_above = ~is_inside & ~is_below
         below = float(self.masses[is_below].sum()), float(weights[is_below].sum())
@@ -419,9 +422,7 @@ class ProfilePLD(AtomsPLD):
     @cached_property
     def _sums_from(self) -> tuple[Array, Array, float]:
         """P and Q of each point and those above it, shape [k + 1] each, and the share of P that rounding may take."""
-        with np.errstate(over="ignore"):
-            weights = self.masses * np.exp(-self.losses)
-        p, q = (np.append(np.cumsum(some[::-1])[::-1], 0.0) for some in (self.masses, weights))
+        p, q = (np.append(np.cumsum(some[::-1])[::-1], 0.0) for some in (self.masses, self.weights))
         return p, q, (len(p) + 16) * _ROUNDING
 
     def deltas(self, epsilons: Array, min_delta: float = 0.0) -> Array:

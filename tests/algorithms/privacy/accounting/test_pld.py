@@ -36,6 +36,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
 )
 from algorithms.privacy.accounting.mechanism_plds import (
+    AtomsPLD,
     GaussianPLD,
     GroupPLD,
     ProfilePLD,
@@ -558,6 +559,11 @@ def test_a_profile_of_losses_near_nothing_is_made_of_numbers(mu: float, delta: f
     profile = pair_of_curves(sides, 8 * mu).remove
     assert np.isfinite(profile.masses).all()
     assert exact * (1 - 1e-6) <= profile.epsilon(delta) <= exact + 1e-9
+
+
+def test_a_very_low_loss_without_mass_spoils_no_other() -> None:
+    atoms = AtomsPLD(np.array([-800.0, 0.0]), np.array([0.0, 1.0]))
+    assert atoms.cells(np.array([-900.0, -1.0, 1.0])).q.tolist() == [0.0, 1.0]
 
 
 class CountingPLD:
