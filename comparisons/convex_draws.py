@@ -21,8 +21,6 @@ import typer
 from scipy import stats
 from torch import Tensor
 
-from algorithms.core.minibatch import multiplier_at
-from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan
 from algorithms.features import Preconditioned
 from algorithms.methods import from_settings
@@ -71,20 +69,14 @@ def descend(
     method: DPGD, plan: Plan, inputs: Tensor, labels: Tensor, *, draws: int, generator: torch.Generator
 ) -> Tensor:
     """The last iterates of DP-GD on the logistic loss, [d, draws]. inputs: [n, d]. labels: 1 or -1, [n]."""
-    update: OptimizerConfig = method.update
     signed, norms = inputs * labels[:, None], inputs.norm(dim=1, keepdim=True)
-    point = torch.zeros(inputs.shape[1], draws)
-    velocity = torch.zeros_like(point)
+    state = method.update.start(torch.zeros(inputs.shape[1], draws))
     for step in range(plan.steps):
-        slopes = torch.sigmoid(-(signed @ point)).minimum(method.clip_norm / norms)
-        is_constant = method.allocation == "constant"
-        noise = method.clip_norm * (plan.noise_multiplier if is_constant else multiplier_at(plan, step))
-        total = noise * torch.randn(point.shape, generator=generator) - signed.T @ slopes
-        gradient = total / len(inputs)
-        velocity = update.momentum * velocity + gradient
-        ahead = gradient + update.momentum * velocity if update.nesterov else velocity
-        point = point - update.rate_at(step / plan.steps) * ahead
-    return point
+        slopes = torch.sigmoid(-(signed @ state.parameters)).minimum(method.clip_norm / norms)
+        noise = method.clip_norm * method.multiplier_at(plan, step)
+        total = noise * torch.randn(state.parameters.shape, generator=generator) - signed.T @ slopes
+        state = method.update.apply(state, total / len(inputs), steps=plan.steps)
+    return method.update.published_parameters(state)
 
 
 def accuracies(work: ComparisonWork, trial: Trial, *, draws: int, seed: int) -> Array:

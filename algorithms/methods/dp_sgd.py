@@ -352,15 +352,18 @@ class DPGD(Descent):
             weights, sampled=every, clip_norm=self.clip_norm, target=target, facts=facts
         )
 
+    def multiplier_at(self, plan: Plan, count: int) -> float:
+        """The noise multiplier of the step after `count` other steps."""
+        return plan.noise_multiplier if self.allocation == "constant" else multiplier_at(plan, count)
+
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over all records, one update."""
         clipping, divisor = L2(self.clip_norm), divisor_of(state, plan, barrier)
-        is_constant, count = self.allocation == "constant", int(state.optimizer_state.count)
         gradient = barrier.gradient(
             state.parameters,
             sampling=FullBatch(),
             clipping=clipping,
-            noise=Gaussian(plan.noise_multiplier if is_constant else multiplier_at(plan, count)),
+            noise=Gaussian(self.multiplier_at(plan, int(state.optimizer_state.count))),
             divisor=divisor,
         )
         factor = noise_limit_factor(self.update, plan, clipping, divisor)
