@@ -290,10 +290,10 @@ def moves_of(update: OptimizerConfig, plan: Plan, clipping: Clipping, divisor: f
     """
     if update.noise_limit is None:
         return None
-    factor, moves = noise_limit_factor(update, plan, clipping, divisor), update.moves(plan.steps)
     noise_std = plan.noise_multiplier * clipping.sensitivity / divisor
-    of_a_record = factor * math.fsum(moves) * plan.sampling_rate / divisor
-    return Moves(factor * noise_std * math.hypot(*moves), of_a_record)
+    factor = update.factor_for(noise_std, plan.steps)
+    of_a_record = math.fsum(update.moves(plan.steps)) * plan.sampling_rate / divisor
+    return Moves(factor * update.noise_moves(noise_std, plan.steps), factor * of_a_record)
 
 
 @dataclass(frozen=True)

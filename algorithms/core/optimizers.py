@@ -106,10 +106,13 @@ class OptimizerConfig:
         """
         if self.noise_limit is None or noise_std == 0.0:
             return 1.0
+        return min(1.0, self.noise_limit / self.noise_moves(noise_std, steps))
+
+    def noise_moves(self, noise_std: float, steps: int) -> float:
+        """The standard deviation by which noise moves a parameter in the end; arguments as of `factor_for`."""
         # Independent noise of each step: variances add up, each times the square of that step's learning rate.
         squares = math.fsum(self._decay(step / steps) ** 2 for step in range(steps))
-        moved = self.learning_rate / (1.0 - self.momentum) * noise_std * math.sqrt(squares)
-        return min(1.0, self.noise_limit / moved)
+        return self.learning_rate / (1.0 - self.momentum) * noise_std * math.sqrt(squares)
 
     def moves(self, steps: int) -> list[float]:
         """How far a gradient of 1 in each of `steps` steps moves a parameter in the end, were there no others; "sgd".
