@@ -167,9 +167,8 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 return self.encoding_, X
             encoding = self.encoding_ if cells is None else encoding_of_schema(self.schema, cells)
             assert isinstance(encoding, TableEncoding)
-            X = encoding.declared_columns(
-                X
-            )  # the names of others, which a record may have chosen, are not kept
+            # The names of others, which a record may have chosen, are not kept.
+            X = encoding.declared_columns(X)
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
             return encoding, X
