@@ -252,7 +252,7 @@ def test_an_experiment_in_a_copy_is_charged_and_leaves_its_tracked_runs_in_the_c
     heads = checkout.dvc(*shlex.split(shown), "--csv").splitlines()[0].split(",")
     results = {"test_accuracy", "test_loss", "test_auc", "test_f1", "calibration_error", "epsilon"}
     assert set(heads[4:]) <= results | {"privacy.epsilon"}
-    assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
+    assert {"test_loss", "privacy.epsilon"} <= set(heads)  # accuracies can be equal, and then have no column
 
 
 def test_bad_parameters_are_refused_before_the_training(
