@@ -178,26 +178,32 @@ def split_card(name: str, frame: pd.DataFrame, target: str, root: Path, seed: in
 
 def prepared_as(way: str, card: dict[str, Any], root: Path) -> tuple[DataCard, DatasetInfo, Prepared]:
     """A table's card as `numbers` or as `cells`, and its records prepared so."""
-    (root / "cards").mkdir(exist_ok=True)
-    name, own = card["name"], json.loads(json.dumps(card))
+    own = json.loads(json.dumps(card))
     if way != "numbers":
         classes, records = len(card.get("classes", ())), card["records"]["train"]
         cells = usual_cells("classes" if classes else "number", classes=classes, records=records)
         own["reader"] |= {"cells": cells.model_dump(mode="json")}
         own.pop("shape", None)
-    YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
+    return prepared_from(own, root, way)
+
+
+def prepared_from(card: dict[str, Any], root: Path, folder: str) -> tuple[DataCard, DatasetInfo, Prepared]:
+    """A card of files in `root`, and its records prepared in a folder there."""
+    (root / "cards").mkdir(exist_ok=True)
+    name = card["name"]
+    YAML(typ="safe", pure=True).dump(card, root / "cards" / f"{name}.yaml")
     asked = params.parse({"data": {"dataset": name}}, reads=("data",))
     public = prepare(
-        asked, mirror=data_mirror(), home=root, destination=root / way, root=root, cards=root / "cards"
+        asked, mirror=data_mirror(), home=root, destination=root / folder, root=root, cards=root / "cards"
     )
-    return data_card(name, root / "cards"), public, load(root / way)
+    return data_card(name, root / "cards"), public, load(root / folder)
 
 
 def runs_on(
-    card: dict[str, Any], root: Path, epsilons: list[float], seed: int, *, libraries: bool
+    card: dict[str, Any], root: Path, epsilons: list[float], seed: int, *, libraries: bool, cells_only: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each way and epsilon; of other libraries alone, if they are asked for."""
-    for way in ("numbers",) if libraries else ("numbers", "cells"):
+    for way in ("numbers",) if libraries else ("cells",) if cells_only else ("numbers", "cells"):
         known, public, held = prepared_as(way, card, root)
         if libraries:
             for epsilon in epsilons:
@@ -229,7 +235,7 @@ def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> param
 
 
 def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
-    """The seconds of a run with seeded noise, and its metrics on the held-out records."""
+    """The CPU seconds of a run with seeded noise, and its metrics on the held-out records."""
     seconds, evaluation = scored(settings, public, held, seed)
     metrics = compute_metrics(public.label_type, evaluation, held.test_labels)
     return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[public.label_type.kind]}
@@ -238,10 +244,10 @@ def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: 
 def scored(
     settings: params.Params, public: DatasetInfo, held: Prepared, seed: int
 ) -> tuple[float, EvaluationResult]:
-    """The seconds of a run with seeded noise, and its predictions on the held-out records."""
+    """The CPU seconds of a run with seeded noise, and its predictions on the held-out records."""
     plan, model = plan_for(settings, public), model_for(settings, public)
     records = RecordBatch(np.array(held.train_features), np.array(held.train_labels))
-    began = time.perf_counter()
+    began = time.process_time()
     state, _, model = train(
         settings.algorithm,
         plan,
@@ -255,7 +261,7 @@ def scored(
         on_step=lambda *_: None,
         features=features_for(settings, public),
     )
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     return seconds, evaluate(model, model.published_tensors(settings.algorithm.released(state)), held)
 
 
@@ -281,12 +287,12 @@ def without_privacy(
 def fitted(
     model: Any, features: list[Any], labels: list[NDArray[Any]], *, is_number: bool
 ) -> dict[str, float]:
-    """The seconds of fitting a model of scikit-learn's interface, and its metrics on the held-out records."""
+    """The CPU seconds of fitting a model of scikit-learn's interface, and its metrics on the held-out records."""
     from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
-    began = time.perf_counter()
+    began = time.process_time()
     model.fit(features[0], labels[0])
-    seconds = {"seconds": round(time.perf_counter() - began, 1)}
+    seconds = {"seconds": round(time.process_time() - began, 1)}
     if is_number:
         predictions = np.clip(model.predict(features[1]), -1, 1)
         return seconds | {"test_r2": float(r2_score(labels[1], predictions))}
@@ -393,12 +399,25 @@ def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[
                 }  # fmt: skip
 
 
+def written(rows: list[dict[str, Any]], before: pd.DataFrame | None) -> pd.DataFrame:
+    """The rows of the new file: those of the old one that were not run anew, if it is kept, then the new ones."""
+    new = pd.DataFrame(rows)
+    if before is None:
+        return new
+    keys = ["table", "seed", "way", "epsilon"]
+    same = pd.MultiIndex.from_frame(before[keys]).isin(pd.MultiIndex.from_frame(new[keys]))
+    return pd.concat([before[~same], new], ignore_index=True)
+
+
 def main(
     folder: Path,
     rdata: Annotated[Path, typer.Option(help="Folder of R's data sets as CSV.")],
     tables: str = ",".join((*SHIPPED, *SOURCES)),
     epsilons: str = "0.5,1,3",
     seeds: int = 3,
+    cells_only: Annotated[
+        bool, typer.Option(help="The recipe of cells; other rows stay as they are.")
+    ] = False,
     libraries: Annotated[bool, typer.Option(help="Other libraries: tables-libraries.csv.")] = False,
     rare: Annotated[bool, typer.Option(help="A rare class: tables-rare.csv.")] = False,
 ) -> None:
@@ -407,19 +426,24 @@ def main(
     rows: list[dict[str, Any]] = []
     wanted, name_of_file = [float(one) for one in epsilons.split(",")], "tables"
     name_of_file += "-libraries" * libraries + "-rare" * rare
+    path = folder / f"{name_of_file}.csv"
+    before = pd.read_csv(path) if cells_only else None
     for name in ["rare"] if rare else tables.split(","):
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as place:
                 root = Path(place)
-                found = (
-                    runs_on_rare(root, wanted, seed)
-                    if rare
-                    else runs_on(declared(name, root, rdata, seed), root, wanted, seed, libraries=libraries)
-                )
+                if rare:
+                    found = runs_on_rare(root, wanted, seed)
+                else:
+                    card, only = (
+                        declared(name, root, rdata, seed),
+                        {"libraries": libraries, "cells_only": cells_only},
+                    )
+                    found = runs_on(card, root, wanted, seed, **only)
                 for row in found:
                     rows.append({"table": name, "seed": seed, **row})
                     typer.echo(str(rows[-1]))
-        pd.DataFrame(rows).to_csv(folder / f"{name_of_file}.csv", index=False, float_format="%.5g")
+        written(rows, before).to_csv(path, index=False, float_format="%.5g")
 
 
 if __name__ == "__main__":
