@@ -94,12 +94,17 @@ class LaplacePLD:
         return _knots(-self.epsilon, self.epsilon, _LOSS_STEP)
 
     def cells(self, edges: Array) -> CellMasses:
-        e, inside = self.epsilon, np.clip(edges, -self.epsilon, self.epsilon)
+        # Cells from below all edges to above all. Half of P has the largest loss, half of Q the smallest.
+        e = self.epsilon
+        inside = np.clip(np.concatenate([[-e], edges, [e]]), -e, e)
         step = -np.expm1((inside[:-1] - inside[1:]) / 2)
         p, q = 0.5 * np.exp((inside[1:] - e) / 2) * step, 0.5 * np.exp(-(inside[:-1] + e) / 2) * step
-        ends = AtomsPLD(np.array([-e, e]), 0.5 * np.array([math.exp(-e), 1.0])).cells(edges)
-        p, q = p + ends.p, q + ends.q
-        return CellMasses(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, ends.below, ends.above)
+        for loss, p_mass, q_mass in ((-e, 0.5 * math.exp(-e), 0.5), (e, 0.5, 0.5 * math.exp(-e))):
+            at = 1 if loss == edges[0] else int(np.searchsorted(edges, loss))
+            p[at], q[at] = p[at] + p_mass, q[at] + q_mass
+        errors = 8 * _ROUNDING * p[1:-1], 8 * _ROUNDING * q[1:-1]
+        below, above = ((float(p[end]), float(q[end])) for end in (0, -1))
+        return CellMasses(p[1:-1], q[1:-1], *errors, below, above)
 
 
 @dataclass(frozen=True)
@@ -325,6 +330,10 @@ class FoldedPLD:
         return np.unique(np.concatenate([-above, above]))
 
     def cells(self, edges: Array) -> CellMasses:
+        if edges[0] > 0:
+            return self.cells(np.append(0.0, edges)).above_edge(edges, 1)[1]
+        if edges[-1] < 0:
+            return ReversedPLD(self).cells(edges)
         # Above 0 as the loss itself, below 0 mirrored with P and Q exchanged.
         up, down = self.pld.cells(np.maximum(edges, 0.0)), self.pld.cells(np.maximum(-edges[::-1], 0.0))
         p, q = up.p + down.q[::-1], up.q + down.p[::-1]

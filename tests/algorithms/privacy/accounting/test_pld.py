@@ -37,8 +37,11 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.mechanism_plds import (
     AtomsPLD,
+    FoldedPLD,
     GaussianPLD,
     GroupPLD,
+    LaplacePLD,
+    PoissonReplacedPLD,
     ProfilePLD,
     ReversedPLD,
     SampledPLD,
@@ -559,6 +562,51 @@ def test_a_profile_of_losses_near_nothing_is_made_of_numbers(mu: float, delta: f
     profile = pair_of_curves(sides, 8 * mu).remove
     assert np.isfinite(profile.masses).all()
     assert exact * (1 - 1e-6) <= profile.epsilon(delta) <= exact + 1e-9
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5])
+@pytest.mark.parametrize("scale", [1.0, 0.03, 0.02, 0.01, 0.001, 1e-5])
+def test_one_sample_with_laplace_noise_has_its_closed_form(rate: float, scale: float) -> None:
+    """delta is the rate times 1 - exp((e - 1 / scale) / 2), for the loss e without sampling."""
+    for share in (0.1, 0.5, 0.9):
+        whole = 1 / scale + 2 * math.log1p(-share)
+        exact = math.log1p(rate * math.expm1(whole)) if whole < 500 else math.log(rate) + whole
+        found = epsilon([(dp.PoissonSampledDpEvent(rate, dp.LaplaceDpEvent(scale)), 1)], share * rate)
+        assert is_close(found, max(exact, 0.0)), share
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.01, 0.001])
+def test_samples_with_next_to_no_laplace_noise_cost_what_a_test_of_the_outputs_tells(scale: float) -> None:
+    rate, steps, delta = 1e-6, 27, 1e-8
+    # Whether any output lies beyond the middle of the two means.
+    near, far = 1 - math.exp(-0.5 / scale) / 2, math.exp(-0.5 / scale) / 2
+    found, missed = (-math.expm1(steps * math.log1p(-p)) for p in (rate * near + (1 - rate) * far, far))
+    schedule = [(dp.PoissonSampledDpEvent(rate, dp.LaplaceDpEvent(scale)), steps)]
+    assert epsilon(schedule, delta) >= math.log((found - delta) / missed)
+
+
+@pytest.mark.parametrize(
+    "pld",
+    [
+        GaussianPLD(2.0),
+        *(LaplacePLD(size) for size in (0.5, 40.0, 800.0)),
+        SampledPLD(LaplacePLD(800.0), 1e-6),
+        FoldedPLD(SampledPLD(GaussianPLD(0.5), 0.3)),
+        PoissonReplacedPLD(0.5, 0.1),
+        GroupPLD(0.5, 0.2, 3),
+    ],
+    ids=repr,
+)
+def test_cells_leave_out_no_mass_wherever_their_edges_are(pld: PrivacyLoss) -> None:
+    low, high = pld.edges(1e-9, 1e-9)[[0, -1]]
+    rows = [[-0.01, 0.02], [0.1, 0.2, 0.3], [-0.3, -0.1], [low / 2, 0.0, high / 2], [low, high], [-1e3, 1e3]]
+    for some in (pld, ReversedPLD(pld)):
+        for row in rows:
+            edges = np.array(row) * (1 if some is pld else -1)
+            cells = some.cells(np.sort(edges))
+            for masses, end in ((cells.p, 0), (cells.q, 1)):
+                total = math.fsum([*masses, cells.below[end], cells.above[end]])
+                assert total == pytest.approx(1.0, abs=1e-13), row
 
 
 def test_a_very_low_loss_without_mass_spoils_no_other() -> None:
