@@ -53,7 +53,7 @@ def extrapolated_epsilon(
     grid = min(grid, floor_grid or grid)
     decisive = (-math.inf, cap)
     cost = GridComposition(plds, COARSER * grid, delta, rough, decisive).epsilon(delta)
-    if cost < near / 2 or 2 * near < cost < math.inf:
+    if cost < near / 2:
         return cost, COARSER * grid
     if floor < cost < math.inf:
         decisive = capped.decisive_losses(cost, delta)

@@ -246,6 +246,29 @@ def test_what_calibration_has_verified_is_not_computed_again(monkeypatch: pytest
     assert epsilon(schedule_at(found), 1e-5) <= 1.0
 
 
+@pytest.mark.parametrize(("size", "epsilon_target", "delta"), [(2, 0.0055, 2.6e-6), (12, 0.02, 9.7e-6)])
+def test_noise_of_rare_samples_is_found_with_few_costs_on_fine_grids(
+    size: int, epsilon_target: float, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first grids of the search state several times what such releases cost, which must not lead it astray."""
+    computed, compute = list[float](), accounting.epsilon_of
+
+    def noting(*given: Any, **named: Any) -> Any:
+        found = compute(*given, **named)
+        computed.append(found[0])
+        return found
+
+    def schedule(noise: float) -> Schedule:
+        return [
+            (dp.SampledWithoutReplacementDpEvent(10**6, size, dp.GaussianDpEvent(noise * 1.1**kind)), 28)
+            for kind in range(8)
+        ]
+
+    monkeypatch.setattr(accounting, "epsilon_of", noting)
+    calibrate(schedule, Budget(epsilon_target, delta), adjacency=REPLACE_ONE)
+    assert len(computed) <= 3
+
+
 def test_trials_that_release_the_same_are_calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def schedule_at(z: float) -> list[tuple[dp.DpEvent, int]]:
         return [(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(z)), 11)]
