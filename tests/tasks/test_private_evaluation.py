@@ -195,6 +195,7 @@ def test_training_is_the_same_with_and_without_an_evaluation(clinic: Visits) -> 
     assert set(private) - set(public) == {"evaluation", "held_out"}
 
 
+@pytest.mark.usefixtures("same_secrets")  # of which no file has six digits of an exact metric by chance
 def test_everything_else_of_the_people_held_out_stays(
     clinic: Visits, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +260,7 @@ def wandb_facts(content: bytes) -> set[str]:
     return said
 
 
+@pytest.mark.usefixtures("same_secrets")  # of which no file has the four bytes of a distance by chance
 def test_what_leaves_depends_on_held_out_people_by_the_released_histogram_alone(
     clinic: Visits, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,7 +680,7 @@ def test_a_model_is_compared_with_another_on_the_same_people(clinic: Visits) -> 
     # The comparison's norm is that of the five tables, sqrt(5), and its sum of differences has 1 / sqrt(1.125) of it.
     noise = released.noise_std * math.sqrt(1.125) / math.sqrt(5) / people
     shown = read(clinic, "metrics.json")["test_difference"]
-    assert abs(shown["value"] - (exact[0] - exact[1])) < 5 * noise
+    assert abs(shown["value"] - (exact[0] - exact[1])) < 5 * noise  # false alarms: 6e-7
     assert shown["high"] - shown["low"] > 2 * 1.9 * noise
     card = load(root / "artifacts/privacy_card.json")
     assert verify(card, root / "artifacts").passed
@@ -748,7 +750,7 @@ def test_figures_have_released_counts_alone(clinic: Visits) -> None:
     noisy = fine.reshape(2, -1, 2).sum(axis=1)
     shown = pairs.pivot(index="predicted", columns="actual", values="count").to_numpy()
     assert shown.tolist() == np.rint(np.maximum(noisy, 0)).astype(int).tolist()
-    assert shown.tolist() != exact.astype(int).tolist()
+    assert np.abs(noisy - exact).min() > 1e-6  # before they are rounded, as any of them may be right then
     accuracy = read(clinic, "metrics.json")["test_accuracy"]["value"]
     assert np.trace(noisy) / noisy.sum() == pytest.approx(accuracy, abs=1e-6)
     assert list(pairs.columns) == ["actual", "predicted", "count"]

@@ -31,6 +31,7 @@ def plan_of(place: Place) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.usefixtures("same_secrets")  # the noise of some releases is so small that a difference is shown
 def test_each_retraining_compares_with_the_model_in_use_within_its_one_release(private: Place) -> None:
     assert private.deliver().kind == "promoted"
     assert "compare_with" not in plan_of(private)["held_out"]
