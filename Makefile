@@ -40,6 +40,7 @@ test: lint
 
 soak: $(VENV)/installed-dev
 	pytest -m soak $(ARGS)
+	pytest -m hypothesis --hypothesis-profile "other examples" $(ARGS)
 	python -m tests.soak.kills
 	python -m tests.soak.scheduler
 	python -m tests.soak.year
