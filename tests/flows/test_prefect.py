@@ -332,7 +332,7 @@ def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
     content = quick() | {"seeds": 3, "epsilons": [1.0]}
     del content["methods"]["plain"]
     long = json.loads(json.dumps(content["methods"]["dp_sgd"]))
-    long["algorithm"]["steps"] = 2_000_000
+    long["algorithm"]["steps"] = 1_000_000
     monkeypatch.setenv("PREFECT_API_URL", server)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     process = started(place, content | {"methods": {**content["methods"], "long": long}})
