@@ -19,6 +19,7 @@ from tests.support import bench
 from tests.support.gradients.networks import SPECS
 from tests.support.gradients.problems import problem
 from tests.support.processes import HANGS, in_processes
+from tests.support.waiting import HANG_SECONDS
 from tests.support.warm_processes import warm_context
 
 CPU, RECORDS = torch.device("cpu"), 70
@@ -93,7 +94,7 @@ def until_killed(folder: Path) -> None:
 def test_a_killed_process_is_resumed_bit_for_bit(sim: torch.device, tmp_path: Path) -> None:
     process = warm_context().Process(target=until_killed, args=(tmp_path / "killed",))
     process.start()
-    process.join(120)
+    process.join(HANG_SECONDS)
     assert process.exitcode == -signal.SIGKILL and any((tmp_path / "killed").iterdir())
     method, model = bench.algorithm("dp_sgd", steps=3), bench.small_model()
     whole, resumed = (

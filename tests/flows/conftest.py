@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.support.waiting import before_long
 
 __all__ = ["HTTP", "ended", "free_port", "get", "post", "quick_work", "server"]
 
-_UP_SECONDS, _GRACE_SECONDS = 90, 5
+_GRACE_SECONDS = 5
 HTTP = httpx.Client(verify=False, timeout=60.0, limits=httpx.Limits(max_keepalive_connections=0))
 """For servers of this machine: to read the certificates of others takes longer than a request.
 
@@ -49,12 +48,15 @@ def ended(command: list[str], **where: Any) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port of this machine for a server to listen on, which no other program is given within the block."""
+    with socket.socket() as holder:
+        holder.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do, so that one may share the port
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def get(url: str) -> Any:
@@ -108,24 +110,21 @@ def database(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 @pytest.fixture(scope="module")
 def server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the server's API."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/api"
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(database, folder)
     prefect = str(Path(sys.executable).parent / "prefect")
-    command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder), _PROACTIVE: "PT2S"}
-    with (folder / "log").open("wb") as log, ended(command, env=variables, stdout=log, stderr=log) as process:
-        _wait_for(f"{url}/health", process, folder / "log")
-        yield url
+    with free_port() as port, (folder / "log").open("wb") as log:
+        url = f"http://127.0.0.1:{port}/api"
+        command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder), _PROACTIVE: "PT2S"}
+        with ended(command, env=variables, stdout=log, stderr=log) as process:
+            before_long(lambda: process.poll() is not None or _answers(f"{url}/health"))
+            if process.poll() is not None or not _answers(f"{url}/health"):
+                pytest.fail(f"the Prefect server did not come up:\n{(folder / 'log').read_text()}")
+            yield url
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _UP_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if HTTP.get(url, timeout=5).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.3)
-    pytest.fail(f"the Prefect server did not come up:\n{log.read_text()}")
+def _answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return HTTP.get(url, timeout=5).is_success
+    return False

@@ -46,7 +46,7 @@ from tests.support.one_process import stay_in_this_process
 from tests.support.retraining import CARD, PARAMS, SETTINGS
 from tests.support.retraining import Place as Retrained
 from tests.support.retraining import place as retrained  # noqa: F401 - a fixture
-from tests.support.waiting import before_long
+from tests.support.waiting import HANG_SECONDS, before_long
 from tests.support.workspace import killed_in
 
 
@@ -136,12 +136,10 @@ def _check_what_was_asked(served: Checkout, before: float) -> None:
 
 
 def _check_what_prefect_shows(server: str, served: Checkout) -> None:
-    runs = _filter(server, "task_runs")
-    assert {run["name"]: run["state_name"] for run in runs} == dict.fromkeys(STAGES, "Completed")
+    completed = dict.fromkeys(STAGES, "Completed")
+    runs = _filter(server, "task_runs", lambda found: _states_by_name(found) == completed)
     train = next(run["id"] for run in runs if run["name"] == "train")
-    lines = _filter(
-        server, "logs", logs={"task_run_id": {"any_": [train]}}, wanted=lambda found: len(found) > 2
-    )
+    _filter(server, "logs", _say_the_last_step, logs={"task_run_id": {"any_": [train]}})
     (flow,) = _filter(server, "flow_runs", flow_runs={"tags": {"all_": ["digits"]}})
     assert (flow["name"], set(flow["tags"])) == (
         "train digits epsilon 1.5",
@@ -150,21 +148,29 @@ def _check_what_prefect_shows(server: str, served: Checkout) -> None:
     accuracy = f"{100 * served.artifact('metrics.json')['test_accuracy']:.2f}%"
     said = f"trained dp_sgd on digits for epsilon 1.5 at delta 1e-05: held-out accuracy {accuracy}. The privacy card "
     assert flow["state"]["message"].startswith(said)
-    assert any("step 4 of 4" in line["message"] for line in lines)
     artifacts = {artifact["key"]: artifact["data"] for artifact in _filter(server, "artifacts")}
     assert set(artifacts) == {"privacy-card", "metrics"}
     assert "## Accounting" in artifacts["privacy-card"]
     assert {"what": "data set", "value": "digits"} in json.loads(artifacts["metrics"])
 
 
+def _states_by_name(runs: list[dict[str, Any]]) -> dict[str, str]:
+    return {run["name"]: run["state_name"] for run in runs}
+
+
+def _say_the_last_step(lines: list[dict[str, Any]]) -> bool:
+    return any("step 4 of 4" in line["message"] for line in lines)
+
+
 def _filter(server: str, kind: str, wanted: Any = bool, **filters: Any) -> list[dict[str, Any]]:
-    """Objects of the server, which may take a moment to show them."""
-    found: list[dict[str, Any]] = []
-    for _ in range(40):
-        found = HTTP.post(f"{server}/{kind}/filter", json=filters).raise_for_status().json()
-        if wanted(found):
-            break
-        time.sleep(0.25)
+    """Objects of the server once they are as wanted, which may take it a moment."""
+    found = list[dict[str, Any]]()
+
+    def are_as_wanted() -> bool:
+        found[:] = HTTP.post(f"{server}/{kind}/filter", json=filters).raise_for_status().json()
+        return bool(wanted(found))
+
+    assert before_long(are_as_wanted), found
     return found
 
 
@@ -181,7 +187,7 @@ def test_two_flows_at_once_in_one_checkout_both_succeed(server: str, checkout: C
         )
         for epsilon in ("0.5", "0.25")
     ]
-    written = [run.communicate(timeout=240)[0] for run in runs]
+    written = [run.communicate(timeout=HANG_SECONDS)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], written
     assert any("waiting" in text for text in written)
     for text, epsilon in zip(written, ("0.5", "0.25"), strict=True):
@@ -340,7 +346,7 @@ def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
         time.sleep(0.01)
     try:
         process.send_signal(number)
-        complaints = process.communicate(timeout=60)[1]
+        complaints = process.communicate(timeout=HANG_SECONDS)[1]
     finally:
         process.kill()
     assert process.returncode == 128 + number, complaints
@@ -378,8 +384,8 @@ def test_runs_without_a_sign_of_life_are_ended_and_a_retraining_is_begun_again(
     pending = post(f"{server}/deployments/{deployment}/create_flow_run", body)["id"]
     install_automations(timedelta(seconds=10), None, max_wait=timedelta(seconds=10))
     # as a worker does before it starts the run's process; this one says no more
-    post(f"{server}/flow_runs/{pending}/set_state", {"state": {"type": "PENDING", "name": "Pending"}})
-    assert _state(server, pending)["type"] == "PENDING"
+    begun = {"state": {"type": "PENDING", "name": "Pending"}}
+    assert post(f"{server}/flow_runs/{pending}/set_state", begun)["status"] == "ACCEPT"
     silent = SilentRuns.of(server)
     assert before_long(lambda: silent.waits_no_longer(server))
     assert before_long(lambda: _state(server, pending)["type"] == "CRASHED")
@@ -479,11 +485,13 @@ def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> No
 def _tell_again(server: str, run: str, name: str) -> None:
     """Send the server an event of a run a second time, as a new one."""
     about = {"resource": {"id": [f"prefect.flow-run.{run}"]}, "event": {"name": [f"prefect.flow-run.{name}"]}}
-    for _ in range(40):
-        found = HTTP.post(f"{server}/events/filter", json={"filter": about}).json()["events"]
-        if found:
-            break
-        time.sleep(0.25)
+    found = list[dict[str, Any]]()
+
+    def is_there() -> bool:
+        found[:] = HTTP.post(f"{server}/events/filter", json={"filter": about}).json()["events"]
+        return bool(found)
+
+    assert before_long(is_there)
     (event,) = found
     again = [event | {"id": str(uuid4())}]
     post(f"{server}/events", again)

@@ -155,10 +155,14 @@ def test_a_server_that_is_started_in_the_background_speaks_to_a_file(database: P
 
     note, log = tmp_path / "server.pid", tmp_path / "server.log"
     shutil.copy(database, tmp_path)
-    with temporary_settings({PREFECT_HOME: tmp_path}), pytest.MonkeyPatch.context() as patch:
+    with (
+        temporary_settings({PREFECT_HOME: tmp_path}),
+        pytest.MonkeyPatch.context() as patch,
+        free_port() as port,
+        free_port() as other,
+    ):
         patch.setenv("PREFECT_HOME", str(tmp_path))
         note.write_text(str(os.getpid()))
-        port = free_port()
         try:
             url = server.start_server(port)
             process = psutil.Process(int(note.read_text()))
@@ -166,7 +170,7 @@ def test_a_server_that_is_started_in_the_background_speaks_to_a_file(database: P
             assert [Path(f"/proc/{process.pid}/fd/{number}").resolve() for number in (1, 2)] == [log, log]
             assert server.start_server(port) == url
             with pytest.raises(ParamsRefusedError, match=f"runs already, process {process.pid}; end it by"):
-                server.start_server(free_port())
+                server.start_server(other)
             limits = f"{url}/v2/concurrency_limits"
             post(f"{limits}/", {"name": "one", "limit": 1})
             asked = {"names": ["one"], "slots": 1, "lease_duration": 300}
@@ -185,9 +189,9 @@ def test_why_no_server_started_is_in_a_file_that_is_named(
     (tmp_path / "prefect.py").write_text("raise ImportError('as it is half installed')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     log = tmp_path / "server.log"
-    with temporary_settings({PREFECT_HOME: tmp_path}):
+    with temporary_settings({PREFECT_HOME: tmp_path}), free_port() as port:
         with pytest.raises(StageFailedError, match=re.escape(f"{log} says why in its last lines")):
-            server.start_server(free_port())
+            server.start_server(port)
         assert (
             "ImportError: as it is half installed" in log.read_text()
             and not (tmp_path / "server.pid").exists()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import HANG_SECONDS
+
 _LOOK = """
 <script>
 const linear = (v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
@@ -77,7 +79,9 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
     ]
     command += ["--hide-scrollbars", "--enable-logging=stderr", "--window-size=1300,1000", "--dump-dom"]
     command += ["--blink-settings=preferredColorScheme=0"] if dark else []
-    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [*command, file.as_uri()], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found is not None, done.stderr[-2000:]
     looked = json.loads(html.unescape(found[1]))

@@ -14,6 +14,7 @@ import pytest
 
 from algorithms.privacy.ledger import Balance, Ledger
 from tasks.config.overrides import ParamOverrides, apply_overrides
+from tests.support.waiting import HANG_SECONDS
 
 PROJECT = Path(__file__).parents[2]
 _FILES = ("dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml", ".dvcignore", ".gitignore")
@@ -52,7 +53,7 @@ class Checkout:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command here; what it wrote is kept, its exit status is the caller's to check."""
-        return subprocess.run(command, **self.where(), capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, **self.where(), capture_output=True, text=True, timeout=HANG_SECONDS)
 
     def dvc(self, *arguments: str) -> str:
         """What a dvc command that must succeed writes to stdout; it and the stages start no process."""

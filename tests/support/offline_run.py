@@ -20,6 +20,7 @@ from wandb.proto import wandb_internal_pb2
 
 from algorithms.privacy.card import build
 from tests.support.synthetic_run import record, write_run
+from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -168,7 +169,7 @@ def logged_run(root: Path) -> Logged:
     """Writes a run below `root` and tracks it offline."""
     write_finished(root)
     with listening() as listener:
-        printed, complaints = start(root, "offline", listener).communicate(timeout=120)
+        printed, complaints = start(root, "offline", listener).communicate(timeout=HANG_SECONDS)
     assert printed, complaints
     files = [path for path in sorted(root.rglob("run-*.wandb")) if path.is_file()]
     contents = [list(read_records(path.read_bytes())) for path in files]

@@ -11,13 +11,14 @@ from torch import distributed
 
 from algorithms.privacy.barrier.process_group import ProcessGroup
 from tests.support.device import DEVICE
+from tests.support.waiting import HANG_SECONDS
 from tests.support.warm_processes import warm_pool
 
 T = TypeVar("T")
 PLACE = DEVICE if torch.accelerator.device_count() > 1 else torch.device("cpu")
 """An accelerator for each process, with two of them."""
 
-HANGS = timedelta(seconds=120)
+HANGS = timedelta(seconds=HANG_SECONDS)
 """After which processes are taken to wait for each other for good, as when they run different numbers of passes."""
 
 

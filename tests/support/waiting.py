@@ -6,10 +6,13 @@ from pathlib import Path
 
 import psutil
 
+HANG_SECONDS = 300
+"""After which what a test waits for is taken to hang, however busy the machine is."""
+
 
 def before_long(holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold within five minutes."""
-    deadline = time.monotonic() + 300
+    """Whether something comes to hold before it is taken to hang."""
+    deadline = time.monotonic() + HANG_SECONDS
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.1)
     return holds()

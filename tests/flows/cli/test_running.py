@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.checkout import Checkout
 from tests.support.soak import soak_but
-from tests.support.waiting import before_long, processes_in
+from tests.support.waiting import HANG_SECONDS, before_long, processes_in
 
 
 def _to_group(number: signal.Signals) -> Callable[[int], None]:
@@ -39,7 +39,7 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
         try:
             assert before_long(lambda: _checkpoints(checkout) != before), written.read_text()
             stop(command.pid)
-            return command.wait(60), written.read_text()
+            return command.wait(HANG_SECONDS), written.read_text()
         finally:
             if command.poll() is None:
                 os.killpg(command.pid, signal.SIGKILL)

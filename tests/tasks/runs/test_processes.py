@@ -32,12 +32,9 @@ from tasks.runs.stages import EXISTING, TRAINING
 from tests.support.checkout import PROJECT
 from tests.support.processes import joined
 from tests.support.soak import soak_but
-from tests.support.waiting import before_long
+from tests.support.waiting import HANG_SECONDS, before_long
 from tests.support.warm_processes import ModuleProcess, warm_pool
 from tests.support.workspace import Workspace
-
-SECONDS = 300
-"""After which a process that should have ended is taken to hang."""
 
 
 def released(place: Workspace) -> torch.Tensor:
@@ -56,7 +53,7 @@ def checkpoints(place: Workspace) -> list[Path]:
 
 
 def until(holds: Callable[[], bool], process: ModuleProcess) -> None:
-    for _ in range(100 * SECONDS):
+    for _ in range(100 * HANG_SECONDS):
         if holds():
             return
         assert process.poll() is None, "it ended before its next checkpoint"
@@ -74,8 +71,8 @@ def killed(place: Workspace, number: int) -> None:
         open_to = {each.laddr.ip for each in process.net_connections("inet") if each.status == "LISTEN"}
         assert open_to <= {"127.0.0.1"}
     (psutil.Process(started.pid), other)[number].send_signal(signal.SIGKILL)
-    assert started.wait(timeout=SECONDS) != 0
-    psutil.wait_procs([other], timeout=SECONDS)
+    assert started.wait(timeout=HANG_SECONDS) != 0
+    psutil.wait_procs([other], timeout=HANG_SECONDS)
     assert not other.is_running()
 
 
@@ -115,7 +112,7 @@ def test_a_process_that_is_lost_before_they_are_connected_is_not_waited_for(
     assert before_long(lambda: len(first.children()) == 1)
     processes = [first, *first.children()]
     processes[number].kill()
-    assert psutil.wait_procs(processes, timeout=SECONDS)[1] == []
+    assert psutil.wait_procs(processes, timeout=HANG_SECONDS)[1] == []
     assert workspace.ledger.populations() == []
 
 
@@ -283,7 +280,7 @@ def test_torchrun_releases_what_one_process_does(
     logs = tmp_path_factory.mktemp("logs")
     launch = ["--standalone", "--nproc-per-node=2", "--redirects=3", f"--log-dir={logs}", "-m", "tasks.train"]
     launcher = ModuleProcess("torch.distributed.run", *launch, cwd=workspace.root, env=os.environ | own)
-    ended = launcher.wait(timeout=SECONDS)
+    ended = launcher.wait(timeout=HANG_SECONDS)
     first, second = ("".join(file.read_text() for file in logs.rglob(f"{rank}/*.log")) for rank in (0, 1))
     assert ended == 0 and TRAINING in first, first + second
     assert TRAINING not in second and EXISTING not in second  # it helped, and did not train by itself

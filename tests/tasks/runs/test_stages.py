@@ -39,7 +39,7 @@ from tasks.runs.stages import (
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import DvcHere
-from tests.support.waiting import before_long, processes_in
+from tests.support.waiting import HANG_SECONDS, before_long, processes_in
 from tests.support.workspace import Workspace
 
 
@@ -282,7 +282,7 @@ def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
     other = threading.Thread(target=hold)
     with checkout_lock(tmp_path, say=pytest.fail):
         other.start()
-        assert waits.wait(60)
+        assert waits.wait(HANG_SECONDS)
         order.append("a out")
     other.join()
     assert order == ["another run holds this checkout: waiting for its end", "a out", "b in"]

@@ -24,6 +24,7 @@ from tasks.runs import store
 from tests.support.terminal import Terminal
 from tests.support.visits import CARD, OUTS, Visits
 from tests.support.visits import visits as visits
+from tests.support.waiting import HANG_SECONDS
 
 DIGEST = "0123456789abcdef"
 EVENT = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 5.0}, "count": 1}
@@ -226,7 +227,7 @@ def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_noth
 
     def meanwhile(run: store.RunAttempt, written: Path) -> Path:
         other.start()
-        assert said.wait(60)
+        assert said.wait(HANG_SECONDS)
         return finish(run, written)
 
     log = logging.getLogger(store.__name__)
@@ -235,7 +236,7 @@ def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_noth
         patch.setattr(log, "handlers", [Told()])
         patch.setattr(store.RunAttempt, "finish", meanwhile)
         run_id = finished(tmp_path)
-        other.join(60)
+        other.join(HANG_SECONDS)
     assert had == [(run_id, True)]
 
 

@@ -28,6 +28,7 @@ from tests.support.offline_run import (
 from tests.support.synthetic_run import read_json
 from tests.support.tracked_group import GROUP, TABLE
 from tests.support.tracked_run import MODEL
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wandb_answers import ENTITY
 from tests.support.wandb_stand_in import Request, StandIn, standing_in
 
@@ -53,7 +54,7 @@ class Online:
         with standing_in() as self.backend:
             own = {"USER": USER, "LOGNAME": USER}
             printed, self.complaints = track(root, "online", self.backend.known.url, own).communicate(
-                timeout=200
+                timeout=HANG_SECONDS
             )
         assert printed, self.complaints
         self.found: list[Any] = json.loads(printed)
@@ -179,7 +180,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
     write_finished(root)
     with standing_in() as backend:
         printed, complaints = track(root, "online", backend.known.url, {}, "tracked_group").communicate(
-            timeout=200
+            timeout=HANG_SECONDS
         )
     assert (printed, complaints) == ("true", "")
     return backend

@@ -45,7 +45,7 @@ from tests.support.offline_run import (
 from tests.support.synthetic_run import description, read_json
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import MODEL, finished
-from tests.support.waiting import before_long
+from tests.support.waiting import HANG_SECONDS, before_long
 
 FILES = {
     "dataset": ["description"],
@@ -365,7 +365,7 @@ def test_runs_on_blocks_of_a_population_are_one_group() -> None:
 def test_tables_of_a_comparison_are_logged_without_absolute_paths(tmp_path: Path) -> None:
     write_finished(tmp_path)
     process = track(tmp_path, "offline", "http://127.0.0.1:9", {}, "tracked_group")
-    assert process.communicate(timeout=120) == ("true", "")
+    assert process.communicate(timeout=HANG_SECONDS) == ("true", "")
     files = [path for path in tmp_path.rglob("run-*.wandb") if path.is_file()]
     tables = [path for path in files if b".table.json" in path.read_bytes()]
     assert tables

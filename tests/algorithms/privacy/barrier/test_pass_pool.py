@@ -22,6 +22,7 @@ from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, gradient_re
 from algorithms.privacy.mechanisms.sampling import Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import made_up, small_model
+from tests.support.waiting import HANG_SECONDS
 
 MANY = ComputeConfig(memory_mb=64, physical_batch=32)
 RECORDS = made_up(300)
@@ -47,7 +48,9 @@ def test_passes_run_at_once_and_come_in_their_order() -> None:
     together = threading.Barrier(2)
 
     def run(own: object, number: int) -> tuple[int, int]:
-        together.wait(timeout=60)  # broken, and the test with it, where no other pass runs meanwhile
+        together.wait(
+            timeout=HANG_SECONDS
+        )  # broken, and the test with it, where no other pass runs meanwhile
         return number, id(own)
 
     found = list(pass_pool.PassPool(engine, 2, lambda: fixed_arithmetic(MANY, engine)).map(run, range(6)))
@@ -106,7 +109,7 @@ def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
     passes = load_ahead(load, [np.array([number]) for number in range(3)])
     for number, records in enumerate(passes):
         assert torch.equal(records()[0], torch.from_numpy(RECORDS.features[number : number + 1]))
-        assert number == 2 or read[number + 1].wait(timeout=60)
+        assert number == 2 or read[number + 1].wait(timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError, init
+from tests.support.waiting import HANG_SECONDS
 from tests.support.warm_processes import warm_context
 
 TABLE = "epsilonflow_ledger"
@@ -66,7 +67,7 @@ def test_lifecycle(ledger_url: str) -> None:
 
 def _reserve(url: str, run_id: str, all_ready: Barrier, outcome: Connection, all_done: Barrier) -> None:
     """What a process of its own does, at the same time as others, and none of them ends before all have tried."""
-    all_ready.wait(60)
+    all_ready.wait(HANG_SECONDS)
     ledger = Ledger.open(url)
     ledger.declare("patients", Budget(0.3, 1e-5), public=False)
     try:
@@ -74,7 +75,7 @@ def _reserve(url: str, run_id: str, all_ready: Barrier, outcome: Connection, all
         outcome.send("won")
     except BudgetRefusedError:
         outcome.send("refused")
-    all_done.wait(60)
+    all_done.wait(HANG_SECONDS)
 
 
 def _race(url: str, run_ids: list[str]) -> list[str]:
@@ -89,7 +90,7 @@ def _race(url: str, run_ids: list[str]) -> list[str]:
         receivers.append(receiver)
     outcomes = [receiver.recv() for receiver in receivers]
     for process in processes:
-        process.join(60)
+        process.join(HANG_SECONDS)
     return outcomes
 
 

@@ -23,6 +23,7 @@ from algorithms.privacy.mechanisms.sampling import (
 )
 from tests.support.barriers import barrier
 from tests.support.bench import RECORDS, made_up, small_model
+from tests.support.waiting import HANG_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ class Waiting(nn.Linear):
     drawn: threading.Event | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        assert self.drawn is None or self.drawn.wait(timeout=60)
+        assert self.drawn is None or self.drawn.wait(timeout=HANG_SECONDS)
         return super().forward(input)
 
 
