@@ -18,10 +18,11 @@ from algorithms.core.method import ReleasedParameters, SingleRelease
 from algorithms.core.minibatch import Descent, DPSGDState, batches, divisor_of
 from algorithms.core.optimizers import Count, OptimizerConfig, StepCount
 from algorithms.core.plan import Plan, Target, by_accountants
-from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.planning_facts import Intercepts, PlanningFacts
 from algorithms.core.user_level import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
+from algorithms.models.objectives import CROSS_ENTROPY, LOGISTIC
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, total_release
 from algorithms.privacy.mechanisms.sampling import Poisson
@@ -118,7 +119,8 @@ class Majority(SingleRelease):
     """The majority class: what a model is worth that knows nothing but how frequent the classes are.
 
     One release: Gaussian(z) on the counts of the classes, of which a record changes one by 1. What is published is a
-    linear model without weights, whose bias gives the log odds of the counts. It has no settings.
+    linear model without weights, whose bias gives the log odds of the counts, or the cell that all rows of a table
+    share. It has no settings.
     """
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
@@ -128,16 +130,20 @@ class Majority(SingleRelease):
                 "'majority' names a class, and the data have none to predict; use 'dp_sgd'.",
                 code="majority_without_classes",
             )
-        if facts.inputs is None:
+        has_none = facts.intercepts is None and facts.loss in (CROSS_ENTROPY, LOGISTIC)
+        if facts.inputs is None or has_none:
             raise RefusedError(
-                "'majority' sets the bias of a linear model on data whose card bounds every feature, and"
-                " this model or card is another; choose the model 'logistic', 'svm' or 'softmax'.",
+                "'majority' sets the bias of a linear model on data whose card bounds every feature, or the"
+                " constant cell of a table, and this model or card is another; choose the model 'logistic',"
+                " 'svm' or 'softmax'.",
                 code="majority_model",
             )
+        is_of_cells = facts.intercepts is not None and facts.intercepts.weight != 1.0
         return plan_fixed(
             lambda noise_multiplier: [(total_release(BOUND, Gaussian(noise_multiplier)), 1)],
             target=target,
             facts=facts,
+            method_params=facts.intercepts if is_of_cells else None,
         )
 
     def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
@@ -150,14 +156,19 @@ class Majority(SingleRelease):
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
         biases = log_odds(counts)
         parameters = torch.zeros_like(state.parameters)
-        parameters[-len(biases) :] = biases.to(parameters, non_blocking=True)
+        biases = biases.to(parameters, non_blocking=True)
+        if plan.method_params:
+            of_cells = plan.params(Intercepts)
+            parameters[of_cells.indices[-len(biases) :]] = biases / of_cells.weight
+        else:
+            parameters[-len(biases) :] = biases
         return replace(state, parameters=parameters)
 
 
 def log_odds(counts: Tensor) -> Tensor:
     """The last biases of a linear model that answers as the counts [classes] do, each within 10 of 0.
 
-    They come last in the parameters. For two classes it is one, of the second class against the first: right for
+    Biases come last in the parameters. For two classes it is one, of the second class against the first: right for
     a model with one output, and for one with two, whose first bias then is 0.
     """
     logs = counts.clamp(min=1.0).log()

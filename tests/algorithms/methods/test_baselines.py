@@ -19,11 +19,12 @@ from algorithms.core.method import Algorithm
 from algorithms.core.minibatch import multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts
+from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of
 from algorithms.errors import RefusedError
 from algorithms.methods.baselines import Majority, log_odds
 from algorithms.methods.dp_sgd import DPGD, DPSGD, SGDMA, NormBoundSGD, SGDAdv, steps_for
 from algorithms.models import Model, build
+from algorithms.models.cells import behind_cells
 from algorithms.privacy.accounting import Budget
 from tests.support import bench
 from tests.support.bench import MadeUp, Outcome, made_up, run, small_model
@@ -38,7 +39,13 @@ QUIET = 1e-5
 def facts(records: int | None, model: Model = LOGISTIC, **changes: Any) -> PlanningFacts:
     """What is public of records of norm up to 4, the bias's 1 not counted."""
     known = PlanningFacts(
-        records, model.parameter_count, 1, 2, inputs=Inputs(17.0, LONGEST), loss=model.bounds
+        records,
+        model.parameter_count,
+        1,
+        2,
+        inputs=Inputs(17.0, LONGEST),
+        loss=model.bounds,
+        intercepts=intercepts_of(model, changes.get("classes", 2)),
     )
     return replace(known, **changes)
 
@@ -213,6 +220,23 @@ def test_the_majority_class_of_a_softmax_has_the_frequencies_for_probabilities(c
     torch.testing.assert_close(outputs.softmax(dim=1), expected.expand(5, -1), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_majority_class_of_a_table_is_in_the_cell_that_all_rows_share(classes: int) -> None:
+    """Also where the plan was written to disk, as between two stages."""
+    additive = build("additive", input_shape=(6,), classes=classes, seed=0)
+    model = behind_cells(additive, (2, 3, 1), (0.6, 0.7, 0.3873))
+    counts = [20, 70, 10][:classes]
+    rows = np.tile(np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]], np.float32), (50, 1))[: sum(counts)]
+    records = MadeUp(rows, np.repeat(np.arange(classes), counts))
+    plan = Majority().plan(TARGET, facts(len(rows), model, classes=classes))
+    written = Plan.from_document(plan.to_document())
+    released = run(Majority(), quiet(written), records, model).released
+    outputs = model.outputs(model.by_name(released), torch.from_numpy(rows[:2]))
+    logits = torch.cat([torch.zeros_like(outputs), outputs], dim=1) if classes == 2 else outputs
+    expected = torch.tensor(counts) / sum(counts)
+    torch.testing.assert_close(logits.softmax(dim=1), expected.expand(2, -1), atol=1e-3, rtol=0)
+
+
 def test_counts_that_noise_made_negative_give_a_bounded_bias() -> None:
     assert log_odds(torch.tensor([-50.0, 1e9])).tolist() == [10.0]
     assert log_odds(torch.tensor([1e9, -50.0])).tolist() == [-10.0]
@@ -292,8 +316,9 @@ def test_what_a_baseline_cannot_do_is_refused_in_one_sentence() -> None:
     for missing in ({"inputs": None}, {"loss": None}):
         with refused("public bound for sensitivity is missing"):
             bounded.plan(TARGET, facts(50, **missing))
-    with refused_as("majority_model"):
-        Majority().plan(TARGET, facts(50, inputs=None))
+    for without in ({"inputs": None}, {"intercepts": None}):
+        with refused_as("majority_model"):
+            Majority().plan(TARGET, facts(50, **without))
     with refused_as("releases_above_target"):
         SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, facts(10_000))
 
