@@ -310,6 +310,8 @@ def _composition_rows(preview: RunPreview) -> list[tuple[str, str]]:
     added, planned = str(preview.composition), preview.public.composition_runs
     if preview.chosen is not None and planned is not None:
         added += f": {explain(preview.chosen, planned)}"
+    elif preview.composition.kind == "basic":
+        added += ": epsilons and deltas add up"
     rule = [("runs add up by", added)]
     if not preview.spent_after or preview.public.is_public:
         return rule

@@ -292,10 +292,10 @@ def show_balances(
             if one is not None and ten is not None:
                 cap = ledger.balance(name).cap
                 is_within = ten.epsilon <= cap.epsilon and ten.delta <= cap.delta
-                later = f"epsilon {_text(ten.epsilon)}" if is_within else "would exceed the cap"
+                later = f"would make it {_text(ten.epsilon)}" if is_within else "would exceed the cap"
                 say(
-                    f"{name}: one more run like the last one would make it epsilon {_text(one.epsilon)}, and ten more"
-                    f" {later}."
+                    f"{name}: with one more run like the last one epsilon {_text(one.epsilon)} would be spent, and"
+                    f" ten more {later}."
                 )
 
 
@@ -590,12 +590,11 @@ def _units(balances: "list[Balance]") -> str:
     notes = {}
     for balance in balances:
         count, composition = balance.blocks_per_person, balance.composition
-        unit = "one record in one block" if count == 1 else f"one person with at most {count} records"
-        sums = (
-            "" if composition.kind == "basic" else f"; composed by {composition}, so epsilons do not add up"
-        )
-        if count > 1 or sums or balance.block != "all":
-            notes[balance.population] = f"{balance.population}: for {unit}{sums}"
+        one_record = "" if balance.block == "all" else "for one record in one block"
+        unit = one_record if count == 1 else f"for one person with at most {count} records"
+        sums = "" if composition.kind == "basic" else f"composed by {composition}, so epsilons do not add up"
+        if unit or sums:
+            notes[balance.population] = f"{balance.population}: {'; '.join(filter(None, (unit, sums)))}"
     has_blocks = any(balance.block != "all" for balance in balances)
     return "\n".join([*notes.values(), *([_BLOCKS] if has_blocks else [])])
 

@@ -140,7 +140,10 @@ def explain(choice: ChosenComposition, runs: int) -> str:
     """
     match choice.reason:
         case "costs-less":
-            return f"{runs:,} such runs take epsilon {choice.all:.3g}, where their epsilons add up to {choice.sums:.3g}"
+            return (
+                f"{runs:,} such runs take epsilon {choice.all:.3g}, where their epsilons add up to {choice.sums:.3g};"
+                f" one alone takes {choice.one:.3g}"
+            )
         case "sums-cost-less":
             return (
                 f"the epsilons of {runs:,} runs add up to {choice.sums:.3g}, which no Rényi order undercuts"

@@ -82,14 +82,17 @@ def test_it_shows_what_one_more_run_and_ten_more_would_take(
         ledger.reserve(run_id, "patients", Budget(1.0, 1e-6), events=EVENTS, notes={})
     conversion = math.log(7 / 8) - math.log(8e-5) / 7
     shown = re.search(
-        r"patients: one more run like the last one would make it epsilon (\S+), and ten more epsilon (\S+)\.",
+        r"patients: with one more run like the last one epsilon (\S+) would be spent,"
+        r" and ten more would make it (\S+)\.",
         " ".join(call("show").stdout.split()),
     )
     assert shown is not None
     for text, runs in zip(shown.groups(), (3, 12), strict=True):
         assert float(text) == pytest.approx(runs * 0.25 + conversion, rel=1e-4)
+    note = "patients: composed by Rényi at order 8.0, so epsilons do not add up"
+    assert note in " ".join(call("show").stdout.split())
     ledger.set_cap("patients", Budget(3.0, 1e-5))
-    assert "make it epsilon 1.96" in call("show").stdout
+    assert "with one more run like the last one epsilon 1.96" in " ".join(call("show").stdout.split())
     assert "ten more would exceed the cap." in " ".join(call("show").stdout.split())
 
 

@@ -188,7 +188,10 @@ def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> No
     assert result.exit_code == 0, result.output
     cells = [line.split("│")[1:3] for line in result.stdout.splitlines() if "│" in line]
     rows = [[cell.strip() for cell in row] for row in cells[-2:]]
-    assert rows == [["spent", "nothing so far"], ["runs add up by", "basic composition"]]
+    assert rows == [
+        ["spent", "nothing so far"],
+        ["runs add up by", "basic composition: epsilons and deltas add up"],
+    ]
     assert "adult" not in here.ledger.populations()
 
 

@@ -136,7 +136,9 @@ def test_a_run_without_noise_has_no_price() -> None:
 
 def test_the_reasons_say_their_numbers() -> None:
     costs_less = ChosenComposition(Composition("renyi", 8.0), 1.5, 3.73, 10.0, "costs-less")
-    assert explain(costs_less, 10) == "10 such runs take epsilon 3.73, where their epsilons add up to 10"
+    assert explain(costs_less, 10) == (
+        "10 such runs take epsilon 3.73, where their epsilons add up to 10; one alone takes 1.5"
+    )
     too_dear = ChosenComposition(BASIC, 1.0, 10.0, 10.0, "one-run-too-dear")
     assert "1.5 times its epsilon" in explain(too_dear, 10)
     assert "50% of the cap" in explain(ChosenComposition(BASIC, 1.0, 10.0, 10.0, "half-of-the-cap"), 10)
