@@ -421,24 +421,24 @@ def _of_quantiles(
 
 
 def _of_labels(label_type: Labels, evaluation: EvaluationResult, labels: NDArray[Any]) -> LabelMetrics:
-    from sklearn.metrics import accuracy_score, f1_score, roc_auc_score  # takes half a second to import
-
     real = np.asarray(labels).astype(np.int64)
     areas: dict[str, float | None] = dict.fromkeys(label_type.labels)
     for column, name in enumerate(label_type.labels):
         if 0 < real[:, column].sum() < len(real) and np.isfinite(evaluation.scores[:, column]).all():
-            areas[name] = float(roc_auc_score(real[:, column], evaluation.scores[:, column]))
+            areas[name] = area_under_curve(real[:, column] > 0, evaluation.scores[:, column])
     defined = [area for area in areas.values() if area is not None]
     counts = np.sort(real.sum(axis=0))[::-1]
     predicted_pairs = len(real) * np.arange(1, len(counts) + 1)
     # F1 is twice the correct labels over the predicted plus the true ones; here of the k most frequent labels, each k.
     always = 2 * np.cumsum(counts) / (predicted_pairs + counts.sum())
     _, sets = np.unique(real, axis=0, return_counts=True)
+    hits = (real * evaluation.predicted).sum(axis=0)
+    named = real.sum(axis=0) + evaluation.predicted.sum(axis=0)
     return LabelMetrics(
-        test_micro_f1=float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),
-        test_macro_f1=float(f1_score(real, evaluation.predicted, average="macro", zero_division=0)),
+        test_micro_f1=f1(hits.sum(), named.sum()),
+        test_macro_f1=float(np.mean([f1(*counts) for counts in zip(hits, named, strict=True)])),
         test_auc=float(np.mean(defined)) if defined else None,
-        test_subset_accuracy=float(accuracy_score(real, evaluation.predicted)),
+        test_subset_accuracy=float((real == evaluation.predicted).all(axis=1).mean()),
         constant_micro_f1=float(always.max()),
         constant_subset_accuracy=float(sets.max() / len(real)),
         auc=areas,
@@ -458,17 +458,16 @@ def _of_next_tokens(
 
 
 def _of_tags(label_type: Tags, evaluation: EvaluationResult, labels: NDArray[Any]) -> TagMetrics:
-    from sklearn.metrics import f1_score
-
     predicted, real = _pairs(label_type, evaluation, labels)
     inside = [index for index, name in enumerate(label_type.tags) if name != label_type.outside]
     counts = np.bincount(real, minlength=1)
-    f1 = f1_score(real, predicted, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
+    is_inside, is_named = np.isin(real, inside), np.isin(predicted, inside)
+    hits = (is_inside & (real == predicted)).sum()
     types = entity_types(label_type)
     rows = np.nonzero(np.asarray(labels) != IGNORED)[0]
     return TagMetrics(
         test_entity_f1=None if types is None else entity_f1(types, predicted, real, rows),
-        test_token_f1=float(f1),
+        test_token_f1=f1(hits, is_inside.sum() + is_named.sum()),
         test_token_accuracy=float(np.mean(predicted == real)) if len(real) else 0.0,
         majority_accuracy=float(counts.max() / max(1, len(real))),
     )
@@ -572,14 +571,12 @@ def classification_metrics(evaluation: EvaluationResult, labels: NDArray[np.int6
     The expected calibration error is the distance between the probability of the predicted class and its accuracy,
     averaged over ten equal ranges of that probability, weighted by their records (Guo et al. 2017).
     """
-    from sklearn.metrics import f1_score, roc_auc_score  # takes half a second to import
-
     probabilities = evaluation.scores
     classes = probabilities.shape[1]
     auc = None
     if len(np.unique(labels)) == classes and np.isfinite(probabilities).all():
-        scores = probabilities[:, 1] if classes == 2 else probabilities
-        auc = float(roc_auc_score(labels, scores, multi_class="ovr", labels=np.arange(classes)))
+        judged = range(1 if classes == 2 else 0, classes)
+        auc = float(np.mean([area_under_curve(labels == one, probabilities[:, one]) for one in judged]))
     confidence, right = probabilities.max(axis=1), evaluation.predicted == labels
     ranges = np.minimum((confidence * 10).astype(np.int64), 9) if np.isfinite(confidence).all() else None
     error = None
@@ -594,9 +591,38 @@ def classification_metrics(evaluation: EvaluationResult, labels: NDArray[np.int6
         majority_accuracy=float(np.bincount(labels).max() / len(labels)),
         test_records=len(labels),
         test_auc=auc,
-        test_f1=float(f1_score(labels, evaluation.predicted, average="macro", zero_division=0)),
+        test_f1=_mean_f1(labels, evaluation.predicted),
         calibration_error=error,
     )
+
+
+def f1(hits: float, named: float) -> float:
+    """F1 of a class: twice what is named rightly, over what is named and what there is; 0 if there is nothing."""
+    return 2.0 * float(hits) / float(named) if named else 0.0
+
+
+def _mean_f1(real: NDArray[np.int64], predicted: NDArray[np.int64]) -> float:
+    """The mean F1 of the classes that some record has or is said to have."""
+    length = 1 + int(max(real.max(), predicted.max()))
+    hits = np.bincount(real[real == predicted], minlength=length)
+    named = np.bincount(real, minlength=length) + np.bincount(predicted, minlength=length)
+    return float(np.mean([f1(hits[one], named[one]) for one in np.flatnonzero(named)]))
+
+
+def area_under_curve(is_positive: NDArray[np.bool_], scores: NDArray[np.floating]) -> float:
+    """The AUC: how often a positive record has a higher score than another one; equal scores count half.
+
+    By the ranks of the scores (Mann and Whitney); there must be records of both kinds.
+
+    Example:
+        >>> area_under_curve(np.array([False, True, True]), np.array([0.2, 0.2, 0.9]))
+        0.75
+    """
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    positive = int(is_positive.sum())
+    above = float(ranks[is_positive].sum()) - positive * (positive + 1) / 2
+    return above / (positive * (len(scores) - positive))
 
 
 def write_plots(folder: Path, drawn: PredictionPairs) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 
 from algorithms.evaluation.histogram import (
     BINARY,
@@ -406,12 +406,12 @@ def _majority(view: NoisyTables) -> Outcome:
     shares = np.clip(counts / total, 0.0, 1.0)
     variances = noise + total_noise * shares**2 + total * shares * (1 - shares)
     deviations = np.sqrt(variances)
-    every = norm.isf(norm.sf(cells.z) / classes) * deviations
+    every = -ndtri(ndtr(-cells.z) / classes) * deviations
     contenders = int(np.sum(counts + every >= (counts - every).max()))
     first = hits[int(np.argmax(counts))]
     if contenders == 1:
         return proportion(cells, first, everyone - first)
-    surely = float((counts - norm.isf(2 * norm.sf(cells.z) / contenders) * deviations).max())
+    surely = float((counts + ndtri(2 * ndtr(-cells.z) / contenders) * deviations).max())
     low = min(max(total / classes, surely), total)
     high = min(max(low, float((counts + cells.z * deviations).max())), total)
     largest = min(max(float(shrunk(counts, variances).max()), low), high)

@@ -5,7 +5,7 @@ Their fields are the keys of the files. A privacy card is made from them, and ha
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -20,11 +20,15 @@ from pydantic import (
 )
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting import EventRow
-from algorithms.privacy.accounting.epsilon import Accountant
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json
-from algorithms.privacy.accounting.filters import FilterSpec, filter_from_json, filter_to_json
+from algorithms.privacy.accounting import Accountant, EventRow
 from algorithms.privacy.ledger import Composition
+
+# What computes costs is imported where it is used: a document is also read by who computes none, and SciPy takes long.
+if TYPE_CHECKING:
+    from algorithms.privacy.accounting.events import Schedule
+    from algorithms.privacy.accounting.filters import FilterSpec
+else:
+    FilterSpec = Any  # which `_filter_of` makes or checks
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"\S")]
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -226,7 +230,19 @@ class StatedEvaluation(Document):
 
 
 def _filter_of(stated: object) -> object:
-    return filter_from_json(stated) if isinstance(stated, dict) else stated
+    from algorithms.privacy.accounting import filters
+
+    if isinstance(stated, dict):
+        return filters.filter_from_json(stated)
+    if not isinstance(stated, filters.FilterSpec):
+        raise ValueError("a filter is stated by its kind and its numbers")
+    return stated
+
+
+def _filter_to_json(spec: "FilterSpec") -> dict[str, str | float]:
+    from algorithms.privacy.accounting.filters import filter_to_json
+
+    return filter_to_json(spec)
 
 
 class StatedPlan(Document):
@@ -265,7 +281,7 @@ class StatedPlan(Document):
     sampling_rate: Number
     divisor: Number | None
     schedule: tuple[EventRow, ...]
-    filter: Annotated[FilterSpec, BeforeValidator(_filter_of), PlainSerializer(filter_to_json)]
+    filter: Annotated[FilterSpec, BeforeValidator(_filter_of), PlainSerializer(_filter_to_json)]
     method_params: dict[str, JsonValue] = {}
     not_private: str | None
     evaluation: StatedEvaluation | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -410,6 +426,8 @@ class Receipt(RunIdentity):
         return self.epsilon[self.accountant]
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> "Schedule":
         """The recorded releases as events."""
+        from algorithms.privacy.accounting.events import schedule_from_json
+
         return schedule_from_json(self.events)

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 
 from algorithms.model_facts import ModelFacts
 from algorithms.models import Model
 from algorithms.models.objectives import as_they_are
 from data.targets import Classes
-from tasks.evaluate import evaluate
+from tasks.evaluate import EvaluationResult, classification_metrics, evaluate
 from tasks.predict import _predict_batch
 from tasks.tuning import score_statistic
 
@@ -54,3 +55,17 @@ def test_a_model_of_padded_texts_gives_what_it_gave_in_training(ids: Any) -> Non
 
     score = score_statistic(public, model, model.published_tensors(model.initial_parameters()), size=8)
     assert score(torch.from_numpy(features[0]), torch.from_numpy(labels)[0]).shape == (1,)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_metrics_of_classes_are_those_of_scikit_learn(classes: int) -> None:
+    """Also where scores are equal, and where a class is never answered."""
+    generator = np.random.default_rng(0)
+    labels = np.r_[np.arange(classes), generator.integers(0, classes, 60)]
+    scores = generator.integers(1, 6, (len(labels), classes)) * (1.0, *(0.5,) * (classes - 1))
+    scores /= scores.sum(axis=1, keepdims=True)
+    predicted = np.minimum(scores.argmax(axis=1), classes - 2)
+    found = classification_metrics(EvaluationResult(predicted, 0.0, scores), labels)
+    judged = scores[:, 1] if classes == 2 else scores
+    assert found.test_auc == pytest.approx(roc_auc_score(labels, judged, multi_class="ovr"), rel=1e-12)
+    assert found.test_f1 == pytest.approx(f1_score(labels, predicted, average="macro"), rel=1e-12)

@@ -7,11 +7,13 @@ Knows no records and no noise. Imports nothing else of ours but errors.
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from algorithms.errors import RefusedError
+
+Accountant: TypeAlias = Literal["pld", "rdp", "pure"]
 
 MAX_EPSILON = 1e4
 """The largest epsilon of a private run; it promises nothing, and the accountants' numbers overflow above it."""

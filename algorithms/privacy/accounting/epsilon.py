@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import dp_accounting as dp
 import numpy as np
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Accountant as Accountant
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import check_possible, compose_pld, pairs_of, parts, rule_of
 from algorithms.privacy.accounting.events import (
@@ -210,7 +211,6 @@ def _merge_gaussians(schedule: Schedule) -> Schedule:
     return [(dp.GaussianDpEvent(1.0 / math.sqrt(precision)), 1)]
 
 
-Accountant = Literal["pld", "rdp", "pure"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
 
 

@@ -11,8 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from algorithms.privacy.accounting import EventRow
-from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting import Accountant, EventRow
 from algorithms.privacy.accounting.events import Schedule, check_payments, schedule_from_json
 from algorithms.privacy.documents import (
     Account,
