@@ -193,11 +193,14 @@ def history(run: FinishedRun) -> Iterator[dict[str, float]]:
     cost = run.trace.groupby("step")["epsilon"].last()
     cost = cost.where(np.isinf(cost), cost.clip(upper=total))
     noise = run.trace.groupby(["step", "kind"])[["noise_std", "noise_multiplier"]].last()
+    of_step: dict[int, list[tuple[str, list[float]]]] = {}
+    for (step, kind), *values in noise.itertuples():
+        of_step.setdefault(step, []).append((kind, values))
     accounted = dict(zip(run.curve.steps, run.curve.epsilon, strict=True))
     evenly = np.linspace(0, len(cost) - 1, min(len(cost), _MAX_ROWS)).round().astype(int)
     for step in sorted({*cost.index[evenly], *(step - 1 for step in accounted)}):
         numbers = dict(zip(EPSILON, (accounted.get(step + 1, math.inf), cost[step]), strict=True))
-        for kind, *values in noise.loc[step].itertuples():
+        for kind, values in of_step[step]:
             numbers |= {f"{name}/{kind}": value for name, value in zip(NOISE, values, strict=True)}
         finite = {key: float(value) for key, value in numbers.items() if np.isfinite(value)}
         yield {STEP: float(step + 1)} | finite
