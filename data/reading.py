@@ -18,11 +18,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from data.card import DataCard, DataRefusedError, SplitRule
@@ -47,6 +46,9 @@ from data.readers import images, texts
 from data.readers.encoding import check_columns
 from data.readers.records import PARTS, OwnReader, RecordBatch, RecordBlock, check_blocks
 from data.readers.rows import RowReader
+
+if TYPE_CHECKING:  # imported where a query is read: most data sets are files
+    import sqlalchemy as sa
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
@@ -286,7 +288,7 @@ class Digests:
         return keyed_digest(self._key, [of, text]).hex()
 
 
-Database: TypeAlias = str | sa.Connection | None
+Database: TypeAlias = "str | sa.Connection | None"
 """Of a card whose blocks come from a query: its URL, or a `snapshot` of it."""
 
 
@@ -412,7 +414,7 @@ def _records(
     digests: Digests,
     *,
     root: Path,
-    connection: sa.Connection | None,
+    connection: "sa.Connection | None",
 ) -> Iterator[RecordBlock]:
     """The records of a block, passed on as its rows come; if records are selected by person, at a second reading."""
     source, path = _source(card), None
@@ -525,20 +527,25 @@ SERIALIZABLE, and in SQLite any transaction that is really begun."""
 
 
 @contextmanager
-def snapshot(card: DataCard, url: Database) -> Iterator[sa.Connection | None]:
+def snapshot(card: DataCard, url: Database) -> "Iterator[sa.Connection | None]":
     """One transaction, within the block, in which rows of the card's query do not change; None for a card without one.
 
     url: see `Database`; a snapshot is passed on. SQLite lets nobody write meanwhile, unless it has a write-ahead log.
     Raises DataRefusedError without a URL, or if the database cannot be reached.
     """
     source = card.blocks
-    if not isinstance(source, Query) or isinstance(url, sa.Connection):
-        yield url if isinstance(url, sa.Connection) else None
+    if url is not None and not isinstance(url, str):
+        yield url
+        return
+    if not isinstance(source, Query):
+        yield None
         return
     if not url:
         raise DataRefusedError(
             f"the blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
         )
+    import sqlalchemy as sa
+
     with ExitStack() as stack:
         with _reading(source):
             engine = sa.create_engine(url, poolclass=sa.NullPool)
@@ -556,8 +563,10 @@ def _begin_nothing(connection: Any, _record: object) -> None:
     connection.isolation_level = None
 
 
-def _names_in_database(source: Query, connection: sa.Connection | None) -> list[str]:
+def _names_in_database(source: Query, connection: "sa.Connection | None") -> list[str]:
     """The names of the blocks that have rows, as text. Raises DataRefusedError if the query fails."""
+    import sqlalchemy as sa
+
     assert connection is not None
     block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
     with _reading(source):
@@ -566,13 +575,15 @@ def _names_in_database(source: Query, connection: sa.Connection | None) -> list[
 
 
 def _rows_in_database(
-    source: Query, wanted: Sequence[str], name: str, connection: sa.Connection | None
+    source: Query, wanted: Sequence[str], name: str, connection: "sa.Connection | None"
 ) -> Iterator[pa.Table]:
     """The rows of a block as text, in portions and in an order that depends only on the rows.
 
     wanted: names of columns. Raises DataRefusedError if the query lacks a column or fails, or if the database treats
     another name as equal to this one, for example if it ignores case.
     """
+    import sqlalchemy as sa
+
     query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))
     rows = query.subquery("blocks")
     columns, block = [rows.c[column] for column in wanted], _block(source, rows)
@@ -593,13 +604,17 @@ def _rows_in_database(
             )
 
 
-def _block(source: Query, rows: sa.Subquery) -> sa.Cast[str]:
+def _block(source: Query, rows: "sa.Subquery") -> "sa.Cast[str]":
+    import sqlalchemy as sa
+
     return sa.cast(rows.c[source.column], sa.String)
 
 
 @contextmanager
 def _reading(source: Query) -> Iterator[None]:
     """Turn what fails at a database within the block into a DataRefusedError, as messages quote the URL or values."""
+    import sqlalchemy as sa
+
     try:
         yield
     # ValueError: an invalid port, which may be part of a password; NotImplementedError: no isolation

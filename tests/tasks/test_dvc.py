@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Set
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,31 @@ def test_a_run_leaves_its_files_and_is_then_done(checkout: Checkout) -> None:
     assert due(checkout) == set()
     assert checkout.ledger.head() == before
     assert checkout.balance.spent.epsilon == pytest.approx(checkout.artifact("metrics.json")["epsilon"])
+
+
+OF_NO_NEED = {
+    "prepare": {"torch", "pandas", "scipy", "sqlalchemy", "dp_accounting"},
+    "evaluate": {
+        "sklearn",
+        "scipy.stats",
+        "scipy.optimize",
+        "sqlalchemy",
+        "dp_accounting",
+        "matplotlib",
+        "wandb",
+    },
+    "report": {"torch", "sklearn", "prefect"},
+}
+"""Large packages, by stages that do without them on digits, whose held-out records are public."""
+
+
+@pytest.mark.parametrize("stage", OF_NO_NEED)
+def test_a_stage_imports_no_more_than_it_needs(checkout: Checkout, stage: str) -> None:
+    """Which is what most of a small run's time goes into."""
+    code = f"""import runpy, sys; runpy.run_module('tasks.{stage}', run_name='__main__', alter_sys=True)
+print({OF_NO_NEED[stage]!r} & set(sys.modules))"""
+    done = checkout.run(sys.executable, "-P", "-c", code)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["set()"]), done.stderr
 
 
 def test_a_stage_is_due_when_a_value_it_depends_on_changes(checkout: Checkout) -> None:
