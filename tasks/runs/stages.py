@@ -109,8 +109,9 @@ class DvcProcess:
 
     def __exit__(self, *raised: object) -> None:
         with suppress(OSError, subprocess.TimeoutExpired):
+            # Also after an interrupt, which DVC leaves to the stage: it would go on to wait for the next request.
+            self._write("")
             if raised[0] is None:
-                self._write("")
                 self._process.wait(timeout=_SECONDS_TO_LEAVE)
         _end(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
