@@ -94,6 +94,9 @@ _SELDOM = 1e-3
 _COMPARED, _MOST_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
+_QUICK, _QUICK_BYTES = 2e9, 5e8
+"""Operations, and bytes, of a pass on a CPU up to which a brief inspection computes numbers, not shapes alone."""
+
 
 class Engine:
     """Per-example gradients of a model on one device, clipped and summed.
@@ -403,7 +406,11 @@ class Engine:
         inspection = self.inspection
         if not inspection.is_brief:
             return fills(self.passes, inspection.form, _sizes(size))
-        return inspection.layouts is None or fills_briefly(self.passes, inspection.form, (_INSPECTED, size))
+        is_quick = size * inspection.operations <= _QUICK and size * inspection.cost.each <= _QUICK_BYTES
+        is_quick &= inspection.form.device.type == "cpu"
+        return inspection.layouts is None or fills_briefly(
+            self.passes, inspection.form, (_INSPECTED, size), is_quick=is_quick
+        )
 
     def _place(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
         """Put the parameters where they stay from now on; tries it on a made-up record."""

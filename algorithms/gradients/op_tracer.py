@@ -334,11 +334,29 @@ def fills(passes: Passes, form: InputSpec, sizes: Sequence[int]) -> bool:
     return True
 
 
-def fills_briefly(passes: Passes, form: InputSpec, sizes: Sequence[int]) -> bool:
-    """`fills` for a large model: by forward passes on the meta device, which has shapes but computes no numbers.
+def fills_briefly(passes: Passes, form: InputSpec, sizes: tuple[int, int], *, is_quick: bool) -> bool:
+    """`fills` for a large model, by a forward pass of each of two sizes.
 
-    True for a model that cannot run there, such as one that asks for a value.
+    is_quick: whether these passes take little time and memory. Otherwise the model runs on the meta device, which has
+    shapes but computes no numbers; to begin with that takes a second, in which PyTorch imports its compiler.
+    True for a model that cannot run there, and one whose control flow depends on values, which can not either.
     """
+    try:
+        few, many = (_forward if is_quick else _forward_on_meta)(passes, form, sizes)
+    except Exception:
+        return True
+    has_branches = not few.has_no_branches or not many.has_no_branches
+    return has_branches or _fill_alike(few, many, sizes)
+
+
+def _forward(passes: Passes, form: InputSpec, sizes: tuple[int, int]) -> list[OpTracer]:
+    """Traces of forward passes of these sizes."""
+    parameters = near_start(passes.model).to(form.device)
+    return [trace_model(passes, parameters, form.draw(size, 0)) for size in sizes]
+
+
+def _forward_on_meta(passes: Passes, form: InputSpec, sizes: tuple[int, int]) -> list[OpTracer]:
+    """The same on the meta device."""
     module = passes.model.module
     # What `copy.deepcopy` takes in place of each tensor, so that no number is copied.
     on_meta = {
@@ -348,12 +366,8 @@ def fills_briefly(passes: Passes, form: InputSpec, sizes: Sequence[int]) -> bool
     model = replace(passes.model, module=copy.deepcopy(module, on_meta), precision=torch.float32)
     parameters = torch.empty(model.parameter_count, device="meta")
     samples = [replace(form, device=parameters.device).draw(size, 0) for size in sizes]
-    try:
-        with torch.device("meta"):
-            few, many = (trace_model(replace(passes, model=model), parameters, some) for some in samples)
-    except Exception:
-        return True
-    return _fill_alike(few, many, (sizes[0], sizes[1]))
+    with torch.device("meta"):
+        return [trace_model(replace(passes, model=model), parameters, sample) for sample in samples]
 
 
 def trace_model(

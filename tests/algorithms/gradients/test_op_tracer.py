@@ -15,6 +15,9 @@ from torch.nn import functional
 
 from algorithms.gradients import L2, RecordsNotIndependentError
 from algorithms.gradients.model_inspection import InspectionLimits
+from algorithms.gradients.op_tracer import fills_briefly
+from algorithms.gradients.passes import Passes
+from algorithms.gradients.synthetic_inputs import InputSpec
 from algorithms.models.objectives import cross_entropy
 from tests.support.gradients import naive
 from tests.support.gradients.problems import (
@@ -286,6 +289,18 @@ def test_records_that_do_not_fill_what_is_computed_are_taken_one_at_a_time(name:
 @pytest.mark.parametrize("name", [name for name in EVEN if name != "chunks of 64"])
 def test_records_that_fill_it_are_taken_together(name: str) -> None:
     assert wired(EVEN[name]).engine(physical_batch=128).physical_batch == 128
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("name", [*UNEVEN, *(name for name in EVEN if name != "chunks of 64"), "a branch"])
+def test_a_brief_look_at_shapes_finds_the_same_with_numbers_and_without(name: str, is_quick: bool) -> None:
+    """Of a branch it does not say: the inspection has found another way for it."""
+    branch = {"a branch": lambda self, x: self.layer(x) if bool((x > 0).any()) else self.start}
+    model = wired((UNEVEN | EVEN | branch)[name]).model
+    in_32_bits = replace(model, module=model.module.float())
+    form = InputSpec((4,), torch.float32, torch.device("cpu"))
+    found = fills_briefly(Passes(in_32_bits), form, (3, 128), is_quick=is_quick)
+    assert found == (name not in UNEVEN)
 
 
 def test_a_record_counts_the_same_in_any_place_where_a_model_works_in_chunks() -> None:
