@@ -46,6 +46,8 @@ NOT_OF_FIT = {
 }
 """Settings that fit has not, so that it meets no refusal that names them."""
 NOT_OF_ESTIMATORS = NOT_OF_FIT | {
+    "analysis_needs_delta": "of the accountant pure",
+    "analysis_not_pure": "of the accountant pure",
     "epsilon_below_orders": "of the accountant rdp",
     "filter_needs_delta": "of the accountant pure",
     "gaussian_pure": "of the accountant pure",
@@ -262,6 +264,16 @@ def test_every_refusal_of_an_accountant_names_a_setting_or_the_document_to_check
     assert len(calls) > 40
     assert [text for text in silent if not text.startswith(tuple(OF_CODE))] == []
     assert all(any(text.startswith(known) for text in silent) for known in OF_CODE)
+
+
+def test_refusals_of_a_delta_of_0_name_both_settings_that_have_to_change() -> None:
+    """Another accountant is refused at a delta of 0, and a delta above 0 with the accountant pure."""
+    of_pure = [
+        one for one in coded().values() if re.search(r"pure epsilon|delta is 0|needs a delta", one.template)
+    ]
+    assert len(of_pure) > 4
+    for one in of_pure:
+        assert {"target.delta", "target.accountant"} <= {*re.findall(r"\{([\w.]+)\}", one.template)}, one.code
 
 
 def _texts(tree: ast.Module) -> Iterator[str]:

@@ -141,7 +141,7 @@ def plan_fixed(
     if costs[target.accountant] > target.budget.epsilon * (1 + SLACK):
         raise RefusedError(
             "the releases cost epsilon {cost:g}, the target is {epsilon:g}; set {target.epsilon} to more, or"
-            " take more noise.",
+            " {method.noise_multiplier}, where it is given.",
             code="releases_above_target",
             cost=costs[target.accountant],
             epsilon=target.budget.epsilon,
@@ -254,7 +254,7 @@ def plan_zcdp(
     Source:
         Bun and Steinke 2016: rho adds up for any adaptive choice.
     """
-    _check_adaptive(target)
+    check_adaptive(target)
     if target.prior_events:
         raise RefusedError(
             "this algorithm spends its budget on the way, and has no part for learned features in it; set"
@@ -297,7 +297,7 @@ def plan_renyi(
     Source:
         Feldman and Zrnic 2021, arXiv:2008.11193.
     """
-    _check_adaptive(target)
+    check_adaptive(target)
     limit = RenyiFilter(order, target.budget).limit
     return Plan(
         target=target,
@@ -415,13 +415,15 @@ def _as_json(method_params: object | None) -> dict[str, JsonValue]:
     return written
 
 
-def _check_adaptive(target: Target) -> None:
+def check_adaptive(target: Target) -> None:
+    """Raises RefusedError for a target that a run which chooses its releases on the way cannot be held to."""
     if target.accountant == "pure":
         raise RefusedError(
             "a run that chooses its releases on the way is counted by a zCDP or Rényi filter, which needs a"
             " delta; set {target.delta} above 0 and {target.accountant} to pld or rdp.",
             code="filter_needs_delta",
         )
+    target.budget.check_spendable()
 
 
 def check_delta(delta: float, records: int | None) -> None:

@@ -81,8 +81,8 @@ class Target:
     def __post_init__(self) -> None:
         if (self.accountant == "pure") != (self.budget.delta == 0):
             raise RefusedError(
-                "delta = {delta:g} was asked for with the accountant {accountant!r}; set {target.accountant} to pure,"
-                " which takes {target.delta} 0 alone, or to pld or rdp with a {target.delta} above 0.",
+                "delta = {delta:g} was asked for with the accountant {accountant!r}, where pure takes 0 alone, and pld"
+                " and rdp take more than 0; set {target.delta} or {target.accountant} so.",
                 code="delta_of_accountant",
                 delta=self.budget.delta,
                 accountant=self.accountant,

@@ -125,8 +125,8 @@ class QuantileClipping(SampledMethod):
             enough = calibrate(counts_at, Budget(budget.epsilon / 2, budget.delta), accountant=how)
             raise RefusedError(
                 "the counts of norms alone cost epsilon {alone:.4g} with {method.count_noise_multiplier} {noise:g}, and"
-                " {epsilon:g} was asked for; set it to {enough:g}, which leaves half of that to the gradients, or ask"
-                " for more epsilon.",
+                " {epsilon:g} was asked for; set it to {enough:g}, which leaves half of that to the gradients, or"
+                " {target.epsilon} to more.",
                 code="counts_above_target",
                 alone=alone,
                 noise=noise,

@@ -13,7 +13,7 @@ from pydantic import Field
 from scipy.stats import laplace
 from torch import Tensor
 
-from algorithms.core.calibration import SLACK, find_min_noise, plan_renyi, plan_zcdp
+from algorithms.core.calibration import SLACK, check_adaptive, find_min_noise, plan_renyi, plan_zcdp
 from algorithms.core.method import STORED_AS, PaperProtocol, PaperSwitch, paper_protocol
 from algorithms.core.optimizers import MAX_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.core.plan import Plan, Target
@@ -121,7 +121,6 @@ def plan_sampled(
     The order follows from public values and is fixed with the plan, as a filter needs it. law: of a selection, by its
     noise multiplier.
     """
-    target.budget.check_spendable()
     epsilon, delta = target.budget.epsilon, target.budget.delta
     limits = {float(order): (epsilon - conversion(order, delta)) / iterations for order in _ORDERS}
     measuring = {order: (1 - share) * limit for order, limit in limits.items() if limit > 0}
@@ -138,10 +137,12 @@ def plan_sampled(
     )
     if measured is None or selected is None:
         raise RefusedError(
-            "epsilon {epsilon:g} at delta {delta:g} is too small for a sampled run; raise one of them.",
+            "epsilon {epsilon:g} at delta {delta:g} is too small for a run on samples, whose Rényi filter costs"
+            " {least:.4g} at any noise; set {target.epsilon} well above that, or leave {method.sampling_rate} empty.",
             code="sampled_budget_too_small",
             epsilon=epsilon,
             delta=delta,
+            least=min(conversion(float(order), delta) for order in _ORDERS),
         )
     spent, order = Iteration(0.5 / measured[0] ** 2, selected[0], law(selected[0])), measured[1]
     return plan_renyi(
@@ -267,6 +268,7 @@ class DPAGD(Strict):
         where the settings do not fit each other or the data.
         """
         self._check(facts)
+        check_adaptive(target)
         iterations, share, budget = self.choices.iterations, self.selection_share, target.budget
 
         def law(multiplier: float) -> SelectionDistribution:
@@ -276,7 +278,6 @@ class DPAGD(Strict):
         if self.sampling_rate is not None:
             return plan_sampled(iterations, share, self.sampling_rate, target, facts, law=law)
         if self.paper_budget:
-            budget.check_spendable()
             part, log_delta = budget.epsilon / (2 * iterations), math.log(1 / budget.delta)
             rho = (math.sqrt(log_delta + budget.epsilon) - math.sqrt(log_delta)) ** 2
             protocol = paper_protocol(self, **asdict(self.choices))
@@ -454,6 +455,7 @@ class PrivGene(Strict):
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """An equal part of rho for each round; raises RefusedError for losses below 0 and for a private number."""
         facts.check_losses("a candidate")
+        check_adaptive(target)
         rho, rounds = rho_of_budget(target.budget), self.rounds
         if rounds is None and facts.records is None:
             raise RefusedError(

@@ -181,7 +181,8 @@ class _LegacyAnalysis(Descent):
         records = facts.known_records(f"'{name}'")
         if target.budget.delta == 0:
             raise RefusedError(
-                "the analysis of '{method}' has no pure epsilon; set {target.delta} above 0.",
+                "the analysis of '{method}' has no pure epsilon; set {target.accountant} to pld or rdp, with a"
+                " {target.delta} above 0.",
                 code="analysis_needs_delta",
                 method=name,
             )
@@ -304,7 +305,7 @@ def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
     if found is None:
         raise RefusedError(
             "the moments accountant states no epsilon below {smallest:.4g} at delta {delta:g}, and"
-            " {epsilon:g} was asked for; raise epsilon, or set {method.noise_multiplier}.",
+            " {epsilon:g} was asked for; set {target.epsilon} to more, or give {method.noise_multiplier}.",
             code="below_moments",
             smallest=-math.log(budget.delta) / _MOMENTS[-1],
             delta=budget.delta,

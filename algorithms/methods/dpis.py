@@ -33,6 +33,7 @@ from algorithms.core.calibration import (
     SLACK,
     Batches,
     Repeated,
+    check_adaptive,
     events_before,
     find_min_noise,
     plan_fixed,
@@ -135,7 +136,7 @@ def plan_fixed_noise(
     blame, if the filter or what is released beside the steps leaves nothing, and if no noise fits in what is left.
     """
     budget, delta = target.budget, target.budget.delta
-    budget.check_spendable()
+    check_adaptive(target)
     target_words = f"epsilon {budget.epsilon:g} at delta {delta:g}"
 
     def remaining_budget(spent: Schedule) -> dict[float, float]:

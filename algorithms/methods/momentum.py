@@ -371,7 +371,7 @@ class MomentumSettings(Strict):
         if target.accountant == "pure" and self.noise == "gaussian":
             raise RefusedError(
                 "gaussian noise has no pure epsilon; set {method.noise} to laplace or knorm, or"
-                " {target.accountant} to pld.",
+                " {target.accountant} to pld with a {target.delta} above 0.",
                 code="gaussian_pure",
             )
         if self.noise == "knorm" and size < records:

@@ -116,7 +116,8 @@ class ObjectivePerturbation(SingleRelease):
         budget = target.budget
         if self.analysis == "kst" and target.accountant == "pure":
             raise RefusedError(
-                "the analysis 'kst' has no pure epsilon; set {method.analysis} to rkw, or a delta above 0.",
+                "the analysis 'kst' has no pure epsilon; set {method.analysis} to rkw, or {target.accountant} to pld or"
+                " rdp with a {target.delta} above 0.",
                 code="analysis_not_pure",
             )
         if self.analysis == "kst" or self.regularisation is None:

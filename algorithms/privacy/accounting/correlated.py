@@ -198,7 +198,7 @@ class _Correlated(EventRule):
         if event.rate < 1:
             raise RefusedError(
                 "correlated noise over samples has no bound for {count} records of one person; set"
-                " {method.participation} to fixed_order, or let the run read one block.",
+                " {method.participation} to fixed_order, or {records.blocks} to one block.",
                 code="no_bound_of_correlated_group",
                 count=count,
             )

@@ -266,7 +266,7 @@ class EventRule:
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         """An event whose loss bounds that of `event` if `count` records are added or removed together."""
         raise RefusedError(
-            "{mechanism} has no bound for {count} records of one person; let the run read one block, or set"
+            "{mechanism} has no bound for {count} records of one person; set {records.blocks} to one block, or"
             " {method.kind} to another.",
             code="no_bound_of_group",
             mechanism=in_words(event),

@@ -487,7 +487,7 @@ class _RandomAllocation(EventRule):
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         raise RefusedError(
             "random allocation has no bound for {count} records of one person; set {method.sampling} to poisson, or"
-            " let the run read one block.",
+            " {records.blocks} to one block.",
             code="no_bound_of_allocated_group",
             count=count,
         )

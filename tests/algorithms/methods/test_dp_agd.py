@@ -397,8 +397,9 @@ def test_a_plan_with_the_papers_budget_states_all_that_it_decides() -> None:
         ({"averaging": "printed"}, {}, "printed_averaging"),
         ({"paper_budget": True, "iterations": 1}, {}, "iteration_above_budget"),
         ({"sampling_rate": 0.1}, {"epsilon": 1e-3}, "sampled_budget_too_small"),
-        ({}, {"delta": 0.0}, "rho_not_finite"),
-        ({"paper_budget": True}, {"delta": 0.0}, "budget_not_spendable"),
+        ({}, {"delta": 0.0}, "filter_needs_delta"),
+        ({"sampling_rate": 0.1}, {"delta": 0.0}, "filter_needs_delta"),
+        ({"paper_budget": True}, {"delta": 0.0}, "filter_needs_delta"),
         ({"sampling_rate": 0.1}, {"epsilon": math.inf}, "budget_not_spendable"),
     ],
 )
