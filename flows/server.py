@@ -137,7 +137,7 @@ def _start(port: int, url: str) -> None:
         time.sleep(0.2)
 
 
-def stop_server() -> bool:
+def stop_server(patience_seconds: float = _PATIENCE_SECONDS) -> bool:
     """End the server that runs in the background, and wait until it has ended; returns whether there was one.
 
     Prefect's own command does not wait, and ends any process that has the number of a server that died long ago.
@@ -146,12 +146,12 @@ def stop_server() -> bool:
     if process is None:
         return False
     process.terminate()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while _is_alive(process):
         if time.monotonic() > deadline:
             raise StageFailedError(
-                f"the Prefect server, process {process.pid}, was asked to end a minute ago and has not; it may still be"
-                f" writing. Ask again, or end it by `kill -9 {process.pid}`."
+                f"the Prefect server, process {process.pid}, was asked to end {patience_seconds:g} s ago and has not;"
+                f" it may still be writing. Ask again, or end it by `kill -9 {process.pid}`."
             )
         time.sleep(0.1)
     _note().unlink(missing_ok=True)

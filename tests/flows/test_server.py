@@ -219,14 +219,25 @@ def test_stop_waits_for_the_end_of_the_server(tmp_path: Path) -> None:
             process.kill()
 
 
-def test_a_server_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(server, "_is_alive", lambda process: True)
-    command = [sys.executable, "-c", "import time; time.sleep(300)", "prefect.server.api.server:create_app"]
-    with ended(command) as process, temporary_settings({PREFECT_HOME: tmp_path}):
-        (tmp_path / "server.pid").write_text(str(process.pid))
-        with pytest.raises(StageFailedError, match=f"kill -9 {process.pid}"):
-            server.stop_server()
+def test_a_server_that_does_not_end_is_named(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(300)"
+    )
+    command = [sys.executable, "-c", deaf, "prefect.server.api.server:create_app"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            (tmp_path / "server.pid").write_text(str(process.pid))
+            with (
+                temporary_settings({PREFECT_HOME: tmp_path}),
+                pytest.raises(StageFailedError, match=f"0 s ago .*`kill -9 {process.pid}`"),
+            ):
+                server.stop_server(patience_seconds=0)
+        finally:
+            process.kill()
 
 
 def test_stop_leaves_another_process_alone_that_has_the_number_of_a_dead_server(tmp_path: Path) -> None:
