@@ -29,16 +29,16 @@ _MAX_SECONDS, _MAX_BYTES = 120, 2**32
 
 
 @contextmanager
-def _limit_resources() -> Iterator[None]:
-    """Ends what takes longer or needs more memory by a refusal."""
+def limit_resources(max_seconds: float = _MAX_SECONDS) -> Iterator[None]:
+    """Ends what takes longer of a processor, or needs more memory, by a refusal."""
     from algorithms.errors import RefusedError
 
     def end(_signal: int, _frame: object) -> None:
-        raise TimeoutError(f"it takes more than {_MAX_SECONDS} s of a processor")
+        raise TimeoutError(f"it takes more than {max_seconds:g} s of a processor")
 
     before, (soft, hard) = signal.signal(signal.SIGPROF, end), resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES if hard < 0 else min(_MAX_BYTES, hard), hard))
-    signal.setitimer(signal.ITIMER_PROF, _MAX_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, max_seconds)
     try:
         yield
     except (MemoryError, TimeoutError) as error:
@@ -226,7 +226,7 @@ def verify(
             "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
         )
     file = _file_of_run(file)
-    with _limit_resources():
+    with limit_resources():
         verification = card.verify(
             card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
         )

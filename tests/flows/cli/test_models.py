@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import models
 from flows.cli.main import app
+from flows.cli.models import limit_resources
 from tests.support.refusals import refused
 
 
-def test_what_takes_for_ever_ends_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_MAX_SECONDS", 0.05)
+def test_what_takes_for_ever_ends_in_a_refusal() -> None:
     before = signal.getsignal(signal.SIGPROF)
     with (
         refused("this card cannot be checked: it takes more than 0.05 s of a processor"),
-        models._limit_resources(),
+        limit_resources(max_seconds=0.05),
     ):
         for _ in itertools.repeat(None):
             pass
@@ -29,10 +28,10 @@ def test_what_takes_for_ever_ends_in_a_refusal(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_needs_all_memory_ends_in_a_refusal() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with refused("this card cannot be checked: Unable to allocate 8.00 GiB"), models._limit_resources():
+    with refused("this card cannot be checked: Unable to allocate 8.00 GiB"), limit_resources():
         np.empty(2**30)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with refused("it needs too much memory"), models._limit_resources():
+    with refused("it needs too much memory"), limit_resources():
         raise MemoryError
 
 
