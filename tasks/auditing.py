@@ -125,7 +125,7 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[A
     """
     check(request)
     game = _smallest_game(request)
-    several = partial(_side_by_side, workers=workers) if workers > 1 else None
+    several = partial(run_in_processes, workers=workers) if workers > 1 else None
     result = audit(game, runs=request.runs, canaries=request.canaries, seed=request.seed, several=several)
     mechanisms = [
         {
@@ -154,7 +154,8 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[A
     return AuditSummary.model_validate(document), folder / AUDIT_PAGE
 
 
-def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:
+def run_in_processes(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:
+    """What `share` makes of each seed, in the order of the seeds, by as many processes side by side."""
     size = max(1, len(seeds) // (4 * workers))
     shares = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:

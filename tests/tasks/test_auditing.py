@@ -18,7 +18,7 @@ from tasks.auditing import AuditRequest, auditable, checked_requests, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting import AuditSummary, environment, newest_audit
 from tests.support.browser import seen
-from tests.support.waiting import before_long
+from tests.support.waiting import HANG_SECONDS, before_long
 
 
 @pytest.fixture
@@ -30,17 +30,17 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("forked")
 def test_runs_side_by_side_are_in_the_order_of_their_seeds() -> None:
     seeds = list(range(20))
-    np.testing.assert_array_equal(auditing._side_by_side(np.sqrt, seeds, workers=2), np.sqrt(seeds))
+    np.testing.assert_array_equal(auditing.run_in_processes(np.sqrt, seeds, workers=2), np.sqrt(seeds))
 
 
 def test_an_audit_that_is_killed_leaves_no_process() -> None:
-    work = "import signal; from tasks import auditing; auditing._side_by_side(signal.sigwait, [10, 12], workers=2)"
+    work = "import signal; from tasks import auditing; auditing.run_in_processes(signal.sigwait, [10, 12], workers=2)"
     audit = psutil.Popen([sys.executable, "-c", work])
     assert before_long(lambda: len(audit.children()) == 3)  # one keeps count of what processes share
     left = audit.children()
     audit.kill()
     audit.wait()
-    assert psutil.wait_procs(left, timeout=60)[1] == []
+    assert psutil.wait_procs(left, timeout=HANG_SECONDS)[1] == []
 
 
 def _killed(_seeds: list[int]) -> Any:
@@ -50,7 +50,7 @@ def _killed(_seeds: list[int]) -> Any:
 @pytest.mark.usefixtures("forked")
 def test_a_worker_that_is_killed_ends_the_audit_in_a_sentence() -> None:
     with pytest.raises(RefusedError, match="a process of the audit was killed"):
-        auditing._side_by_side(_killed, [0], workers=1)
+        auditing.run_in_processes(_killed, [0], workers=1)
 
 
 def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
         assert workers == 2
         return pickle.loads(pickle.dumps(share))(seeds)
 
-    monkeypatch.setattr(auditing, "_side_by_side", pickled)
+    monkeypatch.setattr(auditing, "run_in_processes", pickled)
     assert newest_audit("majority", tmp_path) is None
     summary, page = run_audit(AuditRequest("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
     document = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())
