@@ -97,12 +97,18 @@ class _LineLogger:
 
 @contextmanager
 def live_curve(
-    run_id: str, plan: "PlanDocument", settings: Tracking, *, group: str, root: Path
+    run_id: str,
+    plan: "PlanDocument",
+    settings: Tracking,
+    *,
+    group: str,
+    root: Path,
+    patience_seconds: float = _PATIENCE,
 ) -> Iterator["OnStep"]:
     """A callback that shows the steps of a training at W&B if the mode is online, and otherwise does nothing.
 
-    plan: its document. group: see `group_of`. root: the checkout. A failure of W&B does not affect the training, except
-    for one line of the log and at most 20 s at its end.
+    plan: its document. group: see `group_of`. root: the checkout. patience_seconds: how long W&B may take once the
+    training has ended. A failure of W&B does not affect the training, except for that time and one line of the log.
     """
     if settings.mode != "online":
         yield lambda *_: None
@@ -132,7 +138,7 @@ def live_curve(
     except BaseException:
         sender.end(_PATIENCE_AFTER_A_FAILURE, finished=False)
         raise
-    sender.end(_PATIENCE, finished=True)
+    sender.end(patience_seconds, finished=True)
 
 
 class _Sender:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tasks.runs import store
 from tasks.runs.store import check_run_facts
 from tasks.tracking import live
 from tests.support.refusals import refused_as
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wandb_stand_in import standing_in
 from tests.support.workspace import Workspace, crash, killed_in
 
@@ -103,9 +105,9 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
     first, model = workspace.train(), workspace.model()
     workspace.set("tracking", mode="online")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    for hangs, patience in ((True, 1.0), (False, 60.0)):
+    for hangs, patience in ((True, 1.0), (False, HANG_SECONDS)):
         workspace.mark_used()
-        monkeypatch.setattr(live, "_PATIENCE", patience)
+        monkeypatch.setattr(train, "live_curve", partial(live.live_curve, patience_seconds=patience))
         caplog.clear()
         with (
             standing_in(hangs=hangs) as backend,

@@ -20,7 +20,7 @@ from tasks.tracking import live as module
 from tasks.tracking.live import END, live_curve
 from tests.support.checkout import PROJECT
 from tests.support.synthetic_run import with_entries
-from tests.support.waiting import before_long
+from tests.support.waiting import HANG_SECONDS, before_long
 from tests.support.wandb_stand_in import standing_in
 
 PLAN = with_entries(
@@ -107,8 +107,7 @@ def test_a_training_that_took_no_step_opens_no_run(
 def test_nothing_is_started_unless_the_mode_is_online(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _replace_client(monkeypatch, "raise SystemExit(1)")
-    monkeypatch.setattr(module, "_Sender", None)
+    monkeypatch.setattr(module.subprocess, "Popen", None)  # a call of it would fail
     with live_curve(
         "run-1", PLAN, Tracking.model_validate({"mode": mode}), group="visits", root=tmp_path
     ) as tell:
@@ -127,14 +126,15 @@ def test_a_client_that_fails_or_hangs_costs_one_line_and_never_a_wait(
     code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _replace_client(monkeypatch, code)
-    monkeypatch.setattr(module, "_PATIENCE", 0.2 if "sleep" in code else 20.0)
-    monkeypatch.setattr(module, "_SECONDS_BETWEEN_ROWS", 0.0)
+    patience = 0.2 if "sleep" in code else HANG_SECONDS
     with (
         caplog.at_level(logging.WARNING),
-        live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,
+        live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path, patience_seconds=patience) as tell,
+        clock(monkeypatch) as now,
     ):
         for step in range(5000):  # more than a pipe holds
             tell(step, 0.5, 0.5)
+            now[0] += 1.0
     (line,) = caplog.messages
     assert words in line
 
@@ -157,13 +157,12 @@ def test_no_process_for_it_costs_one_line(
 def test_a_server_that_does_not_answer_leaves_nothing_behind(
     tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 3.0)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     with standing_in(hangs=True) as backend:
         monkeypatch.setenv("WANDB_BASE_URL", backend.known.url)
         with (
             caplog.at_level(logging.WARNING),
-            live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,
+            live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path, patience_seconds=3.0) as tell,
         ):
             tell(1, 0.5, 0.5)
         (line,) = caplog.messages
