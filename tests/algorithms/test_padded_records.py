@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -142,9 +143,13 @@ def test_a_record_of_padding_alone_is_taken_as_the_refusal_advises(make: Callabl
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_settings_of_torch_are_restored(value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", value)
+def test_settings_of_torch_are_restored(value: bool) -> None:
     packs = torch.backends.mha.get_fastpath_enabled()
-    train(seeded(Encoded).eval(), IDS)
-    assert torch.backends.mha.get_fastpath_enabled() is packs
-    assert torch.distributions.Distribution._validate_args is value
+    torch.distributions.Distribution.set_default_validate_args(value)
+    try:
+        train(seeded(Encoded).eval(), IDS)
+        assert torch.backends.mha.get_fastpath_enabled() is packs
+        with pytest.raises(ValueError, match="invalid values") if value else nullcontext():
+            torch.distributions.Normal(0.0, -1.0)
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(__debug__)  # as PyTorch has it

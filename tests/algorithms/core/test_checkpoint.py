@@ -39,20 +39,18 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 ) -> None:
     whole, broken = folders
     expected, _ = trained(whole)
-    write, written = checkpoint._write, 0
+    save, written = checkpoint.save_file, 0
 
-    def tearing(path: Path, content: Any) -> None:
+    def tearing(tensors: Any, file: Path, **facts: Any) -> None:
         nonlocal written
         written += 1
-
-        def half(place: Path) -> None:
-            place.write_bytes(b"half")
+        if written == nth:
+            file.write_bytes(b"half")
             raise StoppedError
-
-        write(path, half if written == nth else content)
+        save(tensors, file, **facts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", tearing)
+        patch.setattr(checkpoint, "save_file", tearing)
         with pytest.raises(StoppedError):
             trained(broken)
     assert torch.equal(trained(broken)[0], expected)

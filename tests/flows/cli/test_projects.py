@@ -614,21 +614,17 @@ def test_true_and_false_are_spelled_as_a_table_spells_them_and_dates_can_be_igno
     ],
 )
 def test_a_folder_is_not_copied_into_itself_or_as_a_table(
-    schema: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    folder: str,
-    options: tuple[str, str],
-    words: str,
+    schema: str, tmp_path: Path, folder: str, options: tuple[str, str], words: str
 ) -> None:
-    monkeypatch.setattr(new_project, "_fill", lambda *_: pytest.fail("something was written"))
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         (tmp_path / "photos" / name / "1.png").write_bytes(b"one")
     (tmp_path / "linked").symlink_to("photos")
     kind = ("--from", schema) if "--file" in options else ("--classes", "cat,dog")
+    before = set(tmp_path.rglob("*"))
     refused = call("init", folder, *options, *kind, "--at-most", "200")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1) and words in refused.stderr
+    assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -367,14 +367,14 @@ def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Pa
         tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=without)
 
 
-@pytest.mark.parametrize("made", ["build", "_page"])
+@pytest.mark.parametrize("made", ["build", "environment"])
 def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
     place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, made: str
 ) -> None:
     whole = getattr(searching, made)
 
     def failing(*given: Any) -> Any:
-        if made == "_page" or given[0].plan.settings["clip_norm"] == 2.0:
+        if made == "environment" or given[0].plan.settings["clip_norm"] == 2.0:
             raise ArithmeticError("this fails")
         return whole(*given)
 
@@ -392,7 +392,7 @@ def test_a_result_that_cannot_be_handed_out_leaves_that_of_another_search(
     search, ledger = search_of(place), ledger_of(own_home)
     tune(search, ledger=ledger, home=own_home, root=place)
     before = {path.name: path.read_bytes() for path in (place / "tuned").iterdir()}
-    monkeypatch.setattr(searching, "_page", lambda *_: _refuse("the disk is full."))
+    monkeypatch.setattr(searching, "environment", lambda: _refuse("the disk is full."))
     with pytest.raises(RefusedError, match="the disk is full"):
         tune(search, ledger=ledger, home=own_home, root=place)
     assert {path.name: path.read_bytes() for path in (place / "tuned").iterdir()} == before
