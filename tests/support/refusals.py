@@ -21,10 +21,12 @@ def refused(words: str, kind: Kind = RefusedError) -> Iterator[None]:
 
 
 @contextmanager
-def refused_as(code: str, kind: type[WordedError] = RefusedError, **fields: object) -> Iterator[None]:
-    """What runs within is refused with this code and with these values among its fields."""
+def refused_as(
+    code: str, kind: type[WordedError] = RefusedError, **fields: object
+) -> Iterator[pytest.ExceptionInfo[WordedError]]:
+    """What runs within is refused with this code and with these values among its fields; the refusal, afterwards."""
     with pytest.raises(kind) as refusal:
-        yield
+        yield refusal
     assert refusal.value.code == code, str(refusal.value)
     assert {name: refusal.value.fields.get(name) for name in fields} == fields
 

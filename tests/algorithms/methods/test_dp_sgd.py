@@ -15,7 +15,6 @@ from algorithms.core.minibatch import multiplier_at, noise_factors
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
@@ -392,7 +391,7 @@ def test_counts_that_cost_the_target_are_refused_with_noise_that_leaves_the_grad
 ) -> None:
     method, facts = QuantileClipping(2000, 256), PlanningFacts(50_000, 10, 1, 2)
     counted = dp.PoissonSampledDpEvent(256 / 50_000, dp.GaussianDpEvent(25.6))
-    with pytest.raises(RefusedError, match=r"count_noise_multiplier 25\.6") as refusal:
+    with refused_as("counts_above_target", noise=25.6, epsilon=target) as refusal:
         method.plan(Target(Budget(target, 1e-5)), facts)
     assert refusal.value.fields["alone"] == epsilon([(counted, 2000)], 1e-5)
     enough = float(refusal.value.fields["enough"])  # type: ignore[arg-type]
