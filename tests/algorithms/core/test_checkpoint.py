@@ -9,10 +9,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from algorithms.core import checkpoint, training
-from algorithms.errors import RefusedError
 from algorithms.privacy.barrier.barrier import Barrier
 from tests.support import bench
 from tests.support.bench import StoppedError, algorithm, planned, small_model
+from tests.support.refusals import refused_as
 
 
 def trained(
@@ -66,8 +66,8 @@ def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path
     shorter = tensors | {name: tensors[name][:-1].clone()}
     save_file(shorter, path, metadata=facts | {"sha256": checkpoint._checksum(facts["checkpoint"], shorter)})
     count = len(tensors[name])
-    forms = [rf"float32 of shape \[{length}\] in" for length in (count - 1, count)]
-    with pytest.raises(RefusedError, match=f"{name} is {forms[0]} the checkpoint .* {forms[1]} this run"):
+    stored, wanted = (f"float32 of shape [{length}]" for length in (count - 1, count))
+    with refused_as("checkpoint_differs", name=name, stored=stored, wanted=wanted):
         trained(tmp_path)
 
 
