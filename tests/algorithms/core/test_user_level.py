@@ -240,10 +240,15 @@ def test_a_persons_records_may_have_several_parts() -> None:
         ({"per_person": 0}, "at least 1"),
         ({"per_person": None}, "give both, or neither"),
         ({"people": None}, "give both, or neither"),
-        ({"delta": 0.3}, "delta"),
-        ({"method": ObjectivePerturbation()}, "over single rows"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(RefusedError, match=said):
         call(**changes)
+
+
+def test_what_depends_on_the_number_of_people_or_of_their_rows_is_refused() -> None:
+    with refused_as("delta_above_1_n", delta=0.3, largest=0.25):
+        call(delta=0.3)
+    with refused_as("minimum_of_people", rows=2):
+        call(method=ObjectivePerturbation())
