@@ -12,13 +12,13 @@ from scipy.linalg import toeplitz
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
 from algorithms.methods.matrix_factorisation import CorrelatedPlan, _inverse, mean_squared_noise, workload
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unroll
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
 from tests.support.bench import algorithm, made_up, planned, run, small_model
+from tests.support.refusals import refused_as
 
 UPDATE = {"learning_rate": 1.0, "momentum": 0.9, "schedule": "linear"}
 
@@ -100,17 +100,23 @@ def test_a_private_number_of_records_is_counted_first_and_parts_follow_the_rate(
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    ("settings", "code", "fields"),
     [
-        ({"strategy": "buffered"}, "fixed_order"),
-        ({"bands": 41}, "at most 40"),
-        ({"bands": 0}, "greater than or equal to 1"),
-        ({"steps": 50_001}, "at most 50,000; take fewer steps"),
+        ({"strategy": "buffered"}, "buffered_samples", {}),
+        ({"bands": 41}, "too_many_bands", {"bands": 41, "max_bands": 40}),
+        ({"steps": 50_001}, "too_many_correlated_steps", {"steps": 50_001, "largest": 50_000}),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_a_sentence(settings: dict[str, Any], match: str) -> None:
-    with pytest.raises((RefusedError, ValueError), match=match):
+def test_what_cannot_be_had_is_refused(
+    settings: dict[str, Any], code: str, fields: dict[str, object]
+) -> None:
+    with refused_as(code, **fields):
         plan_of("matrix_factorisation", epsilon=1.0, **settings)
+
+
+def test_a_strategy_has_a_band_or_more() -> None:
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        plan_of("matrix_factorisation", epsilon=1.0, bands=0)
 
 
 def test_the_courses_of_noise_are_those_of_the_iterates() -> None:
