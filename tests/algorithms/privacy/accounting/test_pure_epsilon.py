@@ -200,7 +200,7 @@ def test_every_accountant_at_its_delta() -> None:
     assert by_accountants([(LAPLACE, 2)], 1e-5).keys() == {"pld", "rdp", "pure"}
     assert by_accountants([(dp.GaussianDpEvent(1.0), 1)], 0.0) == {}
     for delta, accountant in ((0.0, "pld"), (0.0, "rdp"), (1e-5, "pure")):
-        with pytest.raises(RefusedError, match="pure takes 0 alone"):
+        with refused_as("delta_of_accountant", delta=delta, accountant=accountant):
             Target(Budget(1.0, delta), accountant)  # type: ignore[arg-type]
 
 
