@@ -50,10 +50,9 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import RandomAllocation, draw_sample
-from tasks.refusals import PIPELINE
 from tests.support.barriers import Free, barrier
 from tests.support.bench import made_up, small_model
-from tests.support.refusals import refused, refused_as
+from tests.support.refusals import refused_as
 
 
 def passes(noise: float, parts: int, count: int) -> Schedule:
@@ -292,7 +291,7 @@ def test_an_adaptive_run_pays_for_a_step_with_other_noise_than_its_pass() -> Non
 def test_events_are_written_and_read_and_have_no_bound_where_nothing_is_proven() -> None:
     schedule = passes(1.25, 8, 1)
     assert schedule_from_json(schedule_to_json(schedule)) == schedule
-    with pytest.raises(RefusedError, match="REPLACE_ONE"):
+    with refused_as("no_bound_replace_one", mechanism="random allocation"):
         epsilon(schedule, 1e-5, adjacency=REPLACE_ONE)
     for event in (RandomAllocationDpEvent(0.0, 5, 5), RandomAllocationDpEvent(1.0, 5, 6)):
         with pytest.raises(RefusedError, match="no mechanism"):
@@ -375,7 +374,7 @@ def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
 def test_several_records_of_a_person_are_refused_with_what_to_choose_instead() -> None:
     with refused_as("no_bound_of_allocated_group", count=2):
         group_privacy(RandomAllocationDpEvent(1.0, 10, 10), 2)
-    with refused("set algorithm.sampling to poisson"), PIPELINE.spoken():
+    with refused_as("no_bound_of_allocated_group", count=3):
         group_privacy(RandomAllocationStepDpEvent(1.0, 10), 3)
 
 
