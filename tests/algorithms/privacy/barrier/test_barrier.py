@@ -162,8 +162,9 @@ TRACKING = nn.InstanceNorm1d(3, track_running_stats=True)
 def test_a_layer_that_mixes_records_is_refused_by_name(layer: nn.Module) -> None:
     module = nn.Sequential(nn.Linear(4, 3), layer)
     model = Model("mixing", module, small_model().losses, lambda outputs: outputs)
-    with pytest.raises(RefusedError, match=rf"1 \({type(layer).__name__}\) mixes records"):
+    with refused_as("records_mixed") as refusal:
         barrier(made_up(), model)
+    assert f"1 ({type(layer).__name__})" in str(refusal.value.fields["why"])
 
 
 class BatchNormOfMyOwn(nn.Module):
@@ -183,9 +184,8 @@ def test_replacing_batch_norms_is_advised_where_it_helps(layer: nn.Module, can_b
     model = Model(
         "mixing", nn.Sequential(nn.Flatten(), module), small_model().losses, lambda outputs: outputs
     )
-    with pytest.raises(RefusedError) as refusal:
+    with refused_as("records_mixed") as refusal:
         barrier(made_up(), model)
-    assert refusal.value.code == "records_mixed"
     assert ("replace_batch_norm" in str(refusal.value.fields["advice"])) is can_be_replaced
 
 
@@ -250,7 +250,7 @@ def test_a_module_that_centres_its_batch_is_refused() -> None:
             return self.layer(flat - flat.mean(dim=0))
 
     model = Model("centring", Centring(), small_model().losses, lambda outputs: outputs)
-    with pytest.raises(RefusedError, match="mixes records, so no record's gradient can be clipped"):
+    with refused_as("records_mixed"):
         barrier(made_up(8), model)
 
 
