@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from algorithms.core import training
-from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine, Engine, PerLayer, ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.placement import Shards, shard_frozen
@@ -36,6 +35,7 @@ from tests.support.bench import (
     trained,
 )
 from tests.support.processes import PLACE, in_processes, joined
+from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
 
 WIDTH, RECORDS = 16, 129
@@ -110,7 +110,7 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
             found.append(noisy if compute.slices is None else compute.slices.collect(noisy))
     if compute.slices is not None:
         ones = torch.ones(len(point))
-        with pytest.raises(RefusedError, match="Affine needs whole vectors"):
+        with refused_as("clipping_of_whole_vectors", what="Affine"):
             asked.gradient(
                 *(point,),
                 sampling=FullBatch(),
@@ -270,14 +270,14 @@ def test_methods_release_of_slices_what_they_do_of_whole_vectors(
 
 
 @pytest.mark.parametrize(
-    ("name", "has_diagnostics", "why"),
-    [("adaclip", False, "AdaCliP computes with whole vectors"), ("dp_sgd", True, "the first process alone")],
+    ("name", "has_diagnostics", "code"),
+    [("adaclip", False, "method_of_whole_vectors"), ("dp_sgd", True, "diagnostics_of_shards")],
 )
 def test_what_slices_cannot_do_is_refused_before_a_charge(
-    name: str, has_diagnostics: bool, why: str, tmp_path: Path
+    name: str, has_diagnostics: bool, code: str, tmp_path: Path
 ) -> None:
     method, model, charged = algorithm(name), small_model(), []
-    with pytest.raises(RefusedError, match=why):
+    with refused_as(code):
         training.train(
             *(method, planned(method, model), model),
             open_records=made_up,
