@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.errors import QueryFailedError, RefusedError
+from algorithms.errors import QueryFailedError
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
@@ -22,6 +22,7 @@ from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.privacy.barrier.every_query import PARAMETERS, QUESTIONS, every_question
 from tests.support.barriers import Free, barrier
 from tests.support.bench import SHAPE, MadeUp, made_up, small_model
+from tests.support.refusals import refused_as
 from tests.support.threads import cpu_threads
 
 backends: Any = torch.backends  # its types say less than it has
@@ -81,7 +82,7 @@ def test_too_little_memory_is_said_without_a_number_of_records(error: Exception)
     records = Hungry(error)
     asked = barrier(records)  # type: ignore[arg-type]
     records.asked = True
-    with pytest.raises(QueryFailedError, match="memory did not suffice") as failed:
+    with refused_as("answer_short_of_memory", QueryFailedError) as failed:
         gradient(asked)
     assert str(SECRET) not in str(failed.value)
 
@@ -153,7 +154,7 @@ class Halved(nn.Module):
 
 def test_16_bits_within_32_are_refused() -> None:
     """They would need other passes, and another number of threads."""
-    with pytest.raises(RefusedError, match="the model made up computes in 16 bits somewhere"):
+    with refused_as("computes_in_16_bits", model="made up"):
         barrier(made_up(), of(Halved(), nn.Linear(16, 3)))
 
 
