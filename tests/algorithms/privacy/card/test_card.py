@@ -24,6 +24,7 @@ from algorithms.privacy.documents import BlockSection, Receipt
 from data.description import Transform
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
+from tests.support.refusals import refused_as
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, with_entries, write_run
 
 MAY_BE_EMPTY = {"settings", "files", "reinitialize", "frozen"}
@@ -148,9 +149,9 @@ def test_a_run_that_recorded_too_little_gets_no_card(folders: Folders) -> None:
     run = record(folders)
     for missing in ("run_id", "ledger", "epsilon", "private_noise", "device"):
         receipt = {key: value for key, value in run.receipt.to_json().items() if key != missing}
-        with pytest.raises(RefusedError, match=missing):
+        with refused_as("document_incomplete", where="receipt.json", entry=missing):
             Receipt.from_json(json.dumps(receipt), "receipt.json")
-    with pytest.raises(RefusedError, match="unit"):
+    with refused_as("card_incomplete", field="unit"):
         build(replace(run, data=with_entries(run.data, unit="")))
 
 
