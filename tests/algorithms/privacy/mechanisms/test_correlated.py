@@ -344,7 +344,7 @@ def test_events_are_what_they_were_written_as_and_impossible_ones_refused() -> N
     for change in changes:
         with pytest.raises(RefusedError, match="no mechanism"):
             epsilon([(attrs.evolve(whole, **change), 1)], DELTA)
-    with pytest.raises(RefusedError, match="under REPLACE_ONE"):
+    with refused_as("no_bound_replace_one", mechanism="correlated noise"):
         epsilon([(whole, 1)], DELTA, adjacency=REPLACE_ONE)
 
 
