@@ -507,7 +507,7 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
         )
 
     monkeypatch.setattr(train, "register", meanwhile)
-    with pytest.raises(BudgetRefusedError, match="'my-w1' and 'w1' of population 'tiny'"):
+    with refused_as("block_repeated", BudgetRefusedError, other="my-w1", block="w1", population="tiny"):
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
     assert {row.run_id for row in place.ledger.history() if row.kind == "reserve"} == {"theirs"}
