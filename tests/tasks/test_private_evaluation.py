@@ -500,7 +500,7 @@ def test_a_plan_that_states_less_than_its_evaluation_costs_is_refused(clinic: Vi
     document = json.loads(path.read_text())
     document["evaluation"]["epsilon"] /= 2
     path.write_text(json.dumps(document))
-    with pytest.raises(RefusedError, match=r"states epsilon 0\.[45]\d* for the people held out.*calibrate"):
+    with refused_as("plan_understates_evaluation", stated=document["evaluation"]["epsilon"]):
         train.main()
     assert "visits" not in clinic.place.ledger.populations()
 
