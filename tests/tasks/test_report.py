@@ -19,6 +19,7 @@ from data.card import DataRefusedError
 from data.files import public_key
 from tasks.config import home
 from tasks.report import Report, epsilon_curve, overall_accuracy, report
+from tests.support.refusals import refused_as
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, with_entries, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
@@ -290,7 +291,7 @@ def test_a_card_without_what_it_must_state_fails_the_stage(tmp_path: Path) -> No
     folders = write_run(tmp_path)
     receipt = read_json(folders.artifacts / "receipt.json")
     write_json(folders.artifacts / "receipt.json", {**receipt, "population": ""})
-    with pytest.raises(RefusedError, match=r"population"):
+    with refused_as("card_incomplete", field="population"):
         make(folders)
     assert not (folders.artifacts / "privacy_card.json").exists()
 
