@@ -53,12 +53,10 @@ def test_a_run_that_could_not_be_reported_is_refused_and_nothing_is_charged(
     def failing(*_: Any, **__: Any) -> str:
         raise ArithmeticError("this page fails")
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(RefusedError, match=r"could not be reported.*this page fails"),
-    ):
+    with monkeypatch.context() as patch, refused_as("card_rehearsal_failed") as refusal:
         patch.setattr(report, "page", failing)
         workspace.train()
+    assert str(refusal.value.fields["error"]) == "this page fails"
     assert [entry.kind for entry in workspace.ledger.history("digits")] == ["population"]
     assert workspace.run_folders == []
     workspace.train()
@@ -191,7 +189,7 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_spent(
 
     whole = train.model_for
     monkeypatch.setattr(train, "model_for", mixing)
-    with pytest.raises(RefusedError, match="mixes records"):
+    with refused_as("records_mixed"):
         workspace.train()
     assert workspace.run_folders == []
     assert workspace.ledger.balance("digits").reserved.epsilon == 0.0
@@ -202,10 +200,7 @@ def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     workspace.set("performance", device="cuda")
-    with pytest.raises(
-        RefusedError,
-        match="no such device here; set it to auto or cpu",
-    ):
+    with refused_as("device_missing", name="cuda", choice="auto or cpu"):
         workspace.train()
     assert workspace.run_folders == []
     with pytest.raises(RefusedError, match="it has none yet"):
@@ -385,9 +380,14 @@ def test_a_plan_edited_by_hand_is_refused(workspace: Workspace) -> None:
     path = workspace.root / "artifacts" / "plan.json"
     plan = json.loads(path.read_text())
     louder = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 0.5}, "count": 6}
+    lower = {"pld": 0.1, "rdp": 0.2}
+    path.write_text(json.dumps(plan | {"epsilon": lower}))
+    with refused_as("plan_misstates_epsilon", stated=lower):
+        workspace.train()
+    path.write_text(json.dumps(plan | {"schedule": [louder]}))
+    with refused_as("plan_above_target", epsilon=3.0):
+        workspace.train()
     changes: dict[str, dict[str, Any]] = {
-        "states epsilon": {"epsilon": {"pld": 0.1, "rdp": 0.2}},
-        "cost epsilon": {"schedule": [louder]},
         "other public facts": {"public": {"records": 9, "parameters": 650, "layers": 1, "classes": 10}},
         "made for another target": {"target": {"epsilon": 0.5, "delta": 1e-5}},
         "made for another algorithm": {"algorithm": "non_private"},
