@@ -36,6 +36,7 @@ from tasks.runs.ledger import signing_key
 from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, SearchTrial, in_threads, one_by_one, tune
+from tests.support.refusals import refused_as
 from tests.support.workspace import killed_in
 from tests.tasks.tuning.searching import BASE, SPACE, ledger_of, never, place
 
@@ -380,8 +381,9 @@ def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
 
     monkeypatch.setattr(searching, made, failing)
     search, ledger = search_of(place, space={"algorithm.clip_norm": [0.5, 2.0]}), ledger_of(own_home)
-    with pytest.raises(RefusedError, match=r"could not be reported.*this fails"):
+    with refused_as("card_rehearsal_failed") as refusal:
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert str(refusal.value.fields["error"]) == "this fails"
     assert [row.kind for row in ledger.history("digits")] == ["population"]
     assert not list((own_home / "runs").iterdir())
 
@@ -401,7 +403,7 @@ def test_a_result_that_cannot_be_handed_out_leaves_that_of_another_search(
 def test_a_search_with_a_model_that_mixes_records_is_not_charged(place: Path, own_home: Path) -> None:
     space = {"model.name": ["softmax", "tests.support.own_models:mixing"]}
     search, ledger = search_of(place, space=space), ledger_of(own_home)
-    with pytest.raises(RefusedError, match="mixes records"):
+    with refused_as("records_mixed"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert [row.kind for row in ledger.history("digits")] == ["population"]
 
