@@ -19,7 +19,6 @@ from algorithms.core.method import Algorithm
 from algorithms.core.optimizers import OptimizerConfig, OptimizerState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
-from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.methods import CATALOGUE
 from algorithms.models import Model, build
@@ -132,7 +131,7 @@ def refused_for_no_linear_model(name: str, model: Model) -> bool:
     """Whether the algorithm needs a bound that what was done to the model takes away; it says so before it spends."""
     if name != LINEAR:
         return False
-    with pytest.raises(RefusedError, match="a public bound for sensitivity is missing"):
+    with refused_as("public_bound_missing", what="sensitivity"):
         planned(method(name), model)
     return True
 
