@@ -42,10 +42,11 @@ from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
 from tasks.evaluation_counts import histogram_of
 from tasks.prediction_passes import record_scores
+from tasks.tuning.gaussian_search import GaussianSearch, Guesses
 
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
-_MAX_SPACE, _TRIES, _NEAR = 512, 16, 0.98
+_MAX_SPACE, _TRIES, _GUESSES, _NEAR = 512, 16, 4, 0.98
 _EVALUATION_WASTE = 1e-3
 """How far, relatively, the score's noise may be above the least."""
 
@@ -385,54 +386,69 @@ def without_evaluation(public: DatasetInfo) -> DatasetInfo:
 def _fit_search_plan(
     tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
-    delta = every[0]["privacy"]["delta"]
+    """Plan with the largest epsilon per trial that fits.
 
-    def plan_at(epsilon_per_trial: float) -> SearchPlan:
-        documents = [
-            with_values(d, {"privacy.epsilon": epsilon_per_trial, "privacy.accountant": "pld"}) for d in every
-        ]
-        plans = [calibrate(params.parse(d, reads=READS), without_evaluation(public)) for d in documents]
-        shared = schedule_from_json(plans[0].prior_events) if shares_features(tuning, documents[0]) else []
-        schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
-        adjacencies = {plan.adjacency for plan in plans}
-        if len(adjacencies) > 1:
-            raise RefusedError("the space has methods under different adjacencies; search each by itself.")
-        whole = all_shown(schedules) if releases_all else tuning.trials.trials().event(schedules)
-        charged = [*shared, (whole, 1)]
-        costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
-        if not costs:
-            raise RefusedError("no accountant has a bound for a search of this method; take another method.")
-        return SearchPlan(
-            releases_all, epsilon_per_trial, costs, charged, bool(shared), tuple(documents), tuple(plans)
-        )
-
-    # Bracket the largest epsilon per trial between one that fits (or is too low) and one that costs too much.
-    each, low, high, best = tuning.epsilon, (0.0, 0.0), (tuning.epsilon, math.inf), None
+    It is bracketed between one that does, or is too low, and one that costs too much. The price is mostly that of the
+    first or the last setting, so these are tried by themselves first.
+    """
+    largest, trials = tuning.epsilon, None if releases_all else tuning.trials.trials()
+    like = GaussianSearch(every[0]["privacy"]["delta"], trials, len(every))
+    wanted = (1 + _NEAR) / 2 * largest
+    guesses = Guesses(like, wanted, largest)
+    some = every if releases_all else every[:: max(1, len(every) - 1)]
+    each, low, high, best = guesses.first(), (0.0, 0.0), (largest, math.inf), None
     for tried in range(_TRIES):
+        guess = None
         try:
-            plan = plan_at(each)
+            plan = _plan_at(each, tuning, some, public, releases_all=releases_all)
         except RefusedError:  # for example if features alone cost more than that
-            if tried == 0:
+            if each == largest and best is None:
                 raise
+            if high[1] == math.inf and best is None:
+                guess = largest
             low = each, each
         else:
-            if plan.cost > tuning.epsilon:
+            if plan.cost > largest:
                 high = each, plan.cost
             else:
                 low, best = (each, plan.cost), plan
-        if best is not None and (
-            best.cost > _NEAR * tuning.epsilon or best.epsilon_per_trial == tuning.epsilon
-        ):
-            break
-        share = ((1 + _NEAR) / 2 * tuning.epsilon - low[1]) / (high[1] - low[1])
+            if tried < _GUESSES:
+                guess = guesses.after(each, plan.cost)
+        if best is not None and (best.cost > _NEAR * largest or best.epsilon_per_trial == largest):
+            if len(some) == len(every):
+                break
+            some, each, low, high, best = every, best.epsilon_per_trial, (0.0, 0.0), (largest, math.inf), None
+            continue
+        share = (wanted - low[1]) / (high[1] - low[1])
         if not 0 < share < 1 or tried >= _TRIES / 2:
             share = 0.5
         each = low[0] + share * (high[0] - low[0])
+        if guess is not None and (low[0] < guess < high[0] or (guess == largest and high[1] == math.inf)):
+            each = guess
     if best is None:
         raise RefusedError(
             f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
         )
     return best
+
+
+def _plan_at(
+    epsilon: float, tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
+) -> SearchPlan:
+    """The plan of the search whose trials have this epsilon."""
+    documents = [with_values(d, {"privacy.epsilon": epsilon, "privacy.accountant": "pld"}) for d in every]
+    plans = [calibrate(params.parse(d, reads=READS), without_evaluation(public)) for d in documents]
+    shared = schedule_from_json(plans[0].prior_events) if shares_features(tuning, documents[0]) else []
+    schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
+    adjacencies = {plan.adjacency for plan in plans}
+    if len(adjacencies) > 1:
+        raise RefusedError("the space has methods under different adjacencies; search each by itself.")
+    whole = all_shown(schedules) if releases_all else tuning.trials.trials().event(schedules)
+    charged = [*shared, (whole, 1)]
+    costs = by_accountants(charged, every[0]["privacy"]["delta"], adjacency_named(adjacencies.pop()))
+    if not costs:
+        raise RefusedError("no accountant has a bound for a search of this method; take another method.")
+    return SearchPlan(releases_all, epsilon, costs, charged, bool(shared), tuple(documents), tuple(plans))
 
 
 def shares_features(tuning: Tuning, document: Document) -> bool:

@@ -32,7 +32,14 @@ from scipy.optimize import brentq
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Accountant as Accountant
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.event_rules import check_possible, compose_pld, pairs_of, parts, rule_of
+from algorithms.privacy.accounting.event_rules import (
+    alternatives_of,
+    check_possible,
+    compose_pld,
+    pairs_of,
+    parts,
+    rule_of,
+)
 from algorithms.privacy.accounting.events import (
     Schedule,
     check_payments,
@@ -41,9 +48,11 @@ from algorithms.privacy.accounting.events import (
     unroll,
 )
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
+from algorithms.privacy.accounting.pairs import TAIL_DELTA
 from algorithms.privacy.accounting.pld import PrivacyLoss
 from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, epsilon_of, epsilon_on_grid, sides_of
 from algorithms.privacy.accounting.pld_search import cost_ratio, estimated_epsilon, extrapolated_epsilon
+from algorithms.privacy.accounting.selection import shift_of_trials
 
 Array = NDArray[np.float64]
 Adjacency: TypeAlias = dp.NeighboringRelation
@@ -299,9 +308,12 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     schedule, delta, adjacency, grid = key.arguments
     for event, _ in schedule:
         as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
-    events = _translate(merge_events(schedule), adjacency)
+    schedule = merge_events(schedule)
+    events = _translate(schedule, adjacency)
     if _are_hardly_sampled(events, delta):
         return 0.0, None
+    if (best := _best_of_trials(schedule, delta, adjacency, grid)) is not None:
+        return best
     if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
@@ -315,8 +327,34 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
         cost, grid = max((cost, grid), side, key=itemgetter(0))
     if cost == math.inf:  # the tail of a search or of a user's own mechanism is known down to some delta only
         with suppress(RefusedError):
-            return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta), None
+            return epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta), None
     return min(cost, _sum_of_pure(events)), grid
+
+
+def _best_of_trials(
+    schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
+) -> tuple[float, float | None] | None:
+    """The epsilon of a search and nothing beside it from its trials' at one delta, and the widest of their grids.
+
+    None for other schedules, and where a trial loses nothing at that delta: its profile goes on below an epsilon of 0.
+    """
+    (event, count), *others = schedule or [(dp.NoOpDpEvent(), 1)]
+    if others or count != 1 or not isinstance(event, dp.dp_event.RepeatAndSelectDpEvent):
+        return None
+    share, kinds = delta / event.mean, {repr(kind): kind for kind in alternatives_of(event.event)}
+    trials = [merge_events([(kind, 1)]) for kind in kinds.values()]
+    every = [_by_pld(trial, share, adjacency, grid) for trial in trials]
+    cost = max(epsilon for epsilon, _ in every)
+    if not 0 < cost < math.inf:
+        return None
+    translated = [_translate(trial, adjacency) for trial in trials]
+    losses = [
+        ComposedPLD(pairs_of(events, adjacency), TAIL_DELTA, by_delta=True)
+        for events in translated
+        if not _are_hardly_sampled(events, share)
+    ]
+    widest = max((width for _, width in every if width is not None), default=None)
+    return cost + shift_of_trials(event, losses, share if len(losses) < len(trials) else 0.0), widest
 
 
 def _sum_of_pure(events: Schedule) -> float:

@@ -13,7 +13,7 @@ import attrs
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _compute_rdp_repeat_and_select
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy.special import expit
 
 from algorithms.errors import RefusedError
@@ -34,7 +34,6 @@ from algorithms.privacy.accounting.pairs import (
     pair_of_curves,
     pair_of_pld,
     pld_by_library,
-    shift_of_selection,
 )
 from algorithms.privacy.accounting.pld import PLDPair, PrivacyLoss
 from algorithms.privacy.accounting.pld_epsilon import ComposedPLD
@@ -45,8 +44,10 @@ from algorithms.privacy.accounting.rdp import (
     rdp_of_objective,
     rdp_of_pure,
     rdp_of_sampled_gaussian,
+    rdp_of_selection,
     round_up_rdp,
 )
+from algorithms.privacy.accounting.selection import shift_of_selection
 
 Relation: TypeAlias = dp.NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
@@ -608,6 +609,10 @@ class _Compound(EventRule):
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return with_parts(event, lambda inner: rule_of(inner).without_subsampling(inner, adjacency))
 
+    def sampling_chance(self, event: Any) -> float:
+        every = [rule_of(inner).sampling_chance(inner) for inner in parts(event)]
+        return min(1.0, float(self.combine(event, every)))
+
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         return with_parts(event, lambda inner: rule_of(inner).group_privacy(inner, count))
 
@@ -720,12 +725,11 @@ class _Selection(EventRule):
     def with_amplification(self, event: Any) -> dp.DpEvent:
         return attrs.evolve(event, event=rule_of(event.event).with_amplification(event.event))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
-        """The losses by profiles: at epsilon + shift the best has at most the mean number times a trial's delta.
+    def sampling_chance(self, event: Any) -> float:
+        return min(1.0, float(event.mean * rule_of(event.event).sampling_chance(event.event)))
 
-        With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the probability
-        of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
-        """
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+        """The losses by profiles: at epsilon + shift the best has at most the mean number times a trial's delta."""
         # Of this delta a choice of trials takes a part.
         once = ComposedPLD(pairs_of([(event.event, 1)], adjacency), 4 * TAIL_DELTA, by_delta=True)
         shift = shift_of_selection(event, once.deltas)
@@ -740,7 +744,7 @@ class _Selection(EventRule):
         # The theorem takes one order of the trial to bound another of the best, so many are on offer.
         every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
         once = rule_of(event.event).rdp(event.event, every, adjacency)
-        bounds = _compute_rdp_repeat_and_select(every, once, event.mean, event.shape)
+        bounds = rdp_of_selection(event.mean, event.shape, once, np.array(every))
         return np.array([bounds[every.index(order)] for order in orders])
 
 
@@ -791,6 +795,11 @@ def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
     """The events that an event consists of."""
     inner = getattr(event, "event", None)
     return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
+
+
+def alternatives_of(event: dp.DpEvent) -> list[dp.DpEvent]:
+    """The events one of which is the release; one that is no choice is its only alternative."""
+    return list(event.events) if isinstance(event, EitherDpEvent) else [event]
 
 
 def with_parts(event: Any, change: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:

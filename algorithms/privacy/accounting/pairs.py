@@ -3,7 +3,6 @@
 Private names of dp_accounting are used where it has no public equivalent.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -11,28 +10,22 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.mechanism_plds import AtomsPLD, ProfilePLD
 from algorithms.privacy.accounting.pld import PLDPair
 
 TAIL_DELTA = 1e-13
-_NEAR_NOTHING = 1e-9
 _CORNERS, _RATIOS, _NEAREST = 4000, 8000, 1e-8
 """At how many points a curve is taken on each side of 0, at equal distances and at equal ratios; and the first of the
 latter, as a share of the largest."""
 _APART, _SMALLEST_LOSS, _LARGEST_LOSS = 1e-11, 1e-6, 500.0
 """The least of these points, as those below would differ by less than the rounding of exp(epsilon); and the smallest
 and the largest epsilon at which they end."""
-_MIN_STEP, _LARGEST_STEP, _STEPS, _STRIDE = 1e-6, 10.0, 50_000, 250
-"""The epsilons, beside 0, at which `shift_of_selection` takes its bound, how many, and how many together first."""
 _ROUNDING = 2e-15
 
-Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""Upper bounds on delta at epsilons of any sign, shape [k] -> [k]."""
 DeltasOfSides: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""The same for a record less and for a record more."""
+"""Upper bounds on delta at epsilons of any sign, shape [k] -> [k], for a record less and for a record more."""
 
 
 def pld_by_library(
@@ -100,39 +93,3 @@ def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     at, height = np.array(corners).T
     hull: np.ndarray = np.interp(x, at, height)
     return hull
-
-
-def shift_of_selection(event: Any, deltas: Deltas) -> float:
-    """How far the best trial's epsilon exceeds one trial's: a bound on log f'(Q) - log f'(Q') for neighbours.
-
-    For any e, 1 - Q' <= exp(e) (1 - Q) + delta(e). A Poisson number has log f' = mean (Q - 1); a truncated negative
-    binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
-    ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
-    """
-    tried = np.append(0.0, np.geomspace(_MIN_STEP, _LARGEST_STEP, _STEPS))
-
-    def slack(at: np.ndarray) -> np.ndarray:
-        # With the last epsilon, whose delta is the least: how many tails are computed depends on that.
-        return deltas(tried[np.append(at, _STEPS)])[:-1] * (1 + _NEAR_NOTHING) + TAIL_DELTA
-
-    # First at some epsilons, then at those between them: delta falls.
-    some = np.append(np.arange(0, _STEPS, _STRIDE), _STEPS)
-    slacks, rises = slack(some), np.expm1(tried[some])
-    if math.isinf(event.shape):
-        lowest = np.min(rises + slacks)
-        blocks = some[:-1][rises[:-1] + slacks[1:] < lowest]
-        between = (blocks[:, None] + np.arange(1, _STRIDE)).ravel()
-        return float(event.mean * np.min(np.expm1(tried[between]) + slack(between), initial=lowest))
-    if event.mean == 1:
-        return 0.0
-    gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
-    enough = np.flatnonzero((1 - gamma) * slacks <= gamma * rises)
-    if not len(enough):
-        raise RefusedError(
-            "a trial tells too much for the profile of the best; set {target.accountant} to rdp.",
-            code="trial_profile",
-        )
-    between = np.arange(some[max(enough[0] - 1, 0)], some[enough[0]] + 1)
-    holds = (1 - gamma) * slack(between) <= gamma * np.expm1(tried[between])
-    holds[-1] = True  # as seen above, whatever the last digit is now
-    return float((event.shape + 1) * tried[between[np.argmax(holds)]])

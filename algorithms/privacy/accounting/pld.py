@@ -356,8 +356,7 @@ class PLDSum:
             k, mean, variance = self.cumulant(tilt)
             # How far -log(delta), estimated at this tilt, is below the one looked for; it rises by tilt * variance per
             # tilt.
-            missing = log_target - (tilt * mean - k)
-            missing -= math.log(max(1.0, tilt * (1 + tilt) * math.sqrt(2 * math.pi * variance)))
+            missing = log_target + _log_tail(tilt, k, mean, variance)
             low, high = (tilt, high) if missing > 0 else (low, tilt)
             if abs(missing) < 1e-2 * log_target or tilt > _LARGEST_TILT:
                 break
@@ -366,6 +365,11 @@ class PLDSum:
                 step = 4 * tilt if high == math.inf else max((low + high) / 2, high / 4)
             tilt = step
         return max(0.0, self.cumulant(tilt)[1]), tilt
+
+    def tail_at(self, tilt: float) -> tuple[float, float]:
+        """Estimates of the epsilon that is the mean of the sum under a tilt, and of the logarithm of its delta."""
+        k, mean, variance = self.cumulant(tilt)
+        return mean, min(0.0, _log_tail(tilt, k, mean, variance))
 
     def tail_tilt(self, delta: float) -> float:
         """The least tilt that brings the tail of this size well above rounding: more makes heavy tails long."""
@@ -435,6 +439,11 @@ class PLDSum:
         rarity = _LOG_INDECISIVE - math.log(self.finite_delta(delta))
         highest = float(np.min((self.log_moments(tilts) + rarity) / tilts))
         return epsilon - highest, epsilon + max(-self._low_end(tilts), _ROOM_ABOVE * epsilon)
+
+
+def _log_tail(tilt: float, k: float, mean: float, variance: float) -> float:
+    """The logarithm of delta at the mean under a tilt, as in `PLDSum.saddle_point`; k, mean, variance: its cumulant."""
+    return k - tilt * mean - math.log(max(1.0, tilt * (1 + tilt) * math.sqrt(2 * math.pi * variance)))
 
 
 def _add_up(blocks: list[tuple[Array, Array]]) -> Array:

@@ -111,7 +111,6 @@ class GridComposition:
         if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
             return 0.0
         tail, widening = self._tail_of(delta), 0
-        self._kept = delta, tail
         while True:
             epsilon = tail.epsilon(delta)
             # Where losses take few values, epsilon may lie in a gap below the window, unless that holds all losses.
@@ -128,22 +127,31 @@ class GridComposition:
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
-        best = np.minimum(1.0, self._tilted_tail(0.0, 0.5).deltas(epsilons))
+        best = self.deltas_without_tilt(epsilons)
         for delta in deltas_of_tails(min_delta):
             best = np.minimum(best, self.deltas_near(epsilons, delta))
             if best.min(initial=1.0) >= delta:  # tails for less would not be closer
                 break
         return best
 
+    def deltas_without_tilt(self, epsilons: Array) -> Array:
+        """Bounds on delta at each epsilon, close where most of the sum lies, shape [epsilons]."""
+        best: Array = np.minimum(1.0, self._whole.deltas(epsilons))
+        return best
+
+    @cached_property
+    def _whole(self) -> "_Tail":
+        return self._tilted_tail(0.0, 0.5)
+
     def deltas_near(self, epsilons: Array, delta: float) -> Array:
         """Bounds on delta at each epsilon, close where they are near this one, shape [epsilons]."""
         return self._tail_of(delta).deltas(epsilons)
 
     def _tail_of(self, delta: float) -> "_Tail":
-        """The upper tail that decides at a delta; that of the last epsilon is kept."""
-        if self._kept is not None and self._kept[0] == delta:
-            return self._kept[1]
-        return self._tilted_tail(self._rough.tail_tilt(delta), delta)
+        """The upper tail that decides at a delta; the last one is kept."""
+        if self._kept is None or self._kept[0] != delta:
+            self._kept = delta, self._tilted_tail(self._rough.tail_tilt(delta), delta)
+        return self._kept[1]
 
     def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
         """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
@@ -497,7 +505,9 @@ class _Tail:
 
         delta is convex in exp(epsilon) and at most 1 at 0, which bounds it below the window.
         """
-        losses, deltas = self._hockey_stick_from(float(np.min(epsilons, initial=math.inf)))
+        lowest = float(np.min(epsilons, initial=math.inf))
+        is_whole = lowest <= self.losses[0] or "_hockey_stick" in vars(self)  # which is kept
+        losses, deltas = self._hockey_stick if is_whole else self._hockey_stick_from(lowest)
         after = np.searchsorted(losses, epsilons, side="right")
         is_inside = (after > 0) & (after < len(losses))
         at = np.clip(after, 1, len(losses) - 1)

@@ -54,21 +54,21 @@ class ComposedPLD:
         by_delta: bool = False,
     ) -> None:
         self._delta = delta
-        self._sides: list[GridComposition | GridsByDelta | ProfilePLD] = []
+        self.sides: list[GridComposition | GridsByDelta | ProfilePLD] = []
         for plds in sides_of(pairs):
             if (profile := profile_alone(plds)) is not None:
-                self._sides.append(profile)
+                self.sides.append(profile)
                 continue
             rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
             if by_delta:
-                self._sides.append(GridsByDelta(plds, rough))
+                self.sides.append(GridsByDelta(plds, rough))
                 continue
             width = grid or coarser * coarse_grid(plds, delta, FIRST_GRID_ERROR, rough)[0]
-            self._sides.append(GridComposition(plds, width, delta, rough))
+            self.sides.append(GridComposition(plds, width, delta, rough))
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon at which delta is known to be at most this one."""
-        return max(side.epsilon(delta) for side in self._sides)
+        return max(side.epsilon(delta) for side in self.sides)
 
     def deltas(self, epsilons: Array) -> Array:
         """Bounds on delta at epsilons of any sign, shape [epsilons]."""
@@ -77,7 +77,7 @@ class ComposedPLD:
 
     def deltas_of_sides(self, epsilons: Array) -> tuple[Array, Array]:
         """The same for a record less and for a record more."""
-        each = [side.deltas(np.asarray(epsilons, dtype=np.float64), self._delta) for side in self._sides]
+        each = [side.deltas(np.asarray(epsilons, dtype=np.float64), self._delta) for side in self.sides]
         return each[0], each[-1]
 
 
@@ -93,7 +93,7 @@ class GridsByDelta:
     """
 
     def __init__(self, plds: Sequence[tuple[PrivacyLoss, int]], rough: PLDSum) -> None:
-        self._plds, self._rough = plds, rough
+        self._plds, self.rough = plds, rough
         self._on_grid_for = lru_cache(self._on_its_grid)
 
     def epsilon(self, delta: float) -> float:
@@ -102,18 +102,25 @@ class GridsByDelta:
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
-        at_0 = self._rough.delta_at_0
-        first, *others = deltas_of_tails(min_delta, max(min_delta, min(0.5, at_0 / 2)))
-        best = self._on_grid_for(first).deltas(epsilons, first)
-        best = np.where(epsilons < 0, best, np.minimum(best, at_0))
+        first, *others = deltas_of_tails(min_delta, max(min_delta, min(0.5, self.rough.delta_at_0 / 2)))
+        best = self._at_most_at_0(epsilons, self._on_grid_for(first).deltas(epsilons, first))
         for delta in others:  # all of them, since what lies above a cap says nothing of the next
             best = np.minimum(best, self._on_grid_for(delta).deltas_near(epsilons, delta))
         return best
 
+    def deltas_near(self, epsilons: Array, delta: float) -> Array:
+        """Bounds on delta at each epsilon, close where they are not far below this one, shape [epsilons]."""
+        sums = self._on_grid_for(delta)
+        near = np.minimum(sums.deltas_without_tilt(epsilons), sums.deltas_near(epsilons, delta))
+        return self._at_most_at_0(epsilons, near)
+
+    def _at_most_at_0(self, epsilons: Array, deltas: Array) -> Array:
+        return np.where(epsilons < 0, deltas, np.minimum(deltas, self.rough.delta_at_0))
+
     def _on_its_grid(self, delta: float) -> GridComposition:
-        cap = self._rough.cap(delta)
-        width, _ = coarse_grid(self._plds, delta, FIRST_GRID_ERROR, self._rough.with_cap(cap))
-        return GridComposition(self._plds, width, delta, self._rough, (-math.inf, cap))
+        cap = self.rough.cap(delta)
+        width, _ = coarse_grid(self._plds, delta, FIRST_GRID_ERROR, self.rough.with_cap(cap))
+        return GridComposition(self._plds, width, delta, self.rough, (-math.inf, cap))
 
 
 def sides_of(pairs: Sequence[tuple[PLDPair, int]]) -> list[list[tuple[PrivacyLoss, int]]]:

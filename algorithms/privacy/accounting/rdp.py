@@ -15,6 +15,7 @@ from itertools import pairwise
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 from scipy.special import gammaln, log_ndtr
 from scipy.stats import binom
 
@@ -37,6 +38,8 @@ and how many points are taken together."""
 _POINTS_OF_CELL, _MAX_CELLS, _LEFT_OUT, _MAX_SHIFT = 12, 4096, 60.0, 1e3
 """Of the same: the fewest points of a cell, the most cells, how far below the largest value, as a logarithm, those that
 are left out are, and the largest shift, in standard deviations."""
+_MIN_ORDER = 1.01
+"""The order from which on its divergence bounds delta; of those below, rounding could be more."""
 _MIN_TAIL = 1e-300
 """The chance of losses that are taken for the largest one."""
 
@@ -297,6 +300,38 @@ def rdp_of_objective(noise_multiplier: float, curvature_ratio: float, orders: np
         + (math.log(2.0) + log_ndtr((orders - 1) * s)) / (orders - 1)
     )
     return divergences
+
+
+def rdp_of_selection(mean: float, shape: float, once: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Bounds for the best of a random number of trials.
+
+    The number has a truncated negative binomial law, or a Poisson one where the shape is infinite.
+
+    Args:
+        mean: Of the number.
+        shape: Of its law.
+        once: Bounds for one trial, shape [orders].
+        orders: Ascending, from 1 on; those of one trial bound others of the best.
+
+    Source: Papernot and Steinke 2022, arXiv:2110.03620, Theorems 2 and 6.
+    """
+    once = np.where(np.isnan(once), math.inf, once)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bounds = np.where(orders > 1, once + math.log(mean) / (orders - 1), math.inf)
+        if math.isinf(shape):
+            # Delta at each of these epsilons, one a column, by the better of two bounds at the best order.
+            epsilons = np.log1p(1 / (orders - 1))
+            a, r = orders[:, None], once[:, None]
+            exponents = np.where(
+                a > _MIN_ORDER, (a - 1) * (r - epsilons + np.log1p(-1 / a)) - np.log(a), math.inf
+            )
+            exponents = np.minimum(exponents, np.log1p(-np.exp(-r)) / 2)
+            found: np.ndarray = bounds + mean * np.exp(np.minimum(exponents.min(axis=0), 0.0))
+            return np.where(orders > 1, found, math.inf)
+    gamma = float(_gamma_truncated_negative_binomial(shape, mean))
+    bounds = bounds + (1 + shape) * np.min((1 - 1 / orders) * once - math.log(gamma) / orders)
+    rising: np.ndarray = np.minimum.accumulate(bounds[::-1])[::-1]  # a bound holds at lower orders, too
+    return rising
 
 
 @contextmanager

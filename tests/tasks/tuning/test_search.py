@@ -57,6 +57,24 @@ def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **s
     return Search(asked, SEARCH_PLANS[key], place / "prepared", found)
 
 
+def test_a_search_over_many_settings_plans_all_of_them_about_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epsilon of a trial is found with the first and the last of them."""
+    planned, calibrate = [], tuning.calibrate
+
+    def spy(settings: Any, public: DatasetInfo) -> Any:
+        planned.append(settings.algorithm.steps)
+        return calibrate(settings, public)
+
+    monkeypatch.setattr(tuning, "calibrate", spy)
+    space = {"algorithm.steps": [*range(2, 22, 2)]}
+    found = search_of(place, space=space).search_plan
+    assert 0.98 * 4.0 < found.cost <= 4.0
+    assert planned.count(10) == 1
+    assert planned.count(2) <= 4
+
+
 def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:
     search, ledger = search_of(place, public=False, trials={"mean": 6.0}), ledger_of(own_home)
     ran: list[SearchTrial] = []

@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
-from scipy import stats
+from dp_accounting.rdp.rdp_privacy_accountant import (
+    _compute_rdp_repeat_and_select,
+    _gamma_truncated_negative_binomial,
+)
+from scipy import optimize, stats
 
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
@@ -28,8 +32,9 @@ from algorithms.privacy.accounting.events import (
     event_to_json,
     trials_of,
 )
-from algorithms.privacy.accounting.pairs import shift_of_selection
 from algorithms.privacy.accounting.pld_composition import GridComposition
+from algorithms.privacy.accounting.rdp import rdp_of_selection
+from algorithms.privacy.accounting.selection import shift_of_selection
 from tests.support.soak import soak_but
 
 QUIET, LOUD, ONE = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)], [(GaussianDpEvent(2.0), 1)]
@@ -43,6 +48,15 @@ def test_a_search_costs_what_the_theorems_say(shape: float) -> None:
     event = Trials(10.0, shape).event([QUIET])
     assert epsilon([(event, 1)], 1e-5, accountant="rdp") == pytest.approx(accountant.get_epsilon(1e-5))
     assert event_from_json(event_to_json(event)) == event
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
+def test_the_divergences_of_a_search_are_those_of_the_library(shape: float) -> None:
+    orders = np.array(sorted({1.0, 1.005, *ORDERS}))
+    once = np.where(orders > 200, math.inf, 1e-3 * orders)
+    once[0] = 0.0
+    known = np.asarray(_compute_rdp_repeat_and_select(orders.tolist(), once.tolist(), 6.0, shape))
+    assert rdp_of_selection(6.0, shape, once, orders) == pytest.approx(known, rel=1e-12)
 
 
 def deltas_of(event: object) -> Callable[[float, str], float]:
@@ -189,12 +203,77 @@ def test_a_search_over_trials_that_tell_all_or_nothing_costs_a_closed_form() -> 
     """A record is seen with a chance of p, and then known: a trial's delta is p at any epsilon, and 12 p nearly delta.
 
     What the number of trials tells is left: twice the least e with (1 - gamma) p <= gamma (exp(e) - 1), less the loss
-    of a run that has not seen the record.
+    of a run that has not seen the record. Alone it costs nothing: trials see the record with a chance of at most delta.
     """
     chance = -math.expm1(10 * math.log1p(-1e-7))
     trial: Schedule = [(PoissonSampledDpEvent(1e-7, GaussianDpEvent(0.01)), 10)]
-    found = epsilon([(Trials(12.0).event([trial]), 1)], 12 * chance * (1 + 1e-4))
-    assert found == pytest.approx(2 * math.log1p(11 * chance) + 10 * math.log1p(-1e-7), rel=5e-3)
+    event, delta = Trials(12.0).event([trial]), 12 * chance * (1 + 1e-4)
+    profile = compose_loss([(event, 1)], ADD_OR_REMOVE_ONE).epsilon(delta)
+    assert profile == pytest.approx(2 * math.log1p(11 * chance) + 10 * math.log1p(-1e-7), rel=5e-3)
+    assert epsilon([(event, 1)], delta) == 0.0
+
+
+def gaussian_delta(mu: float, at: float) -> float:
+    """Of a Gaussian mechanism, by its closed form."""
+    return float(stats.norm.cdf(mu / 2 - at / mu) - math.exp(at) * stats.norm.cdf(-mu / 2 - at / mu))
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, math.inf])
+@pytest.mark.parametrize("mu", [0.02, 0.5, 3.0])
+def test_a_search_over_gaussian_trials_costs_a_closed_form(mu: float, shape: float) -> None:
+    """A trial's epsilon at a twelfth of delta, and what the number of trials tells, from normal distributions alone."""
+    one = optimize.brentq(lambda at: gaussian_delta(mu, at) - 1e-5 / 12, 0.0, 100.0, xtol=1e-14)
+    if math.isinf(shape):
+        least = optimize.minimize_scalar(
+            lambda at: math.expm1(at) + gaussian_delta(mu, at), bounds=(0.0, 10.0), options={"xatol": 1e-10}
+        )
+        exact = one + 12 * least.fun
+    else:
+        gamma = float(_gamma_truncated_negative_binomial(shape, 12.0))
+        exact = one + (shape + 1) * optimize.brentq(
+            lambda at: (1 - gamma) * gaussian_delta(mu, at) - gamma * math.expm1(at), 0.0, 10.0, xtol=1e-14
+        )
+    found = epsilon([(Trials(12.0, shape).event([[(GaussianDpEvent(1 / mu), 1)]]), 1)], 1e-5)
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 5e-4)
+
+
+SEARCHES = [
+    (2.0, 0.0, [(1e-4, 0.6, 3_000)], 1e-6),
+    (40.0, 0.5, [(1e-3, 1.0, 500), (0.05, 4.0, 100)], 1e-5),
+    (8.0, math.inf, [(2e-6, 0.4, 10_000), (2e-6, 0.42, 40_000)], 1e-7),
+    (300.0, 1.0, [(0.3, 8.0, 200)], 1e-4),
+    (12.0, 1.0, [(1e-5, 0.15, 100), (2e-5, 0.14, 5)], 1e-6),
+    (12.0, 5.0, [(2e-6, 0.24, 12), (1e-6, 0.26, 156)], 2e-6),
+]
+
+
+@pytest.mark.parametrize(("mean", "shape", "kinds", "delta"), SEARCHES)
+def test_a_search_alone_costs_what_its_whole_profile_says(
+    mean: float, shape: float, kinds: list[tuple[float, float, int]], delta: float
+) -> None:
+    candidates: list[Schedule] = [
+        [(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)]
+        for rate, multiplier, steps in kinds
+    ]
+    event = Trials(mean, shape).event(candidates)
+    profile = compose_loss([(event, 1)], ADD_OR_REMOVE_ONE).epsilon(delta)
+    assert epsilon([(event, 1)], delta) == pytest.approx(profile, rel=2e-3)
+    assert epsilon([(event, 1)], delta) <= profile * (1 + 5e-5)
+
+
+def test_the_price_of_a_search_takes_the_tails_that_decide_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, tail = [], GridComposition._tilted_tail
+
+    def spy(side: GridComposition, tilt: float, delta: float, widening: int = 0) -> Any:
+        taken.append(delta)
+        return tail(side, tilt, delta, widening)
+
+    monkeypatch.setattr(GridComposition, "_tilted_tail", spy)
+    kinds: list[Schedule] = [
+        [(PoissonSampledDpEvent(3e-4, GaussianDpEvent(z)), steps)] for z, steps in ((0.71, 777), (0.72, 999))
+    ]
+    epsilon([(Trials(12.0).event(kinds), 1)], 1e-5)
+    assert len(taken) <= 8 * len(kinds)
 
 
 def test_a_profile_is_tighter_than_renyi_divergences_and_worse_than_one_trial() -> None:
