@@ -121,7 +121,7 @@ def counts_of(shrinkage: Shrinkage) -> ClassCounts:
     return shrinkage.counts
 
 
-@pytest.mark.parametrize(("classes", "of_counts", "bound"), [(2, 0.05, 0.5), (5, 0.1, 1.0)])
+@pytest.mark.parametrize(("classes", "of_counts", "bound"), [(2, 0.05, 0.5), (5, 0.1, 1.0), (26, 0.3, 1.0)])
 def test_each_release_takes_its_share_of_the_squared_mu(classes: int, of_counts: float, bound: float) -> None:
     """A Gaussian mechanism of mu has delta = Phi(mu/2 - e/mu) - exp(e) Phi(-mu/2 - e/mu) (Balle and Wang 2018)."""
     shrinkage = planned(classes)
@@ -299,7 +299,7 @@ def test_many_small_classes_are_told_from_a_few_large_ones(kind: str, classes: i
         for found in (ours, drawn_together(noisy, noise), chances @ counts):
             lost.append(float((counts / 2000 * np.log(counts / 2000 / (found / found.sum()))).sum()))
     ours, before, oracle = np.reshape(lost, (40, 3)).mean(axis=0)
-    assert oracle <= ours < oracle + 0.5 * (before - oracle)
+    assert oracle <= ours < oracle + 0.65 * (before - oracle)
 
 
 @pytest.mark.parametrize("counts", [[-60.0] * 12, [1e6] * 6 + [0.0] * 6, [3e8, *range(-5, 15)]])
