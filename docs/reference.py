@@ -293,6 +293,10 @@ def environment() -> str:
         ("EPSILONFLOW_TRAIN_ANYWAY", "`yes`: train with settings that look wrong, without asking"),
         ("EPSILONFLOW_RETRAINING", "set by a scheduled retraining: the retraining that a run belongs to"),
         ("EPSILONFLOW_PROCESS", "set by the first of several processes: the number of this process"),
+        (
+            "EPSILONFLOW_PLAN_AHEAD",
+            "set by a command for its stages: the file with the plan by which it has looked ahead",
+        ),
         ("PREFECT_API_URL", "a Prefect server, which then shows the runs"),
     ]
     return "# Environment\n\n" + _rows(("variable", "meaning"), [(f"`{name}`", text) for name, text in rows])

@@ -8,6 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tasks.runs.plan_ahead import offered
+from tasks.runs.stage_main import main_of
+
+PREPARED, PLAN_FILE = Path("datasets/prepared"), Path("artifacts/plan.json")
+
+
+def _write(content: bytes) -> None:
+    PLAN_FILE.parent.mkdir(exist_ok=True)
+    PLAN_FILE.write_bytes(content)
+
+
+if __name__ == "__main__" and (made := offered(PREPARED)) is not None:
+    main_of(partial(_write, made))
+    raise SystemExit  # what follows takes two seconds to import
+
 import torch
 from dp_accounting import DpEvent
 from pydantic import JsonValue
@@ -44,7 +59,6 @@ from tasks.config import home, params
 from tasks.config.params import Params
 from tasks.evaluation_counts import histogram_of
 from tasks.runs.earlier_plans import earlier_plan, request_in, stated_model
-from tasks.runs.stage_main import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
 _MIN_EPSILON, _MAX_EPSILON = 1e-4, 64.0
@@ -493,13 +507,9 @@ def _check_secret(privacy: params.PrivacyParams, public: DatasetInfo) -> None:
 
 def main() -> None:
     """`python -P -m tasks.calibrate`, in a checkout."""
-    prepared = Path("datasets/prepared")
-    settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(prepared)
+    settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(PREPARED)
     document = calibrate(settings, public)
-    content = taken_over(document, settings, public, prepared) or document.to_text(sort_keys=True).encode()
-    path = Path("artifacts/plan.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content)
+    _write(taken_over(document, settings, public, PREPARED) or document.to_text(sort_keys=True).encode())
 
 
 if __name__ == "__main__":

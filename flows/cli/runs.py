@@ -6,6 +6,7 @@ Of one run `run`, `plan` and `advise`; over time `retrain`; of many runs `compar
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from flows.cli.running import (
 )
 
 if TYPE_CHECKING:
-    from tasks.config.overrides import ParamOverrides
+    from tasks.config.overrides import ParamOverrides, ParamsEdit
     from tasks.config.params import Params
     from tasks.runs.metrics import Rows
 
@@ -88,9 +89,9 @@ def run(
     else:
         edit = apply_overrides(root, overrides)
         say(_what(edit.params), error=True)
-        _look_ahead(root, edit.params)
         steps = StageOutput(verbose)
-        result = _run_pipeline(overrides, root, steps)
+        with _look_ahead(root, edit):
+            result = _run_pipeline(overrides, root, steps)
         if steps.is_reused:
             say(f"{EXISTING}:")
     show(two_columns(result))
@@ -119,15 +120,22 @@ def _run_pipeline(overrides: "ParamOverrides", root: Path, steps: StageOutput) -
     return stoppable(lambda: run_pipeline(root, overrides, steps, keeps_overrides=True), root, steps=steps)
 
 
-def _look_ahead(root: Path, settings: "Params") -> None:
-    """Refuse the run if it cannot succeed, and ask about settings that look wrong, before anything starts."""
+def _look_ahead(root: Path, edit: "ParamsEdit") -> AbstractContextManager[None]:
+    """Refuse the run if it cannot succeed, and ask about settings that look wrong, before anything starts.
+
+    In what it returns, the calibrate stage may take over the plan.
+    """
+    from tasks.calibrate import document_of
     from tasks.preflight.consent import confirm_before_stages
     from tasks.preflight.preview import preview_run
+    from tasks.runs.plan_ahead import offering
 
-    preview = preview_run(root, settings)
+    preview = preview_run(root, edit.params)
     preview.check()
     if not preview.is_begun or sys.stdin.isatty():
         confirm_before_stages(preview.warnings, preview.public, epsilon=preview.plan.target.budget.epsilon)
+    document = document_of(preview.plan, edit.params, preview.public)
+    return offering(root, document, preview.public, edit.after)
 
 
 def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":

@@ -78,12 +78,7 @@ def earlier_plan(
     one that no longer meets its target; it is not taken over. prepared: the folder of the records. Nor is a plan taken
     over where a run with the new one exists, as after somebody spent again. The plan is returned as it was written.
     """
-    if (
-        public.is_public
-        or has_consent(SPEND_AGAIN)
-        or not (home / OWNER_KEY).exists()
-        or not prepared.is_dir()
-    ):
+    if not may_have_earlier_plan(public, home) or not prepared.is_dir():
         return None
 
     def id_of(content: str | bytes) -> str:
@@ -102,10 +97,20 @@ def earlier_plan(
     return None
 
 
+def may_have_earlier_plan(public: DatasetInfo, home: Path) -> bool:
+    """Whether runs are here, one of which may have asked for the same as a new run on these records."""
+    if public.is_public or has_consent(SPEND_AGAIN) or not (home / OWNER_KEY).exists():
+        return False
+    return bool(_folders(home / "runs"))
+
+
+def _folders(runs: Path) -> list[Path]:
+    return [folder for folder in runs.glob("[!.]*-*") if folder.is_dir()]
+
+
 def _plans(runs: Path) -> Iterator[tuple[str, bytes]]:
     """The digests and plans of the runs here, finished or not; those begun last come last, and so are the ones kept."""
-    folders = [folder for folder in runs.glob("[!.]*-*") if folder.is_dir()]
-    for folder in sorted(folders, key=lambda folder: folder.stat().st_ctime_ns):
+    for folder in sorted(_folders(runs), key=lambda folder: folder.stat().st_ctime_ns):
         for file in (folder / store.PLAN, folder / "result" / store.PLAN):
             with suppress(OSError):
                 yield folder.name.rpartition("-")[0], file.read_bytes()

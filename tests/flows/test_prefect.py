@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -204,7 +205,7 @@ def test_a_run_that_the_ledger_refuses_leaves_ledger_parameters_and_model_alone(
     ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = ledger.head(), (served.root / "params.yaml").read_text()
     stay_in_this_process(monkeypatch)
-    monkeypatch.setattr(runs, "_look_ahead", lambda *_: None)
+    monkeypatch.setattr(runs, "_look_ahead", lambda *_: nullcontext())
     done = CliRunner().invoke(app, ["run", "--epsilon", "2.5"])
     assert done.exit_code == 2, done.output
     refusals = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
