@@ -32,9 +32,12 @@ from typing import Any
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from dp_accounting.pld.common import compute_self_convolve_bounds
+from dp_accounting.pld.common import (
+    BinarySearchParameters,
+    compute_self_convolve_bounds,
+    inverse_monotone_function,
+)
 from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap as connect_dots
 from dp_accounting.rdp import rdp_privacy_accountant as renyi
 from numpy.typing import NDArray
 
@@ -712,13 +715,14 @@ def filter_epsilon(rows: Rows, how: Card, delta: float) -> float:
 
 def pld_epsilon(rows: Rows, delta: float, eta: float) -> float:
     """A lower bound on epsilon by privacy losses, which lies below it by about eta."""
-
-    def least(loss: DensePLDPmf) -> float:
+    epsilon = 0.0
+    for loss in compose(rows, delta, eta):
         is_exact = loss._infinity_mass <= delta
         require(is_exact, NoBoundError("delta is smaller than what this program's numbers are exact to"))
-        return zero_of(lambda e: loss.get_delta_for_epsilon(e) - MORE * delta, losses_of(loss)[-1]) - eta
-
-    return max(0.0, *map(least, compose(rows, delta, eta)))
+        bounds = BinarySearchParameters(0.0, losses_of(loss)[-1], tolerance=1e-9)
+        found = inverse_monotone_function(loss.get_delta_for_epsilon, MORE * delta, bounds)
+        epsilon = max(epsilon, found - 1e-9 - eta)
+    return epsilon
 
 
 def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
@@ -728,21 +732,26 @@ def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
     # h of the text at the top; .999 leaves room for n h^2 / 8.
     grid = 0.999 * eta / math.sqrt(number * (math.log(SHARES) - math.log(delta)) / 2)
     tail = 1e-7 * delta / number  # of outputs that are left out
-    totals = [DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)] * 2
+    nothing = DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)
+    sums: tuple[list[DensePLDPmf], ...] = ([nothing], [nothing])
     for event, count in rows:
-        if event["type"] == "EitherDpEvent":
-            losses = worst_part(event, grid, delta / number, eta / count / 2)
-        elif event["type"] == "RepeatAndSelectDpEvent":
-            # The mean of a Poisson number multiplies what the trial's grid adds.
-            finer = 8 if event["shape"] is not None else max(8, event["mean"] / 2)
-            pairs = best_of_trials(event, delta / number, eta / count / finer)
-            losses = [on_grid(pair, grid, tail) for pair in pairs]
-        else:
-            losses = [on_grid(pair, grid, tail) for pair in pairs_of(event, tail)]
-        for side, loss in enumerate(losses):
-            totals[side] = totals[side].compose(repeat(loss, count), 1e-15)
-            check_size(totals[side].size)
-    return totals
+        match event["type"]:
+            case "EitherDpEvent":
+                pairs = worst_part(event, grid, delta / number, eta / count / 2)
+            case "RepeatAndSelectDpEvent":
+                pairs = best_of_trials(event, delta / number, eta / count)
+            case _:
+                pairs = pairs_of(event, tail)
+        for losses, pair in zip(sums, pairs, strict=True):
+            loss = on_grid(pair, grid, tail)
+            first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
+            check_size(last - first)
+            losses.append(loss.self_compose(count))
+    for losses in sums:  # the first two together become the last, so that few sums are long
+        while len(losses) > 1:
+            losses.append(losses.pop(0).compose(losses.pop(0), 1e-15))
+            check_size(losses[-1].size)
+    return [losses[0] for losses in sums]
 
 
 BEYOND_FLOATS = "the claim needs a finer grid than floats allow: chances of a release are beyond them"
@@ -751,15 +760,6 @@ BEYOND_FLOATS = "the claim needs a finer grid than floats allow: chances of a re
 def check_size(points: float) -> None:
     """Refuse a grid of more points than this program computes."""
     require(points <= MAX_POINTS, NoBoundError("the claim needs a finer grid than this program computes"))
-
-
-def repeat(loss: DensePLDPmf, count: int) -> DensePLDPmf:
-    """The sum of so many losses."""
-    if count == 1:
-        return loss
-    first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
-    check_size(last - first)
-    return loss.self_compose(count)
 
 
 def on_grid(pair: Pair, grid: float, tail: float) -> DensePLDPmf:
@@ -784,39 +784,28 @@ def losses_of(loss: DensePLDPmf) -> Array:
     return np.asarray(loss._discretization * (loss._lower_loss + np.arange(loss.size)))
 
 
-def zero_of(falling: Callable[[float], float], most: float) -> float:
-    """Where a function of a number above 0 falls to 0, from just below."""
-    low, high = 0.0, most
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return low
-
-
-def deltas_at(e: Array, loss: DensePLDPmf) -> Array:
-    """The deltas of losses at epsilons."""
-    losses = losses_of(loss)
-    masses = loss._probs, loss._probs * np.exp(-losses)
-    p, q = (np.append(np.cumsum(one[::-1])[::-1], 0.0) for one in masses)
-    above = np.searchsorted(losses, e, side="right")
-    return np.asarray(p[above] - np.exp(e) * q[above])
-
-
-def worst_part(event: Event, grid: float, delta: float, slip: float) -> list[DensePLDPmf]:
-    """The losses of a choice of mechanisms, whose delta is at most the largest of theirs at each epsilon."""
-    each, sides = [compose(part, delta, slip) for part in event["events"]], []
+def worst_part(event: Event, grid: float, delta: float, slip: float) -> list[Pair]:
+    """A choice of mechanisms, whose delta is at most the largest of theirs at each epsilon."""
+    each, pairs = [compose(part, delta, slip) for part in event["events"]], []
     for losses in zip(*each, strict=True):
         first = math.floor(min(losses_of(loss)[0] for loss in losses) / grid)
         last = math.ceil(max(losses_of(loss)[-1] for loss in losses) / grid) + 1
         check_size(last - first)
         require(max(-first, last) * grid < 700, NoBoundError(BEYOND_FLOATS))
-        e = grid * np.arange(first, last + 1)
-        deltas = np.max([deltas_at(e + slip, loss) for loss in losses], axis=0)
-        sides.append(connect_dots(grid, first, last, np.clip(deltas, 0.0, 1.0)).to_dense_pmf())
-    return sides
+        ratios, deltas = np.exp(grid * np.arange(first, last + 1)), np.zeros(last - first + 1)
+        for loss in losses:
+            masses = loss._probs, loss._probs * np.exp(-losses_of(loss))
+            p, q = (np.append(np.cumsum(one[::-1])[::-1], 0.0) for one in masses)
+            above = np.searchsorted(losses_of(loss), np.log(ratios) + slip, side="right")
+            deltas = np.maximum(deltas, p[above] - math.exp(slip) * ratios * q[above])
+        # delta(e) is the sum of p - exp(e) q over the ratios p / q above exp(e), so that it bends by q at each
+        slopes = np.diff(deltas, prepend=1.0) / np.diff(ratios, prepend=0.0)
+        q = np.maximum(0.0, np.diff(slopes, append=0.0))
+        pairs.append((q * ratios, q))
+    return pairs
 
 
-def best_of_trials(event: Event, delta: float, slip: float) -> Sequence[Pair]:
+def best_of_trials(event: Event, delta: float, eta: float) -> list[Pair]:
     """The best of a random number of trials: delta(e + shift) is at most the mean number times one trial's delta(e).
 
     The shift bounds the change of the logarithm of f', for the number's generating function f, between neighbours
@@ -824,36 +813,40 @@ def best_of_trials(event: Event, delta: float, slip: float) -> Sequence[Pair]:
     the bound is that of masses: p by the mean, and q by the mean and exp(-shift).
     """
     mean, shape, shift = event["mean"], event["shape"], 0.0
+    slip = eta / max(8.0, mean / 4 if shape is None else 0.0)
     trial = compose(event["event"], delta / mean, slip)
 
     def once(e: float) -> float:
-        """A lower bound on a trial's delta."""
-        deltas = [loss.get_delta_for_epsilon(e + slip) for loss in trial]
-        return float(max(deltas) - delta / mean * (MORE - 1))
+        """A lower bound on a trial's delta; the grid adds less than a quarter of h sqrt(n) to that at 0."""
+        deltas = [loss.get_delta_for_epsilon(e + slip if e else 0.0) for loss in trial]
+        return float(max(deltas) - (0.0 if e else slip / 8) - delta / mean * (MORE - 1))
 
     if shape is None:
         shift = mean * max(0.0, once(0.0))
     elif mean > 1:
         gamma = float(renyi._gamma_truncated_negative_binomial(float(shape), mean))
-        shift = zero_of(lambda e: (1 - gamma) * once(e) - gamma * math.expm1(e), 10.0)
-        require(shift < 9.99, NoBoundError("a trial tells too much for a privacy profile of the best"))
-        shift *= shape + 1
+        bounds = BinarySearchParameters(0.0, 10.0, tolerance=1e-10)
+        found = inverse_monotone_function(
+            lambda e: (1 - gamma) * once(e) - gamma * math.expm1(e), 0.0, bounds
+        )
+        require(found, NoBoundError("a trial tells too much for a privacy profile of the best"))
+        shift = (shape + 1) * (found - 1e-10)
     sides = []
-    for loss in trial:  # from the largest loss down to 0, and delta(0) of the losses up to each
+    for loss in trial:  # the masses of losses above 0, the largest loss first
         levels = losses_of(loss) + shift - slip
-        used = np.flatnonzero((levels > 0) & (loss._probs > 0))[::-1]
-        p = mean * loss._probs[used]
-        q = p * np.exp(-levels[used])
-        sides.append((p, q, np.append(0.0, np.cumsum(p - q)), np.append(0.0, np.cumsum(q))))
-    # Of both sides the largest losses, with the same delta(0) and together chances of 1 at most; the rest is loss 0.
-    (_, _, remove, other), (_, _, add, another) = sides
-    together = remove + other + np.interp(remove, add, another)
-    most = min(remove[-1], add[-1], np.interp(1.0, together, remove))
-    shares = [np.diff(np.minimum(total, most)) / (p - q) for p, q, total, _ in sides]
-    large = [(p * share, q * share) for (p, q, *_), share in zip(sides, shares, strict=True)]
-    (p_remove, q_remove), (p_add, q_add) = large
-    rest = [max(0.0, 1.0 - p_remove.sum() - q_add.sum())]
-    pair = np.concatenate([p_remove, q_add, rest]), np.concatenate([q_remove, p_add, rest])
+        used = np.flatnonzero((levels > 1e-12) & (loss._probs > 0))[::-1]
+        sides.append((mean * loss._probs[used], mean * loss._probs[used] * np.exp(-levels[used])))
+
+    def pair_of(most: float, rest: float = 0.0) -> Pair:
+        """The largest losses of both sides that have this delta at 0, and loss 0 with the rest of the chances."""
+        shares = [np.clip((most - np.cumsum(p - q)) / (p - q) + 1.0, 0.0, 1.0) for p, q in sides]
+        (remove, other), (add, another) = ((p * s, q * s) for (p, q), s in zip(sides, shares, strict=True))
+        return np.concatenate([remove, another, [rest]]), np.concatenate([other, add, [rest]])
+
+    # The same delta at 0 of both, and chances of 1 at most.
+    bounds = BinarySearchParameters(0.0, min(float((p - q).sum()) for p, q in sides), tolerance=1e-12)
+    most = inverse_monotone_function(lambda most: pair_of(most)[0].sum(), 1.0, bounds, increasing=True)
+    pair = pair_of(most, max(0.0, 1.0 - pair_of(most)[0].sum()))
     return [pair, pair[::-1]]
 
 
@@ -863,42 +856,39 @@ BINS = np.linspace(0.0, 1.0, 2**13 + 1)
 """The edges of the bins, from the lowest output to the highest; what bins lose falls with the square of their width."""
 
 
-def pairs_of(event: Event, tail: float) -> Sequence[Pair]:
+def pairs_of(event: Event, tail: float) -> list[Pair]:
     """The pairs of a release for removing and for adding a record, but for outputs of no more than this chance."""
-    kind, inner = event["type"], event.get("event", {})
-    z, rate = (inner or event).get("noise_multiplier", 1.0), event.get("sampling_probability", 1.0)
-    match kind:
-        case "GaussianDpEvent":
-            pair = normals(z, {1: 1.0}, {0: 1.0}, tail)
-        case "LaplaceDpEvent":  # outputs below 0 are alike, and so are those above 1
-            above = np.exp(-BINS / z) / 2
+    kind, inner = event["type"], event.get("event", event)
+    z, rate = inner.get("noise_multiplier", 1.0), event.get("sampling_probability", 1.0)
+    match kind, inner["type"]:
+        case "GaussianDpEvent" | "PoissonSampledDpEvent", "GaussianDpEvent":
+            pair = normals(z, {1: rate, 0: 1 - rate}, {0: 1.0}, tail)
+        case "LaplaceDpEvent" | "PoissonSampledDpEvent", "LaplaceDpEvent":
+            above = np.exp(-BINS / z) / 2  # outputs below 0 are alike, and so are those above 1
             without = np.concatenate([[0.5], -np.diff(above), above[-1:]])
-            pair = without[::-1], without
-        case "PureDpEvent":  # randomised response dominates (Kairouz et al. 2015)
+            pair = rate * without[::-1] + (1 - rate) * without, without
+        case "PureDpEvent", _:  # randomised response dominates (Kairouz et al. 2015)
             lie = math.exp(-event["epsilon"]) / (1 + math.exp(-event["epsilon"]))
             pair = np.array([1 - lie, lie]), np.array([lie, 1 - lie])
-        case "ObjectivePerturbationDpEvent":
+        case "ObjectivePerturbationDpEvent", _:
             # Both ways the loss log(1 + ratio) + s^2 / 2 + s |X|, for X ~ N(0, 1) and s = 1 / z.
             x = BINS * reach_of(tail)
             without = 2 * normal_masses(x + 1 / z) / (1 + event["curvature_ratio"])
             return [(2 * normal_masses(x), without)] * 2
-        case "ReplacedInSample":
+        case "ReplacedInSample", _:
             pair = normals(z, {0: 1 - rate, 1: rate}, {0: 1 - rate, -1: rate}, tail)
-        case "PoissonSampledDpEvent" if inner["type"] in ("GaussianDpEvent", "LaplaceDpEvent"):
-            (p, q), _ = pairs_of(inner, tail)
-            pair = rate * p + (1 - rate) * q, q
-        case "SampledWithoutReplacementDpEvent":
+        case "SampledWithoutReplacementDpEvent", _:
             # Both ways delta is at most that of removing (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
             p, q = normals(z, {1: event["share"], 0: 1 - event["share"]}, {0: 1.0}, tail)
             up, down = p[p > q], q[p > q]
             rest = [max(0.0, 1.0 - up.sum() - down.sum())]
             pair = np.concatenate([up, down, rest]), np.concatenate([down, up, rest])
-        case "SampledGroupDpEvent":  # of whom a binomial number is in the sample (arXiv:2401.10294)
+        case "SampledGroupDpEvent", _:  # of whom a binomial number is in the sample (arXiv:2401.10294)
             n = event["count"]
             chances = {j: math.comb(n, j) * rate**j * (1 - rate) ** (n - j) for j in range(n + 1)}
             pair = normals(z, chances, {0: 1.0}, tail)
-        case "RandomAllocationDpEvent":
-            return random_allocation(z, event["parts"], event["steps"], tail)
+        case "RandomAllocationDpEvent", _:
+            pair = random_allocation(z, event["parts"], event["steps"], tail)
         case _:
             raise NoBoundError(f"a {kind} has no privacy profile")
     return [pair, pair[::-1]]
@@ -931,45 +921,31 @@ def normal_masses(x: Array) -> Array:
     return np.where(x[:-1] > 0, -np.diff(above), np.diff(below))
 
 
-def random_allocation(z: float, parts: int, steps: int, tail: float) -> Sequence[Pair]:
+def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pair:
     """A pass in which a record takes part in one of `parts` steps, of which `steps` took place (arXiv:2412.16802).
 
-    P / Q = (Y_1 + ... + Y_steps + parts - steps) / parts for independent log-normal Y of mean 1 under Q. Small Y are
-    put on a grid, each at both ends of its cell, so that their mean is kept; cells of a 60th of their standard
-    deviation add about 1e-4 of delta. A large Y is so rare that little is lost by leaving out two in a pass. For adding
-    a record small sums count most. Where cells are too wide for these, Y is rounded up, which lowers its delta.
+    P / Q = (Y_1 + ... + Y_steps + parts - steps) / parts for independent log-normal Y of mean 1 under Q. The outputs of
+    several steps are put into bins of nearly the same sum of Y, which tells less, too: the sum of a bin is its mean.
     """
-    rare = reach_of(1e-3 / steps)
-    start, cap = (math.exp(t / z - 0.5 / z**2) for t in (-9.0, rare))
-    share = math.erfc((2 / z - rare) / math.sqrt(2)) / 2  # of E Y^2, that of small Y
-    number = math.ceil(60 * (cap - start) / math.sqrt(math.expm1(z**-2) * share))
-    check_size(number)
-    cell, y = (cap - start) / number, np.linspace(start, cap, number + 1)
-    t = z * np.log(y) + 0.5 / z  # the output under Q, in standard deviations
-    q, mean = normal_masses(t), normal_masses(t - 1 / z)
-    large = np.linspace(rare, max(rare + 1, 1 / z + reach_of(tail)), 501)
-    large_q, large_p = normal_masses(large), normal_masses(large - 1 / z)
 
-    def sums(small: Array, count: int) -> tuple[Array, Array]:
-        """The sums of so many small Y, and their chances."""
-        if count == 0:
-            return np.zeros(1), np.ones(1)
-        total = repeat(DensePLDPmf(cell, 0, small, 0.0, pessimistic_estimate=True), count)
-        return count * start + losses_of(total), np.where(total._probs < 1e-17, 0.0, total._probs)
+    def binned(q: Array, sums: Array) -> Pair:
+        """The chances of bins of outputs, and the same times their sums, from those of single outputs."""
+        used = np.maximum(q, sums) > 1e-6 * tail
+        q, sums = q[used], sums[used]
+        levels = np.log(sums) - np.log(np.maximum(q, 1e-300))
+        bins = ((levels - levels.min()) * (1000 / max(np.ptp(levels), 1e-9))).astype(int)
+        return np.bincount(bins, q), np.bincount(bins, sums)
 
-    def pair_of(up: Array) -> Pair:
-        """The pair if so much of each cell is rounded up: of passes with no large Y, and with one."""
-        small = np.append(q - up, 0.0) + np.append(0.0, up)
-        (none, chance_none), (others, chance) = sums(small, steps), sums(small, steps - 1)
-        blocks = np.arange(0, len(others), math.ceil(len(others) / 500))
-        mean_others, chance = np.add.reduceat(others * chance, blocks), np.add.reduceat(chance, blocks)
-        one = steps * (np.outer(large_p, chance) + np.outer(large_q, mean_others)).ravel()
-        without = np.append(chance_none, steps * np.outer(large_q, chance).ravel())
-        return (np.append(chance_none * none, one) + without * (parts - steps)) / parts, without
+    def both(one: Pair, other: Pair) -> Pair:
+        (q, sums), (r, others) = one, other
+        return binned(np.outer(q, r).ravel(), (np.outer(sums, r) + np.outer(q, others)).ravel())
 
-    is_fine = z >= 0.5 and cell < 0.01 * math.sqrt(steps)
-    remove = pair_of(np.clip((mean - y[:-1] * q) / cell, 0.0, q))
-    return remove, (remove if is_fine else pair_of(q))[::-1]
+    x = BINS * (2 * reach_of(tail) + 1 / z) - reach_of(tail)
+    total = step = binned(normal_masses(x), normal_masses(x - 1 / z))
+    for bit in f"{steps:b}"[1:]:
+        total = both(total, total)
+        total = both(total, step) if bit == "1" else total
+    return (total[1] + total[0] * (parts - steps)) / parts, total[0]
 
 
 # ---------------------------------------------------------------- 9. The command.
