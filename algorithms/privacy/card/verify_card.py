@@ -32,37 +32,29 @@ from typing import Any
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from dp_accounting.pld.common import (
-    BinarySearchParameters,
-    compute_self_convolve_bounds,
-    inverse_monotone_function,
-)
+from dp_accounting.pld import common
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.rdp import rdp_privacy_accountant as renyi
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Card = dict[str, Any]
-"""A card, or a part of one, as it was parsed."""
+Card = dict[str, Any]  # or a part of one, as it was parsed
 Event = Card
-Rows = list[tuple[Event, int]]
-"""Events in their order, each with how often it took place."""
-Check = tuple[str, bool | None, str]
-"""A name, whether it passed (None: there was nothing to check it against), and what was seen."""
-Pair = tuple[Array, Array]
-"""The chances of each bin of outputs under P and under Q; of two pairs one removes a record, and one adds it."""
+Rows = list[tuple[Event, int]]  # events in their order, each with how often it took place
+Check = tuple[str, bool | None, str]  # a name, whether it passed (None: not checked), and what was seen
+Pair = tuple[Array, Array]  # the chances of bins of outputs with a record and without it, or the reverse
 
 FILES, EVALUATION = ("model.safetensors", "plan.json", "trace.parquet"), "evaluation.json"
 """The files beside a card; the last one if private held-out records were evaluated."""
 ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_error_bits": 18}
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
+ADDED, LARGEST = "ADD_OR_REMOVE_ONE", sys.float_info.max
 BELOW, ABOVE, ABSOLUTE, SLACK = 1e-6, 1e-2, 1e-9, 0.008
 """How far a stated epsilon may lie below its bound and above a formula, and eta as a share of it."""
 SHARES, MORE = 10_000, 1.002
 """The share of delta that is s above, and delta with the shares of events inside events, fewer than 20 deep."""
-MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_SECONDS = 2**25, 20, 1_000, 2**22, 120
-"""Limits: bytes of a file, depth of nested events, different releases, points of a grid, and time of the command."""
-ADDED, LARGEST = "ADD_OR_REMOVE_ONE", sys.float_info.max
+MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_SECONDS = 2**25, 21, 1_000, 2**22, 120
+"""Limits: bytes of a file, depth of nested fields, different releases, points of a grid, and time of the command."""
 ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
 """How the facts of a card are written, with a last line break; the signature is over this, with null in its place."""
 
@@ -75,92 +67,76 @@ class NoBoundError(Exception):
     """No theorem used here bounds these events in this way, or only by a grid that is too fine."""
 
 
-def require(condition: object, error: Exception) -> None:
+def require(condition: object, problem: str, error: type[Exception] = NoBoundError) -> None:
     if not condition:
-        raise error
+        raise error(problem)
 
 
 # ---------------------------------------------------------------- 1. Claims.
 
-# fmt: off
+FORMS_TEXT = """
+CARD schema_version:version signature:SIGNATURE? setting:SETTING mechanism:MECHANISM accounting:ACCOUNTING events:[ROW]
+ implementation:IMPLEMENTATION evidence:EVIDENCE; SIGNATURE public_key:sha256 value:hex128
+SETTING guarantee:private|seeded|diagnosed|none epsilon:number? delta:chance adjacency:ADD_OR_REMOVE_ONE|REPLACE_ONE
+ unit dataset title source licence population public_records:flag records:count? holdout:public|private|none
+ -per_person:count -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why -evaluation_epsilon:number
+MECHANISM transform:none|scattering|encoder encoder:ENCODER? features:FEATURES diagnostics:flag
+ settings_from_records:flag algorithm settings:object model:MODEL steps:count releases:count noise_multiplier:number?
+ sampling_rate:chance divisor:positive? queries:[QUERY] -paper_protocol:PROTOCOL -selection_law:LAW
+ENCODER name takes:images|texts width:count sha256:sha256 pretrained_on settings -tokens:count -padding:count
+FEATURES name settings:object; PROTOCOL paper settings:object departures:[name]*
+MODEL name seed:int parameters:count precision:float32|bfloat16 settings:object start:sha256? files:{sha256}*
+ reinitialize:[name]* frozen:[name]* augmentations:count
+QUERY kind sampling clipping noise count:count sampling_rate:SPAN clip_norm:SPAN noise_multiplier:SPAN noise_std:SPAN
+ divisor:SPAN; SPAN least:number? most:number?; LAW candidates:count noise_scale:positive gain:number? distance:chance?
+ACCOUNTING accountant:pld|rdp|pure epsilon:COSTS delta:chance target:AMOUNT library:dp-accounting library_version
+ discretisation:GRID composition:COMPOSITION across_runs:ACROSS population:ACCOUNT blocks:BLOCKS?
+COSTS pld:number? rdp:number? pure:number?; AMOUNT epsilon:number? delta:chance
+GRID pld_interval:positive? rdp_lowest_order:positive rdp_highest_order:positive rdp_orders:count
+COMPOSITION kind:schedule|zcdp|renyi rho:positive? order:filter? limit:positive?
+ACROSS kind:basic|zcdp|renyi order:order?; ACCOUNT cap:AMOUNT spent:AMOUNT remaining:AMOUNT
+BLOCKS charged:[BLOCK] blocks_per_person:count; BLOCK cap:AMOUNT spent:AMOUNT remaining:AMOUNT name
+IMPLEMENTATION recorded:training|report -version -code:sha256 python packages:{name} git:GIT? device
+ noise:secure|seeded cipher:AES-256-CTR rounding:ROUNDING?; GIT commit dirty:flag
+ROUNDING grid_bits:count sum_bits:count laplace_scales:count laplace_error_bits:count
+EVIDENCE run_id ledger_head:sha256? files:{sha256}*; ROW event:event count:row
+NoOpDpEvent type; NonPrivateDpEvent type; PureDpEvent type epsilon:real; ZCDpEvent type rho:real xi:real
+GaussianDpEvent type noise_multiplier:noise; LaplaceDpEvent type noise_multiplier:noise
+RenyiDpEvent type order:real bound:real; ObjectivePerturbationDpEvent type noise_multiplier:noise curvature_ratio:real
+PoissonSampledDpEvent type sampling_probability:rate event:event
+SampledWithoutReplacementDpEvent type source_dataset_size:row sample_size:times event:event
+SampledGroupDpEvent type noise_multiplier:noise sampling_probability:rate count:group
+SelfComposedDpEvent type event:event count:times; ComposedDpEvent type events:[event]*
+EitherDpEvent type events:[event]; DisjointPartsDpEvent type events:[event]
+RepeatAndSelectDpEvent type event:event mean:mean shape:real?
+CorrelatedDpEvent type noise_multiplier:noise coefficients:[coordinate]* weights:[coordinate]* decays:[decay]*
+ leaves:leaves parts:steps rate:share steps:steps
+CorrelatedStepDpEvent type noise_multiplier:noise parts:steps rate:rate
+RandomAllocationDpEvent type noise_multiplier:noise parts:row steps:steps
+RandomAllocationStepDpEvent type noise_multiplier:noise parts:row
+"""
+"""The fields of each section, in their order, and of each type of event (dp-accounting's and epsilonflow's), in any,
+each with its kind: - before a name allows its absence, ? after a kind null; [x] is a list of x and {x} an object of x,
+with * also an empty one; a|b is one of these words; without a kind it is a text. A space first continues a line."""
 FORMS = {
-    "CARD": "schema_version:version signature:SIGNATURE? setting:SETTING mechanism:MECHANISM accounting:ACCOUNTING"
-            " events:[ROW] implementation:IMPLEMENTATION evidence:EVIDENCE",
-    "SIGNATURE": "public_key:sha256 value:hex128",
-    "SETTING": "guarantee:private|seeded|diagnosed|none epsilon:number? delta:chance"
-               " adjacency:ADD_OR_REMOVE_ONE|REPLACE_ONE unit dataset title source licence"
-               " population public_records:flag records:count? holdout:public|private|none -per_person:count"
-               " -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why -evaluation_epsilon:number",
-    "MECHANISM": "transform:none|scattering|encoder encoder:ENCODER? features:FEATURES diagnostics:flag"
-                 " settings_from_records:flag algorithm settings:object model:MODEL steps:count releases:count"
-                 " noise_multiplier:number? sampling_rate:chance divisor:positive? queries:[QUERY]"
-                 " -paper_protocol:PROTOCOL -selection_law:LAW",
-    "LAW": "candidates:count noise_scale:positive gain:number? distance:chance?",
-    "PROTOCOL": "paper settings:object departures:[name]*",
-    "ENCODER": "name takes:images|texts width:count sha256:sha256 pretrained_on settings -tokens:count -padding:count",
-    "FEATURES": "name settings:object",
-    "MODEL": "name seed:int parameters:count precision:float32|bfloat16 settings:object start:sha256?"
-             " files:{sha256}* reinitialize:[name]* frozen:[name]* augmentations:count",
-    "QUERY": "kind sampling clipping noise count:count sampling_rate:SPAN clip_norm:SPAN"
-             " noise_multiplier:SPAN noise_std:SPAN divisor:SPAN",
-    "SPAN": "least:number? most:number?",
-    "ACCOUNTING": "accountant:pld|rdp|pure epsilon:COSTS delta:chance target:AMOUNT library:dp-accounting"
-                  " library_version discretisation:GRID composition:COMPOSITION across_runs:ACROSS"
-                  " population:ACCOUNT blocks:BLOCKS?",
-    "COSTS": "pld:number? rdp:number? pure:number?",
-    "AMOUNT": "epsilon:number? delta:chance",
-    "GRID": "pld_interval:positive? rdp_lowest_order:positive rdp_highest_order:positive rdp_orders:count",
-    "COMPOSITION": "kind:schedule|zcdp|renyi rho:positive? order:filter? limit:positive?",
-    "ACROSS": "kind:basic|zcdp|renyi order:order?",
-    "ACCOUNT": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT",
-    "BLOCKS": "charged:[BLOCK] blocks_per_person:count",
-    "BLOCK": "cap:AMOUNT spent:AMOUNT remaining:AMOUNT name",
-    "ROW": "event:event count:row",
-    "IMPLEMENTATION": "recorded:training|report -version -code:sha256 python packages:{name} git:GIT?"
-                      " device noise:secure|seeded cipher:AES-256-CTR rounding:ROUNDING?",
-    "GIT": "commit dirty:flag",
-    "ROUNDING": "grid_bits:count sum_bits:count laplace_scales:count laplace_error_bits:count",
-    "EVIDENCE": "run_id ledger_head:sha256? files:{sha256}*",
-    # Events, whose names are dp-accounting's and epsilonflow's.
-    "NoOpDpEvent": "type",
-    "NonPrivateDpEvent": "type",
-    "GaussianDpEvent": "type noise_multiplier:noise",
-    "LaplaceDpEvent": "type noise_multiplier:noise",
-    "PureDpEvent": "type epsilon:real",
-    "ZCDpEvent": "type rho:real xi:real",
-    "RenyiDpEvent": "type order:real bound:real",
-    "ObjectivePerturbationDpEvent": "type noise_multiplier:noise curvature_ratio:real",
-    "PoissonSampledDpEvent": "type sampling_probability:rate event:event",
-    "SampledWithoutReplacementDpEvent": "type source_dataset_size:row sample_size:times event:event",
-    "SampledGroupDpEvent": "type noise_multiplier:noise sampling_probability:rate count:group",
-    "SelfComposedDpEvent": "type event:event count:times",
-    "ComposedDpEvent": "type events:[event]*",
-    "EitherDpEvent": "type events:[event]",
-    "DisjointPartsDpEvent": "type events:[event]",
-    "RepeatAndSelectDpEvent": "type event:event mean:mean shape:real?",
-    "CorrelatedDpEvent": "type noise_multiplier:noise coefficients:[coordinate]* weights:[coordinate]*"
-                         " decays:[decay]* leaves:leaves parts:steps rate:rate steps:steps",
-    "CorrelatedStepDpEvent": "type noise_multiplier:noise parts:steps rate:rate",
-    "RandomAllocationDpEvent": "type noise_multiplier:noise parts:row steps:steps",
-    "RandomAllocationStepDpEvent": "type noise_multiplier:noise parts:row",
+    name: [field.partition(":") for field in fields]
+    for name, *fields in map(str.split, re.split(r"; |\n(?! )", FORMS_TEXT.strip()))
 }
-"""The fields of each section, in their order, and of each type of event, in any, each with its kind: - before a name
-allows its absence, ? after a kind null; [x] is a list of x and {x} an object of x, with * also an empty one; a|b is one
-of these words; without a kind it is a text."""
-TEXTS = {"name": r"\S", "sha256": r"\A[0-9a-f]{64}\Z", "hex128": r"\A[0-9a-f]{128}\Z"}
+TEXTS = {"name": r"(?s).*\S.*", "sha256": "[0-9a-f]{64}", "hex128": "[0-9a-f]{128}"}
+# fmt: off
 INTEGERS = {"int": (-LARGEST, LARGEST), "version": (2, 2), "count": (1, LARGEST), "times": (0, 10**9),
             "row": (1, 10**9), "steps": (1, 10**6), "leaves": (0, 10**6), "group": (1, 1000)}
 FLOATS = {"chance": (0, 1), "number": (0, LARGEST), "positive": (5e-324, LARGEST),
           "order": (1 + 1e-12, LARGEST), "filter": (1 + 1e-12, 1e5)}
-EVENT_NUMBERS = {"noise": (1e-6, 1e12), "rate": (0, 1), "real": (0, 1e100), "mean": (1, 1e6), "decay": (0, 1 - 1e-16),
-                 "coordinate": (-1e6, 1e6)}
+EVENT_NUMBERS = {"noise": (1e-6, 1e12), "rate": (0, 1), "share": (5e-324, 1), "real": (0, 1e100), "mean": (1, 1e6),
+                 "decay": (0, 1 - 1e-16), "coordinate": (-1e6, 1e6)}
 """The least and the largest of each kind of number; those of events may be written as integers."""
 # fmt: on
-RULES: dict[str, Callable[[Card], bool]] = {
+RULES: dict[str, Callable[[Card], bool]] = {  # on several values of a section or of an event together
     "EVIDENCE": lambda evidence: {*evidence["files"]} - {EVALUATION} == {*FILES},
     "COMPOSITION": lambda how: (
-        [name for name in ("rho", "order", "limit") if how[name] is not None]
-        == {"schedule": [], "zcdp": ["rho"], "renyi": ["order", "limit"]}[how["kind"]]
+        [how[name] is not None for name in ("rho", "order", "limit")]
+        == [how["kind"] == kind for kind in ("zcdp", "renyi", "renyi")]
     ),
     "SampledWithoutReplacementDpEvent": lambda event: event["sample_size"] <= event["source_dataset_size"],
     "SampledGroupDpEvent": lambda event: event["count"] ** 2 <= 1e4 * event["noise_multiplier"],
@@ -168,12 +144,10 @@ RULES: dict[str, Callable[[Card], bool]] = {
     "CorrelatedDpEvent": lambda event: (
         [bool(event["coefficients"]), bool(event["weights"]), event["leaves"] > 0].count(True) == 1
         and len(event["weights"]) == len(event["decays"])
-        and event["rate"] > 0
-        and (not event["coefficients"] or event["coefficients"][0] > 0)
+        and min(event["coefficients"][:1], default=1) > 0
         and event["steps"] ** 2 / event["parts"] <= 1e10
     ),
 }
-"""Conditions on several values of a section or of an event together."""
 
 
 def load(path: Path) -> Card:
@@ -183,11 +157,10 @@ def load(path: Path) -> Card:
     check(card, "CARD", "the card")
     file, pieces = io.BytesIO(content), map(str.encode, chain(ENCODER.iterencode(card), "\n"))
     try:  # piece by piece up to the first that differs: deep facts can be gigabytes when they are indented
-        differs = any(file.read(len(piece)) != piece for piece in pieces) or file.read()
+        is_same = all(file.read(len(piece)) == piece for piece in pieces) and not file.read()
     except (ValueError, RecursionError):  # a number like 1e999, or a text that is none
-        differs = True
-    words = "was edited: its bytes are not those that its facts are written as."
-    require(not differs, BadCardError(f"{path} {words}"))
+        is_same = False
+    require(is_same, f"{path} was edited: its facts are written as other bytes than these.", BadCardError)
     check_payments(rows_of(card))
     return card
 
@@ -197,7 +170,7 @@ def read(path: Path) -> tuple[bytes, Card]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-        require(len(content) <= MAX_BYTES, BadCardError(f"{path} is larger than {MAX_BYTES} bytes."))
+        require(len(content) <= MAX_BYTES, f"{path} is larger than {MAX_BYTES} bytes.", BadCardError)
         return content, json.loads(content.decode())
     except OSError as error:
         raise BadCardError(f"{path} cannot be read ({error.strerror}).") from None
@@ -207,18 +180,29 @@ def read(path: Path) -> tuple[bytes, Card]:
 
 def check(value: Any, kind: str, where: str) -> None:
     """Refuse a value that is not of its kind; `where` names it."""
-    inner = kind.strip("[]{}*?")
+    inner, form, inside = kind.strip("[]{}*?"), "", list[tuple[Any, str, str]]()
     if value is None and kind.endswith("?"):
         return
     if kind[0] in "[{":
-        is_filled = type(value) is (list if kind[0] == "[" else dict) and (value or kind.endswith("*"))
-        require(is_filled, BadCardError(f"{where} is not filled as it must be."))
-        for one in value if kind[0] == "[" else value.values():
-            check(one, inner, where)
+        is_right = type(value) is (list if kind[0] == "[" else dict) and (value or kind.endswith("*"))
+        ones = (value if kind[0] == "[" else value.values()) if is_right else ()
+        inside = [(one, inner, where) for one in ones]
     elif inner == "event" or inner in FORMS:
-        check_fields(value, inner, where)
+        require(type(value) is dict, f"{where} is no object.", BadCardError)
+        form = str(value.get("type")) if inner == "event" else inner
+        parts = [part for part in FORMS.get(form, []) if part[0][0] != "-" or part[0][1:] in value]
+        fields = {name.lstrip("-"): of or "name" for name, _, of in parts}
+        is_event = "type" in fields and {*value} == {*fields}
+        is_right = is_event if inner == "event" else [*value] == [*fields]
+        inside = [(value.get(name), of, f"{where}: {name}") for name, of in fields.items()]
     else:
-        require(is_of(value, inner), BadCardError(f"{where} does not hold a value that it may have."))
+        is_right = is_of(value, inner)
+    require(is_right, f"{where} has other values or fields, or in another order, than it may.", BadCardError)
+    require(where.count(": ") <= MAX_DEPTH, "an event is nested too deeply.", BadCardError)
+    for one in inside:
+        check(*one)
+    if form in RULES:
+        require(RULES[form](value), f"{where} has values that do not go together.", BadCardError)
 
 
 def is_of(value: Any, kind: str) -> bool:
@@ -226,30 +210,9 @@ def is_of(value: Any, kind: str) -> bool:
     for types, ranges in (((int,), INTEGERS), ((float,), FLOATS), ((int, float), EVENT_NUMBERS)):
         if kind in ranges:
             return type(value) in types and ranges[kind][0] <= value <= ranges[kind][1]
-    if kind in TEXTS:
-        return type(value) is str and re.search(TEXTS[kind], value) is not None
     if kind in ("flag", "true", "object"):
         return type(value) is (dict if kind == "object" else bool) and (kind != "true" or value is True)
-    return type(value) is str and value in kind.split("|")
-
-
-def check_fields(value: Any, kind: str, where: str) -> None:
-    """Refuse a section or an event with other fields than it must have, or values that they may not have."""
-    require(type(value) is dict, BadCardError(f"{where} is no object."))
-    form = str(value.get("type")) if kind == "event" else kind
-    parts = [field.partition(":") for field in FORMS.get(form, "").split()]
-    fields = {
-        name.lstrip("-"): inner or "name" for name, _, inner in parts if name[0] != "-" or name[1:] in value
-    }
-    is_event = "type" in fields and {*value} == {*fields}
-    is_right = is_event if kind == "event" else [*value] == [*fields]
-    require(is_right, BadCardError(f"{where} has other fields, or in another order, than it must have."))
-    require(where.count(": ") <= MAX_DEPTH, BadCardError("an event is nested too deeply."))
-    for name, inner in fields.items():
-        check(value[name], inner, f"{where}: {name}")
-    require(
-        form not in RULES or RULES[form](value), BadCardError(f"{where} has values that do not go together.")
-    )
+    return type(value) is str and re.fullmatch(TEXTS.get(kind, kind), value) is not None
 
 
 def rows_of(card: Card) -> Rows:
@@ -263,13 +226,12 @@ def parts_of(event: Event) -> Rows:
     return rows_of({"events": repeated})
 
 
-# ---------------------------------------------------------------- 2. Signature.
+# ---------------------------------------------------------------- 2. Signature and files.
 
 
 def check_signature(card: Card, key: str | None, *, unsigned: bool) -> Iterator[Check]:
     """Whether the facts are those that were signed, and by whom."""
-    signature = card["signature"]
-    if signature is None:
+    if (signature := card["signature"]) is None:
         yield "signature", None if unsigned else False, "the card is not signed"
         return
     signer, facts = signature["public_key"], (ENCODER.encode({**card, "signature": None}) + "\n").encode()
@@ -279,13 +241,8 @@ def check_signature(card: Card, key: str | None, *, unsigned: bool) -> Iterator[
         yield "signature", True, f"all facts are as the holder of {signer} signed them"
     except (InvalidSignature, ValueError):
         yield "signature", False, "the facts are others than those that were signed"
-    if key is None:
-        yield "owner", None, f"ask the owner whether {signer} is theirs, and give their public key (--key)"
-    else:
-        yield "owner", signer == key, f"{signer} is {'' if signer == key else 'not '}the expected key"
-
-
-# ---------------------------------------------------------------- 3. Files.
+    words = "ask the owner whether it is theirs, and give their public key (--key)" if key is None else key
+    yield "owner", None if key is None else signer == key, f"signed by {signer}; expected: {words}"
 
 
 def check_files(card: Card, folder: Path) -> Iterator[Check]:
@@ -299,53 +256,47 @@ def check_files(card: Card, folder: Path) -> Iterator[Check]:
         yield name, same, "has the checksum of the card" if same else "is not the file of this card"
     if (folder / "plan.json").is_file():
         try:
-            plan = read(folder / "plan.json")[1]
-            problem = difference_of_facts(plan, card) or difference_of_events(plan, card)
+            other = differences(read(folder / "plan.json")[1], card)
         except (BadCardError, KeyError, TypeError, ValueError, AttributeError):
-            problem = "the plan cannot be read"
-        yield "plan", problem is None, problem or "the card is one of a run of this plan"
+            other = ["form"]
+        yield "plan", not other, f"has another {', '.join(other)}" if other else "planned this run"
 
 
-PLANNED = ("adjacency", "dataset", "noise", "target", "delta", "algorithm", "settings", "steps")
-PLANNED_NUMBERS = ("noise_multiplier", "sampling_rate", "divisor")
+PLANNED = ("adjacency", "dataset", "noise", "target", "delta", "algorithm", "settings", "steps", "noise_multiplier",
+           "sampling_rate", "divisor")  # fmt: skip
 MODEL = {"precision": "float32", "settings": {}, "reinitialize": [], "freeze": [], "augmentations": 1}
 """What a plan means where it leaves these out."""
 
 
-def difference_of_facts(plan: Any, card: Card) -> str | None:
-    """How the facts of a plan differ from those on the card of a run; None if they do not."""
+def differences(plan: Any, card: Card) -> list[str]:
+    """The names of what is another in a plan than on the card of a run."""
     facts = {**card["setting"], **card["mechanism"], **card["accounting"], **card["implementation"]}
     features, files = dict(plan["features"]), dict(plan["model"].get("files", {}))
     model = {**MODEL, **plan["model"], "start": files.pop("start", None), "files": files}
     model["frozen"] = model["freeze"]
-    planned = {name: plan.get(name) for name in (*PLANNED, *PLANNED_NUMBERS)} | {
+    is_fixed = plan["filter"]["kind"] == "schedule"
+    before = merge_neighbours(rows_of({"events": plan.get("schedule" if is_fixed else "prior_events", [])}))
+    trained, *evaluated = disjoint_parts(rows_of(card)) or [rows_of(card)]
+    if not evaluated and EVALUATION in card["evidence"]["files"]:  # composed, where a record is replaced
+        trained, *evaluated = trained[:-1], trained[-1:]
+    begun, left = [], math.inf if is_fixed else sum(count for _, count in before)
+    for event, count in trained:
+        begun += [(event, min(count, left))] if left > 0 else []
+        left -= count
+    facts |= {"evaluation": evaluated, "events": merge_neighbours(begun)}
+    planned = {name: plan.get(name) for name in PLANNED} | {
         "records": plan["public"]["records"],
         "settings_from_records": plan["not_private"] is not None,
-        "accountant": plan["accountant"] if plan["filter"]["kind"] == "schedule" else "rdp",
+        "accountant": plan["accountant"] if is_fixed else "rdp",
         "composition": FIXED | plan["filter"],
         "features": {"name": features.pop("name"), "settings": features},
         "model": {name: model[name] for name in facts["model"]},
         "diagnostics": facts["diagnostics"] if plan.get("diagnostics") is None else plan["diagnostics"],
         **{name: plan["method_params"].get(name) for name in ("paper_protocol", "selection_law")},
+        "evaluation": [rows_of({"events": plan["evaluation"]["schedule"]})] if evaluated else [],
+        "events": before,
     }
-    differing = [name for name, value in planned.items() if value != facts.get(name)]
-    return f"the plan has another {', '.join(differing)}" if differing else None
-
-
-def difference_of_events(plan: Any, card: Card) -> str | None:
-    """How the releases of a plan differ from those of the card."""
-    trained, *evaluated = disjoint_parts(rows_of(card)) or [rows_of(card)]
-    if not evaluated and EVALUATION in card["evidence"]["files"]:  # composed, where a record is replaced
-        trained, *evaluated = trained[:-1], trained[-1:]
-    if evaluated and evaluated != [rows_of({"events": plan["evaluation"]["schedule"]})]:
-        return "the plan has another evaluation"
-    is_fixed = plan["filter"]["kind"] == "schedule"
-    before = merge_neighbours(rows_of({"events": plan.get("schedule" if is_fixed else "prior_events", [])}))
-    begun, left = [], math.inf if is_fixed else sum(count for _, count in before)
-    for event, count in trained:
-        begun += [(event, min(count, left))] if left > 0 else []
-        left -= count
-    return None if before == merge_neighbours(begun) else "the plan has other events"
+    return [name for name, value in planned.items() if value != facts.get(name)]
 
 
 def merge_neighbours(rows: Iterable[tuple[Event, float]]) -> list[tuple[Event, float]]:
@@ -353,13 +304,13 @@ def merge_neighbours(rows: Iterable[tuple[Event, float]]) -> list[tuple[Event, f
     return [(event, sum(count for _, count in same)) for event, same in groupby(rows, key=itemgetter(0))]
 
 
-# ---------------------------------------------------------------- 4. Promise.
+# ---------------------------------------------------------------- 3. Promise.
 
 
 def check_promise(card: Card) -> Iterator[Check]:
     """Whether each stated epsilon is at least the lower bound, and what is promised follows from it."""
     setting, mechanism, accounting = (card[name] for name in ("setting", "mechanism", "accounting"))
-    costs, held_to, noise = accounting["epsilon"], accounting["accountant"], card["implementation"]["noise"]
+    costs, held_to, made = accounting["epsilon"], accounting["accountant"], card["implementation"]
     bounds = lower_bounds(rows := rows_of(card), setting["adjacency"], accounting)
     for name, bound in bounds.items():
         stated, has_formula = costs[name], name != "pld" and isinstance(bound, float)
@@ -373,19 +324,20 @@ def check_promise(card: Card) -> Iterator[Check]:
             passed = covers(stated, bound) and (not has_formula or stated <= bound * (1 + ABOVE) + ABSOLUTE)
         yield f"epsilon by {name}", passed, f"stated {stated}; lower bound: {bound}"
     allowed = "diagnosed" if mechanism["diagnostics"] or mechanism["settings_from_records"] else "private"
-    allowed = allowed if noise == "secure" else "seeded"
+    allowed = allowed if made["noise"] == "secure" else "seeded"
     allowed = allowed if isinstance(bounds[held_to], float) else "none"
-    cost = costs[held_to] if allowed == "private" else None
-    promised = [setting["guarantee"], setting["delta"], setting["epsilon"]]
-    follows = promised == [allowed, accounting["delta"], cost]
-    yield "guarantee", follows, f"{setting['guarantee']}; events and noise allow {allowed}"
+    cost, delta = costs[held_to] if allowed == "private" else None, accounting["delta"]
+    follows = [setting["guarantee"], setting["delta"], setting["epsilon"]] == [allowed, delta, cost]
+    figures = f"epsilon {cost or 0:.6g}, delta {delta:g}, {setting['adjacency']}"
+    promise = figures if allowed == "private" else f"no privacy ({allowed})"
+    words = promise if follows else f"{setting['guarantee']}, but events and noise allow {promise}"
+    yield "guarantee", follows, words
     if allowed == "private":
-        limit, delta = accounting["target"]["epsilon"], accounting["target"]["delta"]
+        limit = accounting["target"]["epsilon"]
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
-        yield "target", within and accounting["delta"] <= delta, f"epsilon {cost} of {limit}"
+        yield "target", within and delta <= accounting["target"]["delta"], f"epsilon {cost} of {limit}"
     yield from check_evaluation(card, rows)
-    expected = None if allowed == "none" else ROUNDING
-    yield "rounding", card["implementation"]["rounding"] == expected, "of sums and noise"
+    yield "rounding", made["rounding"] == (None if allowed == "none" else ROUNDING), "of sums and noise"
     asked = sum(query["count"] for query in mechanism["queries"])
     same = asked == mechanism["releases"] and asked in {sum(count for _, count in one) for one in shown(rows)}
     yield "releases", same, f"{asked} in the queries"
@@ -394,24 +346,23 @@ def check_promise(card: Card) -> Iterator[Check]:
 def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
     """Whether one histogram was released of the people held out, and nothing else on people of their own."""
     setting, accounting = card["setting"], card["accounting"]
-    is_added, is_named = setting["adjacency"] == ADDED, EVALUATION in card["evidence"]["files"]
+    is_named, adjacency = EVALUATION in card["evidence"]["files"], setting["adjacency"]
     stated, parts = setting.get("evaluation_epsilon"), json.dumps(rows).count("DisjointParts")
     queries = [query for query in card["mechanism"]["queries"] if query["kind"] == "evaluation"]
     if not (is_named or queries or parts) and stated is None:
         return
     # all releases of the people held out, or the last one where a record is replaced
     evaluated = (disjoint := disjoint_parts(rows) or [[(rows[-1][0], 1)]])[-1]
-    fits = is_named and setting["holdout"] == "private" and [query["count"] for query in queries] == [1]
-    fits = fits and (parts, len(disjoint)) == ((1, 2) if is_added else (0, 1))
-    if fits:
-        kind = {"gaussian": "GaussianDpEvent", "laplace": "LaplaceDpEvent"}.get(queries[0]["noise"], "")
-        noise = {"type": kind, "noise_multiplier": queries[0]["noise_multiplier"]["least"]}
-        fits = all([row for row in one if row[1]] == [(noise, 1)] for one in shown(evaluated))
+    expected = (1, 2) if adjacency == ADDED else (0, 1)
+    fits = is_named and setting["holdout"] == "private" and (parts, len(disjoint)) == expected
+    if fits := fits and [query["count"] for query in queries] == [1]:
+        kind, multiplier = f"{queries[0]['noise'].title()}DpEvent", queries[0]["noise_multiplier"]["least"]
+        histogram = [({"type": kind, "noise_multiplier": multiplier}, 1)]
+        fits = all([row for row in one if row[1]] == histogram for one in shown(evaluated))
     others = "others than one histogram, or one that the card has in some places alone"
     yield "releases of the people held out", fits, "one histogram" if fits else others
     terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
-    bounds = lower_bounds(evaluated, setting["adjacency"], terms)
-    bound = bounds["pld" if accounting["delta"] else "pure"]
+    bound = lower_bounds(evaluated, adjacency, terms)["pld" if accounting["delta"] else "pure"]
     yield "epsilon of the people held out", covers(stated, bound), f"stated {stated}; lower bound: {bound}"
 
 
@@ -436,12 +387,9 @@ def shown(rows: Rows) -> list[Rows]:
     search = last["event"] if is_best else last
     is_search = search["type"] == "EitherDpEvent" or (search["type"] == "ComposedDpEvent" and not is_best)
     trials = search["events"] if is_search and times == 1 else []
-    are_trials = all(
-        trial["type"] == "ComposedDpEvent"
-        and all(part["type"] == "SelfComposedDpEvent" for part in trial["events"])
-        for trial in trials
-    )
-    if trials and are_trials:
+    parts = [part for trial in trials for part in trial.get("events", [trial])]
+    are_trials = trials and all(trial["type"] == "ComposedDpEvent" for trial in trials)
+    if are_trials and all(part["type"] == "SelfComposedDpEvent" for part in parts):
         return [[*before, *parts_of(trial), *after] for trial in trials]
     return [[*trained, *after]]
 
@@ -454,22 +402,19 @@ def covers(stated: float | None, bound: float | str) -> bool:
 def lower_bounds(rows: Rows, adjacency: str, accounting: Card) -> dict[str, float | str]:
     """By accountant a lower bound on epsilon, or the reason for having none."""
     delta, how = accounting["delta"], accounting["composition"]
+    is_fixed, is_added = how["kind"] == "schedule", adjacency == ADDED
     # By the least that is stated: where there is no formula, losses bound what is stated by Renyi bounds, too.
     stated = min((cost for cost in accounting["epsilon"].values() if cost is not None), default=1.0)
     eta = SLACK * min(max(stated, 1e-3), 10.0)
     prices: dict[str, Callable[[Rows], float]] = {}
-    parts = [rows]
-    if how["kind"] == "schedule" and delta < 1:
+    if is_fixed and delta < 1:
         prices["pure"] = pure
-        if delta > 0:
-            prices["pld"] = lambda part: pld_epsilon(part, delta, eta)
-            prices["rdp"] = lambda part: renyi.compute_epsilon(ORDERS, rdp(part, ORDERS), delta)[0]
-        parts = (adjacency == ADDED and disjoint_parts(rows)) or [rows]
-    elif adjacency == ADDED and 0 < delta < 1:
-        prices["rdp"] = lambda part: filter_epsilon(part, how, delta)
-    bounds: dict[str, float | str] = dict.fromkeys(
-        ("pld", "rdp", "pure"), "nothing is proven for such events so"
-    )
+    if is_fixed and 0 < delta < 1:
+        prices["pld"] = lambda part: pld_epsilon(part, delta, eta)
+    if (is_fixed or is_added) and 0 < delta < 1:
+        prices["rdp"] = lambda part: renyi.compute_epsilon(*renyi_curve(part, how), delta)[0]
+    parts = (is_fixed and is_added and disjoint_parts(rows)) or [rows]
+    bounds: dict[str, float | str] = dict.fromkeys(("pld", "rdp", "pure"), "nothing is proven so")
     for name, price in prices.items() if "NonPrivateDpEvent" not in json.dumps(rows) else ():
         try:
             with np.errstate(all="ignore"):
@@ -482,7 +427,7 @@ def lower_bounds(rows: Rows, adjacency: str, accounting: Card) -> dict[str, floa
     return bounds
 
 
-# ---------------------------------------------------------------- 5. Releases.
+# ---------------------------------------------------------------- 4. Releases.
 
 
 def check_payments(rows: Rows) -> None:
@@ -492,118 +437,24 @@ def check_payments(rows: Rows) -> None:
         inner = parts_of(event)
         for part in [inner] if event["type"] == "ComposedDpEvent" else [[one] for one in inner]:
             check_payments(part)
-        numbers = [event.get(name) for name in ("noise_multiplier", "parts", "rate")]
-        terms = [event["type"].replace("Step", ""), *numbers]
+        terms = event["type"].replace("Step", ""), *map(event.get, ("noise_multiplier", "parts", "rate"))
         if "steps" in event and count > 0:
             left, paid = event["steps"] - 1, terms
         elif event["type"].endswith("StepDpEvent"):
             left -= count
             is_paid = terms == paid and left >= 0
-            require(is_paid, BadCardError("later steps of a pass follow no event that has paid for them."))
+            require(is_paid, "later steps of a pass follow no event that has paid for them.", BadCardError)
 
 
 def simplify(rows: Rows, adjacency: str) -> Rows:
-    """What is released, each with its count, but for what tells nothing.
+    """What is released, equal releases counted together, but for what tells nothing; Gaussian ones are one.
 
-    A search holds the releases of a trial then, and a choice of mechanisms those of each.
+    The last is Corollary 3.3 of Dong, Roth and Su 2022. A search holds the releases of a trial then, and a choice of
+    mechanisms those of each.
     """
-    return merge([(one, count * n) for event, count in rows for one, n in releases_of(event, adjacency)])
-
-
-def releases_of(event: Event, adjacency: str) -> Rows:
-    """The releases of one event; a record that is replaced is one that is removed and another one that is added."""
-    kind, is_replaced = event["type"], adjacency == "REPLACE_ONE"
-    inner = simplify([(event["event"], 1)], adjacency) if "event" in event else []
-    if kind == "NoOpDpEvent" or kind.endswith("StepDpEvent"):
-        return []
-    if kind == "SelfComposedDpEvent":
-        return [(one, n * event["count"]) for one, n in inner]
-    if kind == "ComposedDpEvent":
-        return simplify(parts_of(event), adjacency)
-    if kind == "EitherDpEvent":
-        parts = [simplify([(part, 1)], adjacency) for part in event["events"]]
-        different = [part for at, part in enumerate(parts) if part not in parts[:at]]
-        return parts[0] if len(different) == 1 else [({"type": "EitherDpEvent", "events": different}, 1)]
-    if kind == "RepeatAndSelectDpEvent":
-        return [(event | {"event": inner}, 1)]
-    if kind == "SampledWithoutReplacementDpEvent":
-        require(is_replaced, NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone"))
-        share = event["sample_size"] / event["source_dataset_size"]
-        if [(one["type"], n) for one, n in inner] == [("GaussianDpEvent", 1)]:
-            return [(inner[0][0] | {"type": kind, "share": share}, 1)]
-        return [({"type": "PureDpEvent", "epsilon": of_sample(share, pure(inner))}, 1)]
-    if kind == "PoissonSampledDpEvent" and event["event"]["type"] == "PureDpEvent" and not is_replaced:
-        return [({"type": "PureDpEvent", "epsilon": pure([(event, 1)])}, 1)]
-    if not is_replaced:
-        return [correlated(event)] if kind == "CorrelatedDpEvent" else [(event, 1)]
-    is_known = kind in REPLACED and event.get("event", {}).get("type", "GaussianDpEvent") == "GaussianDpEvent"
-    require(is_known and not event.get("xi"), NoBoundError(f"a {kind} where a record is replaced"))
-    return [(REPLACED[kind](event), 1)]
-
-
-def gaussian(z: float, rate: float = 1.0, kind: str = "PoissonSampledDpEvent") -> Event:
-    """Normal noise on all records, or on a sample of this kind."""
-    event = {"type": "GaussianDpEvent", "noise_multiplier": z}
-    return event if rate == 1 else {"type": kind, "sampling_probability": rate, "event": event}
-
-
-REPLACED: dict[str, Callable[[Event], Event]] = {
-    "NonPrivateDpEvent": lambda event: event,
-    "GaussianDpEvent": lambda event: event | {"noise_multiplier": event["noise_multiplier"] / 2},
-    "LaplaceDpEvent": lambda event: event | {"noise_multiplier": event["noise_multiplier"] / 2},
-    "PureDpEvent": lambda event: event | {"epsilon": 2 * event["epsilon"]},
-    "ZCDpEvent": lambda event: event | {"rho": 4 * event["rho"]},
-    "PoissonSampledDpEvent": lambda event: event | {"type": "ReplacedInSample"},
-    "SampledGroupDpEvent": lambda event: gaussian(
-        event["noise_multiplier"] / event["count"],
-        1 - (1 - event["sampling_probability"]) ** event["count"],
-        "ReplacedInSample",
-    ),
-}
-"""What stands for an event where a record is replaced; a sample of a group is one of all of it or nobody."""
-
-
-def correlated(event: Event) -> tuple[Event, int]:
-    """All steps of a run with noise C^-1 W are one Gaussian release of C G (arXiv:2202.08312, Theorem 2.1).
-
-    In a fixed order a record moves it by the sum of C's columns at its steps, every parts-th one; with at most `parts`
-    bands and a Poisson sample of each part these columns are samples by themselves (arXiv:2306.08153, Theorem 4).
-    """
-    z, steps, parts, coefficients = (event[k] for k in ("noise_multiplier", "steps", "parts", "coefficients"))
-    if event["rate"] < 1:
-        is_proven = 0 < len(coefficients) <= parts
-        require(is_proven, NoBoundError("a sampled strategy of more bands than parts"))
-        norm = math.sqrt(math.fsum(c * c for c in coefficients[:steps]))
-        return gaussian(z / norm, event["rate"]), math.ceil(steps / parts)
-    totals = np.zeros(min(parts, steps))  # the squared change of C G, by the first step of the record
-    if leaves := event["leaves"]:
-        # binary trees over so many steps each, of whose nodes only complete ones are released
-        step = np.arange(steps)
-        leaf, size = step % leaves, 1
-        while size <= min(leaves, steps):
-            node = leaf // size
-            whole = (node + 1) * size <= np.minimum(leaves, steps - step + leaf)
-            pairs, times = np.unique(((step - leaf + node) * parts + step % parts)[whole], return_counts=True)
-            totals += np.bincount(pairs % parts, np.square(times), len(totals))[: len(totals)]
-            size *= 2
-    else:
-        column = np.zeros(steps)
-        column[: len(coefficients)] = coefficients[:steps]
-        column[0] = 1.0 if event["weights"] else column[0]
-        for weight, decay in zip(event["weights"], event["decays"], strict=True):
-            column[1:] += weight * np.float64(decay) ** np.arange(steps - 1)
-        # <column at step p - lag, column at step p> for p = lag, ..., steps - 1, until a column has ended
-        for lag in range(0, int(np.flatnonzero(column)[-1]) + 1, parts):
-            products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))[::-1] * (2.0 if lag else 1.0)
-            totals += np.bincount(np.arange(lag, steps) % parts, products, len(totals))[: len(totals)]
-    return gaussian(z / math.sqrt(totals.max())), 1
-
-
-def merge(rows: Rows) -> Rows:
-    """Equal releases counted together, and Gaussian ones as one (Dong, Roth and Su 2022, Corollary 3.3)."""
     counts: dict[str, tuple[Event, int]] = {}
     precision = 0.0
-    for event, count in rows:
+    for event, count in [(one, n * many) for row, many in rows for one, n in releases_of(row, adjacency)]:
         if 0 in (count, event.get("sampling_probability"), event.get("share")):
             continue
         if event["type"] == "GaussianDpEvent":
@@ -616,29 +467,100 @@ def merge(rows: Rows) -> Rows:
     return [*together, *counts.values()]
 
 
-# ---------------------------------------------------------------- 6. Formulas.
+TIMES = {"GaussianDpEvent": ("noise_multiplier", 0.5), "LaplaceDpEvent": ("noise_multiplier", 0.5)}
+TIMES |= {"PureDpEvent": ("epsilon", 2), "ZCDpEvent": ("rho", 4)}
+"""A number of an event, and what it is multiplied by where a record is replaced: one is removed, another one added."""
+
+
+def releases_of(event: Event, adjacency: str) -> Rows:
+    """The releases of one event."""
+    kind, of = event["type"], event.get("event", {}).get("type")
+    inner = simplify([(event["event"], 1)], adjacency) if "event" in event else []
+    if kind in ("NoOpDpEvent", "ComposedDpEvent") or kind.endswith("StepDpEvent"):
+        return simplify(parts_of(event), adjacency)
+    if kind == "SelfComposedDpEvent":
+        return [(one, n * event["count"]) for one, n in inner]
+    if kind == "RepeatAndSelectDpEvent":
+        return [(event | {"event": inner}, 1)]
+    if kind == "EitherDpEvent":
+        parts = [simplify([(part, 1)], adjacency) for part in event["events"]]
+        different = [part for at, part in enumerate(parts) if part not in parts[:at]]
+        return parts[0] if len(different) == 1 else [({"type": kind, "events": different}, 1)]
+    if kind == "SampledWithoutReplacementDpEvent":
+        require(adjacency != ADDED, "a sample of fixed size is proven under REPLACE_ONE alone")
+        share = event["sample_size"] / event["source_dataset_size"]
+        if [(one["type"], n) for one, n in inner] == [("GaussianDpEvent", 1)]:
+            return [(inner[0][0] | {"type": kind, "share": share}, 1)]
+        return [({"type": "PureDpEvent", "epsilon": of_sample(share, pure(inner))}, 1)]
+    if adjacency == ADDED:
+        if kind == "PoissonSampledDpEvent" and of == "PureDpEvent":
+            event = {"type": of, "epsilon": pure([(event, 1)])}
+        return [correlated(event) if kind == "CorrelatedDpEvent" else (event, 1)]
+    if kind == "PoissonSampledDpEvent" and of == "GaussianDpEvent":
+        return [(event | {"type": "ReplacedInSample"}, 1)]
+    if kind == "SampledGroupDpEvent":  # all of the group are in the sample, or nobody
+        z, rate, n = (event[name] for name in ("noise_multiplier", "sampling_probability", "count"))
+        return [(gaussian(z / n, 1 - (1 - rate) ** n, "ReplacedInSample"), 1)]
+    require(kind in TIMES and not event.get("xi"), f"a {kind} where a record is replaced")
+    name, times = TIMES[kind]
+    return [(event | {name: event[name] * times}, 1)]
+
+
+def gaussian(z: float, rate: float = 1.0, kind: str = "PoissonSampledDpEvent") -> Event:
+    """Normal noise on all records, or on a sample of this kind."""
+    event = {"type": "GaussianDpEvent", "noise_multiplier": z}
+    return event if rate == 1 else {"type": kind, "sampling_probability": rate, "event": event}
+
+
+def correlated(event: Event) -> tuple[Event, int]:
+    """All steps of a run with noise C^-1 W are one Gaussian release of C G (arXiv:2202.08312, Theorem 2.1).
+
+    In a fixed order a record moves it by the sum of C's columns at its steps, every parts-th one; with at most `parts`
+    bands and a Poisson sample of each part these columns are samples by themselves (arXiv:2306.08153, Theorem 4).
+    """
+    z, steps, parts, coefficients = (event[k] for k in ("noise_multiplier", "steps", "parts", "coefficients"))
+    if event["rate"] < 1:
+        require(0 < len(coefficients) <= parts, "a sampled strategy of more bands than parts")
+        return gaussian(z / math.hypot(*coefficients[:steps]), event["rate"]), math.ceil(steps / parts)
+    totals = np.zeros(min(parts, steps))  # the squared change of C G, by the first step of the record
+    if leaves := event["leaves"]:
+        # binary trees over so many steps each, of whose nodes only complete ones are released
+        step = np.arange(steps)
+        leaf = step % leaves
+        for size in 2 ** np.arange(min(leaves, steps).bit_length()):
+            node = leaf // size
+            whole = (node + 1) * size <= np.minimum(leaves, steps - step + leaf)
+            pairs, times = np.unique(((step - leaf + node) * parts + step % parts)[whole], return_counts=True)
+            totals += np.bincount(pairs % parts, np.square(times), len(totals))[: len(totals)]
+    else:
+        column = np.append(coefficients[:steps] or 1.0, np.zeros(steps))[:steps]
+        for weight, decay in zip(event["weights"], event["decays"], strict=True):
+            column[1:] += weight * np.float64(decay) ** np.arange(steps - 1)
+        # <column at step p - lag, column at step p> for p = lag, ..., steps - 1, until a column has ended
+        for lag in range(0, int(np.flatnonzero(column)[-1]) + 1, parts):
+            products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))[::-1] * (2.0 if lag else 1.0)
+            totals += np.bincount(np.arange(lag, steps) % parts, products, len(totals))[: len(totals)]
+    return gaussian(z / math.sqrt(totals.max())), 1
+
+
+# ---------------------------------------------------------------- 5. Formulas.
 
 ORDERS = np.array(renyi.DEFAULT_RDP_ORDERS, dtype=np.float64)
+PURE: dict[str, Callable[[Event], float]] = {
+    "PureDpEvent": lambda event: float(event["epsilon"]),
+    "LaplaceDpEvent": lambda event: float(1 / event["noise_multiplier"]),
+    "PoissonSampledDpEvent": lambda event: of_sample(
+        event["sampling_probability"], pure(simplify([(event["event"], 1)], ADDED))
+    ),
+    "EitherDpEvent": lambda event: max(map(pure, event["events"])),
+}
 
 
 def pure(rows: Rows) -> float:
     """The epsilon of releases at delta 0."""
-    total = 0.0
-    for event, count in rows:
-        match event["type"]:
-            case "PureDpEvent":
-                total += count * event["epsilon"]
-            case "LaplaceDpEvent":
-                total += count / event["noise_multiplier"]
-            case "PoissonSampledDpEvent":
-                total += count * of_sample(
-                    event["sampling_probability"], pure(simplify([(event["event"], 1)], ADDED))
-                )
-            case "EitherDpEvent":
-                total += count * max(map(pure, event["events"]))
-            case kind:
-                raise NoBoundError(f"a {kind} has no pure epsilon")
-    return total
+    for event, _ in rows:
+        require(event["type"] in PURE, f"a {event['type']} has no pure epsilon")
+    return math.fsum(count * PURE[event["type"]](event) for event, count in rows)
 
 
 def of_sample(rate: float, epsilon: float) -> float:
@@ -652,21 +574,22 @@ def rdp(rows: Rows, alpha: Array) -> Array:
     """The Renyi bounds of releases at each order."""
     total = np.zeros(len(alpha))
     for event, count in rows:
-        z, inner = float(event.get("noise_multiplier", 1.0)), event.get("event", {})
+        inner, rate = event.get("event", event), event.get("sampling_probability", 1.0)
+        z, of = (inner.get("noise_multiplier", 1.0), inner["type"]) if type(inner) is dict else (1.0, "")
         match event["type"]:
-            case "GaussianDpEvent":
-                bounds = alpha / 2 / z**2
+            case "GaussianDpEvent" | "PoissonSampledDpEvent" if of == "GaussianDpEvent":
+                bounds = renyi._compute_rdp_poisson_subsampled_gaussian(rate, z, alpha)
+            case "LaplaceDpEvent":
+                bounds = np.array([renyi._laplace_rdp(1 / z, order) for order in alpha])
+            case "PureDpEvent" | "PoissonSampledDpEvent" if of in ("PureDpEvent", "LaplaceDpEvent"):
+                epsilon = pure([(event, 1)])  # of randomised response, and of zCDP that it implies
+                lie = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
+                answers = [renyi._randomized_response_rdp_replace_one(lie, 2, order) for order in alpha]
+                bounds = np.minimum(answers, np.minimum(epsilon, alpha * epsilon**2 / 2))
             case "ZCDpEvent":
                 bounds = event["xi"] + event["rho"] * alpha
             case "RenyiDpEvent":
                 bounds = np.where(alpha <= event["order"], event["bound"], math.inf)
-            case "LaplaceDpEvent":
-                bounds = np.array([renyi._laplace_rdp(1 / z, order) for order in alpha])
-            case "PoissonSampledDpEvent" if inner["type"] == "GaussianDpEvent":
-                rate, z = event["sampling_probability"], inner["noise_multiplier"]
-                bounds = np.maximum(renyi._compute_rdp_poisson_subsampled_gaussian(rate, z, alpha), 0.0)
-            case "PureDpEvent" | "PoissonSampledDpEvent" if inner.get("type") in (None, "LaplaceDpEvent"):
-                bounds = rdp_of_pure(pure([(event, 1)]), alpha)
             case "ObjectivePerturbationDpEvent":  # Redberg, Koskela and Wang 2023
                 log_tail = np.array([math.log(math.erfc(-x / math.sqrt(2))) for x in (alpha - 1) / z])
                 bounds = math.log1p(event["curvature_ratio"]) + alpha / 2 / z**2 + log_tail / (alpha - 1)
@@ -679,38 +602,25 @@ def rdp(rows: Rows, alpha: Array) -> Array:
                 bounds = best[np.searchsorted(every, alpha)]
             case kind:
                 raise NoBoundError(f"a {kind} has no Renyi bound here")
-        total += count * bounds
+        total += count * np.maximum(bounds, 0.0)
     return total
 
 
-def rdp_of_pure(epsilon: float, alpha: Array) -> Array:
-    """Rényi bounds of randomised response (Mironov 2017, Prop. 5), and of zCDP where these are lost to rounding."""
-    truth = -np.logaddexp(0.0, -epsilon)
-    lie = truth - epsilon
-    moments = np.logaddexp(alpha * truth + (1 - alpha) * lie, alpha * lie + (1 - alpha) * truth)
-    bounds = np.where(moments < 1e-9, alpha * epsilon**2 / 2, moments / (alpha - 1))
-    return np.asarray(np.clip(bounds, 0.0, epsilon))
+def renyi_curve(rows: Rows, how: Card) -> tuple[Array, Array]:
+    """Orders and the bounds at them, or what a filter allowed: adaptive events cost this even if they came to less."""
+    if how["kind"] == "schedule":
+        return ORDERS, rdp(rows, ORDERS)
+    if how["kind"] == "renyi":
+        order = np.array([how["order"]])
+        return order, np.maximum(rdp(rows, order), how["limit"])
+    for event, _ in rows:
+        has_rho = event["type"] in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent", "ZCDpEvent")
+        require(has_rho and not event.get("xi"), "not every event has a rho")
+    alpha = 1 + np.exp(np.linspace(-4.6, 25.0, 30_001))
+    return alpha, alpha * max(rdp(rows, np.array([2.0]))[0] / 2, how["rho"])  # at 2 at most 2 rho
 
 
-def filter_epsilon(rows: Rows, how: Card, delta: float) -> float:
-    """What a filter allowed, which the run costs even if its releases, chosen adaptively, came to less.
-
-    From Renyi bounds to epsilon by Canonne, Kamath and Steinke 2020, Proposition 12.
-    """
-    if how["kind"] == "zcdp":
-        with_rho = {"GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent", "ZCDpEvent"}
-        has_rho = all(event["type"] in with_rho and not event.get("xi") for event, _ in rows)
-        require(has_rho, NoBoundError("not every event has a rho"))
-        alpha = 1 + np.exp(np.linspace(-12.0, 25.0, 400_001))
-        at_two = rdp(rows, np.array([2.0]))[0]  # at most 2 rho
-        bounds = alpha * max(at_two / 2, how["rho"])
-    else:
-        alpha = np.array([how["order"]])
-        bounds = np.maximum(rdp(rows, alpha), how["limit"])
-    return max(0.0, float(np.min(bounds + np.log1p(-1 / alpha) - np.log(delta * alpha) / (alpha - 1))))
-
-
-# ---------------------------------------------------------------- 7. Losses.
+# ---------------------------------------------------------------- 6. Losses.
 
 
 def pld_epsilon(rows: Rows, delta: float, eta: float) -> float:
@@ -718,16 +628,16 @@ def pld_epsilon(rows: Rows, delta: float, eta: float) -> float:
     epsilon = 0.0
     for loss in compose(rows, delta, eta):
         is_exact = loss._infinity_mass <= delta
-        require(is_exact, NoBoundError("delta is smaller than what this program's numbers are exact to"))
-        bounds = BinarySearchParameters(0.0, losses_of(loss)[-1], tolerance=1e-9)
-        found = inverse_monotone_function(loss.get_delta_for_epsilon, MORE * delta, bounds)
+        require(is_exact, "delta is smaller than what this program's numbers are exact to")
+        bounds = common.BinarySearchParameters(0.0, losses_of(loss)[-1], tolerance=1e-9)
+        found = common.inverse_monotone_function(loss.get_delta_for_epsilon, MORE * delta, bounds)
         epsilon = max(epsilon, found - 1e-9 - eta)
     return epsilon
 
 
 def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
     """The losses of all releases together, removing and adding a record, on a grid that adds at most eta to epsilon."""
-    require(len(rows) <= MAX_KINDS, NoBoundError(f"more than {MAX_KINDS} kinds of events"))
+    require(len(rows) <= MAX_KINDS, f"more than {MAX_KINDS} kinds of events")
     number = sum(count for _, count in rows) or 1
     # h of the text at the top; .999 leaves room for n h^2 / 8.
     grid = 0.999 * eta / math.sqrt(number * (math.log(SHARES) - math.log(delta)) / 2)
@@ -735,46 +645,43 @@ def compose(rows: Rows, delta: float, eta: float) -> list[DensePLDPmf]:
     nothing = DensePLDPmf(grid, 0, np.ones(1), 0.0, pessimistic_estimate=True)
     sums: tuple[list[DensePLDPmf], ...] = ([nothing], [nothing])
     for event, count in rows:
-        match event["type"]:
-            case "EitherDpEvent":
-                pairs = worst_part(event, grid, delta / number, eta / count / 2)
-            case "RepeatAndSelectDpEvent":
-                pairs = best_of_trials(event, delta / number, eta / count)
-            case _:
-                pairs = pairs_of(event, tail)
+        if event["type"] == "EitherDpEvent":
+            pairs = worst_part(event, grid, delta / number, eta / count / 2)
+        elif event["type"] == "RepeatAndSelectDpEvent":
+            pairs = best_of_trials(event, delta / number, eta / count)
+        else:
+            pairs = pairs_of(event, tail)
         for losses, pair in zip(sums, pairs, strict=True):
             loss = on_grid(pair, grid, tail)
-            first, last = compute_self_convolve_bounds(loss._probs, count, 1e-15)
-            check_size(last - first)
-            losses.append(loss.self_compose(count))
+            if count > 1:
+                first, last = common.compute_self_convolve_bounds(loss._probs, count, 1e-15)
+                require(last - first <= MAX_POINTS, TOO_FINE)
+                loss = loss.self_compose(count)
+            losses.append(loss)
     for losses in sums:  # the first two together become the last, so that few sums are long
         while len(losses) > 1:
             losses.append(losses.pop(0).compose(losses.pop(0), 1e-15))
-            check_size(losses[-1].size)
+            require(losses[-1].size <= MAX_POINTS, TOO_FINE)
     return [losses[0] for losses in sums]
 
 
+TOO_FINE = "the claim needs a finer grid than this program computes"
 BEYOND_FLOATS = "the claim needs a finer grid than floats allow: chances of a release are beyond them"
-
-
-def check_size(points: float) -> None:
-    """Refuse a grid of more points than this program computes."""
-    require(points <= MAX_POINTS, NoBoundError("the claim needs a finer grid than this program computes"))
 
 
 def on_grid(pair: Pair, grid: float, tail: float) -> DensePLDPmf:
     """The losses log(P / Q) under P, each moved to both ends of its cell, so that the masses of P and of Q are kept."""
     known = (pair[0] > 0) & (pair[1] > 0)
-    require(pair[0][~known].sum() <= 1000 * tail, NoBoundError(BEYOND_FLOATS))
+    require(pair[0][~known].sum() <= 1000 * tail, BEYOND_FLOATS)
     p, q = pair[0][known], pair[1][known]
     losses = np.log(p / q) / grid
     cells = np.floor(losses)
-    check_size(2**12 + cells.max() - cells.min())
+    require(2**12 + cells.max() - cells.min() <= MAX_POINTS, TOO_FINE)
     first, index = int(cells.min()), (cells - cells.min()).astype(int)
     upper = p * np.expm1(grid * (cells - losses)) / math.expm1(-grid)
     masses = np.append(np.bincount(index, p - upper), 0.0) + np.append(0.0, np.bincount(index, upper))
     kept = np.flatnonzero((np.cumsum(masses) > tail) & (np.cumsum(masses[::-1])[::-1] > tail))
-    require(len(kept), NoBoundError("delta is smaller than what this program's numbers are exact to"))
+    require(len(kept), "delta is smaller than what this program's numbers are exact to")
     low, high = int(kept[0]), int(kept[-1]) + 1
     return DensePLDPmf(grid, first + low, masses[low:high], 0.0, pessimistic_estimate=True)
 
@@ -790,8 +697,8 @@ def worst_part(event: Event, grid: float, delta: float, slip: float) -> list[Pai
     for losses in zip(*each, strict=True):
         first = math.floor(min(losses_of(loss)[0] for loss in losses) / grid)
         last = math.ceil(max(losses_of(loss)[-1] for loss in losses) / grid) + 1
-        check_size(last - first)
-        require(max(-first, last) * grid < 700, NoBoundError(BEYOND_FLOATS))
+        require(last - first <= MAX_POINTS, TOO_FINE)
+        require(max(-first, last) * grid < 700, BEYOND_FLOATS)
         ratios, deltas = np.exp(grid * np.arange(first, last + 1)), np.zeros(last - first + 1)
         for loss in losses:
             masses = loss._probs, loss._probs * np.exp(-losses_of(loss))
@@ -812,48 +719,48 @@ def best_of_trials(event: Event, delta: float, eta: float) -> list[Pair]:
     (Koskela, Redberg and Wang 2024, arXiv:2402.06701). As delta(e) is the sum of p - exp(e) q over the losses above e,
     the bound is that of masses: p by the mean, and q by the mean and exp(-shift).
     """
-    mean, shape, shift = event["mean"], event["shape"], 0.0
+    mean, shape, tolerance = event["mean"], event["shape"], 1e-11
     slip = eta / max(8.0, mean / 4 if shape is None else 0.0)
     trial = compose(event["event"], delta / mean, slip)
 
     def once(e: float) -> float:
-        """A lower bound on a trial's delta; the grid adds less than a quarter of h sqrt(n) to that at 0."""
-        deltas = [loss.get_delta_for_epsilon(e + slip if e else 0.0) for loss in trial]
-        return float(max(deltas) - (0.0 if e else slip / 8) - delta / mean * (MORE - 1))
+        """A lower bound on a trial's delta, but for what the grid adds to e."""
+        return float(max(loss.get_delta_for_epsilon(e) for loss in trial) - delta / mean * (MORE - 1))
 
-    if shape is None:
-        shift = mean * max(0.0, once(0.0))
-    elif mean > 1:
+    if shape is None:  # the grid adds less than a quarter of h sqrt(n) to delta at 0
+        shift = mean * max(0.0, once(0.0) - slip / 8)
+    else:
         gamma = float(renyi._gamma_truncated_negative_binomial(float(shape), mean))
-        bounds = BinarySearchParameters(0.0, 10.0, tolerance=1e-10)
-        found = inverse_monotone_function(
-            lambda e: (1 - gamma) * once(e) - gamma * math.expm1(e), 0.0, bounds
+        bounds = common.BinarySearchParameters(0.0, 10.0, tolerance=tolerance)
+        least = common.inverse_monotone_function(
+            lambda e: (1 - gamma) * once(e + slip) - gamma * math.expm1(e), 0.0, bounds
         )
-        require(found, NoBoundError("a trial tells too much for a privacy profile of the best"))
-        shift = (shape + 1) * (found - 1e-10)
+        require(least, "a trial tells too much for a privacy profile of the best")
+        shift = (shape + 1) * max(0.0, least - tolerance) if mean > 1 else 0.0
     sides = []
     for loss in trial:  # the masses of losses above 0, the largest loss first
         levels = losses_of(loss) + shift - slip
-        used = np.flatnonzero((levels > 1e-12) & (loss._probs > 0))[::-1]
+        used = np.flatnonzero((levels > tolerance) & (loss._probs > 0))[::-1]
         sides.append((mean * loss._probs[used], mean * loss._probs[used] * np.exp(-levels[used])))
 
-    def pair_of(most: float, rest: float = 0.0) -> Pair:
-        """The largest losses of both sides that have this delta at 0, and loss 0 with the rest of the chances."""
+    def pair_of(most: float) -> Pair:
+        """The largest losses of both sides that have this delta at 0."""
         shares = [np.clip((most - np.cumsum(p - q)) / (p - q) + 1.0, 0.0, 1.0) for p, q in sides]
         (remove, other), (add, another) = ((p * s, q * s) for (p, q), s in zip(sides, shares, strict=True))
-        return np.concatenate([remove, another, [rest]]), np.concatenate([other, add, [rest]])
+        return np.append(remove, another), np.append(other, add)
 
-    # The same delta at 0 of both, and chances of 1 at most.
-    bounds = BinarySearchParameters(0.0, min(float((p - q).sum()) for p, q in sides), tolerance=1e-12)
-    most = inverse_monotone_function(lambda most: pair_of(most)[0].sum(), 1.0, bounds, increasing=True)
-    pair = pair_of(most, max(0.0, 1.0 - pair_of(most)[0].sum()))
-    return [pair, pair[::-1]]
+    # The same delta at 0 of both, and chances of 1 at most; the rest is loss 0.
+    bounds = common.BinarySearchParameters(0.0, min((p - q).sum() for p, q in sides), tolerance=tolerance)
+    most = common.inverse_monotone_function(lambda most: pair_of(most)[0].sum(), 1.0, bounds, increasing=True)
+    p, q = (np.append(masses, max(0.0, 1.0 - masses.sum())) for masses in pair_of(most))
+    return [(p, q), (q, p)]
 
 
-# ---------------------------------------------------------------- 8. Single releases.
+# ---------------------------------------------------------------- 7. Single releases.
 
 BINS = np.linspace(0.0, 1.0, 2**13 + 1)
 """The edges of the bins, from the lowest output to the highest; what bins lose falls with the square of their width."""
+ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 
 def pairs_of(event: Event, tail: float) -> list[Pair]:
@@ -872,7 +779,7 @@ def pairs_of(event: Event, tail: float) -> list[Pair]:
             pair = np.array([1 - lie, lie]), np.array([lie, 1 - lie])
         case "ObjectivePerturbationDpEvent", _:
             # Both ways the loss log(1 + ratio) + s^2 / 2 + s |X|, for X ~ N(0, 1) and s = 1 / z.
-            x = BINS * reach_of(tail)
+            x = BINS * math.sqrt(-2 * math.log(tail))
             without = 2 * normal_masses(x + 1 / z) / (1 + event["curvature_ratio"])
             return [(2 * normal_masses(x), without)] * 2
         case "ReplacedInSample", _:
@@ -896,7 +803,7 @@ def pairs_of(event: Event, tail: float) -> list[Pair]:
 
 def normals(z: float, p: dict[int, float], q: dict[int, float], tail: float) -> Pair:
     """N(j, z^2) with chance p[j] against the same with chance q[j]."""
-    least, most, reach = min(*p, *q), max(*p, *q), z * reach_of(tail)
+    least, most, reach = min(*p, *q), max(*p, *q), z * math.sqrt(-2 * math.log(tail))
     x = least - reach + BINS * (most - least + 2 * reach)
 
     def masses(chances: dict[int, float]) -> Array:
@@ -904,14 +811,6 @@ def normals(z: float, p: dict[int, float], q: dict[int, float], tail: float) -> 
         return sum(terms, np.zeros(len(x) - 1))
 
     return masses(p), masses(q)
-
-
-def reach_of(tail: float) -> float:
-    """A number of standard deviations that a normal number goes beyond with at most this chance."""
-    return math.sqrt(-2 * math.log(tail))
-
-
-ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 
 def normal_masses(x: Array) -> Array:
@@ -931,16 +830,17 @@ def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pair:
     def binned(q: Array, sums: Array) -> Pair:
         """The chances of bins of outputs, and the same times their sums, from those of single outputs."""
         used = np.maximum(q, sums) > 1e-6 * tail
-        q, sums = q[used], sums[used]
-        levels = np.log(sums) - np.log(np.maximum(q, 1e-300))
+        levels = np.log(sums[used]) - np.log(np.maximum(q[used], 1e-300))
         bins = ((levels - levels.min()) * (1000 / max(np.ptp(levels), 1e-9))).astype(int)
-        return np.bincount(bins, q), np.bincount(bins, sums)
+        q, sums = (np.asarray(np.bincount(bins, masses[used]), np.float64) for masses in (q, sums))
+        return q, sums
 
     def both(one: Pair, other: Pair) -> Pair:
         (q, sums), (r, others) = one, other
         return binned(np.outer(q, r).ravel(), (np.outer(sums, r) + np.outer(q, others)).ravel())
 
-    x = BINS * (2 * reach_of(tail) + 1 / z) - reach_of(tail)
+    reach = math.sqrt(-2 * math.log(tail))
+    x = BINS * (2 * reach + 1 / z) - reach
     total = step = binned(normal_masses(x), normal_masses(x - 1 / z))
     for bit in f"{steps:b}"[1:]:
         total = both(total, total)
@@ -948,13 +848,7 @@ def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pair:
     return (total[1] + total[0] * (parts - steps)) / parts, total[0]
 
 
-# ---------------------------------------------------------------- 9. The command.
-
-NO_PRIVACY = {
-    "seeded": "no privacy: anyone can compute its noise again",
-    "diagnosed": "no privacy: numbers without noise were kept",
-    "none": "no privacy: there is no noise that bounds it",
-}
+# ---------------------------------------------------------------- 8. The command.
 
 
 def verify(path: Path, *, key: str | None = None, unsigned: bool = False) -> list[Check]:
@@ -976,7 +870,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faulthandler.dump_traceback_later(MAX_SECONDS, exit=True, file=2)
     try:
         checks = verify(given.folder, key=key, unsigned=given.unsigned)
-        setting = load(given.folder)["setting"]
     except BadCardError as error:
         sys.stdout.write(f"No card was checked: {error}\n")
         return 2
@@ -985,14 +878,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, passed, detail in checks:
         word = "not checked" if passed is None else "ok" if passed else "FAILED"
         sys.stdout.write(f"{word:12} {name}: {detail}\n")
-    if any(passed is False for _, passed, _ in checks):
-        sys.stdout.write("The card does not hold.\n")
-        return 1
-    promise = NO_PRIVACY.get(setting["guarantee"]) or (
-        f"epsilon {setting['epsilon']:.6g}, delta {setting['delta']:g}, {setting['adjacency']}"
-    )
-    sys.stdout.write(f"The card holds. It promises {promise}.\n")
-    return 0
+    holds = all(passed is not False for _, passed, _ in checks)
+    promise = next(detail for name, _, detail in checks if name == "guarantee")
+    sys.stdout.write(f"The card holds. It promises {promise}.\n" if holds else "The card does not hold.\n")
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":
