@@ -278,7 +278,11 @@ class GroupPLD:
         # A table gives the start, a step of Newton's the rest; what is then still missing widens the cells (`slip`).
         outputs = _inverse_start(losses, known, table, slopes, after)
         there, slopes = self._losses(outputs)
-        outputs = np.clip(outputs + (losses - there) / slopes, table[after - 1], table[after])
+        with np.errstate(
+            divide="ignore", invalid="ignore"
+        ):  # where the loss is flat, which is beyond all mass
+            stepped = outputs + (losses - there) / slopes
+        outputs = np.clip(stepped, table[after - 1], table[after])
         is_inside = (losses > known[0]) & (losses < known[-1])
         missed = np.abs(self._losses(outputs)[0] - losses)[is_inside]
         outputs = np.where(is_inside, outputs, np.where(losses <= known[0], -math.inf, math.inf))

@@ -5,6 +5,7 @@ Laplace transform of `tests.support.exact_losses`, which agrees with dp_accounti
 """
 
 import math
+import warnings
 
 import dp_accounting as dp
 import numpy as np
@@ -635,6 +636,16 @@ def test_rare_large_losses_are_cut_into_few_cells() -> None:
     everywhere = GridComposition([(GroupPLD(0.7541978, 5.2e-6, 16), 2771)], 3e-5, 8.4e-4).epsilon(8.4e-4)
     assert loss.count < 100_000
     assert 0.99 * everywhere <= fine <= everywhere
+
+
+def test_losses_of_a_group_beyond_all_mass_are_taken_without_a_warning() -> None:
+    lowest = 2 * math.log1p(-1e-3)  # of neither record being sampled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cells = GroupPLD(0.05, 1e-3, 2).cells(np.array([lowest - 1e-3, lowest, 0.5, 300.0]))
+    assert np.isfinite(cells.slip)
+    assert cells.p[0] == 0.0 == cells.q[0]
+    assert cells.p.sum() + cells.above[0] + cells.below[0] == pytest.approx(1.0, rel=1e-12)
 
 
 def test_a_sample_that_hardly_has_a_record_costs_nothing() -> None:
