@@ -1,6 +1,7 @@
 """What takes longest in plans and reports, and is the same from test to test, is done once or not at all."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -16,8 +17,8 @@ from tests.support.costs import computed_once
 from tests.support.engines import engines_made_once
 
 _PROFILES: dict[str, Profile] = {}
-_MADE = set[tuple[str, str, str]]()
-"""By module of tests, name and words, without numbers, the figures that were made."""
+_MADE = defaultdict[str, set[tuple[str, str]]](set)
+"""By module of tests, name and words, without numbers, of the figures that were made."""
 _TEMPLATES = cache(reporting.environment)
 _PRAGMAS = [pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in store._SQLITE_PRAGMAS]
 
@@ -34,14 +35,14 @@ def _undrawn(_draw: figures.Drawing, words: str) -> figures.Picture:
     return figures.Picture(b"undrawn", b"", b"", b"", words)
 
 
-def _made_once(module: str, draw: figures.Drawing, words: str) -> figures.Picture:
-    """A module's tests make each kind of figure once."""
-    kind = (module, draw.__qualname__, re.sub(r"[\d.]+", "", words))
-    if kind in _MADE:
+def _made_once(made: set[tuple[str, str]], draw: figures.Drawing, words: str) -> figures.Picture:
+    """Each kind of figure is made once, and then one of those that were made."""
+    kind = (draw.__qualname__, re.sub(r"[\d.]+", "", words))
+    if kind in made:
         return _undrawn(draw, words)
-    made = REHEARSE_PICTURE(draw, words)
-    _MADE.add(kind)
-    return made
+    picture = REHEARSE_PICTURE(draw, words)
+    made.add(kind)
+    return picture
 
 
 REHEARSE_PICTURE = figures.rehearse_picture
@@ -49,8 +50,8 @@ REHEARSE_PICTURE = figures.rehearse_picture
 
 @pytest.fixture
 def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rehearsal makes its figures, as in a run."""
-    monkeypatch.setattr(figures, "rehearse_picture", REHEARSE_PICTURE)
+    """A rehearsal makes its figures, as in a run; each kind once a test."""
+    monkeypatch.setattr(figures, "rehearse_picture", partial(_made_once, set()))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         monkeypatch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
         monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
         monkeypatch.setattr(report, "risk_profile", _once)
-        monkeypatch.setattr(report, "picture", partial(_made_once, request.module.__name__))
+        monkeypatch.setattr(report, "picture", partial(_made_once, _MADE[request.module.__name__]))
         monkeypatch.setattr(figures, "rehearse_picture", _undrawn)
         monkeypatch.setattr(reporting, "environment", _TEMPLATES)
         monkeypatch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
