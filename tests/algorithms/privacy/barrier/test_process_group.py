@@ -1,7 +1,9 @@
 """Parameters sharded over real processes: the answers of one process, and a part of the weights in each."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from algorithms.core import training
-from algorithms.gradients import L2, Affine, Engine, PerLayer, ProcessLostError, UnsupportedModelError
+from algorithms.gradients import L2, Affine, Engine, PerLayer, ProcessLostError, UnsupportedModelError, engine
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
@@ -129,8 +131,20 @@ def ways_of(count: int) -> tuple[dict[str, bool], ...]:
 WAYS = ({"shard_frozen": True}, {"shard_trained": True}, {"shard_frozen": True, "shard_trained": True})
 
 
+@contextmanager
+def joined_briefly(rank: int, count: int, folder: Path) -> Iterator[ProcessGroup]:
+    """As `joined`; models are inspected as large ones are, and their passes compared once.
+
+    Each process inspects each model, which would take most of the time and has tests of its own.
+    """
+    with joined(rank, count, folder) as group, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
+        patch.setattr(engine, "_MOST_SEEDS", 1)
+        yield group
+
+
 def in_a_process(rank: int, count: int, folder: Path) -> None:
-    with joined(rank, count, folder) as group:
+    with joined_briefly(rank, count, folder) as group:
         torch.save([answers(group, **way) for way in ways_of(count)], folder / f"{rank}.pt")
         module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (count,))).module
     local = {name: getattr(part, "_local_tensor", part).shape for name, part in module.named_parameters()}
@@ -237,7 +251,7 @@ def released(name: str, group: ProcessGroup, folder: Path, *, stop_after: int | 
 
 
 def methods_in_a_process(rank: int, folder: Path, names: list[str]) -> dict[str, Tensor]:
-    with joined(rank, 2, folder) as group:
+    with joined_briefly(rank, 2, folder) as group:
         found = {name: released(name, group, folder / f"{name}-{rank}") for name in names}
         for name in CRASHED:
             released(name, group, folder / f"crashed-{name}-{rank}", stop_after=2)
