@@ -278,9 +278,8 @@ class GroupPLD:
         # A table gives the start, a step of Newton's the rest; what is then still missing widens the cells (`slip`).
         outputs = _inverse_start(losses, known, table, slopes, after)
         there, slopes = self._losses(outputs)
-        with np.errstate(
-            divide="ignore", invalid="ignore"
-        ):  # where the loss is flat, which is beyond all mass
+        # Where the loss is flat, which is beyond all mass, a step may be anything.
+        with np.errstate(divide="ignore", invalid="ignore"):
             stepped = outputs + (losses - there) / slopes
         outputs = np.clip(stepped, table[after - 1], table[after])
         is_inside = (losses > known[0]) & (losses < known[-1])
