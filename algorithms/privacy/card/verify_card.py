@@ -55,6 +55,8 @@ SHARES, MORE = 10_000, 1.002
 """The share of delta that is s above, and delta with the shares of events inside events, fewer than 20 deep."""
 MAX_BYTES, MAX_DEPTH, MAX_KINDS, MAX_POINTS, MAX_SECONDS = 2**25, 21, 1_000, 2**22, 120
 """Limits: bytes of a file, depth of nested fields, different releases, points of a grid, and time of the command."""
+MAX_RELEASES = 10**9
+"""Of more, what rounding takes from each could come to much."""
 ENCODER = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False)
 """How the facts of a card are written, with a last line break; the signature is over this, with null in its place."""
 
@@ -224,6 +226,11 @@ def parts_of(event: Event) -> Rows:
     inner = [event["event"]] if "event" in event else event.get("events", [])
     repeated = [one if one["type"] == "SelfComposedDpEvent" else {"event": one, "count": 1} for one in inner]
     return rows_of({"events": repeated})
+
+
+def number_of(rows: Rows) -> int:
+    """How many releases events hold; those of a search or of a choice once each."""
+    return sum(count * max(1, number_of(parts_of(event))) for event, count in rows)
 
 
 # ---------------------------------------------------------------- 2. Signature and files.
@@ -418,6 +425,8 @@ def lower_bounds(rows: Rows, adjacency: str, accounting: Card) -> dict[str, floa
     for name, price in prices.items() if "NonPrivateDpEvent" not in json.dumps(rows) else ():
         try:
             with np.errstate(all="ignore"):
+                is_exact = name == "pure" or number_of(rows) <= MAX_RELEASES
+                require(is_exact, f"more than {MAX_RELEASES:,} releases")
                 bound = max(float(price(simplify(part, adjacency))) for part in parts)
             bounds[name] = bound if math.isfinite(bound) else "it is infinite"
         except NoBoundError as error:
@@ -582,10 +591,15 @@ def rdp(rows: Rows, alpha: Array) -> Array:
             case "LaplaceDpEvent":
                 bounds = np.array([renyi._laplace_rdp(1 / z, order) for order in alpha])
             case "PureDpEvent" | "PoissonSampledDpEvent" if of in ("PureDpEvent", "LaplaceDpEvent"):
-                epsilon = pure([(event, 1)])  # of randomised response, and of zCDP that it implies
+                epsilon = pure(
+                    [(event, 1)]
+                )  # of randomised response, and of zCDP where rounding takes that away
                 lie = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-                answers = [renyi._randomized_response_rdp_replace_one(lie, 2, order) for order in alpha]
-                bounds = np.minimum(answers, np.minimum(epsilon, alpha * epsilon**2 / 2))
+                answers = np.array(
+                    [renyi._randomized_response_rdp_replace_one(lie, 2, order) for order in alpha]
+                )
+                is_lost = answers * (alpha - 1) < 1e-9
+                bounds = np.minimum(np.where(is_lost, alpha * epsilon**2 / 2, answers), epsilon)
             case "ZCDpEvent":
                 bounds = event["xi"] + event["rho"] * alpha
             case "RenyiDpEvent":
