@@ -228,9 +228,11 @@ def parts_of(event: Event) -> Rows:
     return rows_of({"events": repeated})
 
 
-def number_of(rows: Rows) -> int:
-    """How many releases events hold; those of a search or of a choice once each."""
-    return sum(count * max(1, number_of(parts_of(event))) for event, count in rows)
+def number_of(event: Event) -> int:
+    """How many releases an event holds; those of a search or of a choice once each."""
+    inner = [event["event"]] if "event" in event else event.get("events", [])
+    times = event["count"] if event["type"] == "SelfComposedDpEvent" else 1
+    return int(times * max(1, sum(map(number_of, inner))))
 
 
 # ---------------------------------------------------------------- 2. Signature and files.
@@ -425,8 +427,8 @@ def lower_bounds(rows: Rows, adjacency: str, accounting: Card) -> dict[str, floa
     for name, price in prices.items() if "NonPrivateDpEvent" not in json.dumps(rows) else ():
         try:
             with np.errstate(all="ignore"):
-                is_exact = name == "pure" or number_of(rows) <= MAX_RELEASES
-                require(is_exact, f"more than {MAX_RELEASES:,} releases")
+                number = sum(count * number_of(event) for event, count in rows)
+                require(name == "pure" or number <= MAX_RELEASES, f"more than {MAX_RELEASES:,} releases")
                 bound = max(float(price(simplify(part, adjacency))) for part in parts)
             bounds[name] = bound if math.isfinite(bound) else "it is infinite"
         except NoBoundError as error:

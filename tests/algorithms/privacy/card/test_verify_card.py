@@ -275,10 +275,19 @@ def test_the_bound_of_one_gaussian_is_just_below_its_closed_form() -> None:
             1e-8 * math.sqrt((2 * math.exp(1.0) + math.exp(-2.0)) / 3 - 1),
             10**9,
         ),
+        (_poisson(1e-3, 1e6), 1e-9, 10**18),
         (_poisson(1e-16, 1.0), 1e-16 * math.sqrt(math.expm1(1.0)), 10**32),
         (_poisson(1e-3, 1e12), 1e-15, 10**30),
     ],
-    ids=["pure", "much that is pure", "sampled pure", "sampled laplace", "sampled gaussian", "much noise"],
+    ids=[
+        "pure",
+        "much that is pure",
+        "sampled pure",
+        "sampled laplace",
+        "much noise",
+        "rare samples",
+        "more noise",
+    ],
 )
 def test_many_releases_of_next_to_nothing_are_not_rounded_to_nothing(
     event: dp.DpEvent, shift: float, times: int
