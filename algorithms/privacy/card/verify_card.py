@@ -591,7 +591,7 @@ def rdp(rows: Rows, alpha: Array) -> Array:
             case "GaussianDpEvent" | "PoissonSampledDpEvent" if of == "GaussianDpEvent":
                 bounds = renyi._compute_rdp_poisson_subsampled_gaussian(rate, z, alpha)
             case "LaplaceDpEvent":
-                bounds = np.array([renyi._laplace_rdp(1 / z, order) for order in alpha])
+                bounds = np.minimum([renyi._laplace_rdp(1 / z, order) for order in alpha], alpha / 2 / z**2)
             case "PureDpEvent" | "PoissonSampledDpEvent" if of in ("PureDpEvent", "LaplaceDpEvent"):
                 epsilon = pure(
                     [(event, 1)]
@@ -633,7 +633,9 @@ def renyi_curve(rows: Rows, how: Card) -> tuple[Array, Array]:
         has_rho = event["type"] in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent", "ZCDpEvent")
         require(has_rho and not event.get("xi"), "not every event has a rho")
     alpha = 1 + np.exp(np.linspace(-4.6, 25.0, 30_001))
-    return alpha, alpha * max(rdp(rows, np.array([2.0]))[0] / 2, how["rho"])  # at 2 at most 2 rho
+    return alpha, alpha * max(
+        (rdp(rows, ORDERS) / ORDERS).max(), how["rho"]
+    )  # at each order at most rho times that
 
 
 # ---------------------------------------------------------------- 6. Losses.

@@ -19,6 +19,8 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from scipy.optimize import brentq
+from scipy.stats import binom
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import adjacency_named
@@ -302,6 +304,22 @@ def test_many_releases_of_next_to_nothing_are_not_rounded_to_nothing(
     assert all(
         (math.inf if bounds[name] is None else bounds[name]) >= 0.99 * exact for name in ("pld", "rdp")
     )
+
+
+def test_what_a_zcdp_filter_let_through_costs_no_less_than_exactly() -> None:
+    times, delta = 100, 1e-5
+    answers = np.arange(times + 1)
+    chances, losses = binom.pmf(answers, times, 1 / (1 + math.exp(-1.0))), 2.0 * answers - times
+
+    def delta_at(epsilon: float) -> float:  # of so many randomised responses (Kairouz et al. 2015)
+        return float(chances @ np.maximum(0.0, -np.expm1(epsilon - losses)))
+
+    exact = brentq(lambda epsilon: delta_at(epsilon) - delta, 0.0, 100.0)
+    terms = {"delta": delta, "composition": FIXED | {"kind": "zcdp", "rho": 1e-6}, "epsilon": {"rdp": 1.0}}
+    bound = verify_card.lower_bounds([({"type": "PureDpEvent", "epsilon": 1.0}, times)], ADD, terms)["rdp"]
+    by_rho = times / 2 + 2 * math.sqrt(times / 2 * -math.log(delta))  # Bun and Steinke 2016
+    assert isinstance(bound, float)
+    assert exact < bound < by_rho
 
 
 @pytest.mark.parametrize("rate", [1e-9, 0.3, 1.0])
