@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_before_any_stage_starts_and_nothing_changes(
         ("--set privacy.epsilom=1", "unknown key privacy.epsilom"),
         ("--set privacy.epsilon", "key=value"),
         ("--delta 0.01", "at most"),
-        ("--delta 0", "set privacy.accountant to pure"),
+        ("--delta 0", "set privacy.delta or privacy.accountant"),
         ("--set algorithm.expected_batch_size=100000", "algorithm.expected_batch_size"),
         ("--set model.name=logistic", "2 classes"),
         ("--set privacy.epsilon=1e9", "privacy.epsilon"),
