@@ -36,8 +36,8 @@ run:
 	@epsilonflow run $(ARGS)
 
 test: lint
-	# For two cores: a third process works while another waits. What is compiled is kept for the next run.
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS) # slow files first, so that none is long at the end
+	# For two cores, on which three processes take as long. What is compiled is kept for the next run.
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # slow files first, so that none is long at the end
 
 soak: $(VENV)/installed-dev
 	pytest -m soak $(ARGS)
