@@ -593,14 +593,11 @@ def rdp(rows: Rows, alpha: Array) -> Array:
             case "LaplaceDpEvent":
                 bounds = np.minimum([renyi._laplace_rdp(1 / z, order) for order in alpha], alpha / 2 / z**2)
             case "PureDpEvent" | "PoissonSampledDpEvent" if of in ("PureDpEvent", "LaplaceDpEvent"):
-                epsilon = pure(
-                    [(event, 1)]
-                )  # of randomised response, and of zCDP where rounding takes that away
+                epsilon = pure([(event, 1)])
                 lie = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-                answers = np.array(
-                    [renyi._randomized_response_rdp_replace_one(lie, 2, order) for order in alpha]
-                )
-                is_lost = answers * (alpha - 1) < 1e-9
+                randomised = [renyi._randomized_response_rdp_replace_one(lie, 2, order) for order in alpha]
+                answers = np.array(randomised)
+                is_lost = answers * (alpha - 1) < 1e-9  # to rounding: then they are close to those of zCDP
                 bounds = np.minimum(np.where(is_lost, alpha * epsilon**2 / 2, answers), epsilon)
             case "ZCDpEvent":
                 bounds = event["xi"] + event["rho"] * alpha
@@ -633,9 +630,8 @@ def renyi_curve(rows: Rows, how: Card) -> tuple[Array, Array]:
         has_rho = event["type"] in ("GaussianDpEvent", "LaplaceDpEvent", "PureDpEvent", "ZCDpEvent")
         require(has_rho and not event.get("xi"), "not every event has a rho")
     alpha = 1 + np.exp(np.linspace(-4.6, 25.0, 30_001))
-    return alpha, alpha * max(
-        (rdp(rows, ORDERS) / ORDERS).max(), how["rho"]
-    )  # at each order at most rho times that
+    rho = max((rdp(rows, ORDERS) / ORDERS).max(), how["rho"])  # a filter of zCDP bounds all orders by it
+    return alpha, alpha * rho
 
 
 # ---------------------------------------------------------------- 6. Losses.
