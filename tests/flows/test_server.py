@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
@@ -198,46 +198,40 @@ def test_why_no_server_started_is_in_a_file_that_is_named(
         )
 
 
-def test_stop_waits_for_the_end_of_the_server(tmp_path: Path) -> None:
-    """It takes a moment, as a real one does; a server that starts meanwhile would find the port in use."""
-    slow = (
+@contextmanager
+def running_server(home: Path, on_end: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that Prefect's home says is its server, with what it does when it is asked to end, in Python."""
+    program = (
         "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit()))\n"
+        f"signal.signal(signal.SIGTERM, {on_end})\n"
         "print('ready', flush=True)\n"
         "time.sleep(300)"
     )
-    command = [sys.executable, "-c", slow, "prefect.server.api.server:create_app"]
+    command = [sys.executable, "-c", program, "prefect.server.api.server:create_app"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            with temporary_settings({PREFECT_HOME: tmp_path}):
-                (tmp_path / "server.pid").write_text(str(process.pid))
-                assert server.stop_server()
-                assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-                assert not server.stop_server() and not (tmp_path / "server.pid").exists()
+            (home / "server.pid").write_text(str(process.pid))
+            with temporary_settings({PREFECT_HOME: home}):
+                yield process
         finally:
             process.kill()
+
+
+def test_stop_waits_for_the_end_of_the_server(tmp_path: Path) -> None:
+    """It takes a moment, as a real one does; a server that starts meanwhile would find the port in use."""
+    with running_server(tmp_path, "lambda *_: (time.sleep(1), sys.exit())") as process:
+        assert server.stop_server()
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        assert not server.stop_server() and not (tmp_path / "server.pid").exists()
 
 
 def test_a_server_that_does_not_end_is_named(tmp_path: Path) -> None:
-    deaf = (
-        "import signal, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(300)"
-    )
-    command = [sys.executable, "-c", deaf, "prefect.server.api.server:create_app"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            (tmp_path / "server.pid").write_text(str(process.pid))
-            with (
-                temporary_settings({PREFECT_HOME: tmp_path}),
-                pytest.raises(StageFailedError, match=f"0 s ago .*`kill -9 {process.pid}`"),
-            ):
-                server.stop_server(patience_seconds=0)
-        finally:
-            process.kill()
+    with (
+        running_server(tmp_path, "signal.SIG_IGN") as process,
+        pytest.raises(StageFailedError, match=f"0 s ago .*`kill -9 {process.pid}`"),
+    ):
+        server.stop_server(patience_seconds=0)
 
 
 def test_stop_leaves_another_process_alone_that_has_the_number_of_a_dead_server(tmp_path: Path) -> None:
