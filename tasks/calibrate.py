@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.runs.plan_ahead import offered
+from tasks.runs.plan_ahead import read_offer
 from tasks.runs.stage_main import main_of
 
 PREPARED, PLAN_FILE = Path("datasets/prepared"), Path("artifacts/plan.json")
@@ -19,7 +19,7 @@ def _write(content: bytes) -> None:
     PLAN_FILE.write_bytes(content)
 
 
-if __name__ == "__main__" and (made := offered(PREPARED)) is not None:
+if __name__ == "__main__" and (made := read_offer(PREPARED)) is not None:
     main_of(partial(_write, made))
     raise SystemExit  # what follows takes two seconds to import
 

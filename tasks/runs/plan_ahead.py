@@ -49,7 +49,7 @@ def offering(root: Path, document: PlanDocument, public: DatasetInfo, text: str)
         file.unlink(missing_ok=True)
 
 
-def offered(prepared: Path) -> bytes | None:
+def read_offer(prepared: Path) -> bytes | None:
     """The plan that is offered to this process, if it is that of params.yaml and of the data in `prepared`.
 
     None also where an earlier run may have asked for the same, whose plan may be taken over instead.

@@ -12,7 +12,7 @@ from data import DatasetInfo
 from data.files import owner_key
 from flows.cli import runs
 from flows.cli.main import app
-from tasks.runs.plan_ahead import offered, offering
+from tasks.runs.plan_ahead import offering, read_offer
 from tests.support.checkout import Checkout
 
 PREPARED = Path("datasets/prepared")
@@ -46,9 +46,9 @@ print({names!r} & set(sys.modules))"""
 def test_a_plan_is_handed_out_for_the_same_values_and_data_alone(here: Checkout) -> None:
     document = PlanDocument.from_json(here.root.joinpath("artifacts/plan.json").read_bytes(), "plan.json")
     public, text = DatasetInfo.read(PREPARED), (here.root / "params.yaml").read_text()
-    assert offered(PREPARED) is None
+    assert read_offer(PREPARED) is None
     with offering(here.root, document, public, text):
-        assert offered(PREPARED) == document.to_text(sort_keys=True).encode()
+        assert read_offer(PREPARED) == document.to_text(sort_keys=True).encode()
         for old, new in (
             ("epsilon: 3.0", "epsilon: 2.0"),
             ("steps: 5", "steps: 6"),
@@ -56,13 +56,13 @@ def test_a_plan_is_handed_out_for_the_same_values_and_data_alone(here: Checkout)
             ("name: none", "name: centred"),
         ):
             here.set(old, new)
-            assert offered(PREPARED) is None, new
+            assert read_offer(PREPARED) is None, new
             here.set(new, old)
         here.set("threads: null", "threads: 1")
-        assert offered(PREPARED) is not None
-    assert offered(PREPARED) is None
+        assert read_offer(PREPARED) is not None
+    assert read_offer(PREPARED) is None
     with offering(here.root, document, replace(public, records=public.records + 1), text):
-        assert offered(PREPARED) is None
+        assert read_offer(PREPARED) is None
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_plan_that_may_have_changed_until_the_stage_runs_is_not_offered(
         changed = {"model": document.model.model_copy(update={"files": changed["model"]})}
     text = (here.root / "params.yaml").read_text()
     with offering(here.root, document.model_copy(update=changed), DatasetInfo.read(PREPARED), text):
-        assert offered(PREPARED) is None
+        assert read_offer(PREPARED) is None
 
 
 def test_where_private_records_had_a_run_the_stage_looks_for_its_plan(
@@ -97,9 +97,9 @@ def test_where_private_records_had_a_run_the_stage_looks_for_its_plan(
     owner_key(here.home)
     (here.home / "runs" / "0-0").mkdir(parents=True)
     with offering(here.root, document, private, text):
-        assert offered(PREPARED) is None
+        assert read_offer(PREPARED) is None
         monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
-        assert offered(PREPARED) is not None
+        assert read_offer(PREPARED) is not None
 
 
 def test_the_command_offers_its_plan_to_the_stages(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_the_command_offers_its_plan_to_the_stages(here: Checkout, monkeypatch: 
 
     def see(*_: object) -> Any:
         here.set("epsilon: 3.0", "epsilon: 2.0")
-        found.append(offered(PREPARED))
+        found.append(read_offer(PREPARED))
         raise SystemExit(0)
 
     monkeypatch.setattr(runs, "_run_pipeline", see)
     with pytest.raises(SystemExit):
         app(["run", "--epsilon", "2"])
     assert PlanDocument.from_json(found[0] or b"", "plan.json").target.epsilon == 2.0
-    assert offered(PREPARED) is None
+    assert read_offer(PREPARED) is None
