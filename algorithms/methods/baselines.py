@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
+from algorithms.core.estimated_counts import estimated_counts
 from algorithms.core.method import ReleasedParameters, SingleRelease
 from algorithms.core.minibatch import Descent, DPSGDState, batches, divisor_of
 from algorithms.core.optimizers import Count, OptimizerConfig, StepCount
@@ -154,7 +155,7 @@ class Majority(SingleRelease):
 
         rows = user_level_barrier(barrier, plan.facts.rows_per_user)
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
-        biases = log_odds(counts)
+        biases = log_odds(counts, plan.noise_multiplier)
         parameters = torch.zeros_like(state.parameters)
         biases = biases.to(parameters, non_blocking=True)
         if plan.method_params:
@@ -165,12 +166,12 @@ class Majority(SingleRelease):
         return replace(state, parameters=parameters)
 
 
-def log_odds(counts: Tensor) -> Tensor:
-    """The last biases of a linear model that answers as the counts [classes] do, each within 10 of 0.
+def log_odds(counts: Tensor, noise: float) -> Tensor:
+    """The last biases of a linear model that answers as the noisy counts [classes] do, each within 10 of 0.
 
     Biases come last in the parameters. For two classes it is one, of the second class against the first: right for
     a model with one output, and for one with two, whose first bias then is 0.
     """
-    logs = counts.clamp(min=1.0).log()
+    logs = estimated_counts(counts, noise).log()
     biases = logs[1:] - logs[0] if len(counts) == 2 else logs - logs.mean()
     return biases.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
