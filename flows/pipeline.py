@@ -1,8 +1,9 @@
-"""The pipeline: its five steps in order, whichever way they are run.
+"""The pipeline: its five steps in order, for the plain command and for Prefect alike.
 
 Each step is a DVC stage, and DVC is the only cache: a stage runs if something that it depends on has changed. The plain
 command runs the stages one after the other; under Prefect each is a task of a flow, see `flows.deployed`. That is the
-one difference, and it is a `Runner`.
+one difference, and it is a `Runner`. A scheduled retraining, which goes on where an earlier one stopped, runs the same
+five in `tasks.retraining.delivery`.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
-"""The train stage, which alone spends: claim the run, inspect the model, reserve, train, evaluate in private, settle.
+"""The train stage, which alone spends: check the plan, claim the run, inspect, reserve, train, evaluate, settle.
 
-The steps are, each durable before the next: the run's folder with the secret key of its noise; the reservation;
+What it leaves is, each durable before the next: the run's folder with the secret key of its noise; the reservation;
 checkpoints; the release of private held-out records; settlement; the result. A process that is killed at any point
 finds its folder when it is started again and resumes with the same noise, so it publishes the same model and spends
 nothing more. An identical run that is already done returns the result at no cost.

@@ -1,6 +1,7 @@
 """Everything that is sent to Weights & Biases, by sessions.
 
-Here is what is never sent, how long a session may take, and how failures are handled.
+This file has what all sessions share: settings by which nothing about the machine or the code is sent, how long a
+session may take, and how failures are handled.
 
 W&B keeps its own files below the checkout, unless the environment names another folder. The files of a queued
 experiment are below the checkout in which it was queued, since it runs in a copy that DVC deletes.

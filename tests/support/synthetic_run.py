@@ -1,4 +1,4 @@
-"""Writes what a run leaves, in the form the stages write it, without training anything."""
+"""Writes the files of a finished run, in the form the stages write them, without training anything."""
 
 import hashlib
 import json
@@ -169,7 +169,7 @@ def _receipt(
     spent = costs["pld"] or 0.0
     names = ("model.safetensors", "trace.parquet", "plan.json")
     return {
-        "run_id": "20250101T120000-0a1b2c3d",
+        "run_id": f"{'0a1b2c3d' * 8}-1",
         "algorithm": "non_private" if kind == "none" else "dp_sgd",
         "dataset": "animals",
         "population": "painters",
@@ -228,7 +228,7 @@ def with_entries(document: _D, **entries: Any) -> _D:
 
 
 def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
-    """What a run of `plan` would leave that recorded `trace`, both of them in `folder`."""
+    """The record of a run of `plan` with this trace; the files of both are written into `folder`."""
     run = record(write_run(folder / "run"))
     trace.write(folder / "trace.parquet")
     model = run.plan.model.model_copy(update={"parameters": plan.facts.parameters})

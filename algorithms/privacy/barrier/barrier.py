@@ -312,8 +312,8 @@ class Barrier:
         stream = self.__charge(release, dimension=len(parameters))
         if correlator is not None:
             self.__correlation.advance()
-        # The coins come before the noise in the stream. Their number does not depend on how they fall, so the noise is
-        # drawn while the gradients are computed.
+        # Importance samples and cyclic ones draw from the noise's stream, before the noise. How many words they draw
+        # does not depend on the outcome, so the noise can be drawn while the gradients are computed.
         drawn = words_of_sample(sampling, len(self.__records.labels))
         noise_ahead = (
             NoiseAhead.of(
@@ -329,7 +329,7 @@ class Barrier:
         )
         total = self.__unnoised.clipped_sum(parameters, clipping, release, stream)
         if noise_ahead is not None and stream.position != noise_ahead.start:
-            raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
+            raise RuntimeError("the noise does not follow the sample in the stream")
         if slices is not None:
             return (_noisy_slices(total, release, noise_ahead, slices) / divisor).to(torch.float32)
         if noise_ahead is None:

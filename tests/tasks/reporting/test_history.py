@@ -49,7 +49,7 @@ from tasks.reporting.figures import (
 from tasks.retraining import Kind, RetrainingState, RetrainingStates
 from tests.support.synthetic_run import CLASSES, DELTA, Folders, read_json, write_json, write_run
 
-RUN = "20250101T120000-0a1b2c3d"
+RUN = f"{'0a1b2c3d' * 8}-1"
 EARLIER: list[tuple[str, Kind, float | None]] = [
     ("2026-W01", "promoted", 0.7),
     ("2026-W02", "kept", 0.65),
