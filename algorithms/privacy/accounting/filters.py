@@ -6,9 +6,11 @@ one order fixed in advance (Feldman and Zrnic 2021, Lécuyer 2021).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Protocol
 
 import dp_accounting as dp
@@ -18,18 +20,20 @@ from scipy.optimize import minimize_scalar
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
+    ACCOUNTANTS,
     ADD_OR_REMOVE_ONE,
     ORDERS,
     Accountant,
     Adjacency,
     as_add_remove,
     epsilon,
+    epsilon_near,
     epsilon_of_rdp,
     find_smallest,
     rdp,
 )
 from algorithms.privacy.accounting.event_rules import in_words, rule_of
-from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.events import RenyiDpEvent, Schedule, disjoint_parts_of
 from algorithms.privacy.accounting.random_allocation import PaidSteps
 
 
@@ -58,6 +62,9 @@ _EACH, _GROWTH, _GRID = 64, 16, 1e-3
 """The epsilon so far is computed after each of the first 64 releases, then whenever their number has grown by a
 sixteenth, on a grid of 0.001.
 """
+
+_COVER_ROUNDING = 1e-9
+"""Relative; by so much rounding may raise a cost above what was stated of it."""
 
 FilterSpec = FixedSchedule | ZCDPBudget | RenyiBudget
 """How a run's budget is enforced."""
@@ -416,3 +423,51 @@ def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
     # An event that is refused as a sample is refused before it is treated as one of all records.
     as_add_remove(adjacency, event)
     return rho_of(as_add_remove(adjacency, rule_of(event).without_subsampling(event, adjacency)))
+
+
+def is_covered(stated: Budget, schedule: Schedule, adjacency: Adjacency) -> bool | None:
+    """Whether a bound for the releases of a schedule is at most a stated budget; None where none takes its events.
+
+    The bounds are those of the accountants, and those of filters, whose runs reserve a divergence at one order or a
+    rho: of these the conversion at a real order may be tighter than that at the accountants' orders.
+
+    Args:
+        stated: The epsilon and delta that the releases are said to cost.
+        schedule: Events and how often each occurs in a row.
+        adjacency: What the events are accounted under.
+
+    Example:
+        >>> step = dp.GaussianDpEvent(4.0)
+        >>> is_covered(Budget(1.0, 1e-5), [(step, 1)], ADD_OR_REMOVE_ONE)
+        True
+        >>> is_covered(Budget(1.0, 1e-5), [(step, 2)], ADD_OR_REMOVE_ONE)
+        False
+    """
+    parts = disjoint_parts_of(schedule)
+    if parts is not None:
+        verdicts = [is_covered(stated, part, adjacency) for part in parts]
+        return False if False in verdicts else None if None in verdicts else True
+    bounds: list[Callable[[], float]] = [
+        partial(epsilon_near, stated.epsilon, schedule, stated.delta, accountant=name, adjacency=adjacency)
+        for name in (ACCOUNTANTS if stated.delta > 0 else ("pure",))
+    ]
+    if 0 < stated.delta < 1:
+        orders = {event.order for event, _ in schedule if isinstance(event, RenyiDpEvent)}
+        bounds += [partial(_by_order, order, schedule, stated.delta, adjacency) for order in orders]
+        bounds.append(partial(_by_rho, schedule, stated.delta, adjacency))
+    has_bound = False
+    for bound in bounds:
+        with suppress(RefusedError):
+            if bound() <= stated.epsilon * (1 + _COVER_ROUNDING):
+                return True
+            has_bound = True
+    return False if has_bound else None
+
+
+def _by_order(order: float, schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
+    divergence = float(rdp(schedule, orders=(order,), adjacency=adjacency)[0])
+    return max(0.0, divergence + conversion(order, delta))
+
+
+def _by_rho(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
+    return epsilon_of_zcdp(math.fsum(count * rho_under(adjacency, event) for event, count in schedule), delta)

@@ -7,10 +7,11 @@ several blocks is priced for all of a person's records in it. A settled run is c
 open run its whole reservation. The reservation of a killed run stays charged until the run is resumed and settled; if
 it is forfeited, it is charged for ever.
 
-A row that was changed, removed or inserted outside of the ledger breaks its hash chain. Nobody who has not verified
-that row before can open the ledger then; `verify` reads all rows. Balances have rows of their own, which `verify`
-derives again. Restoring an old copy, or deleting the file, leaves a valid chain: only a `head()` that is kept elsewhere
-reveals these, with `check_contains`. No decision depends on a clock: `written_at` is for people.
+A row that was changed, removed or inserted outside of the ledger breaks its hash chain. Opening the ledger verifies the
+rows after the last head that the caller has verified, and fails where the chain breaks; `verify` reads all rows, and so
+finds a change to a row that was verified before. Balances have rows of their own, which `verify` derives again.
+Restoring an old copy, or deleting the file, leaves a valid chain: only a `head()` that is kept elsewhere reveals these,
+with `check_contains`. No decision depends on a clock: `written_at` is for people.
 
 The functions below the class use only the rows: whether a ledger is a copy of another, the state of a population right
 after a run settled, and a verification of all rows, one by one. Its memory grows with the number of populations and
@@ -18,7 +19,9 @@ open runs, not with the rows; its result can be stored, signed, as a checkpoint 
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -77,9 +80,10 @@ from algorithms.privacy.ledger.store import (
 )
 
 T = TypeVar("T")
-_UNDER, _UNDER_BY_BASIC = 1 - 1e-9, 1 - 1e-2
-"""Parts of what a run's events cost here that its row has to charge: all but rounding; under basic composition, whose
-prices come from grids of privacy losses that another version may make finer, all but a hundredth."""
+_MIN_PAID, _MIN_PAID_OF_DELTA = 1 - 1e-9, 1 - 1e-2
+"""The share of what a run's events cost here that its row has to charge: all but rounding, and all but a hundredth of
+the delta of several records of a person. That delta is a bound from a grid of privacy losses, and another version's
+grid may be finer: between this grid and one of quarter cells it moved by 0.1 % mostly, and by up to 4 %."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class LedgerVerification:
     Attributes:
         checkpoint: At the end of the chain.
         read: The number of rows that were read.
-        priced: The number of prices that were recomputed.
+        priced: The number of rows whose charge was compared with what their events cost.
     """
 
     checkpoint: Checkpoint
@@ -378,7 +382,9 @@ class Ledger:
         )
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
-        """Settle a run at what it spent; does nothing if it is already settled like this.
+        """Settle a run at what it spent; does nothing if it is already settled at this cost, with this model.
+
+        The events of the first settlement stay in the ledger then; a card that states others does not match it.
 
         Args:
             run_id: Of an open run.
@@ -588,8 +594,10 @@ class Ledger:
 
         Args:
             since: An earlier verification to continue from; by default from the first row.
-            prices: Also recompute the price of each run with events. A run that was settled at its full cost keeps the
-                price of its reservation, so its events may cost less, but not more.
+            prices: Also recompute what the events of each run cost, and refuse a row that charges less: epsilon under
+                basic sums, rho or the divergence under filters, and the delta of several records of a person, of which
+                a hundredth may be missing. A row may charge more, as a run that was settled at its full cost keeps the
+                price of its reservation. Rows whose events are left out, unknown or without a bound are not compared.
 
         Raises:
             LedgerBrokenError: If a hash, a balance or a price does not hold.
@@ -802,22 +810,42 @@ def _replay_page(state: LedgerState, page: list[Entry], *, prices: bool) -> int:
 
 
 def _check_price(state: LedgerState, entry: Entry) -> bool:
-    """Whether the row has a price that follows from events; raises LedgerBrokenError if they cost more."""
+    """Whether what the row charges could be compared with its events; raises LedgerBrokenError if they cost more."""
     composition = state.terms[entry.population].composition
     if entry.run_id is None or entry.events == "[]":
         return False
     notes: RowNotes = json.loads(entry.about)
+    adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(notes)
+    is_covered = _is_covered(entry.budget, entry.events, adjacency) if composition.kind == "basic" else None
+    if is_covered is False:
+        raise LedgerBrokenError(
+            f"row {entry.seq} charges run {entry.run_id!r} {in_words(entry.budget)}, its events cost more at this"
+            " delta; find out which software wrote it."
+        )
     price = notes.get("price")
     if price is None or (composition.kind == "basic" and notes.get("together", 1) == 1):
-        return False
-    adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(notes)
+        return is_covered is True
     cost = _cost(composition, entry.budget, entry.events, adjacency, notes.get("together", 1))
-    if price < cost * (_UNDER if composition.kind != "basic" else _UNDER_BY_BASIC):
+    if price < cost * (_MIN_PAID_OF_DELTA if composition.kind == "basic" else _MIN_PAID):
         raise LedgerBrokenError(
             f"row {entry.seq} charges run {entry.run_id!r} {price:g}, its events cost {cost:g}; find out"
             " which software wrote it."
         )
     return True
+
+
+@lru_cache(maxsize=1024)
+def _is_covered(stated: Budget, events: str, adjacency: str) -> bool | None:
+    """`filters.is_covered` of a row; kept, since runs repeat and a settlement mostly has its reservation's events."""
+    if math.isinf(stated.epsilon):
+        return None  # a run without noise, which is recorded and not added
+    from algorithms.privacy.accounting.epsilon import adjacency_named
+    from algorithms.privacy.accounting.events import schedule_from_json
+    from algorithms.privacy.accounting.filters import is_covered
+
+    with suppress(RefusedError):  # events that this version does not know
+        return is_covered(stated, schedule_from_json(json.loads(events)), adjacency_named(adjacency))
+    return None
 
 
 @lru_cache(maxsize=4096)

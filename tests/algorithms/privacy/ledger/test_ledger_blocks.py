@@ -420,7 +420,7 @@ def test_under_sums_several_records_take_the_delta_of_their_events(tmp_path: Pat
     ledger.settle("c", Budget(epsilon, 1e-5), events=events)
     balance = ledger.balance("patients", "x")
     assert balance.spent.delta + balance.reserved.delta == pytest.approx(reserved.delta)
-    assert ledger.verify(prices=True).priced == 8
+    assert ledger.verify(prices=True).priced == 9
     # What has no bound by PLD keeps the bound for any run.
     zcdp = [{"event": {"type": "ZCDpEvent", "rho": 0.001, "xi": 0.0}, "count": 1}]
     conftest.reserve(ledger, "d", "x", "y", cost=Budget(1.0, 1e-5), events=zcdp)

@@ -263,6 +263,46 @@ def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: 
         ledger.verify(prices=True)
 
 
+@pytest.mark.parametrize("kind", ["reserve", "settle"])
+def test_a_run_that_is_charged_less_than_its_events_cost_is_found_under_basic_sums(
+    kind: str, tmp_path: Path
+) -> None:
+    """One Gaussian release with multiplier 4 costs epsilon 0.926 at delta 1e-5, two cost 1.356, by mpmath."""
+    ledger = declared(tmp_path, cap=CAP)
+    one, two = (schedule_to_json([(GAUSSIAN, count)]) for count in (1, 2))
+    cost = Budget(1.0, 1e-5)
+    ledger.reserve("a", "patients", cost, events=two if kind == "reserve" else one, notes={})
+    if kind == "settle":
+        assert ledger.verify(prices=True).priced == 1
+        ledger.settle("a", cost, events=two)
+    with pytest.raises(
+        LedgerBrokenError, match=r"charges run 'a' epsilon=1, delta=1e-05, its events cost more"
+    ):
+        ledger.verify(prices=True)
+
+
+def test_what_a_filter_reserves_and_what_it_let_through_are_covered_by_the_budget_of_the_filter(
+    tmp_path: Path,
+) -> None:
+    """At orders and rhos between those of the accountants, whose conversion states more."""
+    ledger = declared(tmp_path, cap=Budget(100.0, 1e-3))
+    reserved = {
+        "renyi": (Budget(1.25 + conversion(11.37, 1e-5), 1e-5), RenyiDpEvent(11.37, 1.25)),
+        "zcdp": (Budget(epsilon_of_zcdp(0.313, 1e-5), 1e-5), dp.dp_event.ZCDpEvent(0.313)),
+    }
+    for name, (cost, event) in reserved.items():
+        ledger.reserve(name, "patients", cost, events=schedule_to_json([(event, 1)]), notes={})
+        ledger.settle(name, cost, events=schedule_to_json([(dp.GaussianDpEvent(2.2), 1)]))
+    assert ledger.verify(prices=True).priced == 4
+
+
+def test_events_without_a_bound_are_not_counted_among_the_prices(tmp_path: Path) -> None:
+    ledger = declared(tmp_path, cap=CAP)
+    fixed_size = dp.SampledWithoutReplacementDpEvent(1000, 10, dp.GaussianDpEvent(1.0))
+    ledger.reserve("a", "patients", ONE, events=schedule_to_json([(fixed_size, 1)]), notes={})
+    assert ledger.verify(prices=True).priced == 0
+
+
 @attrs.frozen
 class PairedDpEvent(dp.DpEvent):  # type: ignore[misc]
     """A mechanism that costs a pair of records less than twice what it costs one of them."""
