@@ -539,7 +539,7 @@ class Own(CardPart):
     """Your own reader: `factory` is `package.module:factory`, which receives `settings` and returns a function.
 
     The function takes the files by role, or {"new": PATH} to predict on, and yields
-    `data.readers.records.RecordBlock`s; it must process each record independently. source_sha256: checksum of all
+    `data.readers.records.RecordChunk`s; it must process each record independently. source_sha256: checksum of all
     source files of its package and of what it imports from the project; write zeros first, and `epsilonflow data
     check` prints it. texts: whether the features are texts, for a text encoder.
     each_record_alone: the owner's declaration that it reads each record by itself; private records need it, since the

@@ -33,7 +33,7 @@ from data.formats import (
     Tokens,
 )
 from data.readers import encoding, images, rows, texts
-from data.readers.records import Features, OwnReader, RecordBatch, RecordBlock, files_in
+from data.readers.records import Features, OwnReader, RecordBatch, RecordChunk, files_in
 from data.targets import Classes, Tags, Target
 from data.transforms import scatter
 
@@ -144,7 +144,7 @@ def records_in(
         yield from records
     else:
         for some in records:
-            whole = RecordBlock("test", RecordBatch(some.features, np.zeros(len(some.names), np.int64)))
+            whole = RecordChunk("test", RecordBatch(some.features, np.zeros(len(some.names), np.int64)))
             made = [block.records.features for block in scatter(card, [whole])]
             yield NewRecords(some.names, np.concatenate(made))
 

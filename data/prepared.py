@@ -20,7 +20,7 @@ from data.card import DataRefusedError
 from data.description import DatasetInfo
 from data.documents import Document
 from data.files import hide, try_lock
-from data.readers.records import PARTS, Features, Part, RecordBatch, RecordBlock
+from data.readers.records import PARTS, Features, Part, RecordBatch, RecordChunk
 from data.targets import IGNORED
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
@@ -82,7 +82,7 @@ class Prepared(HeldOut):
 
 def write(
     folder: Path,
-    blocks: Iterable[RecordBlock],
+    chunks: Iterable[RecordChunk],
     public: DatasetInfo,
     *,
     salt: Salt,
@@ -91,7 +91,7 @@ def write(
     words: bytes | None = None,
     preparation: Document | None = None,
 ) -> None:
-    """Write the records into `folder` as their blocks come, whole or not at all; only its owner can read it.
+    """Write the records into `folder` as their chunks come, whole or not at all; only its owner can read it.
 
     salt: secret bytes that make the folder's checksum unguessable, or a function that returns them after the records
     are written. at_most: bound on the number of records if that is private; the file `salt` is then padded so that the
@@ -107,7 +107,7 @@ def write(
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
         content.mkdir(mode=0o700)
-        written, digest = _fill(content, blocks, public)
+        written, digest = _fill(content, chunks, public)
         (content / _CONTENTS).write_text(f"{digest}\n", encoding="utf-8")
         (content / "public.json").write_text(public.to_json(), encoding="utf-8")
         (content / _DIGESTS).write_text(json.dumps(dict(digests or {})), encoding="utf-8")
@@ -165,37 +165,37 @@ def portions_of(folder: Path) -> Iterator[Path]:
             os.close(held)
 
 
-def _fill(folder: Path, blocks: Iterable[RecordBlock], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
-    """Write the arrays; returns the number of records of each part, and a digest of those that a run releases of."""
+def _fill(folder: Path, chunks: Iterable[RecordChunk], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
+    """Write the arrays; returns the number of records of each part, and a digest of those that noise is drawn for."""
     owners, halves, groups = bytearray(), bytearray(), list[NDArray[np.int16]]()
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
             for name, kind, shape in (
-                ("features", _kind(public), public.input_shape),
-                ("labels", _label_kind(public), public.label_shape),
+                ("features", _feature_dtype(public), public.input_shape),
+                ("labels", _label_dtype(public), public.label_shape),
             )
         )
-        for block in blocks:
-            features[block.part].append(block.records.features)
-            labels[block.part].append(block.records.labels)
-            if public.rows_per_user is not None and block.part == "train":
-                owners += b"".join(block.owners)
-            if block.part == "test":
-                halves += bytes(owner[0] & 1 for owner in block.owners)
-                if block.records.groups is not None:
-                    groups.append(block.records.groups.astype(np.int16))
+        for chunk in chunks:
+            features[chunk.part].append(chunk.records.features)
+            labels[chunk.part].append(chunk.records.labels)
+            if public.rows_per_user is not None and chunk.part == "train":
+                owners += b"".join(chunk.owners)
+            if chunk.part == "test":
+                halves += bytes(owner[0] & 1 for owner in chunk.owners)
+                if chunk.records.groups is not None:
+                    groups.append(chunk.records.groups.astype(np.int16))
     if _has_halves(public):
         np.save(folder / _HALVES, np.frombuffer(halves, np.uint8))
     if public.rows_per_user is not None:
         features["train"], labels["train"] = _group_by_user(folder, owners, public)
-    digest = _joint(features["train"].digest, labels["train"].digest)
+    digest = _hash_of_both(features["train"].digest, labels["train"].digest)
     if public.holdout == "private":  # noise must not be drawn again for others
-        digest = _joint(bytes.fromhex(digest), features["test"].digest + labels["test"].digest)
+        digest = _hash_of_both(bytes.fromhex(digest), features["test"].digest + labels["test"].digest)
     if public.unseen_groups:
         rows = np.concatenate([np.zeros((0, len(public.unseen_groups)), np.int16), *groups])
         np.save(folder / _GROUPS, rows)
-        digest = _joint(bytes.fromhex(digest), rows.tobytes())
+        digest = _hash_of_both(bytes.fromhex(digest), rows.tobytes())
     return {part: labels[part].count for part in PARTS}, digest
 
 
@@ -226,13 +226,15 @@ def halves_digest(folder: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
-def _joint(features: bytes, labels: bytes) -> str:
-    return hashlib.sha256(features + labels).hexdigest()
+def _hash_of_both(first: bytes, second: bytes) -> str:
+    return hashlib.sha256(first + second).hexdigest()
 
 
 def digest_of(features: Features, labels: NDArray[Any]) -> str:
-    """The digest of training records that `contents` is of unchanged arrays; it reads them as a whole."""
-    return _joint(*(hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in (features, labels)))
+    """The digest of training records, read whole: that in the file `contents` if the arrays are as they were."""
+    return _hash_of_both(
+        *(hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in (features, labels))
+    )
 
 
 def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tuple["_Rows", "_Rows"]:
@@ -243,17 +245,17 @@ def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tupl
     """
     features, labels = folder / "train_features.npy", folder / "train_labels.npy"
     old = [path.rename(path.with_suffix(".rows")) for path in (features, labels)]
-    rows, answers = (np.load(path, mmap_mode="r") for path in old)
+    rows, row_labels = (np.load(path, mmap_mode="r") for path in old)
     with (
-        _Rows(features, _kind(public), (*public.rows, *public.input_shape)) as feature_rows,
-        _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as label_rows,
+        _Rows(features, _feature_dtype(public), (*public.rows, *public.input_shape)) as feature_rows,
+        _Rows(labels, _label_dtype(public), (*public.rows, *public.label_shape)) as label_rows,
     ):
         for places in _by_person(owners, *public.rows):
             filled = np.where(places < 0, places[:, :1], places)
-            filled_answers = answers[filled]
-            filled_answers[places < 0] = np.nan if filled_answers.dtype.kind == "f" else IGNORED
+            filled_labels = row_labels[filled]
+            filled_labels[places < 0] = np.nan if filled_labels.dtype.kind == "f" else IGNORED
             feature_rows.append(rows[filled])
-            label_rows.append(filled_answers)
+            label_rows.append(filled_labels)
     for path in old:
         path.unlink()
     return feature_rows, label_rows
@@ -282,12 +284,14 @@ def _by_person(owners: bytes | bytearray, max_rows: int) -> Iterator[NDArray[np.
 
 def _padding(written: Mapping[Part, int], at_most: int, public: DatasetInfo) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
-    labels = prod(public.label_shape) * _label_kind(public).itemsize
-    test = prod(public.input_shape) * _kind(public).itemsize + labels
-    train = test * prod(public.rows)
-    of_row = _has_halves(public) + 2 * len(public.unseen_groups)  # bytes of a held-out row in further files
-    others = (at_most - written["test"]) * of_row
-    return at_most * train - written["train"] * train - written["test"] * test + others
+    bytes_per_label = prod(public.label_shape) * _label_dtype(public).itemsize
+    bytes_per_row = prod(public.input_shape) * _feature_dtype(public).itemsize + bytes_per_label
+    bytes_per_record = bytes_per_row * prod(public.rows)  # a training record may be all rows of a person
+    bytes_beside = _has_halves(public) + 2 * len(
+        public.unseen_groups
+    )  # of a held-out row, in files of their own
+    train = (at_most - written["train"]) * bytes_per_record
+    return train - written["test"] * bytes_per_row + (at_most - written["test"]) * bytes_beside
 
 
 class _Rows:
@@ -331,11 +335,11 @@ class _Rows:
             self._write_header()
 
 
-def _kind(public: DatasetInfo) -> np.dtype[Any]:
+def _feature_dtype(public: DatasetInfo) -> np.dtype[Any]:
     return np.dtype(np.float32 if public.tokens is None else np.int32)
 
 
-def _label_kind(public: DatasetInfo) -> np.dtype[Any]:
+def _label_dtype(public: DatasetInfo) -> np.dtype[Any]:
     return np.dtype(public.label_type.label_dtype)
 
 
@@ -418,7 +422,7 @@ def _map(folder: Path, part: Part, public: DatasetInfo) -> _Arrays:
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     rows = public.rows if part == "train" else ()
     shapes = (len(labels), *rows, *public.input_shape), (len(labels), *rows, *public.label_shape)
-    kinds = _kind(public), _label_kind(public)
+    kinds = _feature_dtype(public), _label_dtype(public)
     if (features.shape, labels.shape) != shapes or (features.dtype, labels.dtype) != kinds:
         raise ValueError("the arrays do not fit the description")
     return features, labels

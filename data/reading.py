@@ -44,7 +44,7 @@ from data.formats import (
 )
 from data.readers import images, texts
 from data.readers.encoding import check_columns
-from data.readers.records import PARTS, OwnReader, RecordBatch, RecordBlock, check_blocks
+from data.readers.records import PARTS, OwnReader, RecordBatch, RecordChunk, check_chunks
 from data.readers.rows import RowReader
 
 if TYPE_CHECKING:  # imported where a query is read: most data sets are files
@@ -64,7 +64,7 @@ _ROWS = 65536
 """How many rows are fetched from a database at a time."""
 
 
-def split(blocks: Iterable[RecordBlock], rule: SplitRule) -> Iterator[RecordBlock]:
+def split(chunks: Iterable[RecordChunk], rule: SplitRule) -> Iterator[RecordChunk]:
     """Divide records into training and test records by `rule`, in their order and regardless of their previous part.
 
     A record's side depends only on its own features and label, or on its key if it has one, and on the rule's public
@@ -72,13 +72,13 @@ def split(blocks: Iterable[RecordBlock], rule: SplitRule) -> Iterator[RecordBloc
     changes one side by one record, and no other block.
     """
     source, copies = None, _Copies()
-    for block in blocks:
-        if block.source != source:
-            source, copies = block.source, _Copies()
-        numbers = copies.count(_identities(block.records)) if rule.copies == "apart" else None
-        test = is_test(block.records, rule, numbers)
-        yield replace(block, part="train", records=block.records[~test])
-        yield replace(block, part="test", records=block.records[test])
+    for chunk in chunks:
+        if chunk.source != source:
+            source, copies = chunk.source, _Copies()
+        numbers = copies.count(_identities(chunk.records)) if rule.copies == "apart" else None
+        test = is_test(chunk.records, rule, numbers)
+        yield replace(chunk, part="train", records=chunk.records[~test])
+        yield replace(chunk, part="test", records=chunk.records[test])
 
 
 def is_test(
@@ -153,10 +153,10 @@ def read(
     key: bytes = PUBLIC_KEY,
     own: OwnReader | None = None,
     as_texts: bool = False,
-) -> Iterator[RecordBlock]:
-    """Read the training and test records of `card` in blocks, checked against what it declares.
+) -> Iterator[RecordChunk]:
+    """Read the training and test records of `card` in chunks, checked against what it declares.
 
-    Tables, texts and coloured images are read block by block; other formats are small and come as one block.
+    Tables, texts and coloured images are read chunk by chunk; other formats are small and come as one chunk.
 
     Args:
         card: The card of the data set.
@@ -168,8 +168,8 @@ def read(
     Raises:
         DataRefusedError: During iteration, without a record's value in the message.
     """
-    blocks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
-    return check_blocks(card, blocks if card.split is None else split(blocks, card.split))
+    chunks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
+    return check_chunks(card, chunks if card.split is None else split(chunks, card.split))
 
 
 def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
@@ -201,7 +201,7 @@ def row_reader(card: DataCard, files: Mapping[str, Path], *, key: bytes, as_text
 
 def _of_the_source(
     card: DataCard, files: Mapping[str, Path], *, key: bytes, own: OwnReader | None, as_texts: bool
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     if isinstance(card.reader, Idx):
         return images.read_idx(files, shape=card.input_shape)
     if isinstance(card.reader, Digits):
@@ -217,7 +217,7 @@ def _of_the_source(
     if isinstance(card.reader, Images):
         declared = card.reader
         return (
-            RecordBlock(part, records)
+            RecordChunk(part, records)
             for part in PARTS
             if part in files
             for records in images.read_folder(files[part], declared, card.classes, card.input_shape)
@@ -358,7 +358,7 @@ def read_blocks(
     digests: Digests,
     key: bytes = PUBLIC_KEY,
     as_texts: bool = False,
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked against the card.
 
     All blocks of a query are read in one `snapshot`, so a row that moves between blocks meanwhile is in one of them.
@@ -371,18 +371,18 @@ def read_blocks(
     held_out_people = rows.held_out_people()
     training_blocks = _training_blocks(card, rows, chosen, held_out_people, digests, root=root, url=url)
     parts = training_blocks if card.split is None else split(training_blocks, card.split)
-    return check_blocks(card, itertools.chain(parts, _held_out_blocks(card, rows, files, digests)))
+    return check_chunks(card, itertools.chain(parts, _held_out_blocks(card, rows, files, digests)))
 
 
 def _held_out_blocks(
     card: DataCard, rows: RowReader, files: Mapping[str, Path], digests: Digests
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     if "test" not in files:
         return
     path = files["test"]
     portions = digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared_reader, path)
     for records in rows.batches(portions, str(path), "test"):
-        yield RecordBlock("test", records)
+        yield RecordChunk("test", records)
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
     if same := [name for name, contents in digests.by_block.items() if held_out & _contents(contents)]:
         raise DataRefusedError(
@@ -400,7 +400,7 @@ def _training_blocks(
     *,
     root: Path,
     url: Database,
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     with snapshot(card, url) as connection:
         for name in chosen:
             yield from _records(card, rows, name, held_out_people, digests, root=root, connection=connection)
@@ -415,7 +415,7 @@ def _records(
     *,
     root: Path,
     connection: "sa.Connection | None",
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     """The records of a block, passed on as its rows come; if records are selected by person, at a second reading."""
     source, path = _source(card), None
     before: list[tuple[int, ...]] = []
@@ -442,7 +442,7 @@ def _records(
             chosen = rows.select_per_person(lambda: next(each), held_out_people, "train")
         where = f"block {name!r} of {card.name!r}" if path is None else str(path)
         for records in rows.batches(chosen, where, None if path is None else "train"):
-            yield RecordBlock("train", records, source=name)
+            yield RecordChunk("train", records, source=name)
         _check_unchanged(path, before)
 
 

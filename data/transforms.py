@@ -20,7 +20,7 @@ import numpy as np
 from data.card import DataCard, DataRefusedError
 from data.description import ANGLES, SCALES, EncoderFacts, scattered_shape
 from data.files import write_whole
-from data.readers.records import Features, RecordBatch, RecordBlock, add_features
+from data.readers.records import Features, RecordBatch, RecordChunk, add_features
 from data.targets import LabelType
 
 _SCATTERED_AT_ONCE, _ENCODED_AT_ONCE = 256, 512
@@ -31,11 +31,11 @@ _MEANS, _DEVIATIONS = (
 Encode = Callable[[Any], Features]
 
 
-def scatter(card: DataCard, blocks: Iterable[RecordBlock]) -> Iterator[RecordBlock]:
+def scatter(card: DataCard, chunks: Iterable[RecordChunk]) -> Iterator[RecordChunk]:
     """Replace the pixels of each image by its features, some hundred images at a time.
 
-    An image's features are the same, bit for bit, with any block contents. Raises DataRefusedError as `scattered_shape`
-    does.
+    An image's features are the same, bit for bit, whatever else is in its chunk. Raises DataRefusedError as
+    `scattered_shape` does.
     """
     import torch  # these take seconds to import, and only scattering needs them
     from kymatio.torch import Scattering2D
@@ -49,25 +49,25 @@ def scatter(card: DataCard, blocks: Iterable[RecordBlock]) -> Iterator[RecordBlo
             coefficients: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
         return coefficients.reshape(-1, *shape)
 
-    for some, features in _map_features(blocks, features_of, at_once=_SCATTERED_AT_ONCE):
+    for some, features in _map_features(chunks, features_of, at_once=_SCATTERED_AT_ONCE):
         yield replace(some, records=replace(some.records, features=features))
 
 
 def encode_records(
-    blocks: Iterable[RecordBlock],
+    chunks: Iterable[RecordChunk],
     facts: EncoderFacts,
     load: Callable[[], Encode],
     label_type: LabelType,
     *,
     folder: Path,
     say: Callable[[int], object],
-) -> Iterator[RecordBlock]:
-    """Replace the records of the blocks by their features from a frozen public network.
+) -> Iterator[RecordChunk]:
+    """Replace the records of the chunks by their features from a frozen public network.
 
     Encoded portions are kept until all records are encoded, so a killed prepare stage can be resumed.
 
     Args:
-        blocks: Blocks of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
+        chunks: Chunks of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
         facts: The facts of the encoder.
         load: Loads its weights; called only if something has to be encoded.
         label_type: The target; if it has a label per token, labels are made from the tokens.
@@ -103,7 +103,7 @@ def encode_records(
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
         return made
 
-    for some, features in _map_features(blocks, features_of, at_once=_ENCODED_AT_ONCE):
+    for some, features in _map_features(chunks, features_of, at_once=_ENCODED_AT_ONCE):
         done += len(features)
         say(done)
         row_labels = label_type.align_labels(features, some.records.labels, facts.padding)
@@ -117,9 +117,9 @@ def _save(path: Path, values: Features) -> None:
 
 
 def _map_features(
-    blocks: Iterable[RecordBlock], features_of: Callable[[Features], Features], *, at_once: int
-) -> Iterator[tuple[RecordBlock, Features]]:
-    """Portions of the blocks, and the new features of their records.
+    chunks: Iterable[RecordChunk], features_of: Callable[[Features], Features], *, at_once: int
+) -> Iterator[tuple[RecordChunk, Features]]:
+    """Portions of the chunks, and the new features of their records.
 
     `features_of` gets at most `at_once` records at a time. It is called by as many workers as torch has threads, each
     with one thread: a transform is hundreds of short operations, and threads that share each operation wait for each
@@ -130,8 +130,8 @@ def _map_features(
     count = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for block in blocks:
-                for some in block.portions(count * at_once):
+            for chunk in chunks:
+                for some in chunk.portions(count * at_once):
                     made = pool.map(features_of, [one.records.features for one in some.portions(at_once)])
                     yield some, np.concatenate(list(made))
     finally:

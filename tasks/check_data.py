@@ -41,7 +41,7 @@ from data.formats import (
 )
 from data.readers import encoding, images
 from data.readers.encoding import check_columns
-from data.readers.records import RecordBlock, files_in, stand_ins
+from data.readers.records import RecordChunk, files_in, stand_ins
 from data.readers.rows import tables
 from data.reading import Digests, block_files, block_names, read, read_blocks, snapshot
 from data.targets import Classes, Labels, Number
@@ -138,12 +138,12 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
                 if others:
                     counts[f"{part}: files that are not PNG or JPEG in a class's folder, ignored"] = others
         as_texts = card.has_texts and not isinstance(card.reader, Reviews)
-        for block in read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts):
-            for problem, count in _stand_ins(block, card.reader):
+        for chunk in read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts):
+            for problem, count in _stand_ins(chunk, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
-            used += len(block.records)
+            used += len(chunk.records)
             if isinstance(card.label_type, Classes):
-                labels.update(np.unique(block.records.labels).tolist())
+                labels.update(np.unique(chunk.records.labels).tolist())
         rows = sum(count for problem, count in counts.items() if problem.endswith(": records"))
         if isinstance(card.reader, Table) and card.person is not None and rows > used:
             counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
@@ -172,10 +172,10 @@ def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool
                         counts[problem] = counts.get(problem, 0) + count
             digests = Digests(card.population, key=key)
             as_texts = card.has_texts
-            for block in read_blocks(
+            for chunk in read_blocks(
                 card, names, files, root=root, url=database, digests=digests, key=key, as_texts=as_texts
             ):
-                for problem, count in _stand_ins(block, card.reader):
+                for problem, count in _stand_ins(chunk, card.reader):
                     counts[problem] = counts.get(problem, 0) + count
     except DataRefusedError as refusal:
         refused = str(refusal)
@@ -248,14 +248,14 @@ def _about_blocks(source: Source) -> str | None:
     )
 
 
-def _stand_ins(block: RecordBlock, reader: Format) -> Iterator[tuple[str, int]]:
+def _stand_ins(chunk: RecordChunk, reader: Format) -> Iterator[tuple[str, int]]:
     """Count the records of images and texts that were replaced by the stand-in because they cannot be read."""
     if not isinstance(reader, Pixels | Texts):
         return
-    yield f"{block.part}: records", len(block.records)
-    if count := int(stand_ins(block.records.features, reader).sum()):
+    yield f"{chunk.part}: records", len(chunk.records)
+    if count := int(stand_ins(chunk.records.features, reader).sum()):
         words = "no text, the empty one" if isinstance(reader, Texts) else "not read as images, the stand-in"
-        yield f"{block.part}: {words}", count
+        yield f"{chunk.part}: {words}", count
 
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:

@@ -26,7 +26,7 @@ from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
 from data.new_records import preparation_of
-from data.readers.records import OwnReader, RecordBlock
+from data.readers.records import OwnReader, RecordChunk
 from data.reading import Database, Digests, block_names, read, read_blocks, snapshot, word_list
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
@@ -74,7 +74,7 @@ def reader_of(reader: Format | None) -> OwnReader | None:
     return lambda files: _refuse_errors(made, files, reader.factory)
 
 
-def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[RecordBlock]:
+def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[RecordChunk]:
     """The blocks of the user's own reader, whose errors become a refusal without their messages."""
     try:
         yield from made(files)
@@ -295,7 +295,7 @@ def chosen_blocks(
     return tuple(name for name in there_are if not named or name in named)
 
 
-def _append_digest(records: Iterable[RecordBlock], words: list[str]) -> Iterator[RecordBlock]:
+def _append_digest(records: Iterable[RecordChunk], words: list[str]) -> Iterator[RecordChunk]:
     """Pass the records on, and at the end append a digest of all of them to `words`."""
     digest = hashlib.sha256()
     for block in records:

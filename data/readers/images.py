@@ -35,7 +35,7 @@ from data.card import DataRefusedError
 from data.card import RecordCounts as Numbers
 from data.formats import Cifar, Digits, Images, ImageTable, Pixels, Synthetic
 from data.readers import encoding
-from data.readers.records import PARTS, RecordBatch, RecordBlock, check_is_of_the_path, files_in
+from data.readers.records import PARTS, RecordBatch, RecordChunk, check_is_of_the_path, files_in
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
@@ -244,13 +244,13 @@ def _decode(
     return image_values[None] if shape[0] == 1 else np.ascontiguousarray(image_values.transpose(2, 0, 1))
 
 
-def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[RecordBlock]:
+def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[RecordChunk]:
     """Read one block per part: images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
     Raises DataRefusedError, which names the file, if one is not IDX, is truncated, or does not have such images.
     """
     for part in PARTS:
-        yield RecordBlock(part, _of_idx(files[f"{part}_images"], files[f"{part}_labels"], shape))
+        yield RecordChunk(part, _of_idx(files[f"{part}_images"], files[f"{part}_labels"], shape))
 
 
 def _of_idx(images: Path, labels: Path, shape: tuple[int, ...]) -> RecordBatch:
@@ -322,7 +322,7 @@ _CifarRows: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.integer]]
 
 def read_cifar(
     files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, ...]
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     """Read blocks of some thousand images: float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
     files: `archive`, or a file for each batch by its name. Raises DataRefusedError, which names the file, if one is
@@ -333,7 +333,7 @@ def read_cifar(
             for pixels, labels in _cifar_batch(files, name, declared, size=int(np.prod(shape))):
                 images = pixels.reshape(-1, *shape).astype(np.float32)
                 images /= 255.0
-                yield RecordBlock(part, RecordBatch(images, labels.astype(np.int64)))
+                yield RecordChunk(part, RecordBatch(images, labels.astype(np.int64)))
 
 
 def _cifar_batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size: int) -> Iterator[_CifarRows]:
@@ -384,7 +384,7 @@ def _in_a_pickle(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_CifarRo
         yield pixels[start : start + _CIFAR_ROWS], labels[start : start + _CIFAR_ROWS]
 
 
-def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[RecordBlock]:
+def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[RecordChunk]:
     """The 1797 images as one block: float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
 
     Raises DataRefusedError if the installed scikit-learn has other digits than the declared ones.
@@ -398,10 +398,10 @@ def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[RecordB
             "the digits of the installed scikit-learn are not the declared ones; install the locked one."
         )
     images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
-    yield RecordBlock("train", RecordBatch(images, labels.astype(np.int64)))
+    yield RecordChunk("train", RecordBatch(images, labels.astype(np.int64)))
 
 
-def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[RecordBlock]:
+def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[RecordChunk]:
     """One block per part: features uniform in [0, 1] as float32 [n, features], label 1 if X w is positive, else 0.
 
     The generators are NumPy's RandomState, whose numbers never change. Features are drawn column by column, first for
@@ -417,8 +417,8 @@ def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> I
         part.add_to(digest)
     if digest.hexdigest() != declared.sha256:
         raise DataRefusedError("the synthetic records are not the declared ones; install the locked NumPy.")
-    yield RecordBlock("train", train)
-    yield RecordBlock("test", test)
+    yield RecordChunk("train", train)
+    yield RecordChunk("test", test)
 
 
 def _synthetic(uniform: RandomState, normal: NDArray[np.float64], n: int) -> RecordBatch:

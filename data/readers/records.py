@@ -78,8 +78,8 @@ class RecordBatch:
 
 
 @dataclass(frozen=True)
-class RecordBlock:
-    """Some records of a part that were read together; the blocks of a part are in the order of its source.
+class RecordChunk:
+    """Some records of a part that were read together; the chunks of a part are in the order of its source.
 
     source: the records' block of the population, if it has blocks.
     """
@@ -95,13 +95,13 @@ class RecordBlock:
         before = b"%d " % len(block) + block
         return [blake2b(before + key, digest_size=16).digest() for key in self.records.keys or ()]
 
-    def portions(self, size: int) -> Iterator["RecordBlock"]:
+    def portions(self, size: int) -> Iterator["RecordChunk"]:
         """The same records in portions of at most `size`."""
         for start in range(0, len(self.records), size):
             yield replace(self, records=self.records[start : start + size])
 
 
-OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[RecordBlock]]
+OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[RecordChunk]]
 """A reader of the user's own, as its factory returns it."""
 
 
@@ -137,25 +137,25 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def check_blocks(card: DataCard, blocks: Iterable[RecordBlock]) -> Iterator[RecordBlock]:
-    """Pass on the blocks that have records, and check them; at the end, check the number of records.
+def check_chunks(card: DataCard, chunks: Iterable[RecordChunk]) -> Iterator[RecordChunk]:
+    """Pass on the chunks that have records, and check them; at the end, check the number of records.
 
     If a person's rows are one training record, people are counted. Raises DataRefusedError if the records are not as
     the card declares: shape, values, classes, number; or if all of them are the stand-in.
     """
     counts, people, has_content = dict.fromkeys(PARTS, 0), set[bytes](), False
     counts_people = card.person is not None and card.person.rows_per_user is not None
-    for block in blocks:
-        if len(block.records):
-            _check_values(card, _WORDS[block.part], block.records)
-            has_content = has_content or not stand_ins(block.records.features, card.reader).all()
-            if counts_people and block.part == "train":
-                people.update(block.owners)
+    for chunk in chunks:
+        if len(chunk.records):
+            _check_values(card, _WORDS[chunk.part], chunk.records)
+            has_content = has_content or not stand_ins(chunk.records.features, card.reader).all()
+            if counts_people and chunk.part == "train":
+                people.update(chunk.owners)
                 counts["train"] = len(people)
             else:
-                counts[block.part] += len(block.records)
+                counts[chunk.part] += len(chunk.records)
             _check_bound(card, counts)
-            yield block
+            yield chunk
     if any(counts.values()) and not has_content:
         raise DataRefusedError(
             f"no record of {card.name!r} has {'a text' if card.has_texts else 'an image'} that can be read; correct the"

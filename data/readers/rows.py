@@ -48,7 +48,7 @@ from data.formats import (
 )
 from data.readers import encoding, images, texts
 from data.readers.encoding import check_columns, in_one_spelling
-from data.readers.records import PARTS, Features, Part, RecordBatch, RecordBlock
+from data.readers.records import PARTS, Features, Part, RecordBatch, RecordChunk
 from data.targets import Classes, LabelType, Number, Tags
 
 _BLOCK_BYTES = 4 * 2**20
@@ -113,7 +113,7 @@ class RowReader:
         """Names of the columns that are read, including the person's."""
         return tuple(dict.fromkeys((*self.declared_reader.in_the_file, *self._person)))
 
-    def read(self) -> Iterator[RecordBlock]:
+    def read(self) -> Iterator[RecordChunk]:
         """The records of the train file and, if there is one, of the test file.
 
         A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError,
@@ -131,7 +131,7 @@ class RowReader:
                     partial(self.tables, part, self.files[part]), excluded[part], part
                 )
                 for records in self.batches(rows, str(self.files[part]), part):
-                    yield RecordBlock(part, records)
+                    yield RecordChunk(part, records)
 
     def tables(self, part: Part, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from data.card import DataRefusedError
 from data.formats import Reviews, Texts, Tokens
 from data.readers import encoding
-from data.readers.records import PARTS, Part, RecordBatch, RecordBlock
+from data.readers.records import PARTS, Part, RecordBatch, RecordChunk
 from data.targets import Tags
 
 PADDING, UNKNOWN = 0, 1
@@ -38,7 +38,7 @@ _BROKEN = (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
 
 def read_tokens(
     files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ...]
-) -> Iterator[RecordBlock]:
+) -> Iterator[RecordChunk]:
     """Read one block per part: the tokens of each text, int32 [n, length], and the index of its folder in `classes`.
 
     Records are in the order of class and number, since archives of the same texts have different orders; only tokens
@@ -49,16 +49,16 @@ def read_tokens(
     for part, labels, rows in _in_order(
         files["archive"], classes, partial(tokens, words=words, length=length)
     ):
-        yield RecordBlock(part, RecordBatch(np.array(rows, np.int32).reshape(-1, length), labels))
+        yield RecordChunk(part, RecordBatch(np.array(rows, np.int32).reshape(-1, length), labels))
 
 
-def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterator[RecordBlock]:
+def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterator[RecordChunk]:
     """Read one block per part: the texts as an array of strings [n], without HTML line breaks.
 
     The order is that of `read_tokens`. Raises DataRefusedError as it does.
     """
     for part, labels, texts in _in_order(files["archive"], classes, without_breaks):
-        yield RecordBlock(part, RecordBatch(np.array(texts, dtype=object), labels))
+        yield RecordChunk(part, RecordBatch(np.array(texts, dtype=object), labels))
 
 
 def _in_order(

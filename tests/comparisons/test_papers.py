@@ -23,7 +23,7 @@ from comparisons.papers import (
 from data import dataset_info, prepared
 from data.card import data_card
 from data.description import DatasetInfo
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from flows.cli import runs
 from tasks.comparing import Trial, digest_of, load, trials
 from tasks.comparing.trial import ComparisonFolder, plan_trial, prepared_folder, run_trial
@@ -152,9 +152,9 @@ def write_records(folder: Path, public: DatasetInfo) -> None:
             features = draw.integers(1, public.tokens, shape).astype(np.int32)
         return RecordBatch(features, np.arange(count) % len(public.classes))
 
-    blocks = [RecordBlock(part, of(count)) for part, count in RECORDS.items()]  # type: ignore[arg-type]
+    chunks = [RecordChunk(part, of(count)) for part, count in RECORDS.items()]  # type: ignore[arg-type]
     sizes = replace(public, records=RECORDS["train"], test_records=RECORDS["test"])
-    prepared.write(folder, blocks, sizes, salt=bytes(32), at_most=None)
+    prepared.write(folder, chunks, sizes, salt=bytes(32), at_most=None)
 
 
 def last_of_each_method(work: ComparisonWork) -> list[Trial]:

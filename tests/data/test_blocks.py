@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from data import DataRefusedError, dataset_info, prepared
 from data.card import DataCard, data_card
 from data.files import PUBLIC_KEY
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from data.readers.rows import RowReader
 from data.reading import Digests, block_names, read_blocks
 from tasks import prepare as prepare_stage
@@ -30,7 +30,7 @@ WEEKS = ("2026-W01", "2026-W02", "2026-W03")
 QUERY = "SELECT week, age, town, answer FROM visits"
 
 
-def read(card: DataCard, chosen: Sequence[str], *, root: Path, url: str | None) -> Iterator[RecordBlock]:
+def read(card: DataCard, chosen: Sequence[str], *, root: Path, url: str | None) -> Iterator[RecordChunk]:
     """The records of blocks."""
     digests = Digests(card.population, key=PUBLIC_KEY)
     return read_blocks(card, chosen, {}, root=root, url=url, digests=digests)
@@ -110,7 +110,7 @@ def test_a_row_that_moves_between_blocks_while_they_are_read_is_in_one_of_them(
 
     reading, encode = prepare_stage.read_blocks, RowReader.records
 
-    def after_the_names(*given: Any, **named: Any) -> Iterator[RecordBlock]:
+    def after_the_names(*given: Any, **named: Any) -> Iterator[RecordChunk]:
         move("2026-W09")
         return reading(*given, **named)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data import dataset_info
 from data.card import DataRefusedError, SplitRule
 from data.description import rule_of
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from data.reading import is_test, read, split
 from tests.data.conftest import CardOf, Document
 from tests.support.changed import changed
@@ -138,7 +138,7 @@ def sides(
 ) -> tuple[Counter[Any], ...]:
     """How often each record is on each side, of records that are read in portions."""
     batch = records(rows) if groups is None else replace(records(rows), groups=np.array([groups]).T)
-    read = (RecordBlock("train", batch[at : at + portion]) for at in range(0, len(rows), portion))
+    read = (RecordChunk("train", batch[at : at + portion]) for at in range(0, len(rows), portion))
     counted: dict[str, Counter[Any]] = {"train": Counter(), "test": Counter()}
     for block in split(read, APART):
         of = block.records
@@ -181,7 +181,7 @@ def test_records_without_copies_are_on_the_same_side_in_either_way(rows: list[tu
 
 def test_copies_in_another_block_of_the_population_move_nobody() -> None:
     blocks = [
-        RecordBlock("train", records([(0.0, 0)] * count), source) for source, count in (("a", 7), ("b", 9))
+        RecordChunk("train", records([(0.0, 0)] * count), source) for source, count in (("a", 7), ("b", 9))
     ]
     alone = [len(one.records) for one in split(blocks[1:], APART)]
     assert [len(one.records) for one in split(blocks, APART)][2:] == alone
@@ -223,10 +223,10 @@ def test_a_negative_zero_is_no_copy_of_a_zero(zeros: list[bool]) -> None:
     mixed = records([(-0.0 if negative else 0.0, 0) for negative in zeros])
     counts = {
         one.part: np.signbit(one.records.features).sum()
-        for one in split([RecordBlock("train", mixed)], APART)
+        for one in split([RecordChunk("train", mixed)], APART)
     }
     alone = records([(-0.0, 0)] * sum(zeros))
-    assert counts == {one.part: len(one.records) for one in split([RecordBlock("train", alone)], APART)}
+    assert counts == {one.part: len(one.records) for one in split([RecordChunk("train", alone)], APART)}
 
 
 @pytest.mark.parametrize("apart", [True, False])
@@ -264,7 +264,7 @@ def test_equal_records_stay_together_and_none_is_lost(rows: list[tuple[float, in
     for row, side in zip(rows, is_test(records(rows), RULE), strict=True):
         sides.setdefault(row, set()).add(bool(side))
     assert all(len(side) == 1 for side in sides.values())
-    parts = whole(split([RecordBlock("train", records(rows))], RULE))
+    parts = whole(split([RecordChunk("train", records(rows))], RULE))
     assert len(parts.train) + len(parts.test) == len(rows)
     kept = [float(x) for part in (parts.train, parts.test) for x in part.features[:, 0]]
     assert sorted(kept) == sorted(x for x, _ in rows)
@@ -300,6 +300,6 @@ def test_many_records_are_hashed_as_few_are() -> None:
     apart = [records(rows[start : start + 7_000]) for start in range(0, len(rows), 7_000)]
     sides = is_test(records(rows), RULE)
     assert np.concatenate([is_test(block, RULE) for block in apart]).tolist() == sides.tolist()
-    parts = whole(split([RecordBlock("train", block) for block in apart], RULE))
+    parts = whole(split([RecordChunk("train", block) for block in apart], RULE))
     assert parts.test.features.tobytes() == records(rows)[sides].features.tobytes()
     assert parts.train.features.tobytes() == records(rows)[~sides].features.tobytes()

@@ -23,7 +23,7 @@ from data.formats import OfRows
 from data.new_records import preparation_of, records_in
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
-from data.readers.records import Part, RecordBatch, RecordBlock
+from data.readers.records import Part, RecordBatch, RecordChunk
 from data.readers.rows import RowReader
 from data.reading import Digests, read, read_blocks
 from data.targets import IGNORED, Number
@@ -408,8 +408,8 @@ def test_the_rows_that_a_person_lacks_have_no_label(
     labels = np.array([1, 0, 1], np.int64 if target is None else np.float32)
     features = np.arange(12, dtype=np.float32).reshape(3, 4)
     train = RecordBatch(features, labels, keys=(b"her", b"his", b"her"))
-    blocks = [RecordBlock("train", train), RecordBlock("test", RecordBatch(features[:1], labels[:1]))]
-    write_prepared(tmp_path / "p", blocks, public, salt=b"s" * 32, at_most=200)
+    chunks = [RecordChunk("train", train), RecordChunk("test", RecordBatch(features[:1], labels[:1]))]
+    write_prepared(tmp_path / "p", chunks, public, salt=b"s" * 32, at_most=200)
     data = load(tmp_path / "p")
     order = np.argsort(data.train_features[:, 0, 0])
     mark = -100 if target is None else np.nan

@@ -14,7 +14,7 @@ import pytest
 from data import DatasetInfo, prepared
 from data.card import DataRefusedError, data_card
 from data.description import EncoderFacts, dataset_info
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from data.targets import Classes
 from data.transforms import encode_records
 from tasks.runs import stages
@@ -22,13 +22,13 @@ from tests.data.conftest import CardOf, Document
 from tests.support.modes import open_to_others, open_umask
 
 
-def parts(train: int, test: int) -> list[RecordBlock]:
+def parts(train: int, test: int) -> list[RecordChunk]:
     """Records of four features, as the card of the tiny table makes them."""
 
     def some(n: int) -> RecordBatch:
         return RecordBatch(np.full((n, 4), 0.5, np.float32), np.ones(n, np.int64))
 
-    return [RecordBlock("train", some(train)), RecordBlock("test", some(test))]
+    return [RecordChunk("train", some(train)), RecordChunk("test", some(test))]
 
 
 @pytest.fixture
@@ -56,15 +56,15 @@ def test_what_is_prepared_is_for_its_owner_alone(public: DatasetInfo, tmp_path: 
 def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
     public: DatasetInfo, tmp_path: Path
 ) -> None:
-    def digest(blocks: list[RecordBlock], **changes: Any) -> str:
+    def digest(chunks: list[RecordChunk], **changes: Any) -> str:
         described = replace(public, **changes)
-        prepared.write(tmp_path / "p", blocks, described, salt=os.urandom(32), at_most=None)
+        prepared.write(tmp_path / "p", chunks, described, salt=os.urandom(32), at_most=None)
         return prepared.contents(tmp_path / "p")
 
     whole = digest(parts(5, 2))
     assert digest([*parts(2, 1), *parts(3, 4)], title="Another") == whole
-    labels = [RecordBlock("train", RecordBatch(np.full((5, 4), 0.5, np.float32), np.arange(5)))]
-    features = [RecordBlock("train", RecordBatch(np.full((5, 4), 0.25, np.float32), np.ones(5, np.int64)))]
+    labels = [RecordChunk("train", RecordBatch(np.full((5, 4), 0.5, np.float32), np.arange(5)))]
+    features = [RecordChunk("train", RecordBatch(np.full((5, 4), 0.25, np.float32), np.ones(5, np.int64)))]
     assert len({whole, digest(parts(6, 2)), digest(labels), digest(features)}) == 4
     (tmp_path / "p" / "contents").unlink()
     with pytest.raises(DataRefusedError, match="holds no whole prepared data; run the prepare stage"):
@@ -174,7 +174,7 @@ def test_the_next_stage_removes_what_a_killed_one_left_of_records(
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
     public: DatasetInfo, tmp_path: Path
 ) -> None:
-    def more() -> Iterator[RecordBlock]:
+    def more() -> Iterator[RecordChunk]:
         (at_work,) = tmp_path.glob(".prepared-*")
         shutil.copytree(at_work, tmp_path / ".prepared-killed")
         prepared.write(tmp_path / "prepared", parts(5, 5), public, salt=bytes(32), at_most=None)
@@ -190,9 +190,9 @@ FACTS = EncoderFacts("halves", "images", 4, "0" * 64, "unknown", "{}")
 ROWS = 3000
 
 
-def blocks() -> Iterator[RecordBlock]:
+def chunks() -> Iterator[RecordChunk]:
     rows = np.arange(ROWS * 4, dtype=np.float32).reshape(ROWS, 1, 2, 2)
-    yield RecordBlock("train", RecordBatch(rows, np.zeros(ROWS, np.int64)))
+    yield RecordChunk("train", RecordBatch(rows, np.zeros(ROWS, np.int64)))
 
 
 class Halves:
@@ -216,7 +216,7 @@ CLASSES = Classes(classes=("a", "b"))
 
 def features(encoder: Halves, kept: Path) -> np.ndarray:
     told: list[int] = []
-    made = list(encode_records(blocks(), FACTS, encoder.load, CLASSES, folder=kept, say=told.append))
+    made = list(encode_records(chunks(), FACTS, encoder.load, CLASSES, folder=kept, say=told.append))
     assert told[-1] == ROWS
     return np.concatenate([block.records.features for block in made])
 
@@ -266,7 +266,7 @@ def test_another_encoder_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
         features(Halves(1600), tmp_path / "kept")
     other = EncoderFacts("halves", "images", 4, "1" * 64, "unknown", "{}")
     encoder = Halves()
-    list(encode_records(blocks(), other, encoder.load, CLASSES, folder=tmp_path / "kept", say=lambda _: None))
+    list(encode_records(chunks(), other, encoder.load, CLASSES, folder=tmp_path / "kept", say=lambda _: None))
     assert encoder.seen == ROWS
 
 

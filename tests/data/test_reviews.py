@@ -14,7 +14,7 @@ from data.description import rule_of
 from data.files import Places, fetch
 from data.formats import Reviews
 from data.readers import texts
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from data.reading import read, word_list
 from tests.data.conftest import CardOf, Document, tar
 from tests.support.mirror import MIRROR, needs_mirror
@@ -170,7 +170,7 @@ def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) ->
     real = RecordBatch(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))
     public = dataset_info(card())
     with pytest.raises(ValueError, match="another kind"):
-        prepared.write(tmp_path / "p", [RecordBlock("train", real)], public, salt=bytes(32), at_most=None)
+        prepared.write(tmp_path / "p", [RecordChunk("train", real)], public, salt=bytes(32), at_most=None)
 
 
 @pytest.mark.soak

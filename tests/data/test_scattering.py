@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from data import DataRefusedError, DatasetInfo, dataset_info, prepared, transforms
 from data.card import data_card
 from data.description import scattered_shape
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from data.transforms import scatter
 from tasks.config import params
 from tasks.prepare import prepare
@@ -30,9 +30,9 @@ def images(name: str, n: int = 7) -> NDArray[np.float32]:
 
 
 def features(name: str, *parts: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The features of images that come in some blocks."""
-    blocks = [RecordBlock("train", RecordBatch(part, np.arange(len(part)))) for part in parts]
-    found = list(scatter(data_card(name), blocks))
+    """The features of images that come in some chunks."""
+    chunks = [RecordChunk("train", RecordBatch(part, np.arange(len(part)))) for part in parts]
+    found = list(scatter(data_card(name), chunks))
     assert np.concatenate([block.records.labels for block in found]).tolist() == [
         label for part in parts for label in range(len(part))
     ]
@@ -77,16 +77,16 @@ def test_an_image_has_the_same_features_whatever_is_beside_it(
     assert np.array_equal(features(name, pixels)[0], together[0])
 
 
-def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transforms, "_SCATTERED_AT_ONCE", 2)
     taken = []
 
-    def blocks() -> Any:
+    def chunks() -> Any:
         for start in range(3):
             taken.append(start)
-            yield RecordBlock("train", RecordBatch(images("digits", 2), np.zeros(2, np.int64)))
+            yield RecordChunk("train", RecordBatch(images("digits", 2), np.zeros(2, np.int64)))
 
-    assert len(next(scatter(data_card("digits"), blocks())).records) == 2
+    assert len(next(scatter(data_card("digits"), chunks())).records) == 2
     assert taken == [0]
 
 

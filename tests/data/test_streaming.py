@@ -16,7 +16,7 @@ from data.card import DataCard
 from data.formats import Rows
 from data.prepared import _Rows
 from data.readers import rows
-from data.readers.records import RecordBatch, RecordBlock
+from data.readers.records import RecordBatch, RecordChunk
 from data.reading import read
 from tests.data.conftest import CardOf, Document
 
@@ -207,5 +207,5 @@ def test_rows_of_another_shape_are_not_appended(card: CardOf, tmp_path: Path) ->
     narrow = RecordBatch(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
     public = dataset_info(card())
     with pytest.raises(ValueError, match="another shape"):
-        prepared.write(tmp_path / "p", [RecordBlock("train", narrow)], public, salt=bytes(32), at_most=None)
+        prepared.write(tmp_path / "p", [RecordChunk("train", narrow)], public, salt=bytes(32), at_most=None)
     assert not (tmp_path / "p").exists()

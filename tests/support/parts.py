@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.readers.records import PARTS, Part, RecordBatch, RecordBlock
+from data.readers.records import PARTS, Part, RecordBatch, RecordChunk
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Parts:
     test: RecordBatch
 
 
-def whole(blocks: Iterable[RecordBlock]) -> Parts:
-    """Concatenate all blocks of each part; a part without blocks has no records and no shape."""
+def whole(chunks: Iterable[RecordChunk]) -> Parts:
+    """Concatenate all chunks of each part; a part without chunks has no records and no shape."""
     read: dict[Part, list[RecordBatch]] = {part: [] for part in PARTS}
-    for block in blocks:
-        read[block.part].append(block.records)
+    for chunk in chunks:
+        read[chunk.part].append(chunk.records)
     return Parts(*(_joined(read[part]) for part in PARTS))
 
 
