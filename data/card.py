@@ -6,6 +6,7 @@ One card per data set, a YAML file with the set's name in `cards`.
 import json
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from posixpath import normpath
 from typing import Annotated, Any, Literal, TypeAlias
@@ -19,9 +20,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from data.deployment import Deployment
-from data.documents import Document, DocumentError, load_yaml
+from data.documents import CONTRADICTION, Document, DocumentError, contradiction, load_yaml
 from data.formats import (
     OF_ROWS,
     Cifar,
@@ -54,11 +56,73 @@ CARDS = Path(__file__).parent / "cards"
 IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labels"})
 
 
+DataFault: TypeAlias = Literal[
+    "altered_file",  # its checksum is not the declared one
+    "bad_block_names",
+    "bad_card",  # keys: of the data card, which contradict each other or have a value that is not allowed
+    "bad_output",  # a file to write to
+    "bad_owner_key",
+    "bad_value",  # of a record, which is no `expected`
+    "block_held_out",
+    "changing_file",
+    "code_failed",  # the user's own reader or encoder
+    "columns_not_kept",  # beside predictions
+    "encoder_needed",
+    "folds_unfit",
+    "machine_fault",
+    "missing_column",
+    "missing_file",
+    "missing_value",
+    "no_blocks",
+    "no_database",
+    "no_records",
+    "not_fetched",
+    "not_prepared",
+    "nothing_readable",
+    "other_software",
+    "out_of_memory",
+    "preparation_unknown",  # of the records that a model was trained on
+    "prepared_anew",
+    "records_differ",  # from what the data card declares
+    "too_many_records",
+    "transform_unfit",
+    "unknown_data_set",
+    "unlike_card",  # a file, which another value of the card's `key` describes
+    "unlike_training",  # records to predict on
+    "unreadable_file",  # it is not of the format that it should have
+]
+"""What is wrong with a data set: kinds that a caller can act on, each of which may have several sentences."""
+
+
 class DataRefusedError(ValueError):
     """A data set that cannot be used; the message says what was found, what is allowed and what to do.
 
-    It has no value of a record.
+    Neither the message nor the fields have a value of a record.
+
+    Attributes:
+        template: The message, with a slot `{name}` for each field that it shows.
+        code: The kind of what is wrong, for callers and tests.
+        fields: The values in the sentence, and others of its kind.
+
+    Example:
+        >>> error = DataRefusedError("there is no file {path}; put it there.", code="missing_file", path="a.csv")
+        >>> str(error), error.code, error.fields
+        ('there is no file a.csv; put it there.', 'missing_file', {'path': 'a.csv'})
     """
+
+    def __init__(self, template: str, /, *, code: DataFault, **fields: object) -> None:
+        super().__init__(template)
+        self.template, self.code, self.fields = template, code, fields
+
+    def __str__(self) -> str:
+        return self.template.format_map(self.fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), code=self.code, **self.fields), self.args
+
+    def with_more(self, sentence: str) -> "DataRefusedError":
+        """The refusal with another sentence after its own."""
+        return DataRefusedError(f"{self.template} {{more}}", code=self.code, **self.fields, more=sentence)
 
 
 class File(CardPart):
@@ -99,25 +163,36 @@ class File(CardPart):
     @model_validator(mode="after")
     def _says_where_and_what(self) -> "File":
         if self.path and self.saved_as:
-            raise ValueError("only a file with urls, or one that a mirror has, can be saved_as")
+            raise contradiction(
+                "only a file with urls, or one that a mirror has, can be saved_as", "path", "saved_as"
+            )
         if bool(self.urls or self.saved_as) == bool(self.path):
-            raise ValueError("a file needs either urls or a path, or saved_as alone if only a mirror has it")
+            raise contradiction(
+                "a file needs either urls or a path, or saved_as alone if only a mirror has it",
+                "urls",
+                "path",
+            )
         if self.path and self.path.startswith(("/", "~")):
-            raise ValueError("path must be relative to the project root")
+            raise contradiction("path must be relative to the project root", "path")
         if self.saved_as is None and len({url.rsplit("/", 1)[-1] for url in self.urls}) > 1:
-            raise ValueError("all urls must end in the same file name, or say what it is saved_as")
+            raise contradiction(
+                "all urls must end in the same file name, or say what it is saved_as", "urls", "saved_as"
+            )
         self._check_checksums()
         return self
 
     def _check_checksums(self) -> None:
         if sum(checksum is not None for checksum in (self.sha256, self.keyed_sha256, self.md5)) != 1:
-            raise ValueError(
-                "a file needs sha256, or keyed_sha256 if it is private, or md5 if it is published"
+            raise contradiction(
+                "a file needs sha256, or keyed_sha256 if it is private, or md5 if it is published",
+                "sha256",
+                "keyed_sha256",
+                "md5",
             )
         if self.keyed_sha256 and not self.path:
-            raise ValueError("a file that has urls needs sha256")
+            raise contradiction("a file that has urls needs sha256", "keyed_sha256", "path")
         if self.md5 and not self.urls:
-            raise ValueError("only a file with urls may have md5 in place of sha256")
+            raise contradiction("only a file with urls may have md5 in place of sha256", "md5", "urls")
 
 
 class RecordCounts(CardPart):
@@ -132,7 +207,12 @@ class RecordCounts(CardPart):
         counts = self.train is not None and self.test is not None and self.at_most is None
         bound = self.train is None and self.test is None and self.at_most is not None
         if not counts and not bound:
-            raise ValueError("give train and test when the number of records is public, else only at_most")
+            raise contradiction(
+                "give train and test when the number of records is public, else only at_most",
+                "train",
+                "test",
+                "at_most",
+            )
         return self
 
 
@@ -157,10 +237,17 @@ class DeclaredComposition(CardPart):
     @model_validator(mode="after")
     def _order_or_runs_of_renyi_alone(self) -> "DeclaredComposition":
         if (self.kind == "renyi") != (self.order is not None or self.runs is not None):
-            raise ValueError("composition.order or composition.runs is needed for renyi, and only then")
+            raise contradiction(
+                "composition.order or composition.runs is needed for renyi, and only then",
+                "kind",
+                "order",
+                "runs",
+            )
         if None not in (self.order, self.runs):
-            raise ValueError(
-                "composition.runs chooses the order; give one of composition.order and composition.runs"
+            raise contradiction(
+                "composition.runs chooses the order; give one of composition.order and composition.runs",
+                "order",
+                "runs",
             )
         return self
 
@@ -198,7 +285,11 @@ class Person(CardPart):
     @model_validator(mode="after")
     def _groups_are_asked_for(self) -> "Person":
         if self.group_privacy and self.per_person == 1:
-            raise ValueError("group_privacy is for several records a person; set per_person, or leave it out")
+            raise contradiction(
+                "group_privacy is for several records a person; set per_person, or leave it out",
+                "group_privacy",
+                "per_person",
+            )
         return self
 
     @property
@@ -317,23 +408,33 @@ class DataCard(CardPart):
             if self.blocks is None:
                 _check_roles(self.reader, roles)
             elif not isinstance(self.reader, OF_ROWS) or not roles - _beside(self.reader)[0] <= {"test"}:
-                raise ValueError("blocks are of rows, and files beside them are a test file or none")
+                raise contradiction(
+                    "blocks are of rows, and files beside them are a test file or none", "blocks", "files"
+                )
             if isinstance(self.reader, Texts) and ("words" in roles) != (self.reader.tokens is not None):
-                raise ValueError(
-                    "reader.tokens needs a file `words`, the public list of words, and the file needs it"
+                raise contradiction(
+                    "reader.tokens needs a file `words`, the public list of words, and the file needs it",
+                    "reader.tokens",
+                    "files.words",
                 )
             if isinstance(self.reader, Csv) and self.reader.skip_lines.test and "test" not in roles:
-                raise ValueError("reader.skip_lines.test needs a test file")
+                raise contradiction(
+                    "reader.skip_lines.test needs a test file", "reader.skip_lines.test", "files.test"
+                )
             _check_different(files)
         if self.blocks is not None and self.records.at_most is None:
-            raise ValueError(
-                "blocks need records.at_most: how many records a run reads depends on its blocks"
+            raise contradiction(
+                "blocks need records.at_most: how many records a run reads depends on its blocks",
+                "blocks",
+                "records.at_most",
             )
         test = self.files["test"].path if "test" in self.files else None
         folder = f"{normpath(self.blocks.path)}/" if isinstance(self.blocks, Folder) else None
         if test and folder and f"{normpath(test)}/".startswith(folder):
-            raise ValueError(
-                "the test file is in the folder of the blocks, to be trained on; move it elsewhere"
+            raise contradiction(
+                "the test file is in the folder of the blocks, to be trained on; move it elsewhere",
+                "blocks.path",
+                "files.test",
             )
         return self
 
@@ -342,60 +443,91 @@ class DataCard(CardPart):
         beside = {"train", *_beside(self.reader)[0]}
         has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - beside)
         if has_test_set == (self.split is not None):
-            raise ValueError("split is needed when the source has no test set, and only then")
+            raise contradiction(
+                "split is needed when the source has no test set, and only then", "split", "files.test"
+            )
         if self.split is not None and self.split.copies == "apart" and self.person is not None:
-            raise ValueError(
-                "all records of a person are on one side; leave split.copies out, or person if each row is a person"
+            raise contradiction(
+                "all records of a person are on one side; leave split.copies out, or person if each row is a person",
+                "split.copies",
+                "person",
             )
         if self.split is not None and self.split.copies == "apart" and not isinstance(self.reader, Table):
-            raise ValueError(
-                "equal images or texts are on one side, whatever their labels; leave split.copies out"
+            raise contradiction(
+                "equal images or texts are on one side, whatever their labels; leave split.copies out",
+                "split.copies",
+                "reader.kind",
             )
         return self
 
     @model_validator(mode="after")
     def _holdout_fits_the_records(self) -> "DataCard":
         if self.public and self.holdout == "private":
-            raise ValueError("the records are public, so those held out are, too; set holdout to public")
+            raise contradiction(
+                "the records are public, so those held out are, too; set holdout to public",
+                "public",
+                "holdout",
+            )
         if self.holdout_why is not None and (self.public or self.holdout == "private"):
-            raise ValueError("holdout_why is for held-out records of a private data set that are public")
+            raise contradiction(
+                "holdout_why is for held-out records of a private data set that are public",
+                "holdout_why",
+                "holdout",
+            )
         if self.blocks is not None and self.split is None and self.holdout == "private":
-            raise ValueError(
+            raise contradiction(
                 "people in a test file are in no block, and every run evaluates them, so that no block's cap would"
-                " count them; give split instead of the file, or declare the file public by holdout"
+                " count them; give split instead of the file, or declare the file public by holdout",
+                "blocks",
+                "files.test",
+                "holdout",
             )
         return self
 
     @model_validator(mode="after")
     def _classes_and_shape_fit(self) -> "DataCard":
         if (self.target is None) != (len(self.classes) >= 2) or (self.target and self.classes):
-            raise ValueError(
-                "give two classes or more as classes, or a target where something else is predicted"
+            raise contradiction(
+                "give two classes or more as classes, or a target where something else is predicted",
+                "classes",
+                "target",
             )
         if self.target is not None and not isinstance(self.reader, OF_ROWS):
-            raise ValueError("a target is a column of a table, or of the rows of texts or images")
+            raise contradiction(
+                "a target is a column of a table, or of the rows of texts or images", "target", "reader.kind"
+            )
         if isinstance(self.reader, OF_ROWS):
             _check_labels(self.label_type, self.reader)
         if len(set(self.classes)) < len(self.classes):
-            raise ValueError("a class is listed twice")
+            raise contradiction("a class is listed twice", "classes")
         if self.costs is not None and not (len(self.classes) == 2 and self.costs.keys() <= {*self.classes}):
-            raise ValueError(
-                "costs are of mistakes about two classes, by their names; name those, or leave costs out"
+            raise contradiction(
+                "costs are of mistakes about two classes, by their names; name those, or leave costs out",
+                "costs",
+                "classes",
             )
         shape = self.shape or ()
         is_synthetic = len(shape) == 1 and len(self.classes) == 2 and self.records.train is not None
         if isinstance(self.reader, Synthetic) and not is_synthetic:
-            raise ValueError(
-                "the synthetic reader makes records of one axis and two classes, in public numbers"
+            raise contradiction(
+                "the synthetic reader makes records of one axis and two classes, in public numbers",
+                "reader.kind",
+                "shape",
+                "classes",
+                "records",
             )
         if not self.input_shape and not self.has_texts:
-            raise ValueError("shape is missing")
+            raise contradiction("shape is missing", "shape")
         if self.shape not in (None, self.input_shape):
             makers = "columns make" if isinstance(self.reader, Table) else "reader makes"
-            raise ValueError(f"shape is {list(shape)} but the {makers} {list(self.input_shape)}")
+            raise contradiction(
+                f"shape is {list(shape)} but the {makers} {list(self.input_shape)}", "shape", "reader"
+            )
         if isinstance(self.reader, Pixels) and (len(shape) != 3 or shape[0] != self.reader.channels):
             form = f"[{self.reader.channels}, height, width]"
-            raise ValueError(f"shape of images in mode {self.reader.mode} is {form}")
+            raise contradiction(
+                f"shape of images in mode {self.reader.mode} is {form}", "shape", "reader.mode"
+            )
         if isinstance(self.reader, OF_ROWS):
             for label in self.reader.label_columns:
                 _check_spellings(label.spellings, self.classes)
@@ -406,32 +538,48 @@ class DataCard(CardPart):
         if self.person is not None:
             _check_person(self.person, self.reader)
             if self.person.group > 1 and self.blocks is not None:
-                raise ValueError(
+                raise contradiction(
                     "a population in blocks has one record a person in each; leave group_privacy out, so that a"
-                    " person's rows in a block are one"
+                    " person's rows in a block are one",
+                    "person.group_privacy",
+                    "blocks",
                 )
         return self
 
 
 def _check_roles(reader: Format, roles: set[str]) -> None:
     if isinstance(reader, Idx) and roles != IDX_FILES:
-        raise ValueError(f"files of an idx reader must be {', '.join(sorted(IDX_FILES))}")
+        raise contradiction(
+            f"files of an idx reader must be {', '.join(sorted(IDX_FILES))}", "files", "reader.kind"
+        )
     if isinstance(reader, Digits | Synthetic) and roles:
-        raise ValueError(f"the {reader.kind} reader takes no files")
+        raise contradiction(f"the {reader.kind} reader takes no files", "files", "reader.kind")
     if isinstance(reader, Table) and roles not in ({"train"}, {"train", "test"}):
-        raise ValueError("files of a table must be train, or train and test")
+        raise contradiction("files of a table must be train, or train and test", "files", "reader.kind")
     if isinstance(reader, Images) and roles not in ({"train"}, {"train", "test"}):
-        raise ValueError("files of images must be train, or train and test, each the path of a folder")
+        raise contradiction(
+            "files of images must be train, or train and test, each the path of a folder",
+            "files",
+            "reader.kind",
+        )
     beside = _beside(reader)
     if isinstance(reader, Rows) and roles - beside[0] not in ({"train"}, {"train", "test"}):
-        raise ValueError(f"files of {reader.kind} must be train, or train and test{beside[1]}")
+        raise contradiction(
+            f"files of {reader.kind} must be train, or train and test{beside[1]}", "files", "reader.kind"
+        )
     if isinstance(reader, Own) and not roles:
-        raise ValueError("a reader of your own needs files, such as train")
+        raise contradiction("a reader of your own needs files, such as train", "files", "reader.kind")
     if isinstance(reader, Cifar) and roles not in ({"archive"}, reader.batches):
-        raise ValueError(f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}")
+        raise contradiction(
+            f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}",
+            "files",
+            "reader.kind",
+        )
     if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
-        raise ValueError(
-            "files of a reviews reader must be archive, and words unless reader.words names them"
+        raise contradiction(
+            "files of a reviews reader must be archive, and words unless reader.words names them",
+            "files",
+            "reader.kind",
         )
 
 
@@ -446,16 +594,26 @@ def _beside(reader: Format) -> tuple[set[str], str]:
 
 def _check_person(person: Person, reader: Format) -> None:
     if not isinstance(reader, OF_ROWS):
-        raise ValueError(f"the reader {reader.kind} has no column that could name a person; leave person out")
+        raise contradiction(
+            f"the reader {reader.kind} has no column that could name a person; leave person out",
+            "person",
+            "reader.kind",
+        )
     if isinstance(reader, Table):
         ignored = [column.name for column in reader.columns if isinstance(column, Ignored)]
         if person.column not in ignored or person.column in reader.content:
-            raise ValueError(
+            raise contradiction(
                 f"person.column is {person.column!r} and must be a column of kind ignored, as nothing may be made of"
-                " it; list it so under reader.columns"
+                " it; list it so under reader.columns",
+                "person.column",
+                "reader.columns",
             )
     elif person.column in reader.in_the_file:
-        raise ValueError("person.column must be a column of its own, as nothing may be made of it")
+        raise contradiction(
+            "person.column must be a column of its own, as nothing may be made of it",
+            "person.column",
+            "reader",
+        )
 
 
 def _check_different(files: Mapping[str, File]) -> None:
@@ -466,9 +624,10 @@ def _check_different(files: Mapping[str, File]) -> None:
             checksum for file in files.values() if (checksum := getattr(file, kind)) and checksum.strip("0")
         ]
         if len(set(sums)) < len(sums) or len(set(paths)) < len(paths):
-            raise ValueError(
+            raise contradiction(
                 "two of the files are the same, and records to train on cannot be those to test on; name another file,"
-                " or leave the test file out and declare a split"
+                " or leave the test file out and declare a split",
+                "files",
             )
 
 
@@ -477,32 +636,43 @@ def _check_labels(label_type: LabelType, reader: OfRows) -> None:
     names = [label.name for label in reader.label_columns]
     if isinstance(label_type, Labels):
         if sorted(names) != sorted(label_type.labels):
-            raise ValueError("the columns of the label must be those that target.labels names, each once")
+            raise contradiction(
+                "the columns of the label must be those that target.labels names, each once",
+                "target.labels",
+                "reader",
+            )
         return
     if isinstance(label_type, NextToken | Tags) and not isinstance(reader, Texts):
-        raise ValueError(f"the target of {label_type.kind} is for texts")
+        raise contradiction(f"the target of {label_type.kind} is for texts", "target", "reader.kind")
     if isinstance(label_type, NextToken) and names:
-        raise ValueError("where the next token is predicted there is no label; leave it out")
+        raise contradiction(
+            "where the next token is predicted there is no label; leave it out", "target", "reader.label"
+        )
     if (
         isinstance(label_type, Tags)
         and isinstance(reader, Texts)
         and (len(reader.columns) > 1 or reader.tokens)
     ):
-        raise ValueError("tags are of the words in one column, which a tokenizer takes; leave the others out")
+        raise contradiction(
+            "tags are of the words in one column, which a tokenizer takes; leave the others out",
+            "target",
+            "reader.columns",
+        )
     if not isinstance(label_type, NextToken) and len(names) != 1:
-        raise ValueError(
+        raise contradiction(
             "exactly one column must be of kind label"
             if isinstance(reader, Table)
-            else "label must be one column"
+            else "label must be one column",
+            "reader",
         )
 
 
 def _check_spellings(spellings: dict[str, tuple[str, ...]], classes: tuple[str, ...]) -> None:
     if not set(spellings) <= set(classes):
-        raise ValueError("the label column spells a class that classes does not list")
+        raise contradiction("the label column spells a class that classes does not list", "classes", "reader")
     written = [text for name in classes for text in spellings.get(name, (name,))]
     if len(set(written)) < len(written):
-        raise ValueError("two classes share a spelling in the label column")
+        raise contradiction("two classes share a spelling in the label column", "classes", "reader")
 
 
 def card_names(folder: Path = CARDS) -> tuple[str, ...]:
@@ -519,16 +689,27 @@ def data_card(name: str, folder: Path = CARDS) -> DataCard:
     if name not in card_names(folder):
         names = ", ".join(card_names(folder))
         way = f"choose one of: {names}, or add a card to" if names else "add its card, the first one, to"
-        raise DataRefusedError(f"there is no data set {name!r}; {way} {folder}.")
+        raise DataRefusedError(
+            "there is no data set {name!r}; {way} {folder}.",
+            code="unknown_data_set",
+            name=name,
+            way=way,
+            folder=folder,
+            known=card_names(folder),
+        )
     path = folder / f"{name}.yaml"
     document = _document(path)
     try:
         declared = DataCard.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise DataRefusedError(_sentence(path, document, error)) from None
+        raise _bad_card(path, document, error.errors()) from None
     if declared.name != name:
         raise DataRefusedError(
-            f"data card {path}, key name: must be {name!r}, the name of the file; correct it."
+            "data card {path}, key name: must be {name!r}, the name of the file; correct it.",
+            code="bad_card",
+            path=path,
+            name=name,
+            keys=("name",),
         )
     return declared
 
@@ -537,20 +718,40 @@ def _document(path: Path) -> Document:
     try:
         document = load_yaml(path.read_text(encoding="utf-8"))
     except DocumentError as error:
-        raise DataRefusedError(f"data card {path} {error}; correct it.") from None
+        raise DataRefusedError(
+            "data card {path} {problem}; correct it.",
+            code="unreadable_file",
+            path=path,
+            problem=error,
+            fault=error.code,
+        ) from None
     except UnicodeDecodeError:
-        raise DataRefusedError(f"data card {path} must hold plain UTF-8 text; correct it.") from None
+        raise DataRefusedError(
+            "data card {path} must hold plain UTF-8 text; correct it.", code="unreadable_file", path=path
+        ) from None
     if not isinstance(document, dict):
-        raise DataRefusedError(f"data card {path} must be a mapping of keys to values; correct it.")
+        raise DataRefusedError(
+            "data card {path} must be a mapping of keys to values; correct it.",
+            code="unreadable_file",
+            path=path,
+        )
     return document
 
 
-def _sentence(path: Path, document: object, error: ValidationError) -> str:
-    first, *others = error.errors()
+def _bad_card(path: Path, document: object, errors: list[ErrorDetails]) -> DataRefusedError:
+    """The refusal of the first of the errors that pydantic found in a card."""
+    first, *others = errors
     unknown = [str(other["loc"][-1]) for other in others if other["type"] == "extra_forbidden"]
     meant = get_close_matches(str(first["loc"][-1]), unknown, 1) if first["type"] == "missing" else []
     if meant:
-        return f"data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
+        return DataRefusedError(
+            "data card {path}, key {key}: unknown key; {meant} is its name, correct the card.",
+            code="bad_card",
+            path=path,
+            key=meant[0],
+            keys=(meant[0],),
+            meant=first["loc"][-1],
+        )
     no_group = "should be keys with values"
     messages = {
         "extra_forbidden": "unknown key",
@@ -561,7 +762,15 @@ def _sentence(path: Path, document: object, error: ValidationError) -> str:
     message = messages.get(first["type"], first["msg"])
     key = _key(document, first["loc"], is_missing=first["type"] == "missing")
     where = f", key {key}" if key else ""
-    return f"data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."
+    contradicting = first["ctx"]["keys"] if first["type"] == CONTRADICTION else ("",)
+    return DataRefusedError(
+        "data card {path}{where}: {message}; correct the card.",
+        code="bad_card",
+        path=path,
+        where=where,
+        message=message.removeprefix("Value error, "),
+        keys=tuple(".".join(filter(None, (key, inner))) for inner in contradicting),
+    )
 
 
 def _key(document: Any, location: tuple[int | str, ...], *, is_missing: bool) -> str:

@@ -97,8 +97,11 @@ def _writing(reader: Format) -> dict[str, object]:
 def _of_the_files(card: DataCard) -> dict[str, object]:
     if any(_holdout_checksums(files) != _holdout_checksums(card.files) for files in card.alternatives):
         raise DataRefusedError(
-            f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"
-            " records trained on could be published as held out; give them the same checksums, or leave them out."
+            "the alternatives of the private data set {dataset!r} have other test files than its files, so that"
+            " records trained on could be published as held out; give them the same checksums, or leave them out.",
+            code="bad_card",
+            dataset=card.name,
+            keys=("alternatives",),
         )
     names_its_part = isinstance(card.reader, Cifar | Digits | Own | Reviews | Synthetic)
     held_out = {
@@ -272,9 +275,12 @@ class DatasetInfo:
         """
         if self.reader_sha256 is not None and not (self.is_public or self.each_record_alone):
             raise DataRefusedError(
-                f"the reader of the private data set {self.dataset!r} is its owner's own, and whether it reads each"
+                "the reader of the private data set {dataset!r} is its owner's own, and whether it reads each"
                 " record by itself cannot be tried on private records; if no record changes what it makes of another,"
-                " declare each_record_alone: true under reader in the data card."
+                " declare each_record_alone: true under reader in the data card.",
+                code="bad_card",
+                dataset=self.dataset,
+                keys=("reader.each_record_alone",),
             )
 
     @staticmethod
@@ -283,7 +289,9 @@ class DatasetInfo:
         try:
             text = (folder / "public.json").read_text(encoding="utf-8")
         except OSError:
-            raise DataRefusedError(f"{folder} holds no prepared data; run the prepare stage.") from None
+            raise DataRefusedError(
+                "{folder} holds no prepared data; run the prepare stage.", code="not_prepared", folder=folder
+            ) from None
         return DatasetInfo.from_json(text)
 
     @staticmethod
@@ -293,7 +301,8 @@ class DatasetInfo:
             return _ADAPTER.validate_json(text)
         except ValidationError:
             raise DataRefusedError(
-                "the description of the prepared data is damaged; run the prepare stage again."
+                "the description of the prepared data is damaged; run the prepare stage again.",
+                code="not_prepared",
             ) from None
 
 
@@ -381,28 +390,39 @@ def _groups(card: DataCard) -> tuple[GroupColumn, ...]:
 def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -> tuple[int, ...]:
     if card.label_type.has_tokens and (encoder is None or encoder.tokens is None):
         raise DataRefusedError(
-            f"{card.name!r} has the target of {card.label_type.kind}, which takes the tokens of a public model; name"
-            " one by --encoder tokenizer/NAME."
+            "{dataset!r} has the target of {target}, which takes the tokens of a public model; name"
+            " one by --encoder tokenizer/NAME.",
+            code="encoder_needed",
+            dataset=card.name,
+            target=card.label_type.kind,
         )
     if transform == "none":
         if card.has_texts and card.tokens is None:
             raise DataRefusedError(
-                f"the records of {card.name!r} are texts that only an encoder can take; name one by --encoder, or"
-                " declare reader.tokens in its card."
+                "the records of {dataset!r} are texts that only an encoder can take; name one by --encoder, or"
+                " declare reader.tokens in its card.",
+                code="encoder_needed",
+                dataset=card.name,
             )
         return card.input_shape
     if transform == "scattering":
         return scattered_shape(card)
     if encoder is None:
         raise DataRefusedError(
-            "data.transform is encoder, and data.encoder names none; name one, or leave it at none."
+            "data.transform is encoder, and data.encoder names none; name one, or leave it at none.",
+            code="encoder_needed",
         )
     is_text, is_image = card.has_texts, len(card.input_shape) == 3
     if (encoder.takes == "texts") != is_text or not (is_text or is_image):
         kind = "texts" if is_text else "images" if is_image else "tables"
         raise DataRefusedError(
-            f"the encoder {encoder.name!r} takes {encoder.takes}, and {card.name!r} has {kind}; name another encoder,"
-            " or set data.transform to none."
+            "the encoder {encoder!r} takes {takes}, and {dataset!r} has {kind}; name another encoder,"
+            " or set data.transform to none.",
+            code="transform_unfit",
+            encoder=encoder.name,
+            takes=encoder.takes,
+            dataset=card.name,
+            kind=kind,
         )
     return (encoder.width,)
 
@@ -440,8 +460,12 @@ def scattered_shape(card: DataCard) -> tuple[int, int, int]:
     shape = card.input_shape
     if len(shape) != 3 or min(shape[1:]) < _SMALLEST_SIDE:
         raise DataRefusedError(
-            f"scattering takes images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, but a record of "
-            f"{card.name!r} has the shape {list(shape)}; set data.transform to none."
+            "scattering takes images of at least {smallest} x {smallest} pixels, but a record of "
+            "{dataset!r} has the shape {shape}; set data.transform to none.",
+            code="transform_unfit",
+            smallest=_SMALLEST_SIDE,
+            dataset=card.name,
+            shape=list(shape),
         )
     channels, height, width = shape
     return _PATHS * channels, height // 2**SCALES, width // 2**SCALES

@@ -100,7 +100,10 @@ def owner_key(home: Path) -> bytes:
     if not path.exists():
         if signed.exists():
             raise DataRefusedError(
-                f"{path} is gone, with which runs were charged here; restore it, or move {signed} away for a new one."
+                "{path} is gone, with which runs were charged here; restore it, or move {signed} away for a new one.",
+                code="bad_owner_key",
+                path=path,
+                signed=signed,
             )
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):  # linked into place, so that one of two processes wins
@@ -109,7 +112,11 @@ def owner_key(home: Path) -> bytes:
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise DataRefusedError(
-            f"{path} is not an owner key of {KEY_BYTES} bytes; restore it, or move it and {signed} away for a new one."
+            "{path} is not an owner key of {size} bytes; restore it, or move it and {signed} away for a new one.",
+            code="bad_owner_key",
+            path=path,
+            size=KEY_BYTES,
+            signed=signed,
         )
     return key
 
@@ -150,8 +157,11 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
     plain = {keyed_digest(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
     if plain & {file.keyed_sha256 for file in card.files.values()}:
         raise DataRefusedError(
-            f"two files of {card.name!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
-            " cannot be those to test on; name another file."
+            "two files of {dataset!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
+            " cannot be those to test on; name another file.",
+            code="bad_card",
+            dataset=card.name,
+            keys=("files",),
         )
     folder, mirror = card.folder or card.name, places.mirror
     sets = (card.files, *card.alternatives)
@@ -203,15 +213,22 @@ def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
 
 def _local(path: Path, file: File, *, key: bytes | None) -> Path:
     if not path.exists():
-        raise DataRefusedError(f"there is no file {path}; put it there or correct its path in the data card.")
+        raise DataRefusedError(
+            "there is no file {path}; put it there or correct its path in the data card.",
+            code="missing_file",
+            path=path,
+        )
     if file.sha256:
         return _verify_checksum(
             path, file, "restore the file, or update sha256 in its data card if it is right"
         )
     if key is not None and (checksum := keyed_digest(key, [_checksum(path)]).hex()) != file.keyed_sha256:
         raise DataRefusedError(
-            f"{path} is not the file that keyed_sha256 in its data card declares, by the owner key of this home;"
-            f" restore what has changed, or write {checksum} there if the file is right."
+            "{path} is not the file that keyed_sha256 in its data card declares, by the owner key of this home;"
+            " restore what has changed, or write {checksum} there if the file is right.",
+            code="altered_file",
+            path=path,
+            checksum=checksum,
         )
     return path
 
@@ -220,7 +237,11 @@ def _verify_checksum(path: Path, file: File, advice: str) -> Path:
     kind, declared = file.published_checksum
     if _checksum(path, kind) != declared:
         raise DataRefusedError(
-            f"{path} is truncated or altered, its {kind} is not the declared one; {advice}."
+            "{path} is truncated or altered, its {kind} is not the declared one; {advice}.",
+            code="altered_file",
+            path=path,
+            kind=kind,
+            advice=advice,
         )
     return path
 
@@ -230,7 +251,12 @@ def _download(file: File, folder: Path) -> Path:
         f"put it as {folder.name}/{file.name} into a folder and name that folder in EPSILONFLOW_DATA_MIRROR"
     )
     if not file.urls:
-        raise DataRefusedError(f"{file.name} has no public home; {in_a_mirror}.")
+        raise DataRefusedError(
+            "{name} has no public home; {in_a_mirror}.",
+            code="not_fetched",
+            name=file.name,
+            in_a_mirror=in_a_mirror,
+        )
     import pooch  # a twelfth of a second, and only downloads need it
 
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
@@ -247,7 +273,12 @@ def _download(file: File, folder: Path) -> Path:
         except OSError as error:
             faults.append(f"{url} could not be read ({type(error).__name__})")
     raise DataRefusedError(
-        f"{file.name} could not be fetched: {'; '.join(faults)}; try again, or {in_a_mirror}."
+        "{name} could not be fetched: {all_faults}; try again, or {in_a_mirror}.",
+        code="not_fetched",
+        name=file.name,
+        faults=tuple(faults),
+        all_faults="; ".join(faults),
+        in_a_mirror=in_a_mirror,
     )
 
 

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from data.cells import Categories, CellEncoding, CellSettings, Grids, Part
+from data.documents import contradiction
 from data.targets import CardPart, Word
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -57,9 +58,13 @@ class Numeric(_Column):
     def _bounds_are_an_interval(self) -> "Numeric":
         low, high = self.bounds
         if not 0 < high - low < math.inf:
-            raise ValueError("bounds must be [low, high] with low below high, and a finite distance")
+            raise contradiction(
+                "bounds must be [low, high] with low below high, and a finite distance", "bounds"
+            )
         if self.missing != "refuse" and not low <= self.missing <= high:
-            raise ValueError("the value that stands for a missing number must lie within the bounds")
+            raise contradiction(
+                "the value that stands for a missing number must lie within the bounds", "missing", "bounds"
+            )
         return self
 
     @property
@@ -88,7 +93,7 @@ class Binned(_Column):
     @model_validator(mode="after")
     def _edges_rise(self) -> "Binned":
         if any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError("edges must rise")
+            raise contradiction("edges must rise", "edges")
         return self
 
 
@@ -116,7 +121,7 @@ class Categorical(_Column):
     @model_validator(mode="after")
     def _categories_differ(self) -> "Categorical":
         if len(set(self.categories)) < len(self.categories):
-            raise ValueError("a category is listed twice")
+            raise contradiction("a category is listed twice", "categories")
         return self
 
 
@@ -176,9 +181,13 @@ class Timestamp(_Column):
         try:
             first, last = self.days
         except ValueError:
-            raise ValueError("bounds must be two days that there are, such as 2020-01-31") from None
+            raise contradiction(
+                "bounds must be two days that there are, such as 2020-01-31", "bounds"
+            ) from None
         if not first < last or len(self.years) > 200:
-            raise ValueError("bounds must be [first, last] with first before last, 200 years apart at most")
+            raise contradiction(
+                "bounds must be [first, last] with first before last, 200 years apart at most", "bounds"
+            )
         return self
 
 
@@ -200,7 +209,7 @@ class Date(_Column):
     @model_validator(mode="after")
     def _months_differ(self) -> "Date":
         if len(set(self.months)) < len(self.months):
-            raise ValueError("a month is listed twice")
+            raise contradiction("a month is listed twice", "months")
         return self
 
 
@@ -231,7 +240,7 @@ class Ignored(_Column):
     @model_validator(mode="after")
     def _categories_differ(self) -> "Ignored":
         if len(set(self.categories)) < len(self.categories):
-            raise ValueError("a category is listed twice")
+            raise contradiction("a category is listed twice", "categories")
         return self
 
 
@@ -347,18 +356,18 @@ class Table(CardPart):
         names = {column.name for column in self.columns if not isinstance(column, Date | Label)}
         for column in self.columns:
             if isinstance(column, Date) and not {column.month, column.day} <= names:
-                raise ValueError("month and day of a date must name columns of the file")
+                raise contradiction("month and day of a date must name columns of the file", "columns")
         return self
 
     @model_validator(mode="after")
     def _columns_make_a_table(self) -> "Table":
         names = [column.name for column in self.columns]
         if len(set(names)) < len(names):
-            raise ValueError("a column is listed twice")
+            raise contradiction("a column is listed twice", "columns")
         if not self.label_columns:
-            raise ValueError("exactly one column must be of kind label")
+            raise contradiction("exactly one column must be of kind label", "columns")
         if self.width == 0:
-            raise ValueError("at least one column must become a feature")
+            raise contradiction("at least one column must become a feature", "columns")
         return self
 
 

@@ -109,14 +109,19 @@ def records_in(
     the card does not allow a record.
     """
     if not path.exists():
-        raise DataRefusedError(f"there is no {path}; give a file or folder of records to predict on.")
+        raise DataRefusedError(
+            "there is no {path}; give a file or folder of records to predict on.",
+            code="missing_file",
+            path=path,
+        )
     if path.suffix == ".npy":
         yield from _number(_arrays(path, shape, tokens))
         return
     if preparation is None:
         raise DataRefusedError(
             "the model does not say how its records were prepared; give prepared features in an .npy file,"
-            " or train again."
+            " or train again.",
+            code="preparation_unknown",
         )
     card = _card(preparation)
     reader = card.reader
@@ -124,7 +129,9 @@ def records_in(
         records = _number(block.records.features for block in own({"new": path}))
     elif isinstance(reader, Table):
         if path.is_dir() and not isinstance(reader, Datasets):
-            raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
+            raise DataRefusedError(
+                "{path} is a folder; give a table, as CSV or Parquet.", code="unreadable_file", path=path
+            )
         records = _number(_rows(path, reader))
     elif isinstance(reader, ImageTable) and _form(path):
         records = _number(_row_images(path, card, reader))
@@ -136,7 +143,9 @@ def records_in(
         records = _images(path, card)
     else:
         raise DataRefusedError(
-            f"the records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
+            "the records of {dataset!r} come from no file of their own; give prepared features in an .npy file.",
+            code="preparation_unknown",
+            dataset=card.name,
         )
     if encode is not None:
         yield from (NewRecords(some.names, encode(some.features)) for some in records)
@@ -157,7 +166,8 @@ def reader_in(preparation: Document | None) -> Format | None:
         return _FORMAT.validate_json(json.dumps(preparation["reader"]))
     except (ValidationError, KeyError):
         raise DataRefusedError(
-            "the model was prepared by a reader that this version does not know; use the version that trained it."
+            "the model was prepared by a reader that this version does not know; use the version that trained it.",
+            code="preparation_unknown",
         ) from None
 
 
@@ -191,14 +201,26 @@ def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
-        raise DataRefusedError(f"{path} is not an .npy array; write it by numpy.save.") from None
+        raise DataRefusedError(
+            "{path} is not an .npy array; write it by numpy.save.", code="unreadable_file", path=path
+        ) from None
     if features.shape[1:] != shape:
         raise DataRefusedError(
-            f"{path} holds records of the shape {list(features.shape[1:])}, and the model takes {list(shape)}."
+            "{path} holds records of the shape {shape}, and the model takes {expected}.",
+            code="unlike_training",
+            path=path,
+            shape=list(features.shape[1:]),
+            expected=list(shape),
         )
     if features.dtype.kind not in ("fiub" if tokens is None else "iu"):
         kind = "numbers" if tokens is None else f"whole numbers from 0 to {tokens - 1}"
-        raise DataRefusedError(f"{path} holds {features.dtype}, and the model takes {kind}; write it so.")
+        raise DataRefusedError(
+            "{path} holds {dtype}, and the model takes {expected}; write it so.",
+            code="unlike_training",
+            path=path,
+            dtype=features.dtype,
+            expected=kind,
+        )
     for start in range(0, len(features), _AT_ONCE):
         some = np.array(features[start : start + _AT_ONCE])
         if tokens is None:
@@ -206,7 +228,12 @@ def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[
             continue
         if some.size and not 0 <= some.min() <= some.max() < tokens:
             raise DataRefusedError(
-                f"{path} holds tokens from {some.min()} to {some.max()}, and the model knows 0 to {tokens - 1}."
+                "{path} holds tokens from {lowest} to {highest}, and the model knows 0 to {last}.",
+                code="unlike_training",
+                path=path,
+                lowest=some.min(),
+                highest=some.max(),
+                last=tokens - 1,
             )
         yield some.astype(np.int64)
 
@@ -279,7 +306,9 @@ def _each_text(path: Path) -> Iterator[tuple[str, str]]:
                 if line.strip():
                     yield str(number), line.removesuffix("\n")
     except UnicodeDecodeError:
-        raise DataRefusedError(f"{path} holds a text that is not UTF-8; correct it.") from None
+        raise DataRefusedError(
+            "{path} holds a text that is not UTF-8; correct it.", code="unreadable_file", path=path
+        ) from None
 
 
 def _images(path: Path, card: DataCard) -> Iterator[NewRecords]:
@@ -289,7 +318,12 @@ def _images(path: Path, card: DataCard) -> Iterator[NewRecords]:
     else:
         named = {path.name: path}
     if not named:
-        raise DataRefusedError(f"{path} holds no images; give a folder of {', '.join(_IMAGES)} files.")
+        raise DataRefusedError(
+            "{path} holds no images; give a folder of {formats} files.",
+            code="unreadable_file",
+            path=path,
+            formats=", ".join(_IMAGES),
+        )
     scale = np.float32(_INK if isinstance(card.reader, Digits) else 255.0)
     for names, chosen in _batches(iter(named.items())):
         if isinstance(card.reader, Pixels):  # as in training, but what cannot be read is refused
@@ -307,12 +341,20 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
             image = images.in_mode(opened, "L" if channels == 1 else "RGB")
     except (UnidentifiedImageError, OSError):
         raise DataRefusedError(
-            f"{file} is not an image, and the model reads images alone; take it out."
+            "{path} is not an image, and the model reads images alone; take it out.",
+            code="unreadable_file",
+            path=file,
         ) from None
     if image.size != (width, height) or channels not in (1, 3):
         raise DataRefusedError(
-            f"{file} has {image.size[0]} x {image.size[1]} pixels, and the model was trained on {width} x {height};"
-            " resize it as the training images were."
+            "{path} has {columns} x {rows} pixels, and the model was trained on {width} x {height};"
+            " resize it as the training images were.",
+            code="unlike_training",
+            path=file,
+            columns=image.size[0],
+            rows=image.size[1],
+            width=width,
+            height=height,
         )
     pixels = np.asarray(image, np.float32)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

@@ -212,7 +212,7 @@ def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
     if _has_halves(data.public):
         with suppress(OSError):
             return np.load(folder / _HALVES).astype(np.int64)  # type: ignore[no-any-return]
-        raise DataRefusedError(_not_whole(folder))
+        raise _not_whole(folder)
     rows = RecordBatch(np.asarray(data.test_features), np.asarray(data.test_labels)).canonical()
     hashed = (
         hashlib.blake2b(row, key=b"half of the held-out records", digest_size=1).digest() for row in rows
@@ -361,11 +361,15 @@ def _text(folder: Path, name: str) -> str:
     try:
         return (folder / name).read_text(encoding="utf-8")
     except OSError:
-        raise DataRefusedError(_not_whole(folder)) from None
+        raise _not_whole(folder) from None
 
 
-def _not_whole(folder: Path) -> str:
-    return f"{folder} holds no whole prepared data; run the prepare stage (again)."
+def _not_whole(folder: Path) -> DataRefusedError:
+    return DataRefusedError(
+        "{folder} holds no whole prepared data; run the prepare stage (again).",
+        code="not_prepared",
+        folder=folder,
+    )
 
 
 def load(folder: Path) -> Prepared:
@@ -386,7 +390,7 @@ def _groups_in(folder: Path, public: DatasetInfo) -> NDArray[np.int16] | None:
     try:
         groups: NDArray[np.int16] = np.load(folder / _GROUPS)
     except (OSError, ValueError):
-        raise DataRefusedError(_not_whole(folder)) from None
+        raise _not_whole(folder) from None
     return groups
 
 
@@ -404,8 +408,10 @@ def load_as(folder: Path, public: DatasetInfo) -> Prepared:
 def prepared_again_error(folder: Path) -> DataRefusedError:
     """The error for a `folder` that no longer has the records that a run was charged for."""
     return DataRefusedError(
-        f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
-        " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."
+        "{folder} was made anew while this run began, so its records are not those that were charged; let one"
+        " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`.",
+        code="prepared_anew",
+        folder=folder,
     )
 
 
@@ -414,7 +420,7 @@ def _read(folder: Path, parts: Iterable[Part]) -> tuple[DatasetInfo, list[_Array
         public = DatasetInfo.read(folder)
         return public, [_map(folder, part, public) for part in parts]
     except (OSError, EOFError, ValueError):
-        raise DataRefusedError(_not_whole(folder)) from None
+        raise _not_whole(folder) from None
 
 
 def _map(folder: Path, part: Part, public: DatasetInfo) -> _Arrays:

@@ -182,9 +182,12 @@ def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
     file = card.files.get("archive" if is_member else "words")
     if file is not None and file.keyed_sha256:
         raise DataRefusedError(
-            f"the words of {card.name!r} are in a file that its card declares private, by keyed_sha256, and are"
+            "the words of {dataset!r} are in a file that its card declares private, by keyed_sha256, and are"
             " published in every model's file; declare a public list of words by sha256, or take a tokenizer as"
-            " data.encoder."
+            " data.encoder.",
+            code="bad_card",
+            dataset=card.name,
+            keys=("files.words",),
         )
     if isinstance(card.reader, Reviews):
         return texts.word_list(files, card.reader)
@@ -314,12 +317,17 @@ def block_names(card: DataCard, *, root: Path, url: Database) -> tuple[str, ...]
     for name in names:
         if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
             raise DataRefusedError(
-                f"a block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
-                f" {_WHOLE_POPULATION!r}; name its blocks anew."
+                "a block of {dataset!r} has a name of other characters than letters, digits, - and _, or the name"
+                " {reserved!r}; name its blocks anew.",
+                code="bad_block_names",
+                dataset=card.name,
+                reserved=_WHOLE_POPULATION,
             )
     if len({name.casefold() for name in names}) < len(names):
         raise DataRefusedError(
-            f"two blocks of {card.name!r} have names that differ in case alone; leave one."
+            "two blocks of {dataset!r} have names that differ in case alone; leave one.",
+            code="bad_block_names",
+            dataset=card.name,
         )
     return tuple(sorted(names))
 
@@ -386,8 +394,11 @@ def _held_out_blocks(
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
     if same := [name for name, contents in digests.by_block.items() if held_out & _contents(contents)]:
         raise DataRefusedError(
-            f"the test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
-            " that records trained on would be published as held out; take a test file of other records."
+            "the test file of population {population!r} holds exactly the records of the block {block!r}, so"
+            " that records trained on would be published as held out; take a test file of other records.",
+            code="block_held_out",
+            population=card.population,
+            block=same[0],
         )
 
 
@@ -459,8 +470,10 @@ def _check_unchanged(path: Path | None, before: list[tuple[int, ...]]) -> None:
     """
     if path is not None and (not path.exists() or _marks(path) != before):
         raise DataRefusedError(
-            f"{path} changed while it was read; run again when it is whole, and let whatever writes it do so under a"
-            " name that begins with a dot and rename it then."
+            "{path} changed while it was read; run again when it is whole, and let whatever writes it do so under a"
+            " name that begins with a dot and rename it then.",
+            code="changing_file",
+            path=path,
         )
 
 
@@ -487,8 +500,10 @@ def _spool(portions: Iterator[pa.Table]) -> Iterator[Callable[[], Iterator[pa.Ta
 def _source(card: DataCard) -> Source:
     if card.blocks is None:
         raise DataRefusedError(
-            f"the card of {card.name!r} says no `blocks`, so data.blocks must be empty: --set data.blocks=[]; or write"
-            " where its blocks are."
+            "the card of {dataset!r} says no `blocks`, so data.blocks must be empty: --set data.blocks=[]; or write"
+            " where its blocks are.",
+            code="no_blocks",
+            dataset=card.name,
         )
     return card.blocks
 
@@ -497,7 +512,12 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     """The file of each block. Other files are ignored, such as one that is being written under a name with a dot."""
     folder = root / source.path
     if not folder.is_dir():
-        raise DataRefusedError(f"there is no folder {folder} with the blocks of {card.name!r}; make it.")
+        raise DataRefusedError(
+            "there is no folder {path} with the blocks of {dataset!r}; make it.",
+            code="missing_file",
+            path=folder,
+            dataset=card.name,
+        )
     form = card.reader.format if isinstance(card.reader, Rows) else card.reader.kind
     endings = (*_ENDINGS[form], *((".zip",) if isinstance(card.reader, Csv) else ()))
     paths: dict[str, Path] = {}
@@ -507,7 +527,12 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
             continue
         name = path.name.removesuffix(ending)
         if name in paths:
-            raise DataRefusedError(f"{folder} has two files of the block {name!r}; leave one.")
+            raise DataRefusedError(
+                "{path} has two files of the block {block!r}; leave one.",
+                code="bad_block_names",
+                path=folder,
+                block=name,
+            )
         paths[name] = path
     return paths
 
@@ -542,7 +567,10 @@ def snapshot(card: DataCard, url: Database) -> "Iterator[sa.Connection | None]":
         return
     if not url:
         raise DataRefusedError(
-            f"the blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
+            "the blocks of {dataset!r} are in a database; set {variable} to its SQLAlchemy URL.",
+            code="no_database",
+            dataset=card.name,
+            variable=source.url_from,
         )
     import sqlalchemy as sa
 
@@ -593,8 +621,10 @@ def _rows_in_database(
         for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
             if any(row[-1] != name for row in some):
                 raise DataRefusedError(
-                    f"the database takes other names for that of the block {name!r}, so a row would be in several"
-                    " blocks; let the query spell each name in one way, such as by lower()."
+                    "the database takes other names for that of the block {block!r}, so a row would be in several"
+                    " blocks; let the query spell each name in one way, such as by lower().",
+                    code="bad_block_names",
+                    block=name,
                 )
             yield pa.table(
                 {
@@ -622,6 +652,8 @@ def _reading(source: Query) -> Iterator[None]:
         if isinstance(error, DataRefusedError):
             raise
         raise DataRefusedError(
-            f"the query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
-            " the names of its columns."
+            "the query of the blocks cannot be read at the URL in {variable}; correct the URL, the query or"
+            " the names of its columns.",
+            code="no_database",
+            variable=source.url_from,
         ) from None

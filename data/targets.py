@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from data.documents import contradiction
+
 Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
 TargetKind: TypeAlias = Literal["class", "number", "count", "quantile", "labels", "next token", "tags"]
 IGNORED = -100
@@ -91,7 +93,9 @@ class Number(_Target):
     @model_validator(mode="after")
     def _bounds_are_an_interval(self) -> "Number":
         if not 0 < 2 * (self.bounds[1] - self.bounds[0]) < math.inf:
-            raise ValueError("bounds must be [low, high] with low below high, and a finite distance")
+            raise contradiction(
+                "bounds must be [low, high] with low below high, and a finite distance", "bounds"
+            )
         return self
 
     def scale(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -120,7 +124,9 @@ class Count(Number):
     @model_validator(mode="after")
     def _starts_at_zero(self) -> "Count":
         if self.bounds[0] != 0.0:
-            raise ValueError("counts begin at 0; give bounds [0, high], or leave counts out")
+            raise contradiction(
+                "counts begin at 0; give bounds [0, high], or leave counts out", "counts", "bounds"
+            )
         return self
 
 
@@ -152,7 +158,9 @@ class Labels(_Target):
     @model_validator(mode="after")
     def _labels_differ(self) -> "Labels":
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-            raise ValueError("give two labels or more, each once; for one label, give two classes")
+            raise contradiction(
+                "give two labels or more, each once; for one label, give two classes", "labels"
+            )
         return self
 
 
@@ -203,9 +211,9 @@ class Tags(_Target):
     @model_validator(mode="after")
     def _tags_differ(self) -> "Tags":
         if len(self.tags) < 2 or len(set(self.tags)) < len(self.tags):
-            raise ValueError("give two tags or more, each once")
+            raise contradiction("give two tags or more, each once", "tags")
         if self.outside not in (None, *self.tags):
-            raise ValueError("outside must be one of the tags")
+            raise contradiction("outside must be one of the tags", "outside", "tags")
         return self
 
 

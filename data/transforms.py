@@ -97,8 +97,11 @@ def encode_records(
             raise
         except Exception as error:
             raise DataRefusedError(
-                f"the encoder {facts.name!r} raised {type(error).__name__}; its message is not shown, as it may hold a"
-                " value of a record: try the encoder on made-up records."
+                "the encoder {name!r} raised {error}; its message is not shown, as it may hold a"
+                " value of a record: try the encoder on made-up records.",
+                code="code_failed",
+                name=facts.name,
+                error=type(error).__name__,
             ) from None
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
         return made

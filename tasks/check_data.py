@@ -50,7 +50,9 @@ from tasks.config import data_mirror, database_url, home
 from tasks.prepare import reader_of
 from tasks.table_remarks import SHOWN_ABOVE, fault_of_text, in_words, remarks_on
 
-_REFUSED = "refused"  # how a refusal of the reader begins, where it would name file and column
+_REFUSED = encoding.ColumnSource(
+    "refused"
+)  # how a refusal of the reader begins, where it would name file and column
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class DataFindings:
     card: DataCard
     checksums: Mapping[str, str]
     counts: Mapping[str, int] | None
-    refused: str | None
+    refused: DataRefusedError | None
     warning: str | None = None
     remarks: tuple[str, ...] = ()
 
@@ -121,7 +123,10 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
         right[card.reader.factory] = f"source_sha256: {source}"
     if right:
         first = next(iter(right))
-        return DataFindings(card, right, None, f"{first} has another checksum than its card declares")
+        altered = DataRefusedError(
+            "{name} has another checksum than its card declares", code="altered_file", name=first
+        )
+        return DataFindings(card, right, None, altered)
     counts: dict[str, int] = {}
     refused, used, files, labels = None, 0, dict[str, Path](), set[int]()
     remarks = questions_about(card)
@@ -148,7 +153,7 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
         if isinstance(card.reader, Table) and card.person is not None and rows > used:
             counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
     except DataRefusedError as refusal:
-        refused = str(refusal)
+        refused = refusal
     remarks += [*_of_bounds(card, counts), *_in_words(counts)]
     if len(labels) == 1 and not isinstance(card.reader, Table | Rows):
         remarks.append("only one class is in the files, so there is nothing to learn")
@@ -164,7 +169,11 @@ def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool
         with snapshot(card, database_url(source)) as database:
             names, paths = block_names(card, root=root, url=database), block_files(card, root=root)
             if not names:
-                raise DataRefusedError(f"there is no block of {card.name!r} yet; put the first one there.")
+                raise DataRefusedError(
+                    "there is no block of {dataset!r} yet; put the first one there.",
+                    code="no_blocks",
+                    dataset=card.name,
+                )
             files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
             if isinstance(card.reader, Table):
                 for path in paths.values():
@@ -178,7 +187,7 @@ def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool
                 for problem, count in _stand_ins(chunk, card.reader):
                     counts[problem] = counts.get(problem, 0) + count
     except DataRefusedError as refusal:
-        refused = str(refusal)
+        refused = refusal
     faults = [
         fault
         for path in paths.values()

@@ -56,10 +56,15 @@ def with_columns(
     """
     if not isinstance(reader, Table) or path.suffix == ".npy":
         raise DataRefusedError(
-            "columns can be kept of a table alone; leave out --keep, or give CSV or Parquet."
+            "columns can be kept of a table alone; leave out --keep, or give CSV or Parquet.",
+            code="columns_not_kept",
         )
     if taken := [name for name in keep if name in _OWN]:
-        raise DataRefusedError(f"predictions have a column {taken[0]!r} of their own; rename it in the file.")
+        raise DataRefusedError(
+            "predictions have a column {column!r} of their own; rename it in the file.",
+            code="columns_not_kept",
+            column=taken[0],
+        )
     names = {column.name for column in reader.columns}
     more = tuple(Ignored(kind="ignored", name=name) for name in keep if name not in names)
     declared = reader.model_copy(update={"columns": (*reader.columns, *more)})

@@ -170,7 +170,11 @@ def write(
         yield from _csv(predictions, classes, to)
         return
     if to.suffix not in (".csv", ".parquet"):
-        raise DataRefusedError(f"{to} must end in .csv or .parquet, which say how predictions are written.")
+        raise DataRefusedError(
+            "{path} must end in .csv or .parquet, which say how predictions are written.",
+            code="bad_output",
+            path=to,
+        )
     to.parent.mkdir(parents=True, exist_ok=True)
     count, fresh = 0, to.with_name(f".{to.name}.part")
     fresh.unlink(missing_ok=True)  # of a command that was killed

@@ -67,8 +67,11 @@ def reader_of(reader: Format | None) -> OwnReader | None:
         return None
     if (digest := source_digest(reader.factory)) != reader.source_sha256:
         raise DataRefusedError(
-            f"the source of the reader {reader.factory!r} is not the one that source_sha256 declares, so records could"
-            f" be read otherwise than they were; restore it, or write {digest} into the data card if it is right."
+            "the source of the reader {name!r} is not the one that source_sha256 declares, so records could"
+            " be read otherwise than they were; restore it, or write {digest} into the data card if it is right.",
+            code="altered_file",
+            name=reader.factory,
+            digest=digest,
         )
     made: OwnReader = import_factory(reader.factory, "a reader")(dict(reader.settings))
     return lambda files: _refuse_errors(made, files, reader.factory)
@@ -88,8 +91,12 @@ def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> 
             f" in line {own_frames[-1].lineno} of {Path(own_frames[-1].filename).name}" if own_frames else ""
         )
         raise DataRefusedError(
-            f"the reader {factory!r} raised {type(error).__name__}{where}; its message is not shown, as it may hold a"
-            " value of a record: try the reader on made-up files."
+            "the reader {name!r} raised {error}{where}; its message is not shown, as it may hold a"
+            " value of a record: try the reader on made-up files.",
+            code="code_failed",
+            name=factory,
+            error=type(error).__name__,
+            where=where,
         ) from None
 
 
@@ -290,7 +297,10 @@ def chosen_blocks(
     if missing or not there_are:
         what = f"no block {missing[0]!r}" if missing else "no blocks"
         raise DataRefusedError(
-            f"{card.name!r} has {what}; choose among those that there are, or wait for one."
+            "{dataset!r} has {what}; choose among those that there are, or wait for one.",
+            code="no_blocks",
+            dataset=card.name,
+            what=what,
         )
     return tuple(name for name in there_are if not named or name in named)
 

@@ -185,7 +185,9 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
 def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
     """The values of a column that the reader does not take for one of those declared."""
     declared = tuple(spellings)
-    places = encoding.positions(pa.chunked_array([list(values)], pa.string()), declared, "").tolist()
+    places = encoding.positions(
+        pa.chunked_array([list(values)], pa.string()), declared, encoding.ColumnSource("")
+    ).tolist()
     return [value for value, index in zip(values, places, strict=True) if value and index == len(declared)]
 
 

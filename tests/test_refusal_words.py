@@ -1,13 +1,14 @@
 """Every refusal with a code, in the words of each front end that a person can meet it in."""
 
 import ast
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -15,11 +16,13 @@ from click import Command
 from pydantic import BaseModel
 
 import algorithms
+import data
 from algorithms.errors import PLAIN, RefusedError, Words
 from algorithms.features import FEATURES
 from algorithms.fit_refusals import FIT
 from algorithms.fitting import fit
 from algorithms.methods import CATALOGUE
+from data.card import DataFault, DataRefusedError
 from epsilonflow.sklearn import DPClassifier
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from flows.cli.main import app
@@ -118,6 +121,28 @@ def coded() -> Mapping[str, Coded]:
     return of_code
 
 
+DATA = Path(data.__file__).parent
+TASKS = ROOT.parent / "tasks"
+
+
+@cache
+def of_data() -> tuple[tuple[str, str, frozenset[str]], ...]:
+    """Kind, template and names of the fields of each refusal of a data set, in `data` and in what reads it."""
+    refusals = []
+    for path in sorted(
+        path for folder in (DATA, TASKS, ROOT.parent / "flows") for path in folder.rglob("*.py")
+    ):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "DataRefusedError(" in text else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "DataRefusedError":
+                keywords = {key.arg: key.value for key in node.keywords}
+                code = keywords.pop("code")
+                if isinstance(code, ast.Constant):  # `with_more` takes the code of another
+                    names = frozenset(str(name) for name in keywords)
+                    refusals.append((code.value, text_in(node.args[0], computed="7"), names))
+    return tuple(refusals)
+
+
 def _commands(command: Command, prefix: str = "") -> Iterator[tuple[str, Command]]:
     for name, inner in getattr(command, "commands", {}).items():
         yield f"{prefix}{name}", inner
@@ -178,6 +203,20 @@ def test_every_refusal_is_a_sentence_in_each_front_end(front_end: str) -> None:
     for one in coded().values():
         assert re.fullmatch(r"\S[^\n{}]+[^.\s]\.", one.sentence(words)), one.code
     assert set(words.sentences) <= coded().keys()
+
+
+def test_every_refusal_of_a_data_set_is_a_sentence_of_one_of_the_kinds() -> None:
+    for code, template, names in of_data():
+        refusal = DataRefusedError(template, code=code, **{name: _Value(name) for name in names})
+        assert re.fullmatch(r"\S[^\n{}]+[^.\s]\.?", str(refusal)), template
+    assert {code for code, *_ in of_data()} == {*get_args(DataFault)}
+
+
+def test_a_refusal_of_a_data_set_crosses_processes_and_takes_another_sentence() -> None:
+    refusal = DataRefusedError("{path} has {what!r}.", code="unreadable_file", path="a.csv", what="{x}")
+    more = pickle.loads(pickle.dumps(refusal.with_more("See row 3.")))
+    assert (str(refusal), str(more)) == ("a.csv has '{x}'.", "a.csv has '{x}'. See row 3.")
+    assert (more.code, more.fields["path"]) == ("unreadable_file", "a.csv")
 
 
 @pytest.mark.parametrize("front_end", ["plain", "fit", "estimators"])

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -31,6 +32,17 @@ _WITH_POINT = re.compile(rb"([+-]?\d+)\.0+")
 """A whole number as a column of real numbers spells it, which it is where some row misses its value."""
 _SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
 """How such a column spells a number of more than ten digits."""
+
+
+@dataclass(frozen=True)
+class ColumnSource:
+    """The column of a file that a refusal is about; without its name, whatever stands in its place in the sentence."""
+
+    path: str
+    column: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}, column {self.column!r}" if self.column else self.path
 
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
@@ -75,7 +87,7 @@ def records(
     made = features(table, declared, path) if encoding is None else encoding.codes(values)
     targets = labels(table, declared.label_columns, label_type, declared.missing, path)
     groups = [
-        positions(table[column.name], column.categories, f"{path}, column {column.name!r}")
+        positions(table[column.name], column.categories, ColumnSource(path, column.name))
         for column in declared.columns
         if isinstance(column, Ignored) and column.categories
     ]
@@ -94,7 +106,7 @@ def _fill(
     missing: spellings of a missing number. Raises DataRefusedError if a number is missing but not allowed to be, is not
     a number or not finite, or if a date is invalid.
     """
-    where = f"{path}, column {column.name!r}"
+    where = ColumnSource(path, column.name)
     if isinstance(column, Numeric):
         place[:, 0] = _scale(table[column.name], column, missing, where)
     elif isinstance(column, Binned):
@@ -113,7 +125,7 @@ def _fill(
 
 def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: str) -> list[Values]:
     """The values of each of the column's parts; raises DataRefusedError as `_fill` does."""
-    where = f"{path}, column {column.name!r}"
+    where = ColumnSource(path, column.name)
     if isinstance(column, Numeric):
         low, high = column.bounds
         floats, absent = numbers(
@@ -132,12 +144,14 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
         return moments(table[column.name], column, missing, where)
     if isinstance(column, Date):
         days = _days(table, column, missing, path)  # refuses a month that there is not
-        months = positions(table[column.month], column.months, f"{path}, column {column.month!r}")
+        months = positions(table[column.month], column.months, ColumnSource(path, column.month))
         return [months.astype(np.float64), days]
     return []
 
 
-def hash_cells(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
+def hash_cells(
+    values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: ColumnSource
+) -> Values:
     """The cell of each value, NaN if it is missing; float64 [n]. 17.0 is 17, see `in_one_spelling`."""
     text = _trim(values, where)
     absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))
@@ -177,7 +191,9 @@ def in_one_spelling(value: bytes) -> bytes:
     return is_whole[1] if is_whole else text
 
 
-def moments(values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...], where: str) -> list[Values]:
+def moments(
+    values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...], where: ColumnSource
+) -> list[Values]:
     """Year, month, weekday and the share of the time that has passed, float64 [n] each; NaN if there is no date."""
     text = (
         pc.cast(values, pa.string(), safe=False)
@@ -195,8 +211,12 @@ def moments(values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...]
             rows[row] = moment.year - first.year, moment.month - 1, moment.weekday(), share
     if column.missing == "refuse" and np.isnan(rows).any():
         raise DataRefusedError(
-            f"{where}: a date is missing or not written as 2020-01-31; correct the file, or declare `missing: middle`"
-            " for that column."
+            "{where}: a date is missing or not written as 2020-01-31; correct the file, or declare `missing: middle`"
+            " for that column.",
+            code="bad_value",
+            where=where,
+            column=where.column,
+            expected="a date",
         )
     return [*rows.T]
 
@@ -214,10 +234,10 @@ def labels(
     if isinstance(label_type, NextToken):
         return np.zeros(table.num_rows, np.int64)
     if isinstance(label_type, Labels):
-        has = [holds(table[name], label_type.yes, f"{path}, column {name!r}") for name in label_type.labels]
+        has = [holds(table[name], label_type.yes, ColumnSource(path, name)) for name in label_type.labels]
         return np.ascontiguousarray(np.array(has, np.float32).reshape(len(has), -1).T)
     (label,) = columns
-    where = f"{path}, column {label.name!r}"
+    where = ColumnSource(path, label.name)
     if isinstance(label_type, Tags):
         return _tags(table[label.name], label_type, where)
     if not isinstance(label_type, Number):
@@ -226,7 +246,7 @@ def labels(
     return label_type.scale(values)
 
 
-def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArray[np.bool_]:
+def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: ColumnSource) -> NDArray[np.bool_]:
     """Whether each value is one of some words; bool [n]. Raises DataRefusedError if the column holds no words."""
     if pa.types.is_nested(values.type):
         raise _is_not("text", where)
@@ -234,7 +254,7 @@ def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArra
     return np.array([(one or b"").strip() in wanted for one in contents(values)], bool)
 
 
-def _tags(values: pa.ChunkedArray, label_type: Tags, where: str) -> NDArray[np.int64]:
+def _tags(values: pa.ChunkedArray, label_type: Tags, where: ColumnSource) -> NDArray[np.int64]:
     """The index of each word's tag; IGNORED if there is no word."""
     if pa.types.is_struct(values.type):
         raise _is_not("text", where)
@@ -279,13 +299,15 @@ def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | No
         values: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
     except pa.ArrowException:
         raise DataRefusedError(
-            "a column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
+            "a column that was declared holds neither texts, bytes nor numbers; correct the file or its card.",
+            code="bad_value",
+            expected="text",
         ) from None
     return values
 
 
 def classes(
-    values: pa.ChunkedArray, label: Label, class_names: tuple[str, ...], where: str
+    values: pa.ChunkedArray, label: Label, class_names: tuple[str, ...], where: ColumnSource
 ) -> NDArray[np.int64]:
     """The index of each value's class in `class_names`; int64 [n]. Raises DataRefusedError for any other value."""
     written = [
@@ -294,13 +316,17 @@ def classes(
     indices = positions(values, tuple(text for text, _ in written), where)
     if (indices == len(written)).any():
         raise DataRefusedError(
-            f"{where}: a label is missing or none of the declared classes; correct the file or the card, which lists"
-            " other ways to write a class as `spellings` of the column."
+            "{where}: a label is missing or none of the declared classes; correct the file or the card, which lists"
+            " other ways to write a class as `spellings` of the column.",
+            code="bad_value",
+            where=where,
+            column=where.column,
+            expected="a class",
         )
     return np.array([index for _, index in written], np.int64)[indices]
 
 
-def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: str) -> NDArray[np.int64]:
+def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: ColumnSource) -> NDArray[np.int64]:
     """The index of each value in `names`, or len(known) if it is unknown or missing; int64 [n].
 
     Where true and false are all that is known, their case does not count; where whole numbers are, 17.0 is 17, as
@@ -323,7 +349,7 @@ def _mark(place: NDArray[np.float32], indices: NDArray[np.int64]) -> None:
 
 
 def _scale(
-    values: pa.ChunkedArray, column: Numeric, missing: tuple[str, ...], where: str
+    values: pa.ChunkedArray, column: Numeric, missing: tuple[str, ...], where: ColumnSource
 ) -> NDArray[np.float64]:
     """The column clamped to its bounds and scaled to [0, 1]; float64 [n]."""
     low, high = column.bounds
@@ -337,7 +363,9 @@ def _scale(
     return scaled
 
 
-def _bins(values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], where: str) -> NDArray[np.int64]:
+def _bins(
+    values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], where: ColumnSource
+) -> NDArray[np.int64]:
     """The index of each value's interval, or the width if it is missing; int64 [n]."""
     floats, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
     return np.where(absent, column.width, np.searchsorted(column.edges, floats, side="right"))
@@ -345,20 +373,25 @@ def _bins(values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], whe
 
 def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) -> NDArray[np.float64]:
     """31 month + day, scaled to [0, 1]; float64 [n]."""
-    months = positions(table[column.month], column.months, f"{path}, column {column.month!r}")
-    where = f"{path}, column {column.day!r}"
+    months = positions(table[column.month], column.months, ColumnSource(path, column.month))
+    where = ColumnSource(path, column.day)
     days, _ = numbers(table[column.day], missing, where, refuses_missing=True)
     real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
     if not real.all():
         raise DataRefusedError(
-            f"{path}, column {column.name!r}: a date is none, of a month written {', '.join(column.months)} and a day"
-            " from 1 to 31; correct the file, or `months` of the column in its card."
+            "{where}: a date is none, of a month written {months} and a day from 1 to 31; correct the file, or `months`"
+            " of the column in its card.",
+            code="bad_value",
+            where=ColumnSource(path, column.name),
+            column=column.name,
+            months=", ".join(column.months),
+            expected="a date",
         )
     return (31 * (months + 1) + days - _FIRST_DAY) / (_LAST_DAY - _FIRST_DAY)
 
 
 def numbers(
-    values: pa.ChunkedArray, missing: tuple[str, ...], where: str, *, refuses_missing: bool
+    values: pa.ChunkedArray, missing: tuple[str, ...], where: ColumnSource, *, refuses_missing: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The values as finite numbers, 0 if missing, float64 [n]; and which ones are missing, bool [n].
 
@@ -371,15 +404,24 @@ def numbers(
     absent = values.is_null().to_numpy()
     floats = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
     if not np.isfinite(floats).all():
-        raise DataRefusedError(f"{where}: NaN and infinite numbers are not allowed; correct the file.")
+        raise DataRefusedError(
+            "{where}: NaN and infinite numbers are not allowed; correct the file.",
+            code="bad_value",
+            where=where,
+            column=where.column,
+            expected="a finite number",
+        )
     if refuses_missing and absent.any():
         raise DataRefusedError(
-            f"{where}: a number is missing; correct the file, or declare `missing` for that column."
+            "{where}: a number is missing; correct the file, or declare `missing` for that column.",
+            code="missing_value",
+            where=where,
+            column=where.column,
         )
     return floats, absent
 
 
-def _trim(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def _trim(values: pa.ChunkedArray, where: ColumnSource) -> pa.ChunkedArray:
     text = _cast(values, pa.string(), where)
     try:
         return pc.utf8_trim_whitespace(text)
@@ -387,14 +429,14 @@ def _trim(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         raise _is_not("text", where) from None
 
 
-def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedArray:
+def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: ColumnSource) -> pa.ChunkedArray:
     try:
         return pc.cast(values, kind, safe=False)
     except pa.ArrowException:  # its message quotes the value
         raise _is_not("a number" if pa.types.is_floating(kind) else "text", where) from None
 
 
-def _is_not(what: str, where: str) -> DataRefusedError:
+def _is_not(what: str, where: ColumnSource) -> DataRefusedError:
     if what == "a number":
         hint = (
             " (decimals have a point, or a comma where reader.decimal says so), or list it in reader.missing if it"
@@ -403,7 +445,12 @@ def _is_not(what: str, where: str) -> DataRefusedError:
     else:
         hint = " (texts are in UTF-8)"
     return DataRefusedError(
-        f"{where}: holds something that is not {what}; correct the file or its card{hint}."
+        "{where}: holds something that is not {expected}; correct the file or its card{hint}.",
+        code="bad_value",
+        where=where,
+        column=where.column,
+        expected=what,
+        hint=hint,
     )
 
 
@@ -422,4 +469,9 @@ def check_columns(table: pa.Table, names: Iterable[str], where: object) -> None:
 
 def not_one_column(name: str, where: object) -> DataRefusedError:
     """The error for a table that lacks a column, or has two of its name."""
-    return DataRefusedError(f"{where} must have one column {name!r}; correct the file or its card.")
+    return DataRefusedError(
+        "{path} must have one column {column!r}; correct the file or its card.",
+        code="missing_column",
+        path=str(where),
+        column=name,
+    )

@@ -70,7 +70,10 @@ def image_files(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not {*names} <= {*classes}:
         raise DataRefusedError(
-            f"{folder} has a folder of none of the declared classes; correct it or the card."
+            "{where} has a folder of none of the declared classes; correct it or the card.",
+            code="bad_value",
+            where=folder,
+            expected="a class",
         )
     return [
         (label, path)
@@ -82,7 +85,9 @@ def image_files(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
 
 def not_a_folder(path: Path) -> DataRefusedError:
     """The error for a path that is not a folder of images."""
-    return DataRefusedError(f"{path} is no folder of images; correct its path in the data card.")
+    return DataRefusedError(
+        "{path} is no folder of images; correct its path in the data card.", code="unreadable_file", path=path
+    )
 
 
 def of_rows(
@@ -126,7 +131,11 @@ def pixels(
             content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
             image = _decode_or_none(content, declared, shape, decoding)
         if image is None and strict:
-            raise DataRefusedError(f"{source!s} is not an image in PNG or JPEG; convert it, or take it out.")
+            raise DataRefusedError(
+                "{path!s} is not an image in PNG or JPEG; convert it, or take it out.",
+                code="unreadable_file",
+                path=source,
+            )
         stand_in = np.full(shape, declared.stand_in, np.float32)
         return stand_in if image is None else image, hashlib.sha256(content).digest()
 
@@ -209,7 +218,8 @@ def _decode_or_none(
             return _decode(content, declared, shape, lambda pixels: _memory(pixels * _MEMORY_A_PIXEL))
     except MemoryError:
         raise DataRefusedError(
-            "memory does not suffice to decode the images; free some, or run where there is more, then start it again."
+            "memory does not suffice to decode the images; free some, or run where there is more, then start it again.",
+            code="out_of_memory",
         ) from None
     except Exception:
         return None
@@ -256,14 +266,24 @@ def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[R
 def _of_idx(images: Path, labels: Path, shape: tuple[int, ...]) -> RecordBatch:
     pixels, classes = parse_idx(images), parse_idx(labels)
     if classes.ndim != 1:
-        raise DataRefusedError(f"{labels} must hold one label a record; give the published label file.")
+        raise DataRefusedError(
+            "{labels} must hold one label a record; give the published label file.",
+            code="records_differ",
+            labels=labels,
+        )
     if [side for side in pixels.shape[1:] if side != 1] != [side for side in shape if side != 1]:
         raise DataRefusedError(
-            f"{images} holds images of another size than the declared {list(shape)}; correct one."
+            "{images} holds images of another size than the declared {shape}; correct one.",
+            code="records_differ",
+            images=images,
+            shape=list(shape),
         )
     if len(pixels) != len(classes):
         raise DataRefusedError(
-            f"{images} and {labels} hold different numbers of records; give files that belong together."
+            "{images} and {labels} hold different numbers of records; give files that belong together.",
+            code="records_differ",
+            images=images,
+            labels=labels,
         )
     scaled = pixels.reshape(-1, *shape).astype(np.float32)
     scaled /= 255.0
@@ -277,11 +297,15 @@ def parse_idx(path: Path) -> NDArray[np.uint8]:
         zero, kind, dimensions = struct.unpack_from(">HBB", content)
         sizes = struct.unpack_from(f">{dimensions}I", content, 4)
     except (OSError, EOFError, zlib.error, struct.error):
-        raise DataRefusedError(f"{path} is not a whole gzipped IDX file; fetch it again.") from None
+        raise DataRefusedError(
+            "{path} is not a whole gzipped IDX file; fetch it again.", code="unreadable_file", path=path
+        ) from None
     body = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if zero != 0 or kind != _UNSIGNED_BYTE or not sizes or body.size != np.prod(sizes, dtype=np.float64):
         raise DataRefusedError(
-            f"{path} is not an IDX file of unsigned bytes of the length it states; fetch it again."
+            "{path} is not an IDX file of unsigned bytes of the length it states; fetch it again.",
+            code="unreadable_file",
+            path=path,
         )
     return body.reshape(sizes)
 
@@ -344,7 +368,11 @@ def _cifar_batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size:
             yield from reader[is_pickled](file, fine=declared.labels == "fine", size=size)
     except _BROKEN_CIFAR:
         raise DataRefusedError(
-            f"{path} is no whole file with the batch {name!r} of images of {size} bytes; fetch it again."
+            "{path} is no whole file with the batch {name!r} of images of {size} bytes; fetch it again.",
+            code="unreadable_file",
+            path=path,
+            name=name,
+            size=size,
         ) from None
 
 
@@ -395,7 +423,8 @@ def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[RecordC
     pixels, labels = table[:, :-1], table[:, -1]
     if hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest() != declared.sha256:
         raise DataRefusedError(
-            "the digits of the installed scikit-learn are not the declared ones; install the locked one."
+            "the digits of the installed scikit-learn are not the declared ones; install the locked one.",
+            code="other_software",
         )
     images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
     yield RecordChunk("train", RecordBatch(images, labels.astype(np.int64)))
@@ -416,7 +445,10 @@ def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> I
     for part in (train, test):
         part.add_to(digest)
     if digest.hexdigest() != declared.sha256:
-        raise DataRefusedError("the synthetic records are not the declared ones; install the locked NumPy.")
+        raise DataRefusedError(
+            "the synthetic records are not the declared ones; install the locked NumPy.",
+            code="other_software",
+        )
     yield RecordChunk("train", train)
     yield RecordChunk("test", test)
 

@@ -119,7 +119,9 @@ def check_is_of_the_path(error: OSError) -> None:
     if error.errno not in _OF_A_PATH:
         why = os.strerror(error.errno or errno.EIO).lower()
         raise DataRefusedError(
-            f"a file could not be read, and not because of what is in it ({why}); mend that, then start it again."
+            "a file could not be read, and not because of what is in it ({why}); mend that, then start it again.",
+            code="machine_fault",
+            why=why,
         ) from None
 
 
@@ -131,7 +133,11 @@ def files_in(folder: Path) -> list[Path]:
     for folder_name, folders, names in os.walk(folder, followlinks=True):
         for link in (Path(folder_name, name) for name in folders):
             if link.is_symlink() and Path(folder_name).resolve().is_relative_to(link.resolve()):
-                raise DataRefusedError(f"{link} is a link to a folder that contains it; remove the link.")
+                raise DataRefusedError(
+                    "{path} is a link to a folder that contains it; remove the link.",
+                    code="unreadable_file",
+                    path=link,
+                )
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [Path(folder_name, name) for name in names if not name.startswith(".")]
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
@@ -158,8 +164,11 @@ def check_chunks(card: DataCard, chunks: Iterable[RecordChunk]) -> Iterator[Reco
             yield chunk
     if any(counts.values()) and not has_content:
         raise DataRefusedError(
-            f"no record of {card.name!r} has {'a text' if card.has_texts else 'an image'} that can be read; correct the"
-            " column, the paths or the format in its card, or the file."
+            "no record of {dataset!r} has {content} that can be read; correct the"
+            " column, the paths or the format in its card, or the file.",
+            code="nothing_readable",
+            dataset=card.name,
+            content="a text" if card.has_texts else "an image",
         )
     _check_number(card, counts)
 
@@ -182,24 +191,39 @@ def _check_values(card: DataCard, part: str, records: RecordBatch) -> None:
         return  # the reader has made valid labels
     if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
         raise DataRefusedError(
-            f"the {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "
-            "correct the files or the classes in the card."
+            "the {part} labels of {dataset!r} go beyond its {classes} declared classes; "
+            "correct the files or the classes in the card.",
+            code="records_differ",
+            part=part,
+            dataset=card.name,
+            classes=len(card.classes),
         )
 
 
 def _check_features(card: DataCard, part: str, records: RecordBatch) -> None:
     if records.features.shape != (len(records), *card.input_shape):
         raise DataRefusedError(
-            f"the {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
-            "or not one label each; correct the files or the card."
+            "the {part} records of {dataset!r} have not the declared shape {shape}, "
+            "or not one label each; correct the files or the card.",
+            code="records_differ",
+            part=part,
+            dataset=card.name,
+            shape=list(card.input_shape),
         )
     if card.tokens is not None and not 0 <= records.features.min() <= records.features.max() < card.tokens:
         raise DataRefusedError(
-            f"the {part} records of {card.name!r} hold tokens beyond its {card.tokens}; correct one."
+            "the {part} records of {dataset!r} hold tokens beyond its {tokens}; correct one.",
+            code="records_differ",
+            part=part,
+            dataset=card.name,
+            tokens=card.tokens,
         )
     if not np.isfinite(records.features).all():
         raise DataRefusedError(
-            f"the {part} features of {card.name!r} hold NaN or infinite values; correct the files."
+            "the {part} features of {dataset!r} hold NaN or infinite values; correct the files.",
+            code="records_differ",
+            part=part,
+            dataset=card.name,
         )
 
 
@@ -211,7 +235,11 @@ def _check_bound(card: DataCard, counts: Mapping[Part, int]) -> None:
             per_person = card.person.per_person
             what = f"rows that are used (at most {per_person} of each person, in training and test together)"
         raise DataRefusedError(
-            f"data set {card.name!r} has more {what} than its at_most, {at_most}; raise that in its card."
+            "data set {dataset!r} has more {what} than its at_most, {at_most}; raise that in its card.",
+            code="too_many_records",
+            dataset=card.name,
+            what=what,
+            at_most=at_most,
         )
 
 
@@ -219,11 +247,20 @@ def _check_number(card: DataCard, counts: Mapping[Part, int]) -> None:
     for part in PARTS:
         if counts[part] == 0:
             raise DataRefusedError(
-                f"data set {card.name!r} has no {_WORDS[part]} records; give it a file that holds some."
+                "data set {dataset!r} has no {part} records; give it a file that holds some.",
+                code="no_records",
+                dataset=card.name,
+                part=_WORDS[part],
             )
     declared = card.records
     if declared.at_most is None and (counts["train"], counts["test"]) != (declared.train, declared.test):
         raise DataRefusedError(
-            f"data set {card.name!r} has {counts['train']} training and {counts['test']} test records, its card "
-            f"declares {declared.train} and {declared.test}; correct the files or the card."
+            "data set {dataset!r} has {train} training and {test} test records, its card "
+            "declares {declared_train} and {declared_test}; correct the files or the card.",
+            code="records_differ",
+            dataset=card.name,
+            train=counts["train"],
+            test=counts["test"],
+            declared_train=declared.train,
+            declared_test=declared.test,
         )

@@ -167,9 +167,7 @@ class RowReader:
 
         count = bisect_left(range(some.num_rows + 1), True, key=lambda rows: refusal_of(rows) is not None)
         refusal = refusal_of(count)
-        return (
-            DataRefusedError(f"{refusal} {_see_row(done + count, self.declared_reader)}") if count else None
-        )
+        return refusal.with_more(_see_row(done + count, self.declared_reader)) if refusal and count else None
 
     def records(self, some: pa.Table, where: str) -> RecordBatch:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
@@ -308,7 +306,9 @@ def tables(
         return (pa.Table.from_batches([some]) for some in _arrow(path))
     if path.is_dir():
         raise DataRefusedError(
-            f"{path} is a folder, and a table is one file; join its files, or let each be a block of the population."
+            "{path} is a folder, and a table is one file; join its files, or let each be a block of the population.",
+            code="unreadable_file",
+            path=path,
         )
     if isinstance(declared, Parquet):
         return _table_of_parquet(path, declared)
@@ -365,8 +365,12 @@ def _with_points(some: _Tables, path: Path, declared: Csv, *, label_is_number: b
             texts = table.column(index)
             if name in numbers and pc.any(pc.match_substring_regex(texts, _POINT_IN_NUMBER)).as_py():
                 raise DataRefusedError(
-                    f"{path}, column {name!r}: a number has a point, and `decimal` of the card is a comma; take points"
-                    " out that mark thousands, or correct `decimal`."
+                    "{path}, column {column!r}: a number has a point, and `decimal` of the card is a comma; take points"
+                    " out that mark thousands, or correct `decimal`.",
+                    code="unlike_card",
+                    path=path,
+                    column=name,
+                    key="reader.decimal",
                 )
             if name in changed:
                 made = pc.replace_substring_regex(texts, _DECIMAL_COMMA, r"\1.\2")
@@ -394,8 +398,11 @@ def _table_of_text(
         except _LineTooLongError:
             continue
     raise DataRefusedError(
-        f"{path} has a line of more than {_LONGEST_LINE // 2**20} MB, or a quote that is never closed; take that field"
-        " or that quote out of the file, even if its column is ignored."
+        "{path} has a line of more than {largest} MB, or a quote that is never closed; take that field"
+        " or that quote out of the file, even if its column is ignored.",
+        code="unreadable_file",
+        path=path,
+        largest=_LONGEST_LINE // 2**20,
     )
 
 
@@ -438,8 +445,10 @@ def _portions(
                     table, has_header_row = table.slice(1), False
                 if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
                     raise DataRefusedError(
-                        f"{path} has a field with a line break in quotes, which may be several records read as one; "
-                        "remove the line break or the stray quote, or write the table as Parquet."
+                        "{path} has a field with a line break in quotes, which may be several records read as one; "
+                        "remove the line break or the stray quote, or write the table as Parquet.",
+                        code="unreadable_file",
+                        path=path,
                     )
                 yield table.rename_columns([name.strip() for name in names])
     except (
@@ -456,10 +465,12 @@ def _portions(
             row = re.search(r"Row #(\d+)", str(error))
             wrong = _what_is_wrong(path, declared)
             if names_rows and row:
-                wrong += f" {_see_row(int(row[1]), declared)}"
+                wrong = wrong.with_more(_see_row(int(row[1]), declared))
             elif not names_rows and declared.member is None and path.suffix != ".gz":
-                wrong += " `epsilonflow data check` tells the owner of the data which line it is."
-            raise DataRefusedError(wrong) from None  # the cause quotes the line
+                wrong = wrong.with_more(
+                    "`epsilonflow data check` tells the owner of the data which line it is."
+                )
+            raise wrong from None  # the cause quotes the line
 
 
 @contextmanager
@@ -473,8 +484,11 @@ def _open_csv(
     with ExitStack() as stack:
         if declared.member is None and zipfile.is_zipfile(path):
             raise DataRefusedError(
-                f"{path} is a zip archive; name the CSV file in it as reader.member of the card, or save a spreadsheet"
-                " as CSV."
+                "{path} is a zip archive; name the CSV file in it as reader.member of the card, or save a spreadsheet"
+                " as CSV.",
+                code="unlike_card",
+                path=path,
+                key="reader.member",
             )
         if declared.member is None:
             # Not closed here: Arrow's thread may be reading ahead from it, and would go on with the next file that
@@ -512,12 +526,16 @@ def _decode_bytes(values: pa.ChunkedArray, encoding: str) -> pa.ChunkedArray:
     return pa.chunked_array([[one.decode(encoding, "replace") for one in values.to_pylist()]], pa.string())
 
 
-def _what_is_wrong(path: Path, declared: Csv) -> str:
+def _what_is_wrong(path: Path, declared: Csv) -> DataRefusedError:
     archive = f"it must be a zip archive that holds {declared.member!r}, where " if declared.member else ""
-    return (
-        f"{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
-        f"{declared.separator!r}, in {declared.encoding.upper()}; correct the file, or reader.separator and"
-        " reader.encoding in its card."
+    return DataRefusedError(
+        "{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
+        "{separator!r}, in {encoding}; correct the file, or reader.separator and reader.encoding in its card.",
+        code="unreadable_file",
+        path=path,
+        archive=archive,
+        separator=declared.separator,
+        encoding=declared.encoding.upper(),
     )
 
 
@@ -539,8 +557,14 @@ def _check_separator(names: Sequence[str], declared: Csv, path: Path) -> None:
 
 def _separator_error(separator: str, declared: str, path: Path) -> DataRefusedError:
     return DataRefusedError(
-        f"the header of {path} is separated by {separator!r}, and its card declares {declared!r}; set"
-        f" `separator: {json.dumps(separator)}` under `reader` in the card."
+        "the header of {path} is separated by {separator!r}, and its card declares {declared!r}; set"
+        " `separator: {wanted}` under `reader` in the card.",
+        code="unlike_card",
+        path=path,
+        separator=separator,
+        declared=declared,
+        wanted=json.dumps(separator),
+        key="reader.separator",
     )
 
 
@@ -556,7 +580,9 @@ def _table_of_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
     try:
         yield from _parquet(path, declared.in_the_file, _TABLE_ROWS)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
+        raise DataRefusedError(
+            "{path} is not a whole Parquet file; correct it or its card.", code="unreadable_file", path=path
+        ) from None
 
 
 def _rows(path: Path, declared: Rows, label_type: LabelType, more: Sequence[str]) -> _Tables:
@@ -577,7 +603,10 @@ def _rows(path: Path, declared: Rows, label_type: LabelType, more: Sequence[str]
         raise
     except _BROKEN:
         raise DataRefusedError(
-            f"{path} cannot be read as {_WORDS[declared.format]}; correct the file or its card."
+            "{path} cannot be read as {expected}; correct the file or its card.",
+            code="unreadable_file",
+            path=path,
+            expected=_WORDS[declared.format],
         ) from None
 
 
@@ -690,7 +719,10 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
     """The rows of one split that `save_to_disk` wrote; raises DataRefusedError if it is not one, or incomplete."""
     if (path / "dataset_dict.json").is_file():
         raise DataRefusedError(
-            f"{path} holds several splits; give one of its folders, such as {path.name}/train."
+            "{path} holds several splits; give one of its folders, such as {name}/train.",
+            code="unreadable_file",
+            path=path,
+            name=path.name,
         )
     try:
         listed = json.loads((path / "state.json").read_text(encoding="utf-8"))["_data_files"]
@@ -704,5 +736,8 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
                         yield batch.slice(start, _ROWS)
     except _BROKEN:
         raise DataRefusedError(
-            f"{path} cannot be read as {_WORDS['datasets']}; correct the folder or its card."
+            "{path} cannot be read as {expected}; correct the folder or its card.",
+            code="unreadable_file",
+            path=path,
+            expected=_WORDS["datasets"],
         ) from None

@@ -68,7 +68,12 @@ def _in_order(
     by_part: dict[Part, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(archive, classes):
         if (label, number) in by_part[part]:
-            raise DataRefusedError(f"{archive} has a text twice in its {part} folder; fetch it again.")
+            raise DataRefusedError(
+                "{path} has a text twice in its {part} folder; fetch it again.",
+                code="unreadable_file",
+                path=archive,
+                part=part,
+            )
         by_part[part][label, number] = made(text)
     for part in PARTS:
         keys = sorted(by_part[part])
@@ -85,8 +90,11 @@ def word_list(files: Mapping[str, Path], declared: Reviews | Tokens) -> bytes:
     digest, path = hashlib.sha256(listed).hexdigest(), _file_of_words(files, declared)
     if declared.words_sha256 not in (None, digest):
         raise DataRefusedError(
-            f"the words that have a token by the list in {path} have the SHA-256"
-            f" {digest}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
+            "the words that have a token by the list in {path} have the SHA-256"
+            " {digest}, not the one that the data card declares; correct words_sha256, or give the list that it is of.",
+            code="altered_file",
+            path=path,
+            digest=digest,
         )
     return listed
 
@@ -143,14 +151,21 @@ def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
     try:
         lines = listed.decode("utf-8").splitlines()
     except UnicodeDecodeError:
-        raise DataRefusedError(f"{path} has a list of words that is not UTF-8; correct it.") from None
+        raise DataRefusedError(
+            "{path} has a list of words that is not UTF-8; correct it.", code="unreadable_file", path=path
+        ) from None
     for line in lines:
         if len(words) < size - _FIRST_WORD and split(line) == [line.strip()]:
             words.setdefault(line.strip(), _FIRST_WORD + len(words))
     if len(words) < size - _FIRST_WORD:
         raise DataRefusedError(
-            f"the list of words in {path} has {len(words)} words, too few for a vocabulary of {size}; declare a "
-            "smaller one in the data card."
+            "the list of words in {path} has {words} words, too few for a vocabulary of {size}; declare a "
+            "smaller one in the data card.",
+            code="bad_card",
+            path=path,
+            words=len(words),
+            size=size,
+            keys=("reader.vocabulary",),
         )
     return words
 
@@ -168,7 +183,12 @@ def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, in
 def _member(path: Path, name: str) -> bytes:
     for _, content in _members(path, re.compile(re.escape(name))):
         return content
-    raise DataRefusedError(f"{path} holds no {name!r}; fetch it again, or correct words in the data card.")
+    raise DataRefusedError(
+        "{path} holds no {name!r}; fetch it again, or correct words in the data card.",
+        code="unreadable_file",
+        path=path,
+        name=name,
+    )
 
 
 def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
@@ -181,7 +201,9 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]
                     yield member.name, file.read()
                 archive.members = []  # type: ignore[attr-defined] # otherwise it keeps all members that it has read
     except _BROKEN:
-        raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
+        raise DataRefusedError(
+            "{path} is not a whole tar archive; fetch it again.", code="unreadable_file", path=path
+        ) from None
 
 
 def join_texts(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:

@@ -98,7 +98,9 @@ def predict(
             return _predict(copy, model, to, keep or [], allow_code, threshold)
     if to is not None and to.exists() and to.samefile(file):
         raise DataRefusedError(
-            f"{to} holds the records to predict on; write the predictions to another file."
+            "{path} holds the records to predict on; write the predictions to another file.",
+            code="bad_output",
+            path=to,
         )
     _predict(file, model, to, keep or [], allow_code, threshold)
 
@@ -135,7 +137,9 @@ def _predict(
         if to is not None and sys.stderr.isatty():
             typer.echo(f"{count:,} records\r", nl=False, err=True)
     if not count:
-        raise DataRefusedError(f"{file} holds no records, so nothing was written.")
+        raise DataRefusedError(
+            "{path} holds no records, so nothing was written.", code="no_records", path=file
+        )
     if to is not None:
         say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")
 

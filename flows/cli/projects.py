@@ -52,7 +52,6 @@ def check_data(
 
     All this depends on the records and protects nobody, so keep it to yourself.
     """
-    from data.card import DataRefusedError
     from tasks.check_data import look
 
     report = look(card, find_checkout() or Path.cwd(), counted=counts)
@@ -66,7 +65,7 @@ def check_data(
     for remark in report.remarks:
         say(f"look at this: {remark}")
     if report.refused is not None:
-        raise DataRefusedError(report.refused)
+        raise report.refused
     kind = "public" if report.card.public else "private"
     blocks = ", in all blocks that are there" if report.card.blocks else ""
     say(f"The {kind} data set {report.card.name} can be read as its card declares{blocks}.")

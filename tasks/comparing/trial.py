@@ -129,7 +129,10 @@ def split_by_fold(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArra
     """
     if chosen.k > records:
         raise DataRefusedError(
-            f"{chosen.k} folds of {records} records cannot be made; choose from 2 to {records} folds."
+            "{folds} folds of {records} records cannot be made; choose from 2 to {records} folds.",
+            code="folds_unfit",
+            folds=chosen.k,
+            records=records,
         )
     generator = RandomState(MT19937(SeedSequence((chosen.seed, chosen.repeat))))
     shuffled = generator.permutation(records).astype(np.int64)
@@ -145,7 +148,11 @@ def check_classes(labels: NDArray[np.int64], train: NDArray[np.int64], test: NDA
     """
     for name, part in (("training", train), ("test", test)):
         if len(np.unique(labels[part])) < 2:
-            raise DataRefusedError(f"the {name} records of a fold are all of one class; choose fewer folds.")
+            raise DataRefusedError(
+                "the {part} records of a fold are all of one class; choose fewer folds.",
+                code="folds_unfit",
+                part=name,
+            )
 
 
 def prepared_folder(store: Path, trial: Trial) -> Path:
@@ -196,8 +203,10 @@ def _fold_records(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.i
     data = _load_records(folder)
     if data.public.rows_per_user is not None:
         raise DataRefusedError(
-            f"folds of {data.public.dataset!r} were asked for, whose training records are people with several rows;"
-            " leave folds out, or keep one record a person."
+            "folds of {dataset!r} were asked for, whose training records are people with several rows;"
+            " leave folds out, or keep one record a person.",
+            code="folds_unfit",
+            dataset=data.public.dataset,
         )
     labels = np.concatenate([data.train_labels, data.test_labels])
     train, test = split_by_fold(len(labels), chosen)

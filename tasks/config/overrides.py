@@ -82,7 +82,9 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
     """
     if not card.input_shape:
         raise DataRefusedError(
-            f"the records of {card.name!r} are texts that only an encoder can take; name one: --encoder wordllama."
+            "the records of {dataset!r} are texts that only an encoder can take; name one: --encoder wordllama.",
+            code="encoder_needed",
+            dataset=card.name,
         )
     written = _load_recipes()
     entry = written.get(card.name, {}).get(algorithm)

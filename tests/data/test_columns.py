@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from data import DataRefusedError
 from tests.data.conftest import CardOf, Document, train_records
+from tests.support.refusals import refused_as
 
 Encode = Callable[..., NDArray[np.float32]]
 SECRET = "31337"
@@ -42,13 +43,13 @@ def test_an_edge_is_the_least_number_of_the_bin_above(encode: Encode) -> None:
 
 def test_a_missing_number_has_no_bin_only_where_the_card_says_so(encode: Encode) -> None:
     assert encode([BINS | {"missing": "zeros"}], "?", "30").tolist() == [[0, 0, 0], [0, 1, 0]]
-    with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):
+    with refused_as("missing_value", DataRefusedError, column="age"):
         encode([BINS], "30", "?")
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", f"x{SECRET}"])
 def test_a_bin_takes_finite_numbers_only(encode: Encode, bad: str) -> None:
-    with pytest.raises(DataRefusedError, match="column 'age': ") as refusal:
+    with refused_as("bad_value", DataRefusedError, column="age") as refusal:
         encode([BINS | {"missing": "zeros"}], "30", bad)
     assert SECRET not in str(refusal.value)
 
@@ -79,18 +80,18 @@ def test_a_date_is_made_of_two_columns(encode: Encode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "bad"),
+    ("code", "column", "bad"),
     [
         *(
-            ("'date': a date is none, of a month written jan, feb, .* and a day from 1 to 31", bad)
-            for bad in ("0,jan", "32,jan", "1.5,jan", "1,JAN", "1,?")
+            ("bad_value", "date", bad)
+            for bad in ("0,jan", "32,jan", "1.5,jan", "1,JAN", "1,?", f"1,{SECRET}")
         ),
-        ("'date': a date is none", f"1,{SECRET}"),
-        *(("'day': ", bad) for bad in ("?,jan", f"x{SECRET},jan", "nan,jan")),
+        ("missing_value", "day", "?,jan"),
+        *(("bad_value", "day", bad) for bad in (f"x{SECRET},jan", "nan,jan")),
     ],
 )
-def test_what_is_no_date_is_refused(encode: Encode, said: str, bad: str) -> None:
-    with pytest.raises(DataRefusedError, match=f"column {said}") as refusal:
+def test_what_is_no_date_is_refused(encode: Encode, code: str, column: str, bad: str) -> None:
+    with refused_as(code, DataRefusedError, column=column) as refusal:
         encode(DATE, "5,may", bad)
     assert SECRET not in str(refusal.value)
 

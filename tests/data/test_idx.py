@@ -12,6 +12,7 @@ from data import DataRefusedError, reading
 from data.card import DataCard
 from tests.data.conftest import CardOf, Document
 from tests.support.parts import Parts, whole
+from tests.support.refusals import refused_as
 
 Pack = Callable[[NDArray[np.uint8]], bytes]
 
@@ -73,32 +74,39 @@ def test_a_damaged_file_is_refused_by_name(
     for role in ("train_images", "train_labels"):
         whole = files[role].read_bytes()
         files[role].write_bytes(spoil(whole))
-        with pytest.raises(DataRefusedError, match=f"{role}.gz is not"):
+        with refused_as("unreadable_file", DataRefusedError, path=files[role]):
             read(card, files)
         files[role].write_bytes(whole)
 
 
 @pytest.mark.parametrize(
-    ("contents", "said"),
+    ("contents", "code", "fields"),
     [
-        ({"train_labels": LABELS[:2]}, "different numbers of records"),
-        ({"train_labels": PIXELS}, "one label a record"),
-        ({"train_images": PIXELS.reshape(3, 4, 1)}, r"another size than the declared \[1, 2, 2\]"),
+        ({"train_labels": LABELS[:2]}, "records_differ", {}),
+        ({"train_labels": PIXELS}, "records_differ", {}),
+        ({"train_images": PIXELS.reshape(3, 4, 1)}, "records_differ", {"shape": [1, 2, 2]}),
         (
             {"train_labels": np.array([0, 1, 2], np.uint8)},
-            "training labels of 'dots' go beyond its 2 declared classes",
+            "records_differ",
+            {"part": "training", "classes": 2},
         ),
-        ({"test_images": PIXELS[:0], "test_labels": LABELS[:0]}, "has no test records"),
+        ({"test_images": PIXELS[:0], "test_labels": LABELS[:0]}, "no_records", {"part": "test"}),
         (
             {"train_images": PIXELS[:2], "train_labels": LABELS[:2]},
-            "has 2 training and 1 test records, its card declares 3 and 1",
+            "records_differ",
+            {"train": 2, "test": 1, "declared_train": 3, "declared_test": 1},
         ),
     ],
 )
 def test_files_that_do_not_fit_each_other_or_the_card_are_refused(
-    card: DataCard, files: dict[str, Path], idx: Pack, contents: dict[str, NDArray[np.uint8]], said: str
+    card: DataCard,
+    files: dict[str, Path],
+    idx: Pack,
+    contents: dict[str, NDArray[np.uint8]],
+    code: str,
+    fields: dict[str, object],
 ) -> None:
     for role, content in contents.items():
         files[role].write_bytes(idx(content))
-    with pytest.raises(DataRefusedError, match=said):
+    with refused_as(code, DataRefusedError, **fields):
         read(card, files)

@@ -14,7 +14,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from pydantic import ValidationError
 
 from data import DataRefusedError, dataset_info
 from data.card import DataCard
@@ -29,6 +28,7 @@ from data.reading import Digests, read, read_blocks
 from data.targets import IGNORED, Number
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import Parts, whole
+from tests.support.refusals import contradicting, refused_as
 
 KEY = b"k" * 32
 
@@ -204,7 +204,7 @@ def test_a_long_number_names_one_person_in_both_files(table: Document, card: Car
     for part, who in whose.items():
         rows = {"who": who, "age": range(len(who)), "town": ["Rome"] * len(who), "answer": ["no"] * len(who)}
         pd.DataFrame(rows).to_parquet(paths[part])
-    with pytest.raises(DataRefusedError, match="no training records"):  # all of them are in the test file
+    with refused_as("no_records", DataRefusedError, part="training"):  # all of them are in the test file
         whole(read(card(files=named_files("train", "test"), split=None), paths))
 
 
@@ -285,7 +285,7 @@ def test_a_block_that_changes_while_it_is_read_is_refused(
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
     digests = (Digests if later else Overwritten)(own.population, key=KEY)
     blocks = read_blocks(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY)
-    with pytest.raises(DataRefusedError, match=r"one\.csv changed while it was read; run again"):
+    with refused_as("changing_file", DataRefusedError):
         for _ in blocks:
             path.write_text(path.read_text() + "p1,0.1,Rome,no\n")
 
@@ -295,7 +295,7 @@ def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path
     (tmp_path / "weeks" / "one.csv").write_text("who,age,answer\np1,1,no\n")
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
     digests = Digests("tiny", key=KEY)
-    with pytest.raises(DataRefusedError, match=r"one\.csv must have one column 'town'"):
+    with refused_as("missing_column", DataRefusedError, column="town"):
         whole(read_blocks(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY))
 
 
@@ -324,18 +324,18 @@ def test_the_person_keeps_its_place_in_a_file_without_header(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "keys"),
     [
-        ({"person": {"column": "age"}}, "must be a column of kind ignored"),
-        ({"person": {"column": "whom"}}, "is .whom. and must be a column of kind ignored.*list it so"),
-        ({"person": {"column": "who", "group_privacy": True}}, "set per_person, or leave it out"),
+        ({"person": {"column": "age"}}, ("person.column", "reader.columns")),
+        ({"person": {"column": "whom"}}, ("person.column", "reader.columns")),
+        ({"person": {"column": "who", "group_privacy": True}}, ("group_privacy", "per_person")),
         (
             {
                 "person": {"column": "who", "per_person": 2, "group_privacy": True},
                 "files": {},
                 "blocks": {"kind": "folder", "path": "weeks"},
             },
-            "leave group_privacy out",
+            ("person.group_privacy", "blocks"),
         ),
         (
             {
@@ -344,12 +344,12 @@ def test_the_person_keeps_its_place_in_a_file_without_header(
                 "blocks": {"kind": "folder", "path": "weeks"},
                 "holdout": "private",
             },
-            "no block's cap would count them.*give split instead",
+            ("blocks", "files.test", "holdout"),
         ),
     ],
 )
-def test_wrong_declarations_are_refused(card: CardOf, changes: Document, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+def test_wrong_declarations_are_refused(card: CardOf, changes: Document, keys: tuple[str, ...]) -> None:
+    with contradicting(*keys):
         card(**changes)
 
 
@@ -423,7 +423,7 @@ def test_people_are_counted_where_they_are_the_records(card: CardOf, tmp_path: P
     tested = sum(min(3, who % 4 + 1) for who in range(60)) - sum(map(len, found))
     right = {"train": len(found), "test": tested}
     prepare_people(card(**own, records=right), tmp_path, rows())
-    with pytest.raises(DataRefusedError, match=f"has {len(found)} training"):
+    with refused_as("records_differ", DataRefusedError, **right, declared_train=len(found) + 1):
         prepare_people(card(**own, records=right | {"train": len(found) + 1}), tmp_path, rows())
 
 
@@ -444,7 +444,7 @@ def test_in_each_block_a_person_is_a_record_of_its_own(card: CardOf, tmp_path: P
 
 def test_a_file_without_the_person_is_refused(card: CardOf, tmp_path: Path) -> None:
     (tmp_path / "tiny.csv").write_text("age,town,answer\n1,Rome,no\n")
-    with pytest.raises(DataRefusedError, match="must have one column 'who'"):
+    with refused_as("missing_column", DataRefusedError, column="who"):
         whole(read(card(), {"train": tmp_path / "tiny.csv"}))
 
 

@@ -16,6 +16,7 @@ from data.reading import read
 from tests.data.conftest import CardOf, Document
 from tests.support.mirror import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
+from tests.support.refusals import refused_as
 
 A9A = {  # rows of the published file, whose order is that of adult.data
     0: [3, 11, 14, 19, 39, 42, 55, 64, 67, 73, 75, 76, 80, 83],
@@ -57,7 +58,7 @@ def test_digits_are_read_without_the_import_of_their_library(monkeypatch: pytest
 
 
 def test_digits_that_are_not_the_declared_ones_are_refused() -> None:
-    with pytest.raises(DataRefusedError, match="installed scikit-learn are not the declared ones"):
+    with refused_as("other_software", DataRefusedError):
         whole(images.read_digits(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8)))
 
 
@@ -231,5 +232,5 @@ def test_other_records_than_the_declared_ones_are_refused(table: Document, card_
     assert isinstance(known, Synthetic)
     own = {"files": {}, "split": None, "shape": [20], "records": {"train": 100, "test": 10}}
     card = card_of(table | own | {"reader": known.model_dump(mode="json")})
-    with pytest.raises(DataRefusedError, match="synthetic records are not the declared ones; install"):
+    with refused_as("other_software", DataRefusedError):
         whole(read(card, {}))

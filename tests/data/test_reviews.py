@@ -19,6 +19,7 @@ from data.reading import read, word_list
 from tests.data.conftest import CardOf, Document, tar
 from tests.support.mirror import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
+from tests.support.refusals import contradicting, refused_as
 
 LISTED = b"the\nand\nfilm\nthe\n!\nwell-made\ngood\nnaive\ncaf\xc3\xa9\n"
 WORDS = {"the": 2, "and": 3, "film": 4, "good": 5}
@@ -94,7 +95,7 @@ def test_a_list_of_words_may_be_a_file_of_its_own(
     files = {"archive": path, "words": tmp_path / "words"}
     train, _ = texts.read_tokens(files, declared, classes=("neg", "pos"))
     assert train.records.features[1].tolist() == [2, 4, 3, 2, 1]
-    with pytest.raises(ValueError, match="must be archive, and words"):
+    with contradicting("files", "reader.kind"):
         card(words=None)
 
 
@@ -105,7 +106,7 @@ def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(card: CardO
     declared = card(words_sha256=hashlib.sha256(listed).hexdigest())
     assert word_list(declared, files) == listed
     assert dataset_info(declared).words_sha256 == declared.words_sha256
-    with pytest.raises(DataRefusedError, match="words_sha256"):
+    with refused_as("altered_file", DataRefusedError):
         word_list(card(words_sha256="0" * 64), files)
 
 
@@ -127,20 +128,24 @@ def test_a_text_that_cannot_be_decoded_is_one_record_without_words(card: CardOf,
 
 
 @pytest.mark.parametrize(
-    ("members", "message"),
+    ("members", "code", "fields"),
     [
-        (TEXTS, "holds no 'reviews/words.txt'"),
-        (TEXTS | {"words.txt": b"the\n"}, "has 1 words, too few for a vocabulary of 6"),
-        (TEXTS | {"words.txt": LISTED + b"\xff\n"}, "has a list of words that is not UTF-8"),
-        (TEXTS | {"words.txt": LISTED, "test/neg/03_1.txt": b"secret"}, "a text twice in its test folder"),
-        (TEXTS | {"words.txt": LISTED, "test/neg/9_1.txt": b"secret"}, "3 training and 3 test records"),
+        (TEXTS, "unreadable_file", {"name": "reviews/words.txt"}),
+        (
+            TEXTS | {"words.txt": b"the\n"},
+            "bad_card",
+            {"keys": ("reader.vocabulary",), "words": 1, "size": 6},
+        ),
+        (TEXTS | {"words.txt": LISTED + b"\xff\n"}, "unreadable_file", {"name": None}),
+        (TEXTS | {"words.txt": LISTED, "test/neg/03_1.txt": b"secret"}, "unreadable_file", {"part": "test"}),
+        (TEXTS | {"words.txt": LISTED, "test/neg/9_1.txt": b"secret"}, "records_differ", {"test": 3}),
     ],
 )
 def test_an_archive_that_does_not_fit_is_refused_and_no_text_is_said(
-    card: CardOf, tmp_path: Path, members: dict[str, bytes], message: str
+    card: CardOf, tmp_path: Path, members: dict[str, bytes], code: str, fields: Document
 ) -> None:
     path = packed(tmp_path / "a.tar.gz", members)
-    with pytest.raises(DataRefusedError, match=message) as refusal:
+    with refused_as(code, DataRefusedError, **fields) as refusal:
         list(read(card(), {"archive": path}))
     assert "secret" not in str(refusal.value)
 
@@ -149,7 +154,7 @@ def test_an_archive_that_does_not_fit_is_refused_and_no_text_is_said(
 def test_an_archive_that_is_cut_short_is_refused(card: CardOf, tmp_path: Path, size: int) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DataRefusedError, match=r"a\.tar\.gz is not a whole tar archive"):
+    with refused_as("unreadable_file", DataRefusedError, path=path):
         list(read(card(), {"archive": path}))
 
 
@@ -162,14 +167,14 @@ def test_tokens_are_described_written_and_mapped_back_as_such(card: CardOf, tmp_
     loaded = prepared.load(tmp_path / "p")
     assert loaded.train_features.dtype == np.int32 and loaded.train_features[0].tolist() == [0, 0, 0, 0, 2]
     (tmp_path / "p" / "public.json").write_text(replace(public, tokens=None).to_json())
-    with pytest.raises(DataRefusedError, match="run the prepare stage"):
+    with refused_as("not_prepared", DataRefusedError):
         prepared.load(tmp_path / "p")
 
 
 def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) -> None:
     real = RecordBatch(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))
     public = dataset_info(card())
-    with pytest.raises(ValueError, match="another kind"):
+    with pytest.raises(ValueError, match="kind"):
         prepared.write(tmp_path / "p", [RecordChunk("train", real)], public, salt=bytes(32), at_most=None)
 
 

@@ -18,6 +18,7 @@ from data.transforms import scatter
 from tasks.config import params
 from tasks.prepare import prepare
 from tests.data.conftest import Document, Store
+from tests.support.refusals import refused_as
 from tests.support.threads import cpu_threads
 
 SHAPES = {"mnist": (81, 7, 7), "fashion-mnist": (81, 7, 7), "digits": (81, 2, 2), "cifar-10": (243, 8, 8)}
@@ -92,8 +93,7 @@ def test_chunks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["adult", "imdb", "synthetic-logistic"])
 def test_what_is_no_image_is_refused(name: str) -> None:
-    words = f"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
-    with pytest.raises(DataRefusedError, match=words):
+    with refused_as("transform_unfit", DataRefusedError, dataset=name, smallest=8):
         dataset_info(data_card(name), "scattering")
 
 
@@ -101,7 +101,7 @@ def test_small_images_are_refused_before_anything_is_fetched(
     store: Store, images: Document, tmp_path: Path
 ) -> None:
     chosen = params.parse({"data": {"dataset": "dots", "transform": "scattering"}}, reads=("data",))
-    with pytest.raises(DataRefusedError, match=r"scattering takes images .* the shape \[1, 2, 2\]"):
+    with refused_as("transform_unfit", DataRefusedError, shape=[1, 2, 2]):
         prepare(
             chosen, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=store(images)
         )

@@ -21,6 +21,7 @@ from data.files import PUBLIC_KEY, checksum_for
 from data.formats import Images, Texts
 from data.readers import images, rows
 from data.targets import Classes, Tags
+from tests.support.refusals import refused_as
 
 DECLARED = Images(kind="images", mode="L", stand_in=0.25)
 SHAPE = (1, 8, 8)
@@ -79,7 +80,7 @@ def test_an_image_that_cannot_be_decoded_is_a_stand_in_and_no_other_is(
 
 def test_memory_that_lacks_ends_the_reading(folder: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, MemoryError)
-    with pytest.raises(DataRefusedError, match="memory does not suffice") as refused:
+    with refused_as("out_of_memory", DataRefusedError) as refused:
         images.pixels(folder, DECLARED, SHAPE)
     assert "07" not in str(refused.value) and refused.value.__suppress_context__
 
@@ -129,7 +130,7 @@ def test_a_fine_image_for_which_memory_lacks_is_refused() -> None:
     """A progressive JPEG, of which libjpeg keeps all coefficients."""
     content = image((4000, 4000), 9, "JPEG", progressive=True)
     room = images._Room(images._PIXELS_AT_ONCE)
-    with full_memory(), pytest.raises(DataRefusedError, match="memory does not suffice"):
+    with full_memory(), refused_as("out_of_memory", DataRefusedError):
         images._decode_or_none(content, DECLARED, SHAPE, room)
     fine = images._decode_or_none(content, DECLARED, SHAPE, room)
     assert fine is not None and fine[0, 0, 0] * 255 == pytest.approx(9)
@@ -139,7 +140,7 @@ def test_an_image_called_broken_where_memory_lacks_is_refused(monkeypatch: pytes
     """As libjpeg does not tell the two apart."""
     failing(monkeypatch, lambda: OSError("broken data stream when reading image file"), place=9)
     room = images._Room(images._PIXELS_AT_ONCE)
-    with full_memory(), pytest.raises(DataRefusedError, match="memory does not suffice"):
+    with full_memory(), refused_as("out_of_memory", DataRefusedError):
         images._decode_or_none(image((9, 9), 9), DECLARED, SHAPE, room)
     assert images._decode_or_none(image((9, 9), 9), DECLARED, SHAPE, room) is None
 
@@ -205,7 +206,7 @@ def test_a_file_that_cannot_be_opened_is_a_stand_in_only_if_that_is_its_own(
         lambda: images.pixels(folder, DECLARED, SHAPE),
         lambda: checksum_for(is_there, File(path="x", sha256="0" * 64), key=PUBLIC_KEY),
     ):
-        with pytest.raises(DataRefusedError, match="a file could not be read, and not because of") as refused:
+        with refused_as("machine_fault", DataRefusedError) as refused:
             read()
         assert "07" not in str(refused.value) and refused.value.__suppress_context__
 
@@ -215,7 +216,7 @@ def test_a_path_that_cannot_be_followed_is_a_stand_in_only_if_that_is_its_own(
 ) -> None:
     assert images._below(tmp_path, b"a\0b") is images._below(tmp_path, b"\xff") is None
     monkeypatch.setattr(Path, "resolve", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOMEM, "no")))
-    with pytest.raises(DataRefusedError, match="a file could not be read"):
+    with refused_as("machine_fault", DataRefusedError, why="cannot allocate memory"):
         images._below(tmp_path, b"a")
 
 

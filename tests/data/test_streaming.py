@@ -19,6 +19,7 @@ from data.readers import rows
 from data.readers.records import RecordBatch, RecordChunk
 from data.reading import read
 from tests.data.conftest import CardOf, Document
+from tests.support.refusals import refused_as
 
 ROWS = 5000
 HEADER = "age,town,answer,note\n"
@@ -83,7 +84,7 @@ def test_a_file_is_not_read_further_than_it_is_asked_for(
     (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + "31337\n")
     blocks = read(card(), {"train": tmp_path / "t.csv"})
     assert len(next(blocks).records) < 500
-    with pytest.raises(DataRefusedError, match="same number of fields") as refusal:
+    with refused_as("unreadable_file", DataRefusedError, separator=",", encoding="UTF-8") as refusal:
         list(blocks)
     assert "31337" not in str(refusal.value)
 
@@ -157,7 +158,7 @@ def test_a_stray_quote_stays_within_its_record_or_is_refused_in_any_block(
     (tmp_path / "t.csv").write_text(HEADER + "".join(lines))
     unquoted = read(card(quotes=False), {"train": tmp_path / "t.csv"})
     assert sum(len(block.records) for block in unquoted) == ROWS
-    with pytest.raises(DataRefusedError, match=r"line break in quotes|same number of fields"):
+    with refused_as("unreadable_file", DataRefusedError):
         list(read(card(quotes=True), {"train": tmp_path / "t.csv"}))
 
 
@@ -167,7 +168,7 @@ def test_a_file_in_another_encoding_is_refused_and_nothing_else_is_printed(
     printed: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", printed.append)
     (tmp_path / "t.csv").write_bytes((HEADER + '1,Köln,no,"a, b"\n' + "".join(LINES)).encode("utf-16"))
-    with pytest.raises(DataRefusedError, match="in UTF-8"):
+    with refused_as("unreadable_file", DataRefusedError, separator=",", encoding="UTF-8"):
         list(read(card(), {"train": tmp_path / "t.csv"}))
     assert not printed
 
@@ -178,14 +179,15 @@ def test_an_archive_without_its_table_is_refused(card: CardOf, tmp_path: Path, n
         archive.writestr("inside.csv", HEADER + "".join(LINES))
     if name == "no zip":
         (tmp_path / "t.zip").write_bytes(b"PK, but nothing like it")
-    with pytest.raises(DataRefusedError, match=rf"t\.zip cannot .* a zip archive that holds '{name}'"):
+    archive = f"it must be a zip archive that holds {name!r}, where "
+    with refused_as("unreadable_file", DataRefusedError, path=tmp_path / "t.zip", archive=archive):
         list(read(card(member=name), {"train": tmp_path / "t.zip"}))
 
 
 def test_a_gzip_file_that_is_cut_short_is_refused(card: CardOf, tmp_path: Path) -> None:
     packed = gzip.compress((HEADER + "".join(LINES)).encode())
     (tmp_path / "t.csv.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(DataRefusedError, match=r"t\.csv\.gz cannot be read as declared"):
+    with refused_as("unreadable_file", DataRefusedError, path=tmp_path / "t.csv.gz"):
         list(read(card(), {"train": tmp_path / "t.csv.gz"}))
 
 
@@ -206,6 +208,6 @@ def test_an_array_that_grew_is_the_file_that_numpy_saves(
 def test_rows_of_another_shape_are_not_appended(card: CardOf, tmp_path: Path) -> None:
     narrow = RecordBatch(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
     public = dataset_info(card())
-    with pytest.raises(ValueError, match="another shape"):
+    with pytest.raises(ValueError, match="shape"):
         prepared.write(tmp_path / "p", [RecordChunk("train", narrow)], public, salt=bytes(32), at_most=None)
     assert not (tmp_path / "p").exists()

@@ -24,6 +24,7 @@ from data.readers.records import RecordBatch
 from data.readers.rows import tables as read_tables
 from data.targets import Classes
 from tests.data.conftest import CardOf, Document, train_records
+from tests.support.refusals import refused_as
 
 Encode = Callable[..., RecordBatch]
 SECRET = "31337"
@@ -99,7 +100,7 @@ def test_a_hashed_number_is_in_one_cell_whether_or_not_another_row_misses_it(
 
 def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Encode) -> None:
     content = rows("?,Oslo,no", ",Oslo,no", "50,Oslo,no")
-    with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):
+    with refused_as("missing_value", DataRefusedError, column="age"):
         encode(content, missing=["?", ""])
     assert encode(content, column={"missing": 20}).features[:, 0].tolist() == pytest.approx([0.2, 0.2, 0.5])
 
@@ -108,7 +109,7 @@ def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: En
 def test_numbers_that_are_not_finite_are_refused_even_where_missing_ones_are_not(
     encode: Encode, bad: str
 ) -> None:
-    with pytest.raises(DataRefusedError, match=r"column 'age': (NaN and infinite|holds something)"):
+    with refused_as("bad_value", DataRefusedError, column="age", expected="a finite number"):
         encode(rows("50,Oslo,no", f"{bad},Oslo,no"), column={"missing": 20})
 
 
@@ -149,9 +150,9 @@ def test_quotes_separators_and_undeclared_columns(encode: Encode, table: Documen
 
 
 def test_decimal_commas_and_other_encodings_that_are_not_declared_are_refused(encode: Encode) -> None:
-    with pytest.raises(DataRefusedError, match=r"column 'age': .*decimals have a point.*decimal"):
+    with refused_as("bad_value", DataRefusedError, column="age", expected="a number"):
         encode('age;town;answer\n"1,5";Oslo;no\n', separator=";")
-    with pytest.raises(DataRefusedError, match=r"in UTF-8; correct .* reader\.encoding"):
+    with refused_as("unreadable_file", DataRefusedError, separator=",", encoding="UTF-8"):
         encode("age,town,answer\n1,Lübeck,no\n".encode("latin-1"), separator=",")
 
 
@@ -185,7 +186,7 @@ def test_a_byte_that_an_encoding_lacks_makes_its_own_value_another(encode: Encod
 
 @pytest.mark.parametrize("number", ["1.234,5", "1.5", " -0.5"])
 def test_a_point_beside_decimal_commas_is_refused(encode: Encode, number: str) -> None:
-    with pytest.raises(DataRefusedError, match="column 'age': a number has a point, and `decimal`"):
+    with refused_as("unlike_card", DataRefusedError, column="age", key="reader.decimal"):
         encode(f"age;town;answer\n{number};Oslo;no\n", separator=";", decimal=",")
 
 
@@ -193,8 +194,9 @@ def test_a_point_beside_decimal_commas_is_refused(encode: Encode, number: str) -
 def test_an_encoding_in_which_a_separator_may_be_part_of_a_character_is_refused(
     encode: Encode, name: str
 ) -> None:
-    with pytest.raises(ValidationError, match="must be utf-8, or one with a byte for each character"):
+    with pytest.raises(ValidationError) as refusal:
         encode(rows("1,Oslo,no"), encoding=name)
+    assert [error["loc"][-1] for error in refusal.value.errors()] == ["encoding"]
 
 
 def test_how_a_text_is_written_is_part_of_the_rule_for_held_out_records_where_it_is_unusual(
@@ -216,20 +218,16 @@ def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
 
 
 def test_another_separator_an_archive_and_a_folder_are_named_as_such(encode: Encode, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataRefusedError, match=r"header of .* is separated by ';', .* set `separator: \";\"` under `reader`"
-    ):
+    with refused_as("unlike_card", DataRefusedError, separator=";", declared=",", key="reader.separator"):
         encode("age;town;answer\n1;Oslo;no\n")
-    with pytest.raises(DataRefusedError, match="must have one column 'town'"):
+    with refused_as("missing_column", DataRefusedError, column="town"):
         encode("age\n1\n")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("tiny.csv", rows("1,Oslo,no"))
-    with pytest.raises(
-        DataRefusedError, match=r"is a zip archive; name the CSV file in it as reader\.member"
-    ):
+    with refused_as("unlike_card", DataRefusedError, key="reader.member"):
         encode(packed.getvalue())
-    with pytest.raises(DataRefusedError, match="is a folder, and a table is one file"):
+    with refused_as("unreadable_file", DataRefusedError):
         read_tables(
             "train", tmp_path, Parquet.model_construct(kind="parquet"), Classes(classes=("no", "yes"))
         )
@@ -283,26 +281,26 @@ def test_parquet_with_nulls_and_nan(encode: Encode) -> None:
         columns = {"age": values, "town": [None] * len(values), "answer": ["no"] * len(values)}
         return pa.table({name: pa.array(column) for name, column in columns.items()})
 
-    with pytest.raises(DataRefusedError, match="a number is missing"):
+    with refused_as("missing_value", DataRefusedError):
         encode(ages(1.0, None))
     assert encode(ages(None, 50.0), column={"missing": 0}).features.tolist() == [[0, 0, 0, 1], [0.5, 0, 0, 1]]
-    with pytest.raises(DataRefusedError, match="NaN and infinite"):
+    with refused_as("bad_value", DataRefusedError, column="age", expected="a finite number"):
         encode(ages(1.0, float("nan")))
 
 
 def test_parquet_that_is_not_whole_is_refused(encode: Encode, tmp_path: Path) -> None:
     encode(PARQUET)
     whole = (tmp_path / "tiny").read_bytes()
-    with pytest.raises(DataRefusedError, match="not a whole Parquet file"):
+    with refused_as("unreadable_file", DataRefusedError):
         encode(whole[:-20], kind="parquet")
-    with pytest.raises(DataRefusedError, match="one column 'town'"):
+    with refused_as("missing_column", DataRefusedError, column="town"):
         encode(PARQUET.drop_columns(["town"]))
 
 
 def test_parquet_whose_column_names_are_no_text_is_refused(encode: Encode, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"age": [1.0]}), tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
-    with pytest.raises(DataRefusedError, match="not a whole Parquet file"):
+    with refused_as("unreadable_file", DataRefusedError):
         encode(whole.replace(b"age", b"a\xf7e"), kind="parquet")
 
 
@@ -311,7 +309,7 @@ def test_parquet_whose_column_names_are_no_text_is_refused(encode: Encode, tmp_p
 def test_parquet_with_a_column_of_what_is_no_text_is_refused(
     encode: Encode, column: str, values: list[Any]
 ) -> None:
-    with pytest.raises(DataRefusedError, match=f"column '{column}': holds something that is not") as refusal:
+    with refused_as("bad_value", DataRefusedError, column=column) as refusal:
         encode(PARQUET.set_column(PARQUET.column_names.index(column), column, pa.array(values)))
     assert "secret" not in str(refusal.value)
 
@@ -360,5 +358,5 @@ def test_a_field_longer_than_a_portion_stops_no_table(
     ages = np.round(found.features[:, 0] * 100).astype(int).tolist()
     assert ages == list(range(60))
     written("x" * 20000)
-    with pytest.raises(DataRefusedError, match=r"a line of more than .* MB, or a quote that is never closed"):
+    with refused_as("unreadable_file", DataRefusedError):
         train_records(card, path)

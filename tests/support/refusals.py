@@ -6,8 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from algorithms.errors import RefusedError, WordedError
+from data.card import DataRefusedError
+from data.documents import CONTRADICTION
 
 Kind = type[Exception] | tuple[type[Exception], ...]
 
@@ -22,13 +25,22 @@ def refused(words: str, kind: Kind = RefusedError) -> Iterator[None]:
 
 @contextmanager
 def refused_as(
-    code: str, kind: type[WordedError] = RefusedError, **fields: object
-) -> Iterator[pytest.ExceptionInfo[WordedError]]:
+    code: str, kind: type[WordedError | DataRefusedError] = RefusedError, /, **fields: object
+) -> Iterator[pytest.ExceptionInfo[WordedError | DataRefusedError]]:
     """What runs within is refused with this code and with these values among its fields; the refusal, afterwards."""
     with pytest.raises(kind) as refusal:
         yield refusal
     assert refusal.value.code == code, str(refusal.value)
     assert {name: refusal.value.fields.get(name) for name in fields} == fields
+
+
+@contextmanager
+def contradicting(*keys: str) -> Iterator[None]:
+    """What runs within validates a document whose first fault is that these keys of a part of it do not go together."""
+    with pytest.raises(ValidationError) as refusal:
+        yield
+    first, *_ = refusal.value.errors()
+    assert first["type"] == CONTRADICTION and first["ctx"]["keys"] == keys, first["msg"]
 
 
 def check_refusals(steps: Mapping[str, Any]) -> None:

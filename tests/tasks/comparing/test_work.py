@@ -147,7 +147,9 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_class(*_: object) -> None:
-        raise DataRefusedError("The training records of a fold are all of one class; choose fewer folds.")
+        raise DataRefusedError(
+            "The training records of a fold are all of one class; choose fewer folds.", code="folds_unfit"
+        )
 
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
