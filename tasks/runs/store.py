@@ -253,8 +253,20 @@ def _notes(folder: Path) -> dict[str, str]:
 
 
 def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat) -> str:
-    """The last attempt that is resumed or returned, or else the next one; folders of forfeited ones are deleted."""
-    states: dict[str, str] = {}
+    """The id of the last attempt, to be resumed or returned, or of a new one."""
+    states = _attempts(home, digest, status)
+    new = f"{digest}-{len(states) + 1}"
+    kept = [run_id for run_id, state in states.items() if state in ("begun", "finished")]
+    lost = [run_id for run_id, state in states.items() if state == "lost"]
+    if kept:
+        was_used = (home / "runs" / kept[-1] / _USED).exists()
+        return new if was_used and on_repeat(kept[-1], True) else kept[-1]
+    return new if not lost or on_repeat(lost[-1], False) else lost[-1]
+
+
+def _attempts(home: Path, digest: str, status: Status) -> dict[str, str]:
+    """The state of each attempt by its id, the first one first; deletes the folders of forfeited ones."""
+    states = dict[str, str]()
     for number in count(1):
         run_id = f"{digest}-{number}"
         ledger_status, folder = status(run_id), home / "runs" / run_id
@@ -263,13 +275,7 @@ def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat
         states[run_id] = _run_state(folder, ledger_status)
         if states[run_id] == "forfeited":
             abandon(home, run_id)
-    here = [run for run, state in states.items() if state in ("begun", "finished")]
-    lost = [run for run, state in states.items() if state == "lost"]
-    if not here and not lost:
-        return run_id
-    last = (here or lost)[-1]
-    asks = states[last] == "lost" or (home / "runs" / last / _USED).exists()
-    return run_id if asks and on_repeat(last, bool(here)) else last
+    return states
 
 
 def _run_state(folder: Path, ledger_status: str | None) -> Literal["begun", "finished", "lost", "forfeited"]:
