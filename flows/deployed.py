@@ -32,7 +32,7 @@ from algorithms.privacy.card.text import markdown
 from data.card import card_names, data_card
 from flows.missing_runs import log_missing_run
 from flows.pipeline import RunStage, run_pipeline, run_report
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.preflight.preview import preview_run
 from tasks.refusals import PIPELINE
 from tasks.runs.metrics import Rows
@@ -243,7 +243,7 @@ def pipeline(
         label_run("train", *(word for word in asked if word is not None))  # also if it is refused
         root, runner = checkout(), PrefectSteps()
         with checkout_lock(root, say=runner.line):  # a retraining has params.yaml while it trains
-            settings = apply_overrides(root, overrides).params
+            settings = params_edit(root, overrides).params
             budget = settings.privacy.epsilon
             words = "for an attack" if budget is None else f"epsilon {budget:g}"
             trained = settings.data.dataset, settings.algorithm_name

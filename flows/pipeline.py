@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from tasks.config.borrowed_params import borrow_params, check_params, return_params
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.params import ParamsRefusedError
+from tasks.config.temporary_params import check_params, override_params, restore_params
 from tasks.runs.metrics import Rows
 from tasks.runs.reservations import noting_what_was_spent
 from tasks.runs.stages import StageRefusedError, checkout_lock
@@ -77,13 +77,13 @@ def with_overrides(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Ite
 
     keeps: whether they stay otherwise, also where the process is killed.
     """
-    edit = apply_overrides(root, overrides)
+    edit = params_edit(root, overrides)
     if not keeps:
-        borrow_params(root, edit.before, edit.after)
+        override_params(root, edit.before, edit.after)
         try:
             yield edit.after
         finally:
-            return_params(root)
+            restore_params(root)
         return
     edit.write()
     try:

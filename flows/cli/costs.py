@@ -20,7 +20,7 @@ from data import DatasetInfo
 from data.card import data_card
 from data.documents import load_yaml
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
+from tasks.config.overrides import ParamOverrides, explain_recipe, params_edit, recipe
 from tasks.config.params import Params
 from tasks.preflight.preview import RunPreview, held_out_people, preview_ledger, preview_run
 from tasks.prepare import public_of
@@ -61,7 +61,7 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
             table.add_row(name, str(value), why.get(name, "a tenth of the records"))
     changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
     overrides = ParamOverrides(dataset, "dp_sgd", epsilon, delta, None, changes)
-    settings_asked = apply_overrides(root, overrides).params
+    settings_asked = params_edit(root, overrides).params
     return table, cost_table(preview_run(root, settings_asked), settings_asked)
 
 

@@ -71,7 +71,7 @@ def run(
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     from tasks.config import params
-    from tasks.config.overrides import ParamOverrides, apply_overrides, settings_of
+    from tasks.config.overrides import ParamOverrides, params_edit, settings_of
     from tasks.runs.software import reuse_note_of
     from tasks.runs.stages import EXISTING, checkout
     from tasks.runs.summary import two_columns
@@ -81,13 +81,13 @@ def run(
     if overrides.are_none:  # a result that is there is shown without an import of torch, which takes a second
         params.load(root / "params.yaml", reads=tuple(name for name in params.GROUPS if name != "algorithm"))
     else:
-        apply_overrides(root, overrides)
+        params_edit(root, overrides)
     result = _already_there(root, overrides)
     if result:
         note = reuse_note_of(root)
         say(f"{EXISTING}{f'; {note}' if note else ''}:")
     else:
-        edit = apply_overrides(root, overrides)
+        edit = params_edit(root, overrides)
         say(_what(edit.params), error=True)
         steps = StageOutput(verbose)
         with _look_ahead(root, edit):
@@ -141,12 +141,12 @@ def _look_ahead(root: Path, edit: "ParamsEdit") -> AbstractContextManager[None]:
 def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from flows.missing_runs import log_missing_run
-    from tasks.config.overrides import apply_overrides
+    from tasks.config.overrides import params_edit
     from tasks.runs.stages import checkout_lock, up_to_date
     from tasks.runs.summary import run_summary
 
     with checkout_lock(root, say=say):
-        is_changed = not overrides.are_none and apply_overrides(root, overrides).changes
+        is_changed = not overrides.are_none and params_edit(root, overrides).changes
         done = not is_changed and up_to_date(root, say=say)
         if done:
             log_missing_run(root, say)
@@ -168,11 +168,11 @@ def plan(
     """
     import torch  # noqa: F401  # first: its own import looks through all modules that are there, which takes 0.2 s
 
-    from tasks.config.overrides import ParamOverrides, apply_overrides, settings_of
+    from tasks.config.overrides import ParamOverrides, params_edit, settings_of
     from tasks.runs.stages import checkout
 
     root, settings = checkout(), settings_of(assignments or ())
-    edit = apply_overrides(root, ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder))
+    edit = params_edit(root, ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder))
     from flows.cli.costs import cost_table
     from tasks.preflight.preview import preview_run
 

@@ -31,7 +31,7 @@ from data.readers.rows import SEPARATORS
 from data.targets import Labels
 from tasks.card_questions import are_people
 from tasks.config import home
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.params import ParamsRefusedError
 
 TEMPLATES = Path(__file__).with_name("project")
@@ -451,7 +451,7 @@ def _fill(folder: Path, declared: Declared) -> None:
     _write_card(cards, declared, path, checksum)
     shutil.copyfile(CARDS / "digits.yaml", cards / "digits.yaml")
     overrides = ParamOverrides(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
-    apply_overrides(folder, overrides).write()
+    params_edit(folder, overrides).write()
     _put_under_git_and_dvc(folder)
 
 

@@ -28,8 +28,8 @@ from data.files import write_text
 from data.formats import Table
 from data.targets import Number, level_of
 from tasks.config import params
-from tasks.config.borrowed_params import undo_change
 from tasks.config.params import ModelParams, Params, ParamsRefusedError
+from tasks.config.temporary_params import undo_change
 
 if TYPE_CHECKING:
     from algorithms.core.method import PaperSwitch
@@ -415,7 +415,7 @@ def settings_of(assignments: Iterable[str]) -> Document:
     return settings
 
 
-def apply_overrides(root: Path, overrides: ParamOverrides) -> ParamsEdit:
+def params_edit(root: Path, overrides: ParamOverrides) -> ParamsEdit:
     """Apply `overrides` to params.yaml in `root` without writing it.
 
     Raises ParamsRefusedError, DataRefusedError for an unknown data set, and RefusedError for an unknown algorithm.

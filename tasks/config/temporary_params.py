@@ -13,15 +13,15 @@ from data.files import read_json, write_text
 from tasks.config.params import ParamsRefusedError
 
 
-def borrow_params(root: Path, before: str, after: str) -> None:
+def override_params(root: Path, before: str, after: str) -> None:
     """Write the text `after` into params.yaml of the checkout at `root`, which has `before` until then."""
     _note(root).parent.mkdir(parents=True, exist_ok=True)
     write_text(_note(root), json.dumps({"before": before, "after": after}))
     write_text(root / "params.yaml", after)
 
 
-def return_params(root: Path) -> None:
-    """Undo in params.yaml what was borrowed, if anything was; lines that a person has changed since stay."""
+def restore_params(root: Path) -> None:
+    """Undo what `override_params` wrote, if it is there; lines that a person has changed since stay."""
     if _note(root).is_file():
         texts, path = read_json(_note(root)), root / "params.yaml"
         if path.is_file():

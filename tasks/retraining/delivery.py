@@ -41,10 +41,10 @@ from data.files import read_json
 from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config import database_url, home, params, retraining_for
-from tasks.config.borrowed_params import borrow_params, check_params, return_params
-from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
+from tasks.config.overrides import ParamOverrides, ParamsEdit, params_edit
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
+from tasks.config.temporary_params import check_params, override_params, restore_params
 from tasks.evaluate import metrics_of
 from tasks.preflight.preview import held_out_people
 from tasks.preflight.registration import planned_run
@@ -156,12 +156,12 @@ def next_of(
         last: The blocks of the last retraining; None before the first.
 
     Raises:
-        TooFewBlocksError: If nothing is due. Also what `apply_overrides`, `declare` and `plan_for` raise.
+        TooFewBlocksError: If nothing is due. Also what `params_edit`, `declare` and `plan_for` raise.
     """
     changes = recipe.settings(settings.dataset, settings.delta)
 
     def first() -> Plan:
-        alone = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params
+        alone = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params
         return plan_for(alone, public_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
@@ -187,11 +187,11 @@ def next_of(
         changes["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
     if card.holdout == "private" and registry.serving is not None:
         in_use = registry.serving / "model.safetensors"
-        data = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params.data
+        data = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params.data
         if _is_comparable(in_use, public_of(card, data), root):
             changes[_COMPARED] = str(in_use.relative_to(root))
     # The plan is a function of epsilon, which follows from the price that all blocks can pay.
-    planned = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params
+    planned = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params
     public, privacy = replace(public_of(card, planned.data), blocks=used), planned.privacy
 
     def plan(epsilon: float) -> Plan:
@@ -200,7 +200,7 @@ def next_of(
     balance = ledger.balance(public.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
     changes |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
-    edit, evaluation = apply_overrides(root, ParamOverrides(settings=changes)), None
+    edit, evaluation = params_edit(root, ParamOverrides(settings=changes)), None
     if card.holdout == "private":
         evaluation = plan(epsilon).evaluation
     if evaluation is None:
@@ -477,7 +477,7 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
     if (state.root, state.before) != (here, there):
         state = replace(state, root=here, before=there)
         work.states.write(state)
-    borrow_params(work.root, state.before, state.params)
+    override_params(work.root, state.before, state.params)
     try:
         with retraining_for(work.key(state.period)):
             for stage in STAGES:
@@ -490,7 +490,7 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
     except StageFailedError as failure:
         return _end_after_fault(work, state, "failed", str(failure))
     finally:
-        return_params(work.root)  # also if the run goes on later: its params are in its state
+        restore_params(work.root)  # also if the run goes on later: its params are in its state
 
 
 def _end_after_fault(
@@ -525,7 +525,7 @@ def give_up(work: DeliveryWork, state: RetrainingState) -> str:
         ledger.forfeit(run_id)
         store.abandon(home(), run_id)
     if status != "settled":
-        return_params(work.root)
+        restore_params(work.root)
     words = f"The retraining of {state.period} is given up" + (
         f", and the whole reservation of run {run_id} counts as spent." if is_lost else "."
     )

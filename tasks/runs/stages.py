@@ -17,8 +17,8 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from algorithms.privacy.ledger import system_user
-from tasks.config.borrowed_params import return_params
 from tasks.config.params import ParamsRefusedError
+from tasks.config.temporary_params import restore_params
 from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_in
 
 Say = Callable[[str], object]
@@ -74,7 +74,7 @@ def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
         say("another run holds this checkout: waiting for its end")
         held = lock.acquire()
     with held:
-        return_params(root)
+        restore_params(root)
         yield
 
 

@@ -91,7 +91,7 @@ def test_overrides_of_a_killed_run_are_taken_back_by_the_next(
 ) -> None:
     """Which a worker that was killed started, with overrides for that run alone."""
     before = (root / "params.yaml").read_text()
-    monkeypatch.setattr(flows.pipeline, "return_params", lambda _: None)  # nothing runs after a kill
+    monkeypatch.setattr(flows.pipeline, "restore_params", lambda _: None)  # nothing runs after a kill
     run_pipeline(root, ParamOverrides(seed=77), Recorder(), keeps_overrides=False)
     assert "seed: 77" in (root / "params.yaml").read_text()
     run_pipeline(root, ParamOverrides(), Recorder(), keeps_overrides=True)

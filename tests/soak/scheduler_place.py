@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 
 _CARD = Path("examples/retraining/visits-weekly.yaml")
 _SETTINGS = {
@@ -29,7 +29,7 @@ def clone(source: Path, root: Path) -> None:
     asked = ParamOverrides(
         dataset="visits-weekly", algorithm="dp_sgd", epsilon=1.0, delta=1e-5, settings=_SETTINGS
     )
-    apply_overrides(root, asked).write()
+    params_edit(root, asked).write()
     run(["git", "add", "--all"], cwd=root, check=True)
     run(["git", "commit", "--quiet", "--message", "weekly visits"], cwd=root, check=True)
     run(["git", "tag", "before"], cwd=root, check=True)
@@ -46,9 +46,9 @@ def retraining_file(root: Path, name: str) -> None:
 
 def set_steps(root: Path, steps: int) -> None:
     """How long training takes from now on."""
-    apply_overrides(root, ParamOverrides(settings={"algorithm.steps": steps})).write()
+    params_edit(root, ParamOverrides(settings={"algorithm.steps": steps})).write()
 
 
 def set_seed(root: Path, seed: int) -> None:
     """Another start of the model, so another training."""
-    apply_overrides(root, ParamOverrides(seed=seed)).write()
+    params_edit(root, ParamOverrides(seed=seed)).write()

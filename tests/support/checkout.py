@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.ledger import Balance, Ledger
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tests.support.waiting import HANG_SECONDS
 
 PROJECT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def new_checkout(root: Path, home: Path) -> Checkout:
     for name in (*_FILES, ".dvc/config", ".dvc/.gitignore"):
         shutil.copyfile(PROJECT / name, root / name)
     checkout = Checkout(root, home)
-    apply_overrides(root, _FEW_STEPS).write()
+    params_edit(root, _FEW_STEPS).write()
     identity = ["-c", "init.defaultBranch=main"]
     for command in (
         ["git", *identity, "init", "--quiet"],

@@ -27,7 +27,7 @@ from flows.cli.costs import cost_table
 from tasks import evaluate, prepare, report
 from tasks.check_data import look
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.export import export
 from tasks.predict import Predictions, predict
 from tasks.preflight.preview import preview_run
@@ -349,7 +349,7 @@ def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text((Path(__file__).parents[2] / "params.yaml").read_text())
     (tmp_path / "data").mkdir()
     (tmp_path / "data/cards").symlink_to(CARDS)
-    asked = apply_overrides(
+    asked = params_edit(
         tmp_path, ParamOverrides(dataset="cifar-10", epsilon=1.0, encoder="efficientnet-lite0")
     )
     asked.write()
@@ -358,10 +358,10 @@ def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:
     assert chosen.data.encoder is not None
     assert chosen.data.encoder.settings == {"size": 160}
     assert (chosen.model.name, chosen.features_settings["name"]) == ("unit_linear", "centred")
-    at_half = apply_overrides(tmp_path, ParamOverrides(epsilon=0.5, encoder="efficientnet-lite0")).params
+    at_half = params_edit(tmp_path, ParamOverrides(epsilon=0.5, encoder="efficientnet-lite0")).params
     rates = [one.algorithm_settings["update"]["learning_rate"] for one in (at_half, chosen)]
     assert 0 < rates[0] < rates[1]
-    plain = apply_overrides(tmp_path, ParamOverrides(dataset="mnist")).params
+    plain = params_edit(tmp_path, ParamOverrides(dataset="mnist")).params
     assert (plain.data.transform, plain.data.encoder, plain.features) == ("none", None, None)
 
 

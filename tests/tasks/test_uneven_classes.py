@@ -28,7 +28,7 @@ from algorithms.privacy.card import load
 from data.card import CARDS, DataCard
 from tasks import calibrate
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.evaluate import EvaluationResult, exact_histogram, uneven_metrics
 from tasks.predict import predict
 from tasks.runs.metrics import metric_rows, report_text
@@ -242,7 +242,7 @@ def test_weights_stay_when_the_method_changes_and_go_with_the_data(workspace: Wo
     for name in ("digits", "synthetic-logistic"):
         shutil.copyfile(CARDS / f"{name}.yaml", cards / f"{name}.yaml")
     same, other = (
-        apply_overrides(workspace.root, overrides).params.model.class_weights
+        params_edit(workspace.root, overrides).params.model.class_weights
         for overrides in (ParamOverrides(algorithm="dp_gd"), ParamOverrides("synthetic-logistic"))
     )
     assert (same, other) == ({"3": 2.0}, None)

@@ -19,7 +19,7 @@ from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
 from data.card import DataCard, RecordCounts, card_names, data_card
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe, settings_of
+from tasks.config.overrides import ParamOverrides, explain_recipe, params_edit, recipe, settings_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT
@@ -39,7 +39,7 @@ def lines(text: str) -> set[str]:
 
 
 def test_nothing_asked_for_changes_nothing(root: Path) -> None:
-    assert not apply_overrides(root, ParamOverrides()).changes
+    assert not params_edit(root, ParamOverrides()).changes
 
 
 def test_a_file_gets_the_groups_that_dvc_wants_of_it(root: Path) -> None:
@@ -50,22 +50,22 @@ def test_a_file_gets_the_groups_that_dvc_wants_of_it(root: Path) -> None:
     written = YAML(typ="safe", pure=True).load(path)
     needed = ("data", "privacy", "algorithm", "model")
     YAML(typ="safe", pure=True).dump({group: written[group] for group in needed}, path)
-    assert tracked <= YAML(typ="safe", pure=True).load(apply_overrides(root, ParamOverrides()).after).keys()
+    assert tracked <= YAML(typ="safe", pure=True).load(params_edit(root, ParamOverrides()).after).keys()
 
 
 def test_the_file_as_it_comes_is_the_recipe_of_its_data_set(root: Path) -> None:
     overrides = ParamOverrides(dataset="digits", algorithm="dp_sgd", epsilon=3, delta=0.00001, seed=0)
-    assert apply_overrides(root, overrides).after == (root / "params.yaml").read_text()
+    assert params_edit(root, overrides).after == (root / "params.yaml").read_text()
 
 
 def test_another_data_set_keeps_the_precision_and_the_start(root: Path) -> None:
-    apply_overrides(root, ParamOverrides(settings={"model.precision": "bfloat16"}, seed=7)).write()
-    after = apply_overrides(root, ParamOverrides(dataset="adult")).after
+    params_edit(root, ParamOverrides(settings={"model.precision": "bfloat16"}, seed=7)).write()
+    after = params_edit(root, ParamOverrides(dataset="adult")).after
     assert "  name: logistic\n  seed: 7\n  precision: bfloat16" in after
 
 
 def test_a_value_changes_its_line_and_no_other(root: Path) -> None:
-    edit = apply_overrides(root, ParamOverrides(epsilon=0.5))
+    edit = params_edit(root, ParamOverrides(epsilon=0.5))
     assert lines(edit.before) ^ lines(edit.after) == {"  epsilon: 3.0", "  epsilon: 0.5"}
     assert (root / "params.yaml").read_text() == edit.before
     edit.write()
@@ -75,14 +75,14 @@ def test_a_value_changes_its_line_and_no_other(root: Path) -> None:
 
 
 def test_comments_and_empty_values_stay(root: Path) -> None:
-    after = apply_overrides(root, ParamOverrides(dataset="adult")).after
+    after = params_edit(root, ParamOverrides(dataset="adult")).after
     assert "# a data card in data/cards" in after
     assert "url: null # or the URL of a database" in after
 
 
 def test_blank_lines_stay_between_groups_where_keys_are_added(root: Path) -> None:
-    apply_overrides(root, ParamOverrides(dataset="imdb", encoder="wordllama")).write()
-    again = apply_overrides(root, ParamOverrides(dataset="imdb", encoder="wordllama", seed=7)).after
+    params_edit(root, ParamOverrides(dataset="imdb", encoder="wordllama")).write()
+    again = params_edit(root, ParamOverrides(dataset="imdb", encoder="wordllama", seed=7)).after
     groups = again.split("\n\n")[1:]
     assert [group.partition(":")[0] for group in groups] == list(YAML(typ="safe", pure=True).load(again))
 
@@ -95,21 +95,21 @@ def test_blank_lines_within_a_value_stay_where_they_are(root: Path) -> None:
     )
     path.write_text(text)
     before = YAML(typ="safe", pure=True).load(text)["model"]["settings"]
-    after = apply_overrides(root, ParamOverrides(epsilon=2.0)).after
+    after = params_edit(root, ParamOverrides(epsilon=2.0)).after
     assert YAML(typ="safe", pure=True).load(after)["model"]["settings"] == before
 
 
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
-    apply_overrides(root, ParamOverrides(seed=7)).write()
-    chosen = apply_overrides(root, ParamOverrides(dataset="adult")).params
+    params_edit(root, ParamOverrides(seed=7)).write()
+    chosen = params_edit(root, ParamOverrides(dataset="adult")).params
     wanted = recipe(data_card("adult"), "dp_sgd", 3.0)
     assert (chosen.data.dataset, chosen.model.name, chosen.model.seed) == ("adult", "logistic", 7)
     assert chosen.algorithm_settings == {"name": "dp_sgd", **wanted.settings}
 
 
 def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: Path) -> None:
-    apply_overrides(root, ParamOverrides(dataset="mnist")).write()
-    chosen = apply_overrides(root, ParamOverrides(algorithm="non_private")).params
+    params_edit(root, ParamOverrides(dataset="mnist")).write()
+    chosen = params_edit(root, ParamOverrides(algorithm="non_private")).params
     assert chosen.data.dataset == "mnist"
     assert chosen.algorithm_settings == {
         "name": "non_private",
@@ -119,7 +119,7 @@ def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: 
 
 def test_single_values_come_after_the_recipe(root: Path) -> None:
     settings = settings_of(["algorithm.steps=17", "privacy.delta=1e-6", "algorithm.update.optimizer=adam"])
-    chosen = apply_overrides(root, ParamOverrides(dataset="mnist", delta=1e-7, settings=settings)).params
+    chosen = params_edit(root, ParamOverrides(dataset="mnist", delta=1e-7, settings=settings)).params
     assert (chosen.algorithm_settings["steps"], chosen.privacy.delta) == (17, 1e-6)
     assert chosen.algorithm_settings["update"]["optimizer"] == "adam"
 
@@ -135,15 +135,15 @@ def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
     root: Path, asked: str, gone: str
 ) -> None:
     recipe = ParamOverrides(dataset="digits", algorithm="dpis")
-    assert gone in apply_overrides(root, recipe).params.algorithm_settings
+    assert gone in params_edit(root, recipe).params.algorithm_settings
     one = replace(recipe, settings={f"algorithm.{asked}": 0.25})
-    settings = apply_overrides(root, one).params.algorithm_settings
+    settings = params_edit(root, one).params.algorithm_settings
     assert (settings[asked], gone in settings) == (0.25, False)
     both = replace(recipe, settings={f"algorithm.{asked}": 0.25, f"algorithm.{gone}": 7})
-    settings = apply_overrides(root, both).params.algorithm_settings
+    settings = params_edit(root, both).params.algorithm_settings
     assert (settings[asked], settings[gone]) == (0.25, 7)
     none = replace(recipe, settings={f"algorithm.{asked}": None})
-    assert gone in apply_overrides(root, none).params.algorithm_settings
+    assert gone in params_edit(root, none).params.algorithm_settings
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
 )
 def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, name: str) -> None:
     records = data_card(dataset).records.train
-    chosen = apply_overrides(root, ParamOverrides(dataset=dataset, algorithm=name)).params
+    chosen = params_edit(root, ParamOverrides(dataset=dataset, algorithm=name)).params
     batch = chosen.algorithm_settings.get("expected_batch_size") or 1
     assert records is None or batch <= records
     assert chosen.algorithm is not None
@@ -226,11 +226,11 @@ def test_the_recipe_is_for_the_epsilon_that_is_asked_for(root: Path) -> None:
     (root / "data" / "cards").mkdir()
     for file in (PROJECT / "data/cards/digits.yaml", PROJECT / "examples/own_data/visits.yaml"):
         (root / "data" / "cards" / file.name).write_text(file.read_text())
-    by_option = apply_overrides(root, ParamOverrides(dataset="visits", epsilon=0.5)).params.algorithm_settings
-    by_key = apply_overrides(
+    by_option = params_edit(root, ParamOverrides(dataset="visits", epsilon=0.5)).params.algorithm_settings
+    by_key = params_edit(
         root, ParamOverrides(dataset="visits", settings={"privacy.epsilon": 0.5})
     ).params.algorithm_settings
-    usual = apply_overrides(root, ParamOverrides(dataset="visits")).params.algorithm_settings
+    usual = params_edit(root, ParamOverrides(dataset="visits")).params.algorithm_settings
     assert by_option == by_key
     assert usual["update"]["learning_rate"] > 5 * by_key["update"]["learning_rate"]
 
@@ -276,7 +276,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 ) -> None:
     before = (root / "params.yaml").read_bytes()
     with refused(words, (ParamsRefusedError, DataRefusedError, RefusedError)):
-        apply_overrides(root, overrides)
+        params_edit(root, overrides)
     assert (root / "params.yaml").read_bytes() == before
 
 
@@ -294,8 +294,8 @@ def test_settings_of_another_form_are_refused(text: str) -> None:
 def test_another_data_set_leaves_what_was_for_the_old_one(root: Path) -> None:
     old = {"data.transform": "scattering", "features.name": "whitened", "features.groups": 9}
     old |= {"model.name": "unit_linear", "model.settings": {"bias": 0.5}}
-    apply_overrides(root, ParamOverrides(dataset="mnist", settings=old)).write()
-    after = apply_overrides(root, ParamOverrides(dataset="imdb", algorithm="dp_sgd")).params
+    params_edit(root, ParamOverrides(dataset="mnist", settings=old)).write()
+    after = params_edit(root, ParamOverrides(dataset="imdb", algorithm="dp_sgd")).params
     assert (after.data.transform, after.features) == ("none", None)
     assert (after.model.name, after.model.settings) == ("bilstm", {})
 
@@ -303,17 +303,17 @@ def test_another_data_set_leaves_what_was_for_the_old_one(root: Path) -> None:
 def test_another_data_set_leaves_the_names_of_the_old_ones_blocks(root: Path) -> None:
     path = root / "params.yaml"
     path.write_text(path.read_text().replace("blocks: []", "blocks: [2026-W01]"))
-    assert apply_overrides(root, ParamOverrides("digits", epsilon=2.0)).params.data.blocks == ["2026-W01"]
-    assert apply_overrides(root, ParamOverrides("adult")).params.data.blocks == []
+    assert params_edit(root, ParamOverrides("digits", epsilon=2.0)).params.data.blocks == ["2026-W01"]
+    assert params_edit(root, ParamOverrides("adult")).params.data.blocks == []
     kept = ParamOverrides("adult", settings={"data.blocks": ["2026-W02"]})
-    assert apply_overrides(root, kept).params.data.blocks == ["2026-W02"]
+    assert params_edit(root, kept).params.data.blocks == ["2026-W02"]
 
 
 def test_a_list_stands_on_the_line_of_its_key_and_may_become_empty_again(root: Path) -> None:
     path = root / "params.yaml"
     line = next(line for line in path.read_text().splitlines() if "blocks:" in line)
     for blocks in (["2026-W01", "2026-W02"], [], ["2026-W03"]):
-        apply_overrides(root, ParamOverrides(settings={"data.blocks": blocks})).write()
+        params_edit(root, ParamOverrides(settings={"data.blocks": blocks})).write()
         assert params.load(path, reads=("data",)).data.blocks == blocks
         written = next(line for line in path.read_text().splitlines() if "blocks:" in line)
         assert written.partition("#")[2] == line.partition("#")[2] != ""
@@ -325,33 +325,33 @@ PAPERS = settings_of(["algorithm.paper_budget=true"])
 def test_a_papers_protocol_is_not_overridden_by_the_recipe(root: Path) -> None:
     asked = ParamOverrides(dataset="adult", algorithm="dp_agd", settings=PAPERS)
     assert recipe(data_card("adult"), "dp_agd", 3.0).settings["clip_norm"] == 2.0
-    edit = apply_overrides(root, asked)
+    edit = params_edit(root, asked)
     assert edit.params.algorithm_settings == {"name": "dp_agd", "clip_norm": 3.0, "paper_budget": True}
     assert edit.params.algorithm.choices.clip_norm == 3.0
     one = replace(asked, settings=PAPERS | {"algorithm.clip_norm": 1.5})
-    assert apply_overrides(root, one).params.algorithm_settings["clip_norm"] == 1.5
+    assert params_edit(root, one).params.algorithm_settings["clip_norm"] == 1.5
 
 
 def test_a_papers_protocol_replaces_what_a_recipe_left_in_the_file(root: Path) -> None:
-    apply_overrides(root, ParamOverrides(dataset="adult", algorithm="dp_agd")).write()
-    apply_overrides(root, ParamOverrides(settings=PAPERS)).write()
-    settings = apply_overrides(root, ParamOverrides(epsilon=0.5)).params.algorithm_settings
+    params_edit(root, ParamOverrides(dataset="adult", algorithm="dp_agd")).write()
+    params_edit(root, ParamOverrides(settings=PAPERS)).write()
+    settings = params_edit(root, ParamOverrides(epsilon=0.5)).params.algorithm_settings
     assert settings == {"name": "dp_agd", "clip_norm": 3.0, "paper_budget": True}
 
 
 def test_a_papers_protocol_stays_on_another_data_set(root: Path) -> None:
-    apply_overrides(root, ParamOverrides(dataset="adult", algorithm="dp_agd", settings=PAPERS)).write()
+    params_edit(root, ParamOverrides(dataset="adult", algorithm="dp_agd", settings=PAPERS)).write()
     other = ParamOverrides(dataset="bank-marketing")
-    assert apply_overrides(root, other).params.algorithm.choices.clip_norm == 3.0
+    assert params_edit(root, other).params.algorithm.choices.clip_norm == 3.0
     off = replace(other, settings=settings_of(["algorithm.paper_budget=false"]))
-    assert apply_overrides(root, off).params.algorithm.choices.clip_norm == 2.0
-    assert "paper_budget" not in apply_overrides(root, replace(other, algorithm="dp_agd")).after
+    assert params_edit(root, off).params.algorithm.choices.clip_norm == 2.0
+    assert "paper_budget" not in params_edit(root, replace(other, algorithm="dp_agd")).after
 
 
 def test_an_analysis_that_knows_no_clipping_does_not_get_the_recipes(root: Path) -> None:
     settings = settings_of(["algorithm.analysis=kst"])
     asked = ParamOverrides(dataset="adult", algorithm="objective_perturbation", settings=settings)
-    assert apply_overrides(root, asked).params.algorithm_settings["clip_norm"] is None
+    assert params_edit(root, asked).params.algorithm_settings["clip_norm"] is None
 
 
 @pytest.mark.parametrize("name", [name for name, kind in CATALOGUE.items() if hasattr(kind, "paper_switch")])

@@ -31,7 +31,7 @@ from flows.cli.main import app
 from tasks import export, retraining, tuning
 from tasks.comparing.work import work_of
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.own_code import named_code
 from tasks.predict import predict
 from tests.support.checkout import Checkout
@@ -391,7 +391,7 @@ def test_no_yaml_makes_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda: work_of(root / "own.yaml", root), params.ParamsRefusedError),
         (lambda: tuning.load(root / "own.yaml"), params.ParamsRefusedError),
         (lambda: retraining.load(root / "own.yaml"), params.ParamsRefusedError),
-        (lambda: apply_overrides(root, ParamOverrides(epsilon=1.0)), ValueError),
+        (lambda: params_edit(root, ParamOverrides(epsilon=1.0)), ValueError),
     ):
         (root / "params.yaml").write_text(kept + f"other: {text.removeprefix('name: ')}")
         with pytest.raises(refusal):

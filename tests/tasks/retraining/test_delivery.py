@@ -17,7 +17,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Choice, Ledger
 from flows.cli.main import app
 from tasks import retraining, train
-from tasks.config import borrowed_params
+from tasks.config import temporary_params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import Registry, Retraining, RetrainingStates, delivery
 from tasks.retraining.delivery import Outcome
@@ -346,7 +346,7 @@ def test_a_run_in_between_changes_no_retraining_and_a_retraining_no_params(
 def test_a_killed_retraining_goes_on_by_its_recipe_and_keeps_what_was_chosen_meanwhile(place: Place) -> None:
     before = (place.root / "params.yaml").read_text()
     with pytest.MonkeyPatch.context() as patch, killed_in(train, "run_training"):
-        patch.setattr(delivery, "return_params", lambda _: None)  # nothing runs after a kill
+        patch.setattr(delivery, "restore_params", lambda _: None)  # nothing runs after a kill
         place.deliver()
     assert (place.root / "params.yaml").read_text() != before
     assert place.deliver().kind == "promoted"
@@ -537,7 +537,7 @@ def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("of", "name"),
-    [(RetrainingStates, "write"), (borrowed_params, "write_text"), (Registry, "add"), (Registry, "promote")],
+    [(RetrainingStates, "write"), (temporary_params, "write_text"), (Registry, "add"), (Registry, "promote")],
 )
 def test_a_disk_that_is_full_between_the_stages_costs_a_sentence_and_no_run(
     place: Place, monkeypatch: pytest.MonkeyPatch, of: Any, name: str
