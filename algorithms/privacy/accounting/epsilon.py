@@ -68,7 +68,7 @@ def adjacency_named(name: str) -> Adjacency:
     return known[name]
 
 
-def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
+def event_for_accountants(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
     """The event for the accountants; raises RefusedError if no theorem covers it under this adjacency.
 
     Also refuses events with impossible numbers, as in an edited document.
@@ -79,7 +79,7 @@ def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
 
 
 def pure_epsilon(event: dp.DpEvent) -> float:
-    """The epsilon of a purely private event that `as_add_remove` returned; infinite if it is not private.
+    """The epsilon of a purely private event that `event_for_accountants` returned; infinite if it is not private.
 
     Raises RefusedError if the event is not purely private.
     """
@@ -152,7 +152,7 @@ def _event_rdp(key: ReprKey) -> np.ndarray:
     event, orders, adjacency = key.arguments
     if is_not_private(event):
         return np.full(len(orders), math.inf)
-    plain = as_add_remove(adjacency, event)
+    plain = event_for_accountants(adjacency, event)
     divergences: np.ndarray = rule_of(plain).rdp(plain, orders, adjacency)
     divergences.setflags(write=False)
     return divergences
@@ -187,7 +187,7 @@ def compose_loss(
 
 
 def _translate(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:
-    return [(as_add_remove(adjacency, event), count) for event, count in schedule]
+    return [(event_for_accountants(adjacency, event), count) for event, count in schedule]
 
 
 def merge_events(schedule: Schedule) -> Schedule:
@@ -256,15 +256,19 @@ def _epsilon(key: ReprKey) -> float:
     if any(is_not_private(event) for event, _ in schedule):
         return math.inf
     if disjoint := disjoint_parts_of(schedule):
-        as_add_remove(adjacency, schedule[0][0])
+        event_for_accountants(adjacency, schedule[0][0])
         how = {"accountant": accountant, "adjacency": adjacency, "discretisation": discretisation}
         return max(epsilon(part, delta, **how) for part in disjoint)
     if accountant == "pure":
         check_payments(schedule)
-        return math.fsum(count * pure_epsilon(as_add_remove(adjacency, event)) for event, count in schedule)
+        return math.fsum(
+            count * pure_epsilon(event_for_accountants(adjacency, event)) for event, count in schedule
+        )
     if accountant == "rdp":
         for event, _ in schedule:
-            as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
+            event_for_accountants(
+                adjacency, event
+            )  # what is refused is refused before it is merged with others
         return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta)
     return _by_pld(schedule, delta, adjacency, discretisation)[0]
 
@@ -307,7 +311,7 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     """Epsilon by PLD, and the grid: exactly for Gaussian releases alone, else the larger of both sides."""
     schedule, delta, adjacency, grid = key.arguments
     for event, _ in schedule:
-        as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
+        event_for_accountants(adjacency, event)  # what is refused is refused before it is merged with others
     schedule = merge_events(schedule)
     events = _translate(schedule, adjacency)
     if _are_hardly_sampled(events, delta):

@@ -955,14 +955,14 @@ def compose_pld(
     grid: float | None = None,
     coarser: float = 1.0,
 ) -> ComposedPLD:
-    """The privacy loss of events that `as_add_remove` returned, for deltas from `delta` on."""
+    """The privacy loss of events that `event_for_accountants` returned, for deltas from `delta` on."""
     return ComposedPLD(pairs_of(schedule, adjacency, grid or CUSTOMARY_GRID), delta, grid, coarser)
 
 
 def pairs_of(
     schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, grid: float = CUSTOMARY_GRID
 ) -> list[tuple[PLDPair, int]]:
-    """The privacy losses of the single releases of events that `as_add_remove` returned, and how often each occurs."""
+    """The privacy losses of single releases, and how often each occurs; of what `event_for_accountants` returned."""
     single = [
         (inner, times * count) for event, count in schedule for inner, times in rule_of(event).releases(event)
     ]

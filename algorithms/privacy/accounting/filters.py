@@ -25,7 +25,7 @@ from algorithms.privacy.accounting.epsilon import (
     ORDERS,
     Accountant,
     Adjacency,
-    as_add_remove,
+    event_for_accountants,
     epsilon,
     epsilon_near,
     epsilon_of_rdp,
@@ -421,8 +421,8 @@ def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
     pairs that differ in one record or not at all, and no worse than the worst pair.
     """
     # An event that is refused as a sample is refused before it is treated as one of all records.
-    as_add_remove(adjacency, event)
-    return rho_of(as_add_remove(adjacency, rule_of(event).without_subsampling(event, adjacency)))
+    event_for_accountants(adjacency, event)
+    return rho_of(event_for_accountants(adjacency, rule_of(event).without_subsampling(event, adjacency)))
 
 
 def is_covered(stated: Budget, schedule: Schedule, adjacency: Adjacency) -> bool | None:

@@ -16,7 +16,7 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
     adjacency_named,
-    as_add_remove,
+    event_for_accountants,
     compose_loss,
     epsilon,
     group_privacy,
@@ -60,8 +60,8 @@ def fixed(inner: dp.DpEvent, size: int = 10, records: int = 100) -> dp.DpEvent:
     ],
 )
 def test_what_replacing_a_record_is_worth(event: dp.DpEvent, plain: dp.DpEvent) -> None:
-    assert as_add_remove(REPLACE_ONE, event) == plain or (
-        as_add_remove(REPLACE_ONE, event).epsilon == pytest.approx(plain.epsilon, rel=1e-12)
+    assert event_for_accountants(REPLACE_ONE, event) == plain or (
+        event_for_accountants(REPLACE_ONE, event).epsilon == pytest.approx(plain.epsilon, rel=1e-12)
     )
 
 
