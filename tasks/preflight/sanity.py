@@ -9,6 +9,7 @@ from pathlib import Path
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan
+from algorithms.privacy.accounting.epsilon import adjacency_named, rare_reading_chance
 from data import DatasetInfo
 from data.card import card_names, data_card
 from tasks.config.params import Params
@@ -27,7 +28,7 @@ def sanity_warnings(settings: Params, plan: Plan, records: int | None) -> list[s
     records: the number of records, or a bound on it; None if nothing is known.
     """
     update = getattr(settings.algorithm, "update", None)
-    warnings = [_epsilon_warning(plan, records, update)]
+    warnings = [_epsilon_warning(plan, records, update), _delta_warning(plan)]
     if isinstance(update, OptimizerConfig):
         warnings += _learning_rate_warnings(
             update, plan, getattr(settings.algorithm, "clip_norm", 1.0), records
@@ -52,6 +53,18 @@ def _epsilon_warning(plan: Plan, records: int | None, update: object) -> str | N
     return (
         f"at epsilon {budget.epsilon:.3g} the noise is {1 / signal:,.3g} times as large as all that {records:,} records"
         f" can say about {count:,} {of_what}{'s' * (count > 1)} (raise privacy.epsilon, or take a smaller model)"
+    )
+
+
+def _delta_warning(plan: Plan) -> str | None:
+    """Doubt a run that keeps its promise mostly because it hardly reads a record."""
+    delta = plan.target.budget.delta
+    chance = rare_reading_chance(plan.reserved_schedule, delta, adjacency_named(plan.adjacency))
+    if chance is None:
+        return None
+    return (
+        f"delta, {delta:g}, is not negligible beside the chance that a record is read at all, {chance:.2g}, so that"
+        " noise hardly protects a record that is read (lower privacy.delta, or take more steps or larger batches)"
     )
 
 

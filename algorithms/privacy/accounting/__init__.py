@@ -2,7 +2,8 @@
 
 `epsilon.epsilon` is the cost of a schedule of events; `event_rules` has each event's theorem.
 
-Knows no records and no noise. Imports nothing else of ours but errors.
+Reads no record and draws no noise; of a release's row in a trace it knows the names that belong to an event. Imports
+nothing else of ours but errors.
 """
 
 import math

@@ -10,8 +10,8 @@ Events state the noise multiplier std / C for the bound C on one record, whateve
 removes one and adds one, so a sum over all records moves by twice the bound. Events of samples are translated only if a
 theorem says how, since the accountants have bounds of their own for them.
 
-All noise calibration goes through `find_smallest`: it needs a cost that falls as its argument grows, and what it
-returns was itself evaluated, so that rounding never ends above the limit.
+All noise calibration goes through `calibrate`: the cost falls as the noise multiplier grows, and the multiplier that is
+returned was itself priced as the plan prices it, so that neither a coarse search nor rounding ends above the target.
 """
 
 import math
@@ -69,9 +69,18 @@ def adjacency_named(name: str) -> Adjacency:
 
 
 def event_for_accountants(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
-    """The event for the accountants; raises RefusedError if no theorem covers it under this adjacency.
+    """The event whose cost the accountants compute for one that is counted under an adjacency.
 
-    Also refuses events with impossible numbers, as in an edited document.
+    Under add-or-remove-one it is the event itself, but for samples that no accountant takes, of which the amplification
+    is computed here. Under replace-one its numbers are in units of what one record that is replaced by another moves:
+
+    - Of all records and of a sample of a fixed size, a sum moves by twice the bound on one record: the noise multiplier
+      z becomes z / 2, a pure epsilon twice and a rho four times as large.
+    - Of a Poisson sample with Gaussian noise, z stays the multiple of the bound on one record, since its losses and
+      Rényi bounds are computed for the two records by themselves.
+
+    Raises RefusedError if no theorem covers the event under this adjacency, and for impossible numbers, as in an edited
+    document.
     """
     _check(adjacency, event)
     plain = event if adjacency is ADD_OR_REMOVE_ONE else rule_of(event).under_replace_one(event)
@@ -234,8 +243,9 @@ def epsilon(
     """The epsilon of a schedule that was fixed in advance, at `delta`; an upper bound with every accountant.
 
     delta: in (0, 1), or 0 for the accountant "pure". discretisation: grid of privacy losses, for PLD only; by default
-    one that adds less than 1e-4 of the result. Returns infinity if an event is not private. Raises RefusedError if the
-    accountant does not support an event.
+    one that adds less than 1e-4 of the result. Where losses are known down to some delta only, so that PLD states
+    infinity, "pld" is the epsilon by Rényi divergences. Returns infinity if an event is not private. Raises
+    RefusedError if the accountant does not support an event.
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
@@ -370,8 +380,37 @@ def _sum_of_pure(events: Schedule) -> float:
 
 def _are_hardly_sampled(events: Schedule, delta: float) -> bool:
     """Whether neighbours' records are read at all with a chance of at most delta, which is then delta at epsilon 0."""
-    chance = math.fsum(count * rule_of(event).sampling_chance(event) for event, count in events)
-    return chance * (1 + 2.0**-40) <= delta
+    return _chance_of_reading(events) * (1 + 2.0**-40) <= delta
+
+
+def _chance_of_reading(events: Schedule) -> float:
+    """A bound on the chance that any of the events reads a record in which neighbours differ; may be above 1."""
+    return math.fsum(count * rule_of(event).sampling_chance(event) for event, count in events)
+
+
+_MAX_DELTA_SHARE = 0.1
+"""The share of the chance that a record is read up to which delta is negligible beside it."""
+
+
+def rare_reading_chance(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:
+    """The chance that a record is read, at most, where delta is no longer negligible beside it; else None.
+
+    Delta may be the chance of anything at all, so a mechanism that publishes some of the records that it reads can
+    keep the same (epsilon, delta); where the chance is at most delta, it may publish all of them, at epsilon 0. The
+    statement is correct, and protects those who are not read. Raises RefusedError for events without a bound.
+
+    Example:
+        >>> step = dp.PoissonSampledDpEvent(1e-8, dp.GaussianDpEvent(1e-6))
+        >>> rare_reading_chance([(step, 100)], 1e-5, ADD_OR_REMOVE_ONE)
+        1e-06
+        >>> rare_reading_chance([(step, 100)], 1e-8, ADD_OR_REMOVE_ONE) is None
+        True
+    """
+    if any(is_not_private(event) for event, _ in schedule):
+        return None
+    parts_of_people = disjoint_parts_of(schedule) or [[*schedule]]
+    chance = min(_chance_of_reading(_translate(part, adjacency)) for part in parts_of_people)
+    return chance if chance > 0 and _MAX_DELTA_SHARE * chance < delta else None
 
 
 LEVELS = 24
@@ -442,7 +481,9 @@ def calibrate(
 ) -> float:
     """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
 
-    Never above the target: the multiplier that is returned was itself evaluated at the fine discretisation.
+    Never above the target: the multiplier that is returned was itself priced by `epsilon`, as the plan is. Where the
+    releases read a record with a chance of at most delta, that is the smallest multiplier there is; see
+    `rare_reading_chance`.
 
     Args:
         schedule_at: The schedule at a noise multiplier; its cost must fall as the multiplier grows.
@@ -485,7 +526,7 @@ def _calibrate_by_pld(
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):
         rough = _RoughCosts(schedule_at, target, adjacency)
-        if _are_hardly_sampled(rough.events(_NOISE_RANGE[0]), target.delta):
+        if _are_hardly_sampled(rough.events(_NOISE_RANGE[0]), target.delta) and cost(_NOISE_RANGE[0]) == 0:
             return _NOISE_RANGE[0]
         # Near what is released beside the noise, an estimate may never get down to the target.
         noise = search_outwards(rough.estimate, target.epsilon, factor=4.0, tolerance=0.1)
@@ -521,7 +562,7 @@ class _RoughCosts:
         self._share: float | None = None
 
     def _events(self, z: float) -> Schedule:
-        """The events at a multiplier, under add-or-remove-one."""
+        """The events at a multiplier, as the accountants take them."""
         return _translate(merge_events(self._schedule_at(z)), self._adjacency)
 
     def _coarse(self, z: float) -> float:

@@ -1,6 +1,8 @@
 """The privacy loss of each event: one rule per event class, used by accountants and filters.
 
-A new mechanism registers its event's rule with `register`; no other code matches on event classes.
+A new mechanism registers its event's rule with `register`, and needs nothing else to be priced. Code elsewhere matches
+on event classes only for the order of a filter and for what spans several events: Gaussians that are merged, searches,
+releases on disjoint people, and steps that an earlier event has paid for.
 """
 
 import math

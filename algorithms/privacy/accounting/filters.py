@@ -25,10 +25,10 @@ from algorithms.privacy.accounting.epsilon import (
     ORDERS,
     Accountant,
     Adjacency,
-    event_for_accountants,
     epsilon,
     epsilon_near,
     epsilon_of_rdp,
+    event_for_accountants,
     find_smallest,
     rdp,
 )

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import ROUND_CEILING, Context
 
+from algorithms.errors import RefusedError
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
+from algorithms.privacy.accounting.epsilon import adjacency_named, rare_reading_chance
 from algorithms.privacy.accounting.events import releases_in_order, trials_of
 from algorithms.privacy.card.schema import (
     BY,
@@ -212,12 +215,29 @@ def not_protected(card: PrivacyCard) -> list[str]:
             several = "One person in k blocks, or k people together, such as a family: only at"
     if setting.private:
         said.append(f"{several} an epsilon of up to k times as much and a far larger delta.")
+        said += filter(None, [rare_reading(card)])
     return [
         *said,
         "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
         *(["The held-out records."] if setting.holdout != "private" else []),
         number,
     ]
+
+
+def rare_reading(card: PrivacyCard) -> str | None:
+    """That delta covers part of the records that are read, or all of them; None where it is negligible beside these."""
+    delta, adjacency = card.setting.delta, adjacency_named(card.setting.adjacency)
+    chance = None
+    with suppress(RefusedError):  # of a card that does not hold
+        chance = rare_reading_chance(card.schedule, delta, adjacency)
+    if chance is None:
+        return None
+    share = f"{min(1.0, delta / chance):.0%}"
+    return (
+        f"A record that is read: that happens to any one with a chance of about {chance:.2g} at most, and delta,"
+        f" {delta:g}, is {share} of that. A mechanism that publishes {share} of the records that it reads could keep"
+        " the same promise."
+    )
 
 
 def holdout(card: PrivacyCard) -> str:

@@ -104,6 +104,15 @@ def test_few_records_are_doubted_by_outputs_where_noise_is_limited(epsilon: floa
     assert len(found) == doubts and all(words in one for one in found)
 
 
+@pytest.mark.parametrize(("steps", "is_doubted"), [(1, True), (9, True), (100, False)])
+def test_a_run_that_hardly_reads_a_record_is_doubted(steps: int, is_doubted: bool) -> None:
+    """A step reads a record with a chance of 1e-5, which is delta."""
+    method = from_settings({"name": "dp_sgd", "steps": steps, "expected_batch_size": 1})
+    plan = method.plan(Target(Budget(1.0, 1e-5)), PlanningFacts(100_000, 10, 1, 2))
+    warnings = sanity_warnings(SimpleNamespace(algorithm=method), plan, 100_000)  # type: ignore[arg-type]
+    assert any("is not negligible beside the chance" in one for one in warnings) is is_doubted
+
+
 @pytest.mark.parametrize("name", ["dp_gd", "dp_agd", "dpis", "majority", "objective_perturbation"])
 def test_other_algorithms_are_doubted_as_little(name: str) -> None:
     """At hardly more noise than by PLD, whose search for it takes seconds."""

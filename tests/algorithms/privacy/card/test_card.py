@@ -19,7 +19,7 @@ from algorithms.privacy.accounting.events import PureDpEvent, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
 from algorithms.privacy.card.build import made_up_trace
-from algorithms.privacy.card.schema import CompositionSection, Guarantee
+from algorithms.privacy.card.schema import CompositionSection, Event, Guarantee
 from algorithms.privacy.documents import BlockSection, Receipt
 from data.description import Transform
 from tests.algorithms.privacy.conftest import KEY, card_of
@@ -299,6 +299,20 @@ def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
     assert "what one person has (one drawing) in one block" in text.block_unit(card)
     whole = build(replace(run, data=data), key=None)
     assert "in one block" not in text.markdown(whole) and "one person (one drawing)" in text.statement(whole)
+
+
+@pytest.mark.parametrize(("rate", "share"), [(1e-7, "100%"), (4e-6, "25%"), (1e-3, None)])
+def test_a_card_says_that_delta_is_not_negligible_where_records_are_hardly_read(
+    tmp_path: Path, rate: float, share: str | None
+) -> None:
+    """Ten steps at delta 1e-5, which is all of 1e-6, a quarter of 4e-5, and a thousandth of 0.01."""
+    assert DELTA == 1e-5
+    step = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(1.0))
+    (row,) = schedule_to_json([(step, 10)])
+    card = build(record(write_run(tmp_path)), key=None)
+    card = card.model_copy(update={"events": (Event(event=row["event"], count=10),)})
+    said = [one for one in text.not_protected(card) if one.startswith("A record that is read")]
+    assert len(said) == (share is not None) and all(f"is {share} of that" in one for one in said)
 
 
 @pytest.mark.parametrize("event", [PureDpEvent(0.0), dp.dp_event.ZCDpEvent(0.0)])
