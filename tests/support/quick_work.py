@@ -15,6 +15,7 @@ from tasks import report, reporting
 from tasks.reporting import figures
 from tests.support.costs import computed_once
 from tests.support.engines import engines_made_once
+from tests.support.onnx_exports import exports_share_translations
 
 _PROFILES: dict[str, Profile] = {}
 _MADE = defaultdict[str, set[tuple[str, str]]](set)
@@ -61,10 +62,11 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     Cost, noise and risk of equal releases are computed once.
 
     The page's template is compiled once, and equal models are inspected once, as briefly as large ones.
+    Exports to ONNX share what PyTorch makes for each.
     SQLite does not wait for the disk, which matters where the power fails alone.
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
-    with computed_once(), engines_made_once():
+    with computed_once(), engines_made_once(), exports_share_translations():
         monkeypatch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
         monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
         monkeypatch.setattr(report, "risk_profile", _once)
