@@ -63,19 +63,15 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
     """Open the newest state of the ledger, and compare the ledger with the receipt of the checkout at `root`, too."""
-    ledger = ledgers.open_newest(url, home=home)
     receipt = root / "artifacts" / "receipt.json"
-    if not receipt.is_file():
-        return ledger
-    entry = read_json(receipt).get("ledger", {})
+    entry = read_json(receipt).get("ledger", {}) if receipt.is_file() else {}
 
     def check(chain: Chain) -> None:
         """Unless the receipt is of another ledger, or too old."""
         if entry.get("first") is not None and entry["first"] == chain.first:
             chain.check_contains(str(entry["head"]))
 
-    ledger.read_chain(check)
-    return ledger
+    return ledgers.open_newest(url, home=home, check=check)
 
 
 def keep_checkpoint(checkpoint: Checkpoint) -> None:
@@ -192,15 +188,15 @@ def declare(
     a cap for each definition.
     """
     cap = Budget(public.cap_epsilon, public.cap_delta)
-    is_open = public.composition_runs is not None
-    if is_open and public.population in ledger.populations():
-        composition = ledger.terms(public.population).composition
-    elif is_open:
+    terms = ledger.terms(public.population) if public.population in ledger.populations() else None
+    if public.composition_runs is None:
+        composition = Composition(public.composition, public.composition_order)
+    elif terms is not None:
+        composition = terms.composition
+    else:
         assert plan is not None
         composition = _of_first_run(public, plan())
-    else:
-        composition = Composition(public.composition, public.composition_order)
-    before = ledger.terms(public.population).bound if public.population in ledger.populations() else {}
+    before = terms.bound if terms is not None else {}
     if before and ledger.is_charged(public.population):
         _check_held_out(ledger, public, before)
     bound = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
@@ -215,8 +211,9 @@ def declare(
         bound={name: value for name, value in bound.items() if value is not None},
     )
     check_terms(ledger, public)
-    ledger.check_contents(public.population, held or {})
-    declared = {block.name for block in ledger.blocks(public.population)}
+    if held:
+        ledger.check_contents(public.population, held)
+    declared = {block.name for block in ledger.blocks(public.population)} if public.blocks else set()
     for block in public.blocks:
         if block not in declared:
             ledger.declare_block(public.population, block)
@@ -248,24 +245,24 @@ def missing_blocks(ledger: Ledger, population: str, names: Sequence[str]) -> str
 
 def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
     """Raise RefusedError if a population in the ledger has other terms than the card; none of them ever changes."""
-    balance, name = ledger.balance(public.population), public.population
-    if balance.public != public.is_public:
+    terms, name = ledger.terms(public.population), public.population
+    if terms.public != public.is_public:
         kinds = ("private", "public")
         raise RefusedError(
             f"the population {name!r} is {kinds[not public.is_public]} in the ledger, but the card of"
             f" {public.dataset!r} says {kinds[public.is_public]}; give the card a population of its own."
         )
-    composition = balance.composition  # which the card leaves open where it plans a number of runs
+    composition = terms.composition  # which the card leaves open where it plans a number of runs
     if public.composition_runs is None:
         composition = Composition(public.composition, public.composition_order)
     count = public.blocks_per_person
-    if (balance.composition, balance.blocks_per_person) != (composition, count):
+    if (terms.composition, terms.blocks_per_person) != (composition, count):
         raise RefusedError(
-            f"the population {name!r} was declared under {balance.composition} with at most"
-            f" {balance.blocks_per_person} records of a person, but the card of {public.dataset!r} says {composition}"
+            f"the population {name!r} was declared under {terms.composition} with at most"
+            f" {terms.blocks_per_person} records of a person, but the card of {public.dataset!r} says {composition}"
             f" and {count}; neither ever changes, so set the card back or give it a population of its own."
         )
-    bound = ledger.terms(public.population).bound
+    bound = terms.bound
     if public.unit != bound[UNIT]:
         raise RefusedError(
             f"the population {public.population!r} counts {bound[UNIT]!r} as one record, but the card of"

@@ -184,6 +184,7 @@ class Ledger:
         *,
         verified: Head = NOTHING,
         remember: Callable[["Ledger"], object] | None = None,
+        check: Callable[["Chain"], object] = lambda _: None,
     ) -> "Ledger":
         """Open the ledger at sqlite:///PATH or postgresql+psycopg://..., or create it, and verify its chain.
 
@@ -194,13 +195,14 @@ class Ledger:
             verified: A head up to which the caller has verified it; only later rows are verified then, or all rows if
                 none has this hash.
             remember: Called after each change, to record the new head outside of the ledger.
+            check: Called with the verified rows; see `read_chain`.
 
         Raises:
             RefusedError: If it cannot be opened; no message contains the URL's password.
         """
         store = open_store(url)
         store.verified = verified
-        store.read(lambda _: None)
+        store.read(lambda connection: check(Chain(connection)))
         return cls(store, remember)
 
     def declare(

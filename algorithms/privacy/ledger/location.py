@@ -166,7 +166,7 @@ def _check_outside(what: str, path: Path) -> None:
             )
 
 
-def open_newest(url: str, *, home: Path) -> "Ledger":
+def open_newest(url: str, *, home: Path, check: Callable[["Chain"], object] = lambda _: None) -> "Ledger":
     """Open the ledger at a URL and compare it with the heads in a home, which records its head after each change.
 
     So a backup from before a charge is an older copy as soon as the run is charged, even if nothing after it succeeds.
@@ -174,18 +174,23 @@ def open_newest(url: str, *, home: Path) -> "Ledger":
     Args:
         url: Of the ledger.
         home: The folder that remembers heads, by the URL and by the ledger's first row.
+        check: What else is compared with the rows, in the same snapshot.
 
     Raises:
         LedgerBrokenError: If the ledger lacks a row that it once had.
         RefusedError: If it cannot be opened.
     """
-    ledger = ledgers.Ledger.open(
+
+    def check_all(chain: "Chain") -> None:
+        _check_newest(chain, url, home)
+        check(chain)
+
+    return ledgers.Ledger.open(
         url,
         verified=_read_head(_at_url(url, home)),
         remember=lambda changed: remember(changed, url, home=home),
+        check=check_all,
     )
-    _check_newest(ledger, url, home)
-    return ledger
 
 
 def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
@@ -201,27 +206,24 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     Raises:
         LedgerBrokenError: If an older copy was restored since the ledger was opened; nothing is recorded then.
     """
-    files = _check_newest(ledger, url, home)
-    head = ledger.verified  # with the snapshot that was checked
+    files = ledger.read_chain(lambda chain: _check_newest(chain, url, home))
+    line = f"{ledger.verified.seq} {ledger.verified.hash}"  # of the snapshot that was checked
     for file in files:
-        write_line(file, f"{head.seq} {head.hash}")
+        if not _has_line(file, line):
+            write_line(file, line)
 
 
-def _check_newest(ledger: "Ledger", url: str, home: Path) -> list[Path]:
+def _check_newest(chain: "Chain", url: str, home: Path) -> list[Path]:
     """Compare the ledger with the heads in a home; returns their files."""
-
-    def check(chain: "Chain") -> list[Path]:
-        files = _files(chain, url, home)
-        for seen in files:
-            try:
-                chain.check_contains(_read_head(seen).hash)
-            except LedgerBrokenError as error:
-                raise LedgerBrokenError(
-                    f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
-                ) from None
-        return files
-
-    return ledger.read_chain(check)
+    files = _files(chain, url, home)
+    for seen in files:
+        try:
+            chain.check_contains(_read_head(seen).hash)
+        except LedgerBrokenError as error:
+            raise LedgerBrokenError(
+                f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
+            ) from None
+    return files
 
 
 def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:
@@ -236,6 +238,14 @@ def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = o
         put(fresh, file)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _has_line(file: Path, line: str) -> bool:
+    """Whether a file is what `write_line` writes, so that nobody waits for the disk again."""
+    try:
+        return file.read_bytes() == f"{line}\n".encode()
+    except OSError:
+        return False
 
 
 def _files(chain: "Chain", url: str, home: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Entry, Ledger, export, identity, open_newest, restore
+from algorithms.privacy.ledger import Entry, Ledger, export, identity, open_newest, remember, restore
 from algorithms.privacy.ledger import store as module
 from algorithms.privacy.ledger.rows import follow
 from algorithms.privacy.ledger.store import INSERT, LATEST
@@ -178,6 +178,30 @@ def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_new
         ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
         open_newest(url, home=tmp_path)
+
+
+def test_a_head_is_written_once_and_again_where_it_changed_or_its_file_is_damaged(tmp_path: Path) -> None:
+    """A write waits for the disk, and every command opens the ledger."""
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    _lived(url)
+    ledger = open_newest(url, home=tmp_path)
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        remember(ledger, url, home=tmp_path)
+        return {
+            file: (file.stat().st_mtime_ns, file.read_bytes())
+            for file in (tmp_path / "ledger_heads").iterdir()
+        }
+
+    before = files()
+    assert len(before) == 2 and files() == before
+    ledger.retire_block("patients", "january")
+    after = files()
+    head = ledger.head()
+    assert {text for _, text in after.values()} == {f"{ledger.verified.seq} {head}\n".encode()}
+    assert {text for _, text in before.values()}.isdisjoint(text for _, text in after.values())
+    next(iter(after)).write_bytes(b"\xff")
+    assert {text for _, text in files().values()} == {text for _, text in after.values()}
 
 
 DUMP = Path(__file__).with_name("ledger-0.2.sql").read_text()
