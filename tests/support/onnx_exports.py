@@ -33,6 +33,8 @@ def exports_share_translations() -> Iterator[None]:
     registration, utils = (sys.modules.get(name) for name in (_REGISTRATION, _OPERATIONS))
     with pytest.MonkeyPatch.context() as patch:
         if registration is not None and utils is not None:
-            patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(_translations(registration)))
+            patch.setattr(
+                registration.ONNXRegistry, "from_torchlib", staticmethod(_translations(registration))
+            )
             patch.setattr(utils, "_materialize_cpp_cia_ops", _composite_operations(utils))
         yield

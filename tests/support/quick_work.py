@@ -1,5 +1,6 @@
 """What takes longest in plans and reports, and is the same from test to test, is done once or not at all."""
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
 
     The page's template is compiled once, and equal models are inspected once, as briefly as large ones.
     Exports to ONNX share what PyTorch makes for each.
-    SQLite does not wait for the disk, which matters where the power fails alone.
+    Nothing waits for the disk, which matters where the power fails alone.
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
     with computed_once(), engines_made_once(), exports_share_translations():
@@ -74,4 +75,5 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         monkeypatch.setattr(figures, "rehearse_picture", _undrawn)
         monkeypatch.setattr(reporting, "environment", _TEMPLATES)
         monkeypatch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
+        monkeypatch.setattr(os, "fsync", lambda _file: None)
         yield
