@@ -142,12 +142,13 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
         for folder in ("epsilonflow", "flows", "tasks", "algorithms", "data")
         for path in sorted((PROJECT / folder).rglob("*.py"))
     ]
-    said = [
+    said = {
         template
         for path in sources
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if " " in (template := text_in(node, computed="{}"))
-    ]
+        if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp)
+        and " " in (template := text_in(node, computed="{}"))
+    }
     page = (PROJECT / "docs/how-to/troubleshooting.md").read_text()
     rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
     messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]

@@ -96,13 +96,21 @@ def trees() -> Mapping[str, ast.Module]:
 
 
 @cache
+def nodes(path: str) -> list[ast.AST]:
+    """All nodes of a module's tree, in the order of `ast.walk`."""
+    return [*ast.walk(trees()[path])]
+
+
+@cache
 def coded() -> Mapping[str, Coded]:
     """All codes in `algorithms`; the barrier raises errors of the gradients again, with their `message`."""
     of_code: dict[str, Coded] = {}
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            keywords = {key.arg: key.value for key in getattr(node, "keywords", ())}
-            if not isinstance(node, ast.Call) or "code" not in keywords:
+    for path in trees():
+        for node in nodes(path):
+            if not isinstance(node, ast.Call):
+                continue
+            keywords = {key.arg: key.value for key in node.keywords}
+            if "code" not in keywords:
                 continue
             names = frozenset(str(name) for name in keywords if name not in ("code", None))
             for code in ast.walk(keywords["code"]):
@@ -282,9 +290,9 @@ OF_CODE = {
 def test_every_refusal_of_an_accountant_names_a_setting_or_the_document_to_check() -> None:
     calls = [
         node
-        for path, tree in trees().items()
+        for path in trees()
         if path.startswith(COUNTING)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("RefusedError")
     ]
     silent = []
@@ -315,26 +323,24 @@ def test_refusals_of_a_delta_of_0_name_both_settings_that_have_to_change() -> No
         assert {"target.delta", "target.accountant"} <= {*re.findall(r"\{([\w.]+)\}", one.template)}, one.code
 
 
-def _texts(tree: ast.Module) -> Iterator[str]:
+def _texts(path: str) -> Iterator[str]:
     """The texts of a module that have several words; docstrings are for its readers."""
-    passed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    passed = {node.value for node in nodes(path) if isinstance(node, ast.Expr)}
+    for node in nodes(path):
+        if not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
         if isinstance(node, ast.JoinedStr):
             passed |= set(node.values)
-        if (
-            node not in passed
-            and isinstance(node, ast.Constant | ast.JoinedStr)
-            and " " in text_in(node, computed="7")
-        ):
-            yield text_in(node, computed="7")
+        if node not in passed and " " in (text := text_in(node, computed="7")):
+            yield text
 
 
 def test_algorithms_name_no_key_of_params_no_stage_and_no_command() -> None:
     named = [
         f"{path}: {text}"
-        for path, tree in trees().items()
+        for path in trees()
         if path not in PROGRAMS
-        for text in _texts(tree)
+        for text in _texts(path)
         if FOREIGN.search(text)
     ]
     assert named == []
