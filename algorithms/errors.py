@@ -128,3 +128,7 @@ class ModelRefusedError(RefusedError):
 
 class QueryFailedError(WordedError, RuntimeError):
     """A query that failed after it was charged; the message contains nothing about the records."""
+
+
+class EmptySearchError(WordedError, RuntimeError):
+    """A search that was charged and drew no trial, so that there is no result."""

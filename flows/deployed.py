@@ -24,7 +24,7 @@ from prefect.runtime import deployment
 from prefect.states import Completed, Crashed, Failed
 from pydantic import Field, JsonValue
 
-from algorithms.errors import LedgerBrokenError
+from algorithms.errors import EmptySearchError, LedgerBrokenError
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.card import load
@@ -286,6 +286,8 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
             return work()
     except LedgerBrokenError as broken:
         return Failed(name=BROKEN, message=str(broken))
+    except EmptySearchError as empty:
+        return Failed(message=str(empty))
     except refusals() as refusal:
         spent = " ".join(getattr(refusal, "__notes__", ())) or "Nothing was spent."
         return Failed(name=REFUSED, message=f"{str(refusal).rstrip('.')}. {spent}")

@@ -104,14 +104,15 @@ def shortage(error: Exception) -> str | None:
     )
 
 
-def refusals() -> tuple[type[ValueError], ...]:
-    """The exceptions that are shown without a traceback."""
-    from algorithms.errors import RefusedError
+def refusals() -> tuple[type[Exception], ...]:
+    """The exceptions that are shown without a traceback: refusals, and a search that was charged and drew no trial."""
+    from algorithms.errors import EmptySearchError, RefusedError
     from algorithms.extension import NotUsableError
     from data.card import DataRefusedError
 
     return (
         DataRefusedError,
+        EmptySearchError,
         NotUsableError,
         ParamsRefusedError,
         RefusedError,

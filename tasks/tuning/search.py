@@ -31,7 +31,7 @@ from algorithms.core.private_evaluation import EvaluationPlan, release_evaluatio
 from algorithms.core.receipt import reserved_events
 from algorithms.core.training import train
 from algorithms.core.user_level import user_level_barrier, user_level_model
-from algorithms.errors import RefusedError
+from algorithms.errors import EmptySearchError, RefusedError
 from algorithms.evaluation import ReleasedHistogram, sum_of_scores
 from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.gradients import L2
@@ -53,7 +53,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.documents import Document, load_yaml
 from data.files import read_json, write_text, write_whole
-from data.prepared import contents, load_as, load_held_out, prepared_again_error
+from data.prepared import HeldOut, contents, load_as, load_held_out, prepared_again_error
 from data.readers.records import RecordBatch
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import features_for, model_for
@@ -234,8 +234,8 @@ class SearchTrial:
     def _held_out_score(self, planned: EvaluationPlan, plan: Plan, trace: Trace, file: Path) -> float:
         """The noisy sum of the scores of the people held out, by a release of them that is the trial's last.
 
-        NaN where it fails: the trial is charged, so it stays, and is the worst; why is not shown, as it may tell of a
-        record.
+        NaN where it fails: the trial is charged, so it stays, and is the worst. That it failed is not logged, as the
+        number of lines would reveal that of the trials, nor why, which may tell of a record; see `_public_failure`.
         """
         data, released_before = load_held_out(self.prepared), len(trace.rows)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
@@ -374,7 +374,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     """Reserve the whole search, run its trials, settle, and write the winner into `tuned`; returns its receipt.
 
     A finished search is returned at no cost, and a killed one is resumed. Raises BudgetRefusedError if the population
-    cannot pay, and RefusedError if nobody agrees to spend again; nothing is spent then. Also raises RefusedError for a
+    cannot pay, and RefusedError if nobody agrees to spend again; nothing is spent then. Raises EmptySearchError for a
     search that drew no trial, which is charged and has no result. A search that asked for the same and was planned by
     another version, with more noise, is the same search.
     """
@@ -571,7 +571,7 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
         charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
         run.forget_secrets()
         another = "ask again" if run.private_noise else "set another model.seed"
-        raise RefusedError(
+        raise EmptySearchError(
             f"search {run.run_id} drew 0 trials (possible with `distribution: poisson`). Its budget is spent;"
             f" {another} for a new search, which is charged again, or set distribution to negative_binomial,"
             " which draws at least one."
@@ -589,7 +589,10 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     if (winner.folder / EVALUATION).exists():
         names.append(EVALUATION)
     elif plan.evaluation is not None:
-        _LOG.warning("The held-out records could not be evaluated, so the best trial is an arbitrary one.")
+        _LOG.warning(
+            "The held-out records could not be evaluated, so the best trial is an arbitrary one. %s",
+            _public_failure(winner, plan.evaluation),
+        )
         plan = plan.without_evaluation()
     for name in names:
         shutil.copyfile(winner.folder / name, written / name)
@@ -606,6 +609,23 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
         ]
         write_csv(pd.DataFrame(points).assign(score=scores), written / "trials.csv")
     return charge.settle(plan, _identity(search, charge, document), written, plan.reserved_schedule)
+
+
+def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
+    """How the winner fails on a record of zeros, which tells nothing of the people held out."""
+    record = zeros(trial.public)
+    made_up = HeldOut(
+        trial.public,
+        record.features,
+        record.labels,
+        test_groups=np.zeros((1, len(trial.public.unseen_groups)), np.int16),
+    )
+    try:
+        model = load_model(trial.folder / "model.safetensors", allow_code=[*names_in(trial.document)])
+        count_held_out(planned.spec, model, made_up)
+    except Exception as error:
+        return f"The evaluation of a record of zeros fails, too: {type(error).__name__}."
+    return "A record of zeros can be evaluated; why others cannot is withheld, as it could reveal a record."
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Receipt:

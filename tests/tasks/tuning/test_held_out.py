@@ -24,7 +24,7 @@ from algorithms.privacy.accounting.events import Trials, disjoint_parts_of, sche
 from algorithms.privacy.card import verify_card
 from algorithms.privacy.card.verify import check_charged
 from data import DatasetInfo
-from data.prepared import load_held_out
+from data.prepared import HeldOut, load_held_out
 from tasks import tuning
 from tasks.evaluate import metrics_of
 from tasks.evaluation_counts import count_held_out
@@ -191,11 +191,21 @@ def test_a_killed_trial_repeats_its_release(place: Path, own_home: Path) -> None
     assert [row.kind for row in ledger.history("digits") if row.run_id] == ["reserve", "settle"]
 
 
+@pytest.mark.parametrize(
+    ("fails_on_zeros", "words"),
+    [(True, "record of zeros fails, too: ValueError."), (False, "withheld, as it could reveal a record.")],
+)
 def test_a_search_whose_scores_fail_ends_with_a_model_and_a_card(
-    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Path,
+    own_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fails_on_zeros: bool,
+    words: str,
 ) -> None:
-    def failing(*_: Any) -> Any:
-        raise ValueError("13.37731")
+    def failing(_: Any, __: Any, data: HeldOut) -> None:
+        if fails_on_zeros or np.any(data.test_features):
+            raise ValueError("13.37731")
 
     monkeypatch.setattr(searching, "count_held_out", failing)
     search, ledger = held_out_search(place), ledger_of(own_home)
@@ -203,7 +213,8 @@ def test_a_search_whose_scores_fail_ends_with_a_model_and_a_card(
     assert verify_passes(place)
     assert receipt.evaluation_epsilon is None and not (place / "tuned/evaluation.json").exists()
     assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt.epsilon["pld"])
-    assert "could not be evaluated" in caplog.text and "13.37731" not in caplog.text
+    (line,) = [one.getMessage() for one in caplog.records if "could not be evaluated" in one.getMessage()]
+    assert line.endswith(words) and "13.37731" not in caplog.text
 
 
 def test_what_cannot_be_scored_on_people_held_out_is_refused(place: Path, own_home: Path) -> None:

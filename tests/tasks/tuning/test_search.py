@@ -18,7 +18,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from safetensors import safe_open
 
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import BudgetRefusedError, EmptySearchError, RefusedError
 from algorithms.privacy import card
 from algorithms.privacy.accounting import events
 from algorithms.privacy.accounting.epsilon import epsilon
@@ -215,7 +215,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     if is_killed:
         with killed_in(store.RunAttempt, "forget_secrets"):
             tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
-    with pytest.raises(RefusedError, match=r"drew 0 trials .*Its budget is spent; ask again"):
+    with pytest.raises(EmptySearchError, match=r"drew 0 trials .*Its budget is spent; ask again"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert [row.kind for row in ledger.history("digits")][-2:] == ["reserve", "settle"]
     assert ledger.balance("digits").spent.epsilon == pytest.approx(search.search_plan.cost)
