@@ -228,7 +228,7 @@ class EventRule:
     def sample_under_replace_one(self, event: Any, records: int, size: int) -> dp.DpEvent:
         """The event that stands for a sample of `size` of `records` without replacement, under replace-one."""
         inner = self.under_replace_one(event)
-        return PureDpEvent(_of_sample(size / records, rule_of(inner).pure_epsilon(inner)))
+        return PureDpEvent(_pure_epsilon_of_sample(size / records, rule_of(inner).pure_epsilon(inner)))
 
     def with_amplification(self, event: Any) -> dp.DpEvent:
         """The event with amplification by sampling computed, where accountants do not support the sample."""
@@ -384,7 +384,7 @@ class _Pure(EventRule):
         return dp.PoissonSampledDpEvent(_any_of(count, rate), self.group_privacy(event, count))
 
     def poisson_with_amplification(self, event: Any, rate: float) -> dp.DpEvent:
-        return PureDpEvent(_of_sample(rate, event.epsilon))
+        return PureDpEvent(_pure_epsilon_of_sample(rate, event.epsilon))
 
     def trace_fields(self, event: Any) -> TraceFields:
         if not event.epsilon:  # nothing was released, by no noise that could be named
@@ -444,7 +444,9 @@ class _Poisson(EventRule):
         return bool(0 <= event.sampling_probability <= 1)
 
     def pure_epsilon(self, event: Any) -> float:
-        return _of_sample(event.sampling_probability, rule_of(event.event).pure_epsilon(event.event))
+        return _pure_epsilon_of_sample(
+            event.sampling_probability, rule_of(event.event).pure_epsilon(event.event)
+        )
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return rule_of(event.event).poisson_under_replace_one(event.event, event.sampling_probability)
@@ -979,7 +981,7 @@ def _alike(pld: PrivacyLoss) -> PLDPair:
 _NO_LOSS = _alike(AtomsPLD(np.zeros(1), np.ones(1)))
 
 
-def _of_sample(rate: float, epsilon: float) -> float:
+def _pure_epsilon_of_sample(rate: float, epsilon: float) -> float:
     """ln(1 + rate (e^epsilon - 1)), without overflow (Balle, Barthe and Gaboardi 2018, Theorems 8 and 9)."""
     if epsilon < 1.0:
         return math.log1p(rate * math.expm1(epsilon))

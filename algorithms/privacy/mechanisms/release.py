@@ -196,7 +196,12 @@ class Laplace(Multiplied):
         return math.sqrt(2.0)
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
-        """Report noisy min of monotone scores is pure epsilon = 1/z (Dwork and Roth 2014, Claim 3.9): epsilon^2 / 2."""
+        """A sum is pure epsilon 1/z; a selection is charged as the zCDP of that, epsilon^2 / 2.
+
+        Report noisy min of monotone scores is pure epsilon 1/z, too (Dwork and Roth 2014, Claim 3.9). But selections
+        are chosen adaptively, beside Gaussian releases, under a filter that adds up rhos. Of a sample the pure epsilon
+        is charged, since no amplification of zCDP is known.
+        """
         if kind != "argmin":
             return dp.LaplaceDpEvent(self.multiplier)
         return _event_of_selection(self.multiplier, 2.0, is_sampled=is_sampled)
@@ -317,7 +322,10 @@ class PureObjectiveNoise(ObjectiveNoise):
 
 
 def _event_of_selection(multiplier: float, divisor: float, *, is_sampled: bool) -> dp.DpEvent:
-    """A selection by scores within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
+    """The event of a selection by scores within [0, bound], which is pure epsilon 1/z and (1/z)^2 / divisor-zCDP.
+
+    Of a sample it is the pure one, whose amplification is known.
+    """
     if is_sampled:
         return PureDpEvent(1.0 / multiplier)
     return dp.dp_event.ZCDpEvent(1.0 / (divisor * multiplier**2))
@@ -385,7 +393,7 @@ class Release:
                 f" {type(self.noise).__name__} noise has no proven privacy event; choose one of {_combinations()}."
             )
         is_sampled = not isinstance(self.sampling, FullBatch)
-        return _of_sample(self, self.noise.event(self.kind, self.clipping, is_sampled=is_sampled))
+        return _event_of_sample(self, self.noise.event(self.kind, self.clipping, is_sampled=is_sampled))
 
 
 def gradient_release(sampling: Sampling, clipping: Clipping, noise: Mechanism, divisor: float) -> Release:
@@ -418,8 +426,13 @@ def minimum_release(problem: Minimum, noise: Mechanism) -> Release:
     return Release("minimum", FullBatch(), problem, noise)
 
 
-def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
-    """An importance sample adds a vector of the bound's norm, with at most the rate (Wei et al. 2022, Lemma 3.1)."""
+def _event_of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
+    """The event of a release, given the event on those who take part.
+
+    Under random allocation the first step of a pass is charged the whole pass, and each later one states that it is
+    paid for. An importance sample is charged as a Poisson sample: a record adds a vector of the bound's norm, with at
+    most the rate (Wei et al. 2022, Lemma 3.1).
+    """
     match release.sampling:
         case FullBatch():
             return inner
@@ -429,7 +442,7 @@ def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
                 releases_of(event)  # which refuses what no theorem covers
             return event
         case RandomAllocation(parts=parts) as allocation:
-            if allocation.place:
+            if allocation.place:  # not the first step of its pass
                 return RandomAllocationStepDpEvent(inner.noise_multiplier, parts)
             return RandomAllocationDpEvent(inner.noise_multiplier, parts, allocation.steps_of_pass)
         case WithoutReplacement(size=size, records=records):
