@@ -11,7 +11,7 @@ from algorithms.core.receipt import receipt_of
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule, releases_in_order, schedule_to_json
-from algorithms.privacy.card import EVALUATION, RELEASED, made_up_trace
+from algorithms.privacy.card import EVALUATION, RELEASED, placeholder_trace
 from algorithms.privacy.documents import (
     Account,
     Amount,
@@ -91,7 +91,7 @@ def made_up(
         software=_SOFTWARE,
         sha256=dict.fromkeys(RELEASED if plan.evaluation is None else (*RELEASED, EVALUATION), _SHA256),
     )
-    trace = made_up_trace(releases)
+    trace = placeholder_trace(releases)
     if plan.evaluation is not None:
         trace["kind"][-1] = "evaluation"
     return receipt, trace

@@ -13,7 +13,14 @@ Keys come from the caller, as objects of `cryptography`. Of the rest of privacy 
 reading are imported, and nothing imports this package that a run needs while it trains.
 """
 
-from algorithms.privacy.card.build import RunRecord, build, load, load_beside, made_up_trace, trace_schedule
+from algorithms.privacy.card.build import (
+    RunRecord,
+    build,
+    load,
+    load_beside,
+    placeholder_trace,
+    trace_schedule,
+)
 from algorithms.privacy.card.schema import EVALUATION, RELEASED, PrivacyCard, public_key_of
 from algorithms.privacy.card.verify import SIGNER, CardVerification, check_charged, recompute, verify
 
@@ -28,7 +35,7 @@ __all__ = [
     "check_charged",
     "load",
     "load_beside",
-    "made_up_trace",
+    "placeholder_trace",
     "public_key_of",
     "recompute",
     "trace_schedule",

@@ -337,7 +337,7 @@ def trace_schedule(trace: Columns) -> list[tuple[dp.DpEvent, int]]:
     """The events of a noise trace in their order, equal neighbours counted together.
 
     Example:
-        >>> trace_schedule(made_up_trace([(dp.GaussianDpEvent(2.0), 3)]))
+        >>> trace_schedule(placeholder_trace([(dp.GaussianDpEvent(2.0), 3)]))
         [(GaussianDpEvent(noise_multiplier=2.0), 3)]
     """
     return merge_neighbours([(_event(str(text)), len([*run])) for text, run in groupby(trace["event"])])
@@ -347,7 +347,7 @@ def _rows(trace: Columns, names: list[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(np.asarray(trace[name]).tolist() for name in names), strict=True)
 
 
-def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
+def placeholder_trace(schedule: Schedule) -> dict[str, list[Any]]:
     """A trace that the releases of a schedule could have left, with bounds of 1 and no other facts than their events.
 
     Args:
@@ -360,7 +360,7 @@ def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
         RefusedError: Where an event is of no release that a trace can name.
 
     Example:
-        >>> made_up_trace([(dp.GaussianDpEvent(2.0), 2)])["noise_multiplier"]
+        >>> placeholder_trace([(dp.GaussianDpEvent(2.0), 2)])["noise_multiplier"]
         [2.0, 2.0]
     """
     rows = []

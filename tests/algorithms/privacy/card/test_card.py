@@ -18,7 +18,7 @@ from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
-from algorithms.privacy.card.build import made_up_trace
+from algorithms.privacy.card.build import placeholder_trace
 from algorithms.privacy.card.schema import CompositionSection, Event, Guarantee
 from algorithms.privacy.documents import BlockSection, Receipt
 from data.description import Transform
@@ -318,4 +318,4 @@ def test_a_card_says_that_delta_is_not_negligible_where_records_are_hardly_read(
 @pytest.mark.parametrize("event", [PureDpEvent(0.0), dp.dp_event.ZCDpEvent(0.0)])
 def test_a_release_without_a_cost_is_none_that_a_card_can_state(event: dp.DpEvent) -> None:
     with pytest.raises(RefusedError, match="event of no release"):
-        made_up_trace([(event, 1)])
+        placeholder_trace([(event, 1)])
