@@ -1,7 +1,7 @@
-"""From what a run left to its card; and what the noise trace beside a card says.
+"""From what a run left to its card, and whether the noise trace beside a card agrees with it.
 
-Events are what a cost is computed from; a trace that tells of less noise, or of another sample, tells of another
-release. An event has no clip norm of its own: noise is compared as a multiple of it.
+A cost is computed from events. Each row of the trace has the event of its release, and is compared with it: less noise,
+or another sample, would be another release. An event has no clip norm, so noise is compared as a multiple of it.
 """
 
 import json
@@ -60,8 +60,9 @@ _LIBRARY: Final = "dp-accounting"
 _KINDS = ["kind", "sampling", "clipping", "noise"]
 _SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
 _CHECKED = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
-_CLOSE = 1e-3
-"""How closely the cost that a run kept count of ends at that of its schedule, which is accounted as a whole."""
+_COUNT_TOLERANCE = 1e-3
+"""Relative; how closely a trace's last epsilon so far agrees with the card's cost. The run counted it as its version
+did, perhaps by another grid; it informs readers of the trace, and no cost is computed from it."""
 _ROUNDING = 1e-9
 MAX_BYTES = 2**25
 """The largest size of a card's file."""
@@ -114,7 +115,7 @@ def build(run: RunRecord, key: Ed25519PrivateKey | None = None) -> PrivacyCard:
 
 
 def load(path: Path) -> PrivacyCard:
-    """The card in a file; whether it holds, `verify` says.
+    """The card in a file, if it is one and complete; `verify` checks whether it holds.
 
     Args:
         path: Of a privacy_card.json.
@@ -123,7 +124,8 @@ def load(path: Path) -> PrivacyCard:
         The card, whose form is right.
 
     Raises:
-        RefusedError: Where the file is not there, is no complete card, or is not written as cards are, to the byte.
+        RefusedError: If there is no such file, if it is no complete card, and if its bytes are not those that
+            `PrivacyCard.to_bytes` writes.
     """
     try:
         with path.open("rb") as file:
@@ -152,7 +154,10 @@ def load_beside(model: Path) -> PrivacyCard | None:
 
 
 def guarantee(*, cost: float | None, private_noise: bool, is_covered: bool) -> Guarantee:
-    """What a run can promise. cost: its epsilon, or None without a bound. is_covered: all that was shown is noisy."""
+    """What a run can promise; see `Guarantee` for the levels.
+
+    cost: its epsilon, or None without a bound. is_covered: whether noise covers all that was shown.
+    """
     if cost is None:
         return "none"
     if not private_noise:
@@ -310,16 +315,17 @@ def _accounting(run: RunRecord) -> Accounting:
 def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     """Whether a row of the trace has the sampling and the noise multiplier of its event.
 
-    Without noise any sample does. Of pure noise in an objective the event has a bound alone, since the curvature is in
-    it, too.
+    A release without noise costs the same on any sample, so its rate is not compared. Of pure noise in an objective the
+    event's epsilon bounds the multiplier from below only, since the curvature costs part of it.
     """
     terms, noise = rule_of(event).trace_fields(event), row["noise"]
     if noise not in terms.multipliers or row["sampling"] not in terms.sampling:
         return False
-    planned, multiplier = terms.multipliers[noise], row["noise_multiplier"]
-    same = multiplier >= planned if noise == "pureobjectivenoise" else False
-    same = same or math.isclose(multiplier, planned, rel_tol=_ROUNDING)
-    return same and (noise == "nonoise" or math.isclose(row["sampling_rate"], terms.rate, rel_tol=_ROUNDING))
+    expected, stated = terms.multipliers[noise], row["noise_multiplier"]
+    has_noise = math.isclose(stated, expected, rel_tol=_ROUNDING)
+    has_rate = math.isclose(row["sampling_rate"], terms.rate, rel_tol=_ROUNDING)
+    is_enough = noise == "pureobjectivenoise" and stated >= expected
+    return (has_noise or is_enough) and (has_rate or noise == "nonoise")
 
 
 def queries(trace: Columns) -> Iterator[QuerySection]:
@@ -400,23 +406,23 @@ def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) 
         return "mechanism.queries sums up other columns"
     return (
         None
-        if _ends_at(np.asarray(trace["epsilon"], float), card, is_whole=is_whole)
+        if _counts_cost(np.asarray(trace["epsilon"], float), card, is_whole=is_whole)
         else "it counts another epsilon"
     )
 
 
-def _ends_at(spent: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) -> bool:
-    """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed.
+def _counts_cost(spent: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) -> bool:
+    """Whether the epsilon so far never falls and ends at the run's, or under a filter at no more than it allowed.
 
-    Earlier versions kept it by Rényi divergences, which may end below what PLD gives for the whole.
+    Both up to `_COUNT_TOLERANCE`. Earlier versions counted by Rényi divergences, whose epsilon may be below PLD's.
     """
     cost, rdp = card.cost, card.accounting.epsilon.rdp
     if cost is None:
         return True
-    within = bool((spent[1:] >= spent[:-1]).all()) and spent[-1] <= cost * (1 + _CLOSE)
+    within = bool((spent[1:] >= spent[:-1]).all()) and spent[-1] <= cost * (1 + _COUNT_TOLERANCE)
     is_fixed = is_whole and card.accounting.composition.kind == "schedule"
     lower = cost if rdp is None else min(cost, rdp)
-    return bool(within and (not is_fixed or spent[-1] >= lower * (1 - _CLOSE)))
+    return bool(within and (not is_fixed or spent[-1] >= lower * (1 - _COUNT_TOLERANCE)))
 
 
 @lru_cache(maxsize=4096)

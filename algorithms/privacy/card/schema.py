@@ -43,8 +43,13 @@ MAX_ORDER = 1e5
 accountant."""
 
 Guarantee: TypeAlias = Literal["private", "seeded", "diagnosed", "none"]
-"""Differential privacy; noise that anyone can compute again; secret noise, but beside it something that was computed
-from the records without noise; no noise."""
+"""What a run promises.
+
+- "private": differential privacy with the stated epsilon and delta.
+- "seeded": nothing, as anyone can compute the noise from a public seed.
+- "diagnosed": nothing, as diagnostics or a setting were computed from the records without noise; the noise is secret.
+- "none": nothing, as there was no noise.
+"""
 
 
 class Signature(Section):
