@@ -17,7 +17,10 @@ import os
 from importlib import import_module
 from typing import Any
 
+from algorithms.lazy_imports import import_part_by_part
+
 os.environ.setdefault("MKL_CBWR", "AUTO")
+import_part_by_part("dp_accounting")  # which imports SciPy's statistics and optimisation to calibrate noise
 
 _ELSEWHERE = {
     "fit": "algorithms.fitting",

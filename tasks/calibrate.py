@@ -24,7 +24,7 @@ if __name__ == "__main__" and (made := read_offer(PREPARED)) is not None:
     raise SystemExit  # what follows takes two seconds to import
 
 import torch
-from dp_accounting import DpEvent
+from dp_accounting.dp_event import DpEvent
 from pydantic import JsonValue
 
 from algorithms import models

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
@@ -265,7 +265,7 @@ def plan_zcdp(
         target=target,
         facts=facts,
         steps=steps,
-        schedule=[(dp.dp_event.ZCDpEvent(rho), 1)],
+        schedule=[(dp.ZCDpEvent(rho), 1)],
         epsilon={"rdp": epsilon_of_zcdp(rho, target.budget.delta)},
         filter=ZCDPBudget(rho),
         method_params=_as_json(method_params),

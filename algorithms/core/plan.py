@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Self, TypeVar
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 from pydantic import JsonValue
 
 from algorithms.core.planning_facts import PlanningFacts, to_finite
@@ -157,7 +157,7 @@ class Plan:
             case RenyiBudget(order, limit):
                 trained: Schedule = [(RenyiDpEvent(order, limit), 1)]
             case ZCDPBudget(rho):
-                trained = [(dp.dp_event.ZCDpEvent(rho), 1)]
+                trained = [(dp.ZCDpEvent(rho), 1)]
             case FixedSchedule():
                 trained = self.schedule
         return self.with_evaluation(trained)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dp_accounting import GaussianDpEvent
+from dp_accounting.dp_event import GaussianDpEvent
 
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import receipt_of

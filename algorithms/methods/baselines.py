@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import torch
 from pydantic import Field
 from torch import Tensor

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.stats import laplace
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, check_adaptive, find_min_noise, plan_renyi, plan_zcdp
@@ -21,6 +20,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -34,6 +34,8 @@ from algorithms.privacy.mechanisms.release import (
     gradient_release,
 )
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
+
+stats = later("scipy.stats")
 
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
 
@@ -76,7 +78,7 @@ def distance_from_uniform(lead: float, candidates: int, noise: Mechanism) -> flo
         share = 1.0 / (1.0 + (candidates - 1) * math.exp(-lead))
     else:
         quantiles = (np.arange(20_000) + 0.5) / 20_000
-        share = float(np.mean(laplace.cdf(laplace.ppf(quantiles) + lead) ** (candidates - 1)))
+        share = float(np.mean(stats.laplace.cdf(stats.laplace.ppf(quantiles) + lead) ** (candidates - 1)))
     return share - 1.0 / candidates
 
 

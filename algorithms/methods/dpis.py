@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import torch
 from pydantic import Field
 from torch import Tensor

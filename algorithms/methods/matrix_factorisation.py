@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue
-from scipy import signal
-from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
@@ -36,6 +34,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping, Normalised
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import (
@@ -48,6 +47,8 @@ from algorithms.privacy.mechanisms.correlated import (
 )
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder, Poisson, Sampling
+
+optimize, signal = later("scipy.optimize"), later("scipy.signal")
 
 Array = NDArray[np.float64]
 
@@ -255,7 +256,7 @@ def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
         (slope,) = torch.autograd.grad(objective, variables)
         return float(objective.detach()), slope.numpy()
 
-    result = minimize(
+    result = optimize.minimize(
         with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": _ENOUGH}
     )
     return np.asarray(result.x if result.fun < _NOWHERE else start)

@@ -18,8 +18,9 @@ from functools import lru_cache
 from typing import Any
 
 import attrs
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
 from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
@@ -190,7 +191,7 @@ class _Correlated(EventRule):
     def with_amplification(self, event: Any) -> dp.DpEvent:
         return dp.SelfComposedDpEvent(*releases_of(event))
 
-    def without_subsampling(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         return attrs.evolve(event, rate=1.0)
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:

@@ -22,12 +22,11 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
-from dp_accounting.rdp import compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Accountant as Accountant
@@ -52,12 +51,13 @@ from algorithms.privacy.accounting.pairs import TAIL_DELTA
 from algorithms.privacy.accounting.pld import PrivacyLoss
 from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, epsilon_of, epsilon_on_grid, sides_of
 from algorithms.privacy.accounting.pld_search import cost_ratio, estimated_epsilon, extrapolated_epsilon
+from algorithms.privacy.accounting.roots import find_root
 from algorithms.privacy.accounting.selection import shift_of_trials
 
 Array = NDArray[np.float64]
-Adjacency: TypeAlias = dp.NeighboringRelation
-ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
+Adjacency: TypeAlias = NeighboringRelation
+ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
 def adjacency_named(name: str) -> Adjacency:
@@ -353,7 +353,7 @@ def _best_of_trials(
     None for other schedules, and where a trial loses nothing at that delta: its profile goes on below an epsilon of 0.
     """
     (event, count), *others = schedule or [(dp.NoOpDpEvent(), 1)]
-    if others or count != 1 or not isinstance(event, dp.dp_event.RepeatAndSelectDpEvent):
+    if others or count != 1 or not isinstance(event, dp.RepeatAndSelectDpEvent):
         return None
     share, kinds = delta / event.mean, {repr(kind): kind for kind in alternatives_of(event.event)}
     trials = [merge_events([(kind, 1)]) for kind in kinds.values()]
@@ -463,7 +463,7 @@ def find_smallest(
         return low
     if cost(high) > limit:
         return None
-    root = brentq(excess, math.log(low), math.log(high), xtol=tolerance)
+    root = find_root(excess, math.log(low), math.log(high), xtol=tolerance)
     candidates = (min(math.exp(root + k * tolerance), high) for k in range(1000))
     return next((number for number in candidates if cost(number) <= limit), high)
 

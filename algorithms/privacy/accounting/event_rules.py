@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy.special import expit
 
@@ -51,10 +51,13 @@ from algorithms.privacy.accounting.rdp import (
 )
 from algorithms.privacy.accounting.selection import shift_of_selection
 
-Relation: TypeAlias = dp.NeighboringRelation
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+Relation: TypeAlias = NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
-_ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
+_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 CUSTOMARY_GRID = 1e-4
 """The width of a cell for losses that are known on a grid only."""
 
@@ -234,7 +237,7 @@ class EventRule:
         """The event with amplification by sampling computed, where accountants do not support the sample."""
         return event
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> "PrivacyLossDistribution":
         """dp_accounting's privacy loss distribution of `count` such events, for rules without `losses`."""
         return pld_by_library(event, count, grid, _ADD_OR_REMOVE_ONE, in_words(event))
 
@@ -419,15 +422,13 @@ class _ZCDP(EventRule):
         return bool(event.rho >= 0 and event.xi >= 0)
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
-        return super().under_replace_one(event) if event.xi else dp.dp_event.ZCDpEvent(4 * event.rho)
+        return super().under_replace_one(event) if event.xi else dp.ZCDpEvent(4 * event.rho)
 
     def rho(self, event: Any) -> float:
         return super().rho(event) if event.xi else float(event.rho)
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
-        return (
-            super().group_privacy(event, count) if event.xi else dp.dp_event.ZCDpEvent(count**2 * event.rho)
-        )
+        return super().group_privacy(event, count) if event.xi else dp.ZCDpEvent(count**2 * event.rho)
 
     def trace_fields(self, event: Any) -> TraceFields:
         if event.xi or not event.rho:
@@ -458,7 +459,7 @@ class _Poisson(EventRule):
         inner = rule_of(event.event).trace_fields(event.event)
         return TraceFields(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> "PrivacyLossDistribution":
         return pld_by_library(event, count, grid, adjacency, in_words(event))
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
@@ -761,8 +762,8 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
     dp.SampledWithoutReplacementDpEvent: _WithoutReplacement(),
     dp.SelfComposedDpEvent: _SelfComposed(),
     dp.ComposedDpEvent: _Composed(),
-    dp.dp_event.ZCDpEvent: _ZCDP(),
-    dp.dp_event.RepeatAndSelectDpEvent: _Selection(),
+    dp.ZCDpEvent: _ZCDP(),
+    dp.RepeatAndSelectDpEvent: _Selection(),
     EitherDpEvent: _Either(),
     DisjointPartsDpEvent: _DisjointParts(),
     PureDpEvent: _Pure(),
@@ -888,8 +889,8 @@ def in_words(event: dp.DpEvent) -> str:
 _WORDS: dict[type[dp.DpEvent], str] = {
     dp.GaussianDpEvent: "Gaussian noise",
     dp.LaplaceDpEvent: "Laplace noise",
-    dp.dp_event.ZCDpEvent: "a selection by zCDP",
-    dp.dp_event.RepeatAndSelectDpEvent: "a search",
+    dp.ZCDpEvent: "a selection by zCDP",
+    dp.RepeatAndSelectDpEvent: "a search",
     PureDpEvent: "a release of pure epsilon",
     ObjectivePerturbationDpEvent: "objective perturbation",
     RenyiDpEvent: "a run under a Rényi filter",

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
-from scipy.stats import logser, nbinom, poisson
 
 from algorithms.errors import RefusedError
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
 from algorithms.privacy.accounting.event_rules import (
@@ -29,6 +29,8 @@ from algorithms.privacy.accounting.random_allocation import (
     RandomAllocationStepDpEvent,
     check_passes,
 )
+
+stats = later("scipy.stats")
 
 __all__ = [
     "CorrelatedDpEvent",
@@ -118,7 +120,7 @@ def _with_fewer_parts(event: Any) -> dp.DpEvent:
         rows = _composed_rows(event)
         fewer = count_same(rows)
         return trial_event(fewer) if len(fewer) < len(rows) else event
-    if isinstance(event, EitherDpEvent | DisjointPartsDpEvent | dp.dp_event.RepeatAndSelectDpEvent):
+    if isinstance(event, EitherDpEvent | DisjointPartsDpEvent | dp.RepeatAndSelectDpEvent):
         return with_parts(event, _with_fewer_parts)
     return event
 
@@ -253,18 +255,18 @@ class Trials:
             [1, 7, 29]
         """
         if math.isinf(self.shape):
-            return int(poisson.ppf(uniform, self.mean))
+            return int(stats.poisson.ppf(uniform, self.mean))
         if self.mean == 1:
             return 1
         gamma = float(_gamma_truncated_negative_binomial(self.shape, self.mean))
         if self.shape == 0:
-            return int(logser.ppf(uniform, 1 - gamma))
+            return int(stats.logser.ppf(uniform, 1 - gamma))
         none = gamma**self.shape
-        return max(1, int(nbinom.ppf(none + uniform * (1 - none), self.shape, gamma)))
+        return max(1, int(stats.nbinom.ppf(none + uniform * (1 - none), self.shape, gamma)))
 
     def event(self, candidates: Sequence[Schedule]) -> dp.DpEvent:
         """What the whole search costs, whose trials are each one of the candidates."""
-        return dp.dp_event.RepeatAndSelectDpEvent(
+        return dp.RepeatAndSelectDpEvent(
             EitherDpEvent([trial_event(schedule) for schedule in candidates]), self.mean, self.shape
         )
 
@@ -321,7 +323,7 @@ def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
     if not schedule or schedule[-1][1] != 1:
         return None
     *shared, (whole, _) = schedule
-    inner = whole.event if isinstance(whole, dp.dp_event.RepeatAndSelectDpEvent) else whole
+    inner = whole.event if isinstance(whole, dp.RepeatAndSelectDpEvent) else whole
     if not isinstance(inner, EitherDpEvent) and not (
         inner is whole and isinstance(whole, dp.ComposedDpEvent)
     ):

@@ -13,11 +13,11 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Protocol
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ACCOUNTANTS,
@@ -35,6 +35,8 @@ from algorithms.privacy.accounting.epsilon import (
 from algorithms.privacy.accounting.event_rules import in_words, rule_of
 from algorithms.privacy.accounting.events import RenyiDpEvent, Schedule, disjoint_parts_of
 from algorithms.privacy.accounting.random_allocation import PaidSteps
+
+optimize = later("scipy.optimize")
 
 
 @dataclass(frozen=True)
@@ -369,7 +371,7 @@ def epsilon_of_zcdp(rho: float, delta: float) -> float:
     """
     if rho == 0:
         return 0.0
-    best = minimize_scalar(
+    best = optimize.minimize_scalar(
         lambda x: (1 + math.exp(x)) * rho + conversion(1 + math.exp(x), delta),
         bounds=_LOG_ORDERS_ABOVE_1,
         method="bounded",

@@ -11,9 +11,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, xlogy
-from scipy.stats import binom
 
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.pld import CellMasses, PrivacyLoss
+
+stats = later("scipy.stats")
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -235,7 +237,7 @@ class GroupPLD:
     def _weights(self) -> tuple[Array, Array, float]:
         """The numbers of sampled records, their chances, and the chance of numbers that are left out."""
         every = np.arange(self.count + 1)
-        chances = binom.pmf(every, self.count, self.rate)
+        chances = stats.binom.pmf(every, self.count, self.rate)
         is_likely = chances > _NEVER
         return every[is_likely], chances[is_likely], float(self.count * _NEVER)
 

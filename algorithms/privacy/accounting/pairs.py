@@ -4,16 +4,21 @@ Private names of dp_accounting are used where it has no public equivalent.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from algorithms.errors import RefusedError
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.mechanism_plds import AtomsPLD, ProfilePLD
 from algorithms.privacy.accounting.pld import PLDPair
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+library = later("dp_accounting.pld")
 
 TAIL_DELTA = 1e-13
 _CORNERS, _RATIOS, _NEAREST = 4000, 8000, 1e-8
@@ -29,10 +34,10 @@ DeltasOfSides: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def pld_by_library(
-    event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation, words: str
-) -> PrivacyLossDistribution:
+    event: dp.DpEvent, count: int, grid: float, adjacency: NeighboringRelation, words: str
+) -> "PrivacyLossDistribution":
     """dp_accounting's distribution of `count` events; raises RefusedError, with these words, if it has none."""
-    accountant = PLDAccountant(adjacency, grid)
+    accountant = library.PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(
             "no bound is known by PLD for {mechanism}; set {target.accountant} or {method.kind} to another.",
@@ -43,7 +48,7 @@ def pld_by_library(
     return accountant._pld  # it has no public reader
 
 
-def pair_of_pld(loss: PrivacyLossDistribution) -> PLDPair:
+def pair_of_pld(loss: "PrivacyLossDistribution") -> PLDPair:
     """The losses of a distribution of dp_accounting's."""
     remove, add = (_atoms_of(pmf.to_dense_pmf()) for pmf in (loss._pmf_remove, loss._pmf_add))
     return PLDPair(remove, remove if loss._pmf_add is loss._pmf_remove else add)

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, signal
+from scipy import fft
 
 from algorithms.privacy.accounting.pld import (
     Array,
@@ -30,6 +30,9 @@ from algorithms.privacy.accounting.pld import (
     sketch,
     tail_truncation,
 )
+from algorithms.privacy.accounting.recurrence import DecayingSums
+
+_decaying_sums = DecayingSums()
 
 _UNIT_ROUNDOFF = 2.0**-53
 _LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
@@ -463,7 +466,7 @@ class _Tail:
         masses = self.sums[first:] * falls
         above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
         step = -math.expm1(-self.grid)
-        sticks = signal.lfilter([step], [1.0, step - 1.0], above[::-1])[::-1]
+        sticks = _decaying_sums(above[::-1], step)[::-1]
         weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
         sticks = sticks + self.error * falls * weights
         scale = self.log_moment - self.tilt * middle

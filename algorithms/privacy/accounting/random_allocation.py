@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import Any
 
 import attrs
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
-from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
+from dp_accounting.privacy_accountant import NeighboringRelation
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, _gamma_truncated_negative_binomial
 from scipy.special import gammaln, log_ndtr
-from scipy.stats import binom
 
 from algorithms.errors import RefusedError
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.mechanism_plds import GroupPLD, ReversedPLD
 from algorithms.privacy.accounting.pld import sketch
+
+stats = later("scipy.stats")
 
 _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
@@ -45,7 +47,7 @@ _MIN_TAIL = 1e-300
 
 
 def rdp_by_library(
-    event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation, words: str = "an event"
+    event: dp.DpEvent, orders: tuple[float, ...], adjacency: NeighboringRelation, words: str = "an event"
 ) -> np.ndarray:
     """The bounds of dp_accounting; raises RefusedError, with these words, if it has none."""
     accountant = RdpAccountant(orders, adjacency)
@@ -191,7 +193,9 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     alpha = np.array(orders)
     if count / multiplier > _MAX_SHIFT:
         numbers = np.arange(count + 1)[:, None]
-        terms = binom.logpmf(numbers, count, rate) + alpha * (alpha - 1) / 2 * np.square(numbers / multiplier)
+        terms = stats.binom.logpmf(numbers, count, rate) + alpha * (alpha - 1) / 2 * np.square(
+            numbers / multiplier
+        )
         forward = np.logaddexp.reduce(terms)
     else:
         whole = np.unique([np.floor(alpha), np.ceil(alpha)])
@@ -215,7 +219,7 @@ class _GroupMoments:
 
     def __init__(self, multiplier: float, rate: float, count: int, max_order: float) -> None:
         self._shift, self._numbers = count / multiplier, np.arange(count + 1) / multiplier
-        self._constants = binom.logpmf(np.arange(count + 1), count, rate) - np.square(self._numbers) / 2
+        self._constants = stats.binom.logpmf(np.arange(count + 1), count, rate) - np.square(self._numbers) / 2
         points = math.ceil((max_order * self._shift + 2 * _WIDTH) / _STEP)
         self._points = max(_POINTS_OF_CELL, -(-points // _MAX_CELLS))
         self._edges = _STEP * self._points * np.arange(-(-points // self._points) + 1) - _WIDTH

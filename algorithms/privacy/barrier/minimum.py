@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.gradients import PerExampleModel, layer_inputs, linear_layer
+from algorithms.lazy_imports import later
 from algorithms.models import Model
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
@@ -27,6 +27,8 @@ from algorithms.privacy.mechanisms.release import (
     draws,
     minimum_release,
 )
+
+optimize = later("scipy.optimize")
 
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -190,7 +192,7 @@ def exact_minimum(problem: PerturbedObjective) -> Tensor:
         return value, gradient.numpy()
 
     start = np.zeros(len(problem.tilt))
-    solution = minimize(
+    solution = optimize.minimize(
         value_and_gradient,
         start,
         jac=True,

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered_column
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Correlator, Multiplied
 from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder
+
+signal = later("scipy.signal")
 
 Array = NDArray[np.float64]
 
@@ -51,7 +53,7 @@ class _ToeplitzStrategy(Strategy):
         """The first column of C^-1, shape [steps]."""
         impulse = np.zeros(steps)
         impulse[0] = 1.0
-        response: Array = lfilter([1.0], self.column(steps), impulse)
+        response: Array = signal.lfilter([1.0], self.column(steps), impulse)
         return response
 
     def variances(self, steps: int) -> Array:

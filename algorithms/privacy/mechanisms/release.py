@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 import attrs
-import dp_accounting as dp
+import dp_accounting.dp_event as dp
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -328,7 +328,7 @@ def _event_of_selection(multiplier: float, divisor: float, *, is_sampled: bool) 
     """
     if is_sampled:
         return PureDpEvent(1.0 / multiplier)
-    return dp.dp_event.ZCDpEvent(1.0 / (divisor * multiplier**2))
+    return dp.ZCDpEvent(1.0 / (divisor * multiplier**2))
 
 
 def _positive_multiplier(multiplier: float) -> None:

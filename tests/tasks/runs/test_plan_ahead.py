@@ -30,7 +30,7 @@ def test_the_stage_hands_out_the_commands_plan_and_imports_nothing_to_plan(here:
     document = PlanDocument.from_json(content, "plan.json").model_copy(
         update={"not_private": "of the command"}
     )
-    names = {"torch", "scipy", "dp_accounting", "sqlalchemy", "pandas"}
+    names = {"torch", "scipy", "dp_accounting.dp_event", "sqlalchemy", "pandas"}
     code = f"""import runpy, sys
 try: runpy.run_module('tasks.calibrate', run_name='__main__', alter_sys=True)
 except SystemExit: pass

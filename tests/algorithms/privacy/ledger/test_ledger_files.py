@@ -217,7 +217,7 @@ import sys, types
 package = sys.modules["algorithms"] = types.ModuleType("algorithms")
 package.__path__ = ["algorithms"]
 import algorithms.privacy.ledger
-print({"torch", "dp_accounting", "numpy"} & {*sys.modules})
+print({"torch", "dp_accounting.dp_event", "numpy"} & {*sys.modules})
 """
     root = Path(__file__).parents[4]
     found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
