@@ -158,8 +158,8 @@ def test_a_run_that_recorded_too_little_gets_no_card(folders: Folders) -> None:
 def test_it_holds_no_checksum_but_those_of_released_files(folders: Folders, document: dict[str, Any]) -> None:
     receipt, signature = read_json(folders.artifacts / "receipt.json"), document["signature"]
     hashes = set(re.findall(r"[0-9a-f]{32,}", json.dumps(document)))
-    signed = {signature["public_key"], signature["value"]}
-    assert hashes == {*receipt["sha256"].values(), receipt["ledger"]["head"], *signed}
+    signed, run_digest = {signature["public_key"], signature["value"]}, receipt["run_id"].rpartition("-")[0]
+    assert hashes == {*receipt["sha256"].values(), receipt["ledger"]["head"], run_digest, *signed}
 
 
 def test_the_model_and_the_features_are_told(folders: Folders) -> None:
