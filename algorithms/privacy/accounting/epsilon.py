@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import dp_accounting.dp_event as dp
 import numpy as np
@@ -326,7 +326,7 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     events = _translate(schedule, adjacency)
     if _are_hardly_sampled(events, delta):
         return 0.0, None
-    if (best := _best_of_trials(schedule, delta, adjacency, grid)) is not None:
+    if (best := _epsilon_of_search(schedule, delta, adjacency, grid)) is not None:
         return best
     if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
@@ -345,7 +345,7 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     return min(cost, _sum_of_pure(events)), grid
 
 
-def _best_of_trials(
+def _epsilon_of_search(
     schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
 ) -> tuple[float, float | None] | None:
     """The epsilon of a search and nothing beside it from its trials' at one delta, and the widest of their grids.
@@ -420,17 +420,17 @@ _SEARCH_KINDS = LEVELS
 """The most kinds of samples that noise is searched with; what that changes is estimated once."""
 _NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
 """Noise multipliers that are looked at, and the one above which no sum of usual size is told from noise."""
-_TOLERANCE, _NEAR_TARGET = 2e-4, 2e-3
-"""Shares: of a multiplier, to which it is found; and of epsilon, that rough costs may leave unspent."""
-_WASTES = ((8, 2e-4), (_SEARCH_KINDS, 5e-4), (math.inf, 1e-3))
+_TOLERANCE, _COARSE_MARGIN = 2e-4, 2e-3
+"""The share of a multiplier to which it is found; and that of epsilon by which coarse costs are aimed above it."""
+_MAX_UNSPENT = ((8, 2e-4), (_SEARCH_KINDS, 5e-4), (math.inf, 1e-3))
 """The share of epsilon that noise may leave unspent, for up to so many kinds of samples: each evaluation of many takes
-long, and of more than noise is searched with, the rough cost is less exact."""
+long, and of more than noise is searched with, the coarse cost is less exact."""
 _FINE_TOLERANCE = 2e-5
 """The share of a multiplier to which it is found by Rényi divergences or pure epsilons, which take less time."""
 _STEPS, _MIN_STEEPNESS, _APART, _FAR = 10, 0.1, 1.2, 8.0
-"""The steps of the secant method, the least fall of log cost by log noise that it believes, the ratio of noises between
-which the first is estimated, as estimates jump a little, and the ratio to the target from which on costs tell the
-direction alone."""
+"""The steps of the secant method, the least fall of log cost by log multiplier that it believes, the ratio of
+multipliers between which the first is estimated, as estimates jump a little, and the ratio to the target from which on
+costs tell the direction alone."""
 _TINY, _HUGE = 1e-300, 1e300
 
 
@@ -508,50 +508,71 @@ def calibrate(
 
     if accountant == "rdp":
         _check_orders_reach(cost, target)
-    noise = search_outwards(cost, target.epsilon, factor=8.0, tolerance=0.1)
-    noise, _, is_exact = _by_secant(cost, target.epsilon, noise, 1.0, waste=2 * _FINE_TOLERANCE)
-    if is_exact:
-        return noise
-    return search_outwards(cost, target.epsilon, start=noise, factor=1.1, tolerance=_FINE_TOLERANCE)
+    start = search_outwards(cost, target.epsilon, factor=8.0, tolerance=0.1)
+    last = _secant_search(cost, target.epsilon, start, steepness=1.0, max_unspent=2 * _FINE_TOLERANCE)
+    if last.is_met:
+        return last.multiplier
+    return search_outwards(cost, target.epsilon, start=last.multiplier, factor=1.1, tolerance=_FINE_TOLERANCE)
 
 
 def _calibrate_by_pld(
     schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
 ) -> float:
-    """`calibrate` by privacy loss distributions: on coarse grids first, since a fine one may take seconds."""
+    """`calibrate` by privacy loss distributions, in three searches, each on a finer grid and from where the last ended.
+
+    A cost on the plan's own grid may take seconds, so that few are computed. Estimates and coarse costs are no bounds:
+    where the last search does not end, as where costs jump, `search_outwards` goes on with the plan's costs alone.
+    """
 
     def cost(z: float) -> float:
         return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
 
-    noise, factor = 1.0, 1.5
+    start, factor = 1.0, 1.5
     with suppress(RefusedError):
         rough = _RoughCosts(schedule_at, target, adjacency)
-        if _are_hardly_sampled(rough.events(_NOISE_RANGE[0]), target.delta) and cost(_NOISE_RANGE[0]) == 0:
-            return _NOISE_RANGE[0]
-        # Near what is released beside the noise, an estimate may never get down to the target.
-        noise = search_outwards(rough.estimate, target.epsilon, factor=4.0, tolerance=0.1)
-        steep = (_log(rough.estimate(noise)) - _log(rough.estimate(_APART * noise))) / math.log(_APART)
-        noise, steep, is_near = _by_secant(
-            rough.coarse, (1 + _NEAR_TARGET) * target.epsilon, noise, steep, waste=2 * _NEAR_TARGET
+        smallest = _NOISE_RANGE[0]
+        if _are_hardly_sampled(rough.events(smallest), target.delta) and cost(smallest) == 0:
+            return smallest
+        start, steepness = _estimated_start(rough, target.epsilon)
+        near = _secant_search(
+            rough.coarse,
+            (1 + _COARSE_MARGIN) * target.epsilon,
+            start,
+            steepness=steepness,
+            max_unspent=2 * _COARSE_MARGIN,
         )
-        waste = next(share for kinds, share in _WASTES if len(rough.events(noise)) <= kinds)
-        if is_near:
+        kinds = len(rough.events(near.multiplier))
+        max_unspent = next(share for max_kinds, share in _MAX_UNSPENT if kinds <= max_kinds)
+        if near.is_met:
             # near the target, unless the cost falls from above it to 0 at once, as grids make those of tiny targets
-            above = _log(rough.closely(noise)) - _log((1 - waste / 2) * target.epsilon)
-            noise *= _factor(above / max(steep, _MIN_STEEPNESS))
+            above = _log(rough.closest(near.multiplier)) - _log((1 - max_unspent / 2) * target.epsilon)
+            start = near.multiplier * _bounded_ratio(above / max(near.steepness, _MIN_STEEPNESS))
         else:
-            noise = search_outwards(rough.coarse, target.epsilon, start=noise, factor=1.02)
+            start = search_outwards(rough.coarse, target.epsilon, start=near.multiplier, factor=1.02)
         factor = 1.02
-        noise, _, is_exact = _by_secant(cost, target.epsilon, noise, steep, waste=waste)
-        if is_exact:
-            return noise
+        last = _secant_search(cost, target.epsilon, start, steepness=near.steepness, max_unspent=max_unspent)
+        if last.is_met:
+            return last.multiplier
+        start = last.multiplier
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)
-    return search_outwards(cost, target.epsilon, start=noise, factor=factor)
+    return search_outwards(cost, target.epsilon, start=start, factor=factor)
+
+
+def _estimated_start(rough: "_RoughCosts", target: float) -> tuple[float, float]:
+    """A multiplier whose estimated cost is about the target, and how steeply estimates fall there."""
+    # Near what is released beside the noise, an estimate may never get down to the target.
+    start = search_outwards(rough.estimate, target, factor=4.0, tolerance=0.1)
+    fall = _log(rough.estimate(start)) - _log(rough.estimate(_APART * start))
+    return start, fall / math.log(_APART)
 
 
 class _RoughCosts:
-    """Epsilons of a schedule at noise multipliers, on grids of privacy losses that do for a search; kept."""
+    """Costs of a schedule by its multiplier that do for a search, since their grids are coarse and their kinds few.
+
+    Each is kept, and none is a bound. From the rarest to the most exact: `estimate`, from a few hundred points a
+    distribution; `coarse`, extrapolated from two grids; and `closest`, with all kinds of samples.
+    """
 
     def __init__(
         self, schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
@@ -559,41 +580,42 @@ class _RoughCosts:
         self._schedule_at, self._target, self._adjacency = schedule_at, target, adjacency
         self.events = lru_cache(self._events)
         self.coarse, self.estimate = lru_cache(self._coarse), lru_cache(self._estimate)
-        self._share: float | None = None
+        self._cost_of_all_kinds: float | None = None
+        """Relative to that of few kinds; from the first multiplier whose cost came near the target."""
 
     def _events(self, z: float) -> Schedule:
         """The events at a multiplier, as the accountants take them."""
         return _translate(merge_events(self._schedule_at(z)), self._adjacency)
 
     def _coarse(self, z: float) -> float:
-        """The cost, the more exact the nearer to the target; below half of it, a bound."""
-        target, spent, floor_grid = self._target.epsilon, 0.0, None
-        kinds = _in_few_kinds(self.events(z))
+        """The larger cost of both sides, the more exact the nearer to the target; below half of it, a bound."""
+        target, largest, floor_grid = self._target.epsilon, 0.0, None
+        kinds = _merge_kinds(self.events(z))
         for side in range(len(_sides(ReprKey.of(kinds, self._adjacency, _SEARCH_GRID)))):
-            floor = max(spent, target / 2)
+            floor = max(largest, target / 2)
             key = ReprKey.of(kinds, side, self._target.delta, target, floor, floor_grid, self._adjacency)
-            found, grid = _extrapolated(key)
-            if target / 2 < found < 2 * target:
+            cost, grid = _extrapolated(key)
+            if target / 2 < cost < 2 * target:
                 floor_grid = grid
-                if self._share is None:
-                    self._share = self._share_of_all(z, coarser=16.0)
-                found *= self._share
-            spent = max(spent, found)
-        return spent
+                if self._cost_of_all_kinds is None:
+                    self._cost_of_all_kinds = self._relative_cost_of_all(z, coarser=16.0)
+                cost *= self._cost_of_all_kinds
+            largest = max(largest, cost)
+        return largest
 
-    def closely(self, z: float) -> float:
-        """The same, for a last step, with the share of all kinds at this very multiplier."""
-        cost, share = self.coarse(z), self._share
-        return cost if share is None else cost / share * self._share_of_all(z, coarser=1.0)
+    def closest(self, z: float) -> float:
+        """The coarse cost with all kinds at this very multiplier, for a last step."""
+        cost, relative = self.coarse(z), self._cost_of_all_kinds
+        return cost if relative is None else cost / relative * self._relative_cost_of_all(z, coarser=1.0)
 
     def _estimate(self, z: float) -> float:
-        """The cost for a record less, mostly the larger side, from a few hundred points a distribution."""
-        return _estimated(ReprKey.of(_in_few_kinds(self.events(z)), self._target.delta, self._adjacency))
+        """The cost for a record less, mostly the larger side."""
+        return _estimated(ReprKey.of(_merge_kinds(self.events(z)), self._target.delta, self._adjacency))
 
-    def _share_of_all(self, z: float, coarser: float) -> float:
+    def _relative_cost_of_all(self, z: float, coarser: float) -> float:
         """The cost of all kinds over that of the few, on one grid."""
         events = self.events(z)
-        kinds = _in_few_kinds(events)
+        kinds = _merge_kinds(events)
         if kinds is events:
             return 1.0
         few, every = (sides_of(pairs_of(some, self._adjacency, _SEARCH_GRID))[0] for some in (kinds, events))
@@ -621,10 +643,10 @@ def _estimated(key: ReprKey) -> float:
     return estimated_epsilon(_sides(ReprKey.of(events, adjacency, _ESTIMATE_GRID))[0], delta)
 
 
-def _in_few_kinds(events: Schedule) -> Schedule:
-    """About the same cost from fewer kinds of samples, for a search: no bound, and never what is stated.
+def _merge_kinds(events: Schedule) -> Schedule:
+    """Samples of fewer kinds, `_SEARCH_KINDS`, that cost about the same, for a search: no bound, and never stated.
 
-    Neighbours by rate and noise share their geometric means.
+    Neighbours by rate and multiplier share their geometric means.
     """
     is_sample = [
         isinstance(event, dp.PoissonSampledDpEvent)
@@ -671,38 +693,60 @@ def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
         )
 
 
-def _factor(step: float) -> float:
-    """By what a step of the logarithm multiplies noise, within bounds, as far costs tell the direction alone."""
+def _bounded_ratio(step: float) -> float:
+    """The ratio of multipliers of a step of their logarithm, within bounds, as far costs tell the direction alone."""
     return math.exp(min(max(step, -0.5), 0.5))
 
 
-def _by_secant(
-    cost: Callable[[float], float], target: float, noise: float, steep: float, *, waste: float
-) -> tuple[float, float, bool]:
-    """A multiplier that costs the target or less by at most this share, how steeply the cost falls, and if it is one.
+class _SecantResult(NamedTuple):
+    """Where a secant search ended.
 
-    Where the cost falls so steeply that grids decide it, a multiplier above one that costs too much by at most this
-    share is as good. steep: of the logarithms, before two costs near the target are known.
+    Attributes:
+        multiplier: The last one.
+        steepness: How steeply log cost falls by log multiplier there.
+        is_met: Whether the multiplier costs the target or less by at most what may be left unspent. If the cost falls
+            so steeply that grids decide it, one that is above a multiplier that costs too much, by at most that share
+            of it, is as good.
     """
+
+    multiplier: float
+    steepness: float
+    is_met: bool
+
+
+def _secant_search(
+    cost: Callable[[float], float], target: float, start: float, *, steepness: float, max_unspent: float
+) -> _SecantResult:
+    """Search for a multiplier that meets the target by the secant method on logarithms, in a few evaluations.
+
+    Args:
+        cost: Falls as the multiplier grows.
+        target: The cost to meet from below.
+        start: The first multiplier.
+        steepness: Believed until two costs near the target are known.
+        max_unspent: The share of the target by which the cost may be below it.
+    """
+    multiplier = start
     earlier: tuple[float, float] | None = None
     low, high, stretch = 0.0, math.inf, 1.0
     for _ in range(_STEPS):
-        spent = cost(noise)
+        spent = cost(multiplier)
         if spent <= target and (
-            spent >= (1 - waste) * target or noise <= max(_NOISE_RANGE[0], (1 + waste) * low)
+            spent >= (1 - max_unspent) * target or multiplier <= max(_NOISE_RANGE[0], (1 + max_unspent) * low)
         ):
-            return noise, steep, True
-        low, high = (noise, high) if spent > target else (low, noise)
-        here = (math.log(noise), _log(spent)) if target / _FAR < spent < _FAR * target else None
-        if earlier and here and abs(earlier[1] - here[1]) > 3 * waste:  # else grids tell more than the noise
-            steep = (earlier[1] - here[1]) / (here[0] - earlier[0])
+            return _SecantResult(multiplier, steepness, is_met=True)
+        low, high = (multiplier, high) if spent > target else (low, multiplier)
+        here = (math.log(multiplier), _log(spent)) if target / _FAR < spent < _FAR * target else None
+        # Of costs closer than this, grids tell more than the multiplier.
+        if earlier and here and abs(earlier[1] - here[1]) > 3 * max_unspent:
+            steepness = (earlier[1] - here[1]) / (here[0] - earlier[0])
         earlier = here or earlier
-        step = (_log(spent) - _log((1 - waste / 2) * target)) / max(steep, _MIN_STEEPNESS)
+        step = (_log(spent) - _log((1 - max_unspent / 2) * target)) / max(steepness, _MIN_STEEPNESS)
         stretch = 1.0 if here else 2 * stretch
-        noise *= _factor(stretch * step)
-        if not low < noise < high or (here is None and 0 < low < high < math.inf):
-            noise = math.sqrt(low * high)
-    return noise, steep, False
+        multiplier *= _bounded_ratio(stretch * step)
+        if not low < multiplier < high or (here is None and 0 < low < high < math.inf):
+            multiplier = math.sqrt(low * high)
+    return _SecantResult(multiplier, steepness, is_met=False)
 
 
 def search_outwards(
