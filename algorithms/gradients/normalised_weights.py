@@ -10,7 +10,8 @@ multiplies whatever is orthogonal to 1 and w by one number, and maps the plane o
 The map is the same for all records. A norm |J^T e| then follows from |e| and Q^T e for each row, and the sum of clipped
 gradients is J^T of the clipped sum of the e. The numbers are read off three backward passes through the map itself,
 which also show whether it is of this kind; norms and sums use the same numbers, so that no error in them, however
-large, lets a record contribute more than its bound.
+large, lets a record contribute more than its bound. Of PyTorch's own batch normalisation and weight normalisation of a
+weight they are known in closed form.
 """
 
 import math
@@ -69,19 +70,24 @@ class RowMap:
 
     def square_norms(self, products: RowProducts) -> Tensor:
         """Squared norms of the mapped gradients, [batch], with a margin for the rounding of what they follow from."""
-        along, across = products.along, (products.squares - products.along.square().sum(dim=0)).clamp(min=0.0)
-        squares = (across * self.scale.square()).sum(dim=1) + self._inner_of(along).square().sum(dim=(0, 2))
+        along, across = products.along, products.squares - products.along.square().sum(dim=0)
+        squares = across.clamp_(min=0.0) @ self.scale.square() + self._inner_of(along).square_().sum(
+            dim=(0, 2)
+        )
         # Squares may cancel where a row lies in the plane, so that their rounding is relative to whole squares.
         lost = rounding(self.direction.shape[1], torch.float64)
-        sizes = (products.squares * self.lengthening.square()).sum(dim=1)
-        room = lost * sizes.sqrt() + torch.linalg.vector_norm(products.slack * self.lengthening, dim=1)
+        sizes = products.squares @ self.lengthening.square()
+        room = lost * sizes.sqrt()
+        if products.slack is not None:
+            room = room + torch.linalg.vector_norm(products.slack * self.lengthening, dim=1)
         norms: Tensor = (squares + lost * sizes).sqrt() + room
         return norms.square()
 
     def _inner_of(self, along: Tensor) -> Tensor:
         """The components of mapped gradients along 1 and the direction, both [2, ..., rows]."""
+        first, second = along
         (a, b), (c, d) = self.inner
-        return torch.stack([a * along[0] + b * along[1], c * along[0] + d * along[1]])
+        return torch.stack([torch.addcmul(a * first, b, second), torch.addcmul(c * first, d, second)])
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,61 @@ class _Candidate:
     @property
     def names(self) -> tuple[str, ...]:
         return self.weight, *self.factors
+
+
+def standardised_gradients(
+    part: PerExample, weight: Tensor, gain: Tensor | None, eps: float
+) -> tuple[PerExample, PerExample, PerExample] | None:
+    """Gradients of w and, in gain (w - mean) / deviation + shift, of gain and shift; None if not by these rows.
+
+    part: gradients of the result. weight: w, [rows, width]. gain: [rows], or None for 1. eps: added to the variance.
+    """
+    if not _is_by_rows_of(part, weight):
+        return None
+    assert isinstance(part, RowGrad)
+    rows, width = weight.shape
+    centred = weight.double()
+    centred = centred - centred.mean(dim=1, keepdim=True)
+    length = _length(centred)
+    direction = centred.div_(torch.where(length > 0, length, 1.0)[:, None])
+    # J^T e = scale (e - u u.e - share d d.e), for u along 1 and the direction d, where share is variance / (variance +
+    # eps): what the result's row is along d has the square width * share.
+    variance = length.square() / width
+    share = variance / (variance + eps)
+    scale = (variance + eps).rsqrt()
+    if gain is not None:
+        scale = scale * gain.double()
+    zeros = torch.zeros_like(scale)
+    inner = torch.stack([zeros, zeros, zeros, scale * (1.0 - share)]).view(2, 2, rows)
+    of_weight = NormalisedGrad(part, RowMap(scale, direction, inner))
+    of_gain = torch.stack([zeros, (width * share).sqrt()])
+    of_shift = torch.stack([torch.full_like(scale, math.sqrt(width)), zeros])
+    return of_weight, RowFactorGrad(of_weight, of_gain), RowFactorGrad(of_weight, of_shift)
+
+
+def normalised_gradients(
+    part: PerExample, weight: Tensor, gain: Tensor
+) -> tuple[PerExample, PerExample] | None:
+    """Gradients of w and gain in gain w / |w|, by rows; None if `part`, those of the result, are not by these rows.
+
+    weight: w, [rows, width]. gain: [rows].
+    """
+    if not _is_by_rows_of(part, weight):
+        return None
+    assert isinstance(part, RowGrad)
+    vectors = weight.double()
+    length, direction = _length(vectors), _direction_of(vectors)
+    # The unit row w / |w| in the plane of 1 and the direction d; J^T e is scale times e without its part along it.
+    unit = torch.stack([vectors.sum(dim=1) / math.sqrt(weight.shape[1]), _dot(vectors, direction)]) / length
+    scale = gain.double() / length
+    inner = scale * (torch.eye(2, dtype=scale.dtype, device=scale.device)[:, :, None] - unit[:, None] * unit)
+    of_weight = NormalisedGrad(part, RowMap(scale, direction, inner))
+    return of_weight, RowFactorGrad(of_weight, unit)
+
+
+def _is_by_rows_of(part: PerExample, weight: Tensor) -> bool:
+    """Whether gradients of a weight's map have its rows, in a type that maps are computed for."""
+    return isinstance(part, RowGrad) and part.grad_rows == len(weight) and weight.dtype in _TOLERANCE
 
 
 def pull_back_by_rows(

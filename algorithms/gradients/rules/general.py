@@ -7,13 +7,14 @@
 - Any other: gradients are materialised record by record, with `torch.func` or by separate passes.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from algorithms.gradients.grad_sample_recorder import (
@@ -32,7 +33,12 @@ from algorithms.gradients.grad_sample_recorder import (
     tensors_in,
 )
 from algorithms.gradients.memory import lacks_memory
-from algorithms.gradients.normalised_weights import pull_back_by_rows
+from algorithms.gradients.normalised_weights import (
+    RowFactorGrad,
+    normalised_gradients,
+    pull_back_by_rows,
+    standardised_gradients,
+)
 from algorithms.gradients.parameter_gradients import (
     DenseGrad,
     LinearGrad,
@@ -348,22 +354,35 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
     back = {id(free[id(leaf)]): leaf for leaf in parameters}
     moving = [leaf for leaf in tensors_in(output) if leaf.requires_grad and id(leaf) not in back]
     if moving:
-        sources = [str(recorder.name(parameter)) for parameter in parameters]
-        closed: list[Closed | None] = [None] * len(moving)
-        if len(free) == 1 and name != APPLIED:  # which may change a view's gradient on its way back
-            (parameter,) = free.values()
-            forms = [_sliced_form(parameter, output) for output in moving]
-            if len(moving) == 1:
-                forms = [_closed_form(name, args, moving[0]) or forms[0]]
-            closed = [None if form is None else _named(sources[0], form) for form in forms]
-        elif name == _WEIGHT_NORM and len(free) == 2 and output.numel() < _FEWEST_BY_ROWS:
+        sources = {id(free[id(leaf)]): str(recorder.name(leaf)) for leaf in parameters}
+        if func is functional.batch_norm:
+            closed = [_standardised_form(sources, *new_args, **new_kwargs)]
+        elif name == _WEIGHT_NORM and len(free) == 2:
             v, g = (value.detach() for value in free.values())
-            closed = [_weight_norm_form(sources, v, g, *new_args[2:], **new_kwargs)]
+            closed = [_weight_norm_form([*sources.values()], v, g, *new_args[2:], **new_kwargs)]
+        else:
+            closed = _forms_of_one(sources, free, name, args, moving)
         back |= {
             id(leaf): derived
             for leaf, derived in zip(moving, recorder.record_derived(moving, closed), strict=True)
         }
     return replace_tensors(output, back)
+
+
+def _forms_of_one(
+    sources: Mapping[int, str], free: Mapping[int, Tensor], name: str, args: Args, outputs: list[Tensor]
+) -> list[Closed | None]:
+    """The closed forms of an operation's outputs if it takes a single parameter.
+
+    sources: names by tensor in the shared graph. free: these tensors.
+    """
+    if len(free) > 1 or name == APPLIED:  # which may change a view's gradient on its way back
+        return [None] * len(outputs)
+    (parameter,), (source,) = free.values(), sources.values()
+    forms = [_sliced_form(parameter, output) for output in outputs]
+    if len(outputs) == 1:
+        forms = [_closed_form(name, args, outputs[0]) or forms[0]]
+    return [None if form is None else _named(source, form) for form in forms]
 
 
 def _in_shared_graph(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
@@ -422,20 +441,54 @@ _WEIGHT_NORM = torch._weight_norm.__name__
 
 
 def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) -> Closed:
-    """The closed form of small weights g v / |v|, with a norm for each index of a dimension, or one of all for -1.
+    """The closed form of weights g v / |v|, with a norm for each index of a dimension, or one of all for -1.
 
-    sources: the names of v and g. A batched call through the graph takes several times as long as these products.
+    sources: the names of v and g. Small weights have one for any dimension: a batched call through the graph takes
+    several times as long as these products.
     """
-    lengths: Tensor = torch.norm_except_dim(v, 2, dim)
-    unit, scale = v / lengths, g / lengths
     kept = dim + v.dim() if dim < -1 else dim
-    over = [1 + other for other in range(v.dim()) if other != kept]
 
-    def closed(part: PerExample) -> Gradients:
+    def closed(part: PerExample) -> Gradients | None:
+        if v.numel() >= _FEWEST_BY_ROWS:
+            pulled = normalised_gradients(part, v.reshape(len(v), -1), g.reshape(-1)) if kept == 0 else None
+            return None if pulled is None else dict(zip(sources, pulled, strict=True))
+        lengths: Tensor = torch.norm_except_dim(v, 2, dim)
+        unit, scale = v / lengths, g / lengths
+        over = [1 + other for other in range(v.dim()) if other != kept]
         rows = part.rows.view(-1, *v.shape)
         along = (rows * unit).sum(dim=over, keepdim=True)
         both = scale * (rows - unit * along), along
         return {name: DenseGrad(each.flatten(start_dim=1)) for name, each in zip(sources, both, strict=True)}
+
+    return closed
+
+
+def _standardised_form(
+    sources: Mapping[int, str],
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Closed | None:
+    """The closed form of a weight [1, rows, ...] standardised as the channels of a batch are; None for another use.
+
+    sources: names by tensor. The others are the arguments of `functional.batch_norm`.
+    """
+    is_of_itself = training and running_mean is None and running_var is None
+    if not is_of_itself or input.dim() < 3 or len(input) > 1 or id(input) not in sources:
+        return None
+    matrix = input.detach().reshape(input.shape[1], -1)
+    gain = None if weight is None else weight.detach()
+
+    def closed(part: PerExample) -> Gradients | None:
+        pulled = zip(
+            (input, weight, bias), standardised_gradients(part, matrix, gain, eps) or (), strict=False
+        )
+        return {sources[id(leaf)]: gradient for leaf, gradient in pulled if id(leaf) in sources} or None
 
     return closed
 
@@ -454,7 +507,7 @@ def _sliced_form(parameter: Tensor, output: Tensor) -> _Form | None:
     span = int(start), int(start) + output.numel()
     if not 0 <= span[0] < span[1] <= size:
         return None
-    return lambda part: SlicedGrad({span: part}, size)
+    return (lambda part: part) if span == (0, size) else lambda part: SlicedGrad({span: part}, size)
 
 
 def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
@@ -465,6 +518,8 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda gradient: gradient
+    if name in _PRODUCTS and parameter is args[0] and len(args) == 2 and isinstance(args[1], int | float):
+        return lambda gradient: _scale_gradient(gradient, args[1])
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
         return _transpose_gradient
     if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):
@@ -473,6 +528,14 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     if name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.long:
         return lambda gradient: _gradients_of_lookup(gradient, args[1] % len(args[0]), args[0], None)
     return None
+
+
+def _scale_gradient(gradient: PerExample, factor: float) -> PerExample:
+    if isinstance(gradient, RowFactorGrad):
+        return replace(gradient, coefficients=gradient.coefficients * factor)
+    if isinstance(gradient, RowGrad | EmbeddingGrad):
+        return replace(gradient, grad_outputs=gradient.grad_outputs * factor)  # type: ignore[type-var]
+    return DenseGrad(gradient.rows * factor)
 
 
 def _transpose_gradient(gradient: PerExample) -> PerExample | None:

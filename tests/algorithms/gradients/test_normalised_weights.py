@@ -12,7 +12,12 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from algorithms.gradients import L2, normalised_weights
 from algorithms.gradients.model_inspection import InspectionLimits
-from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, pull_back_by_rows
+from algorithms.gradients.normalised_weights import (
+    NormalisedGrad,
+    RowFactorGrad,
+    pull_back_by_rows,
+    standardised_gradients,
+)
 from algorithms.gradients.parameter_gradients import LinearGrad
 from algorithms.gradients.rules import pull_back
 from tests.support.gradients import naive
@@ -35,12 +40,45 @@ class Standardised(nn.Conv2d):
         return output
 
 
+class Scaled(nn.Conv2d):
+    """A convolution with an equalised learning rate (Karras et al. 2018)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self._conv_forward(input, self.weight * 0.3, self.bias)
+        return output
+
+
+def table() -> dict[str, nn.Parameter]:
+    return {"w": nn.Parameter(torch.randn(7, 3, dtype=torch.float64))}
+
+
 def mapped(change: Map, *sizes: int) -> Callable[[], nn.Module]:
     """A linear layer that uses a function of its weight."""
 
     def make() -> nn.Module:
         weight = nn.Parameter(torch.randn(*sizes, dtype=torch.float64))
         return Wired(lambda self, x: functional.linear(x, change(self.w)), w=weight)
+
+    return make
+
+
+def standardised(w: Tensor, **settings: Any) -> Tensor:
+    """The rows of a matrix as PyTorch standardises the channels of a batch."""
+    return functional.batch_norm(w[None], None, None, training=True, **settings)[0]
+
+
+def with_factors(rows: int, width: int, *names: str) -> Callable[[], nn.Module]:
+    """A linear layer whose standardised weight has a gain, or a shift, or both."""
+
+    def make() -> nn.Module:
+        factors = {name: nn.Parameter(torch.rand(rows, dtype=torch.float64) + 0.5) for name in names}
+        weight = nn.Parameter(torch.randn(rows, width, dtype=torch.float64))
+
+        def wiring(self: Any, x: Tensor) -> Tensor:
+            its = {name: getattr(self, name) * 0.7 for name in names}
+            return functional.linear(x, standardised(self.w, **its))
+
+        return Wired(wiring, w=weight, **factors)
 
     return make
 
@@ -67,7 +105,26 @@ BY_ROWS = {
     ),
     "of two numbers": Spec(mapped(lambda w: functional.normalize(w, dim=1), 1100, 2), (2,)),
 }
+CLOSED = {
+    "standardised, a gain": BY_ROWS["standardised, a gain"],
+    "standardised": Spec(mapped(standardised, 48, 48), (2, 48)),
+    "standardised, a gain and a shift": Spec(with_factors(48, 50, "weight", "bias"), (3, 50)),
+    "standardised, a shift": Spec(with_factors(48, 50, "bias"), (50,)),
+    "standardised, of few numbers": Spec(with_factors(5, 4, "weight"), (2, 4)),
+    "weight norm, a sequence": BY_ROWS["weight norm, a sequence"],
+    "weight norm, by the first dimension from the end": Spec(
+        lambda: weight_norm(nn.Linear(48, 48), dim=-2), (2, 48)
+    ),
+    "scaled": Spec(mapped(lambda w: 0.3 * w, 48, 48), (2, 48)),
+    "scaled, of kernels": on_images(lambda: Scaled(8, 16, 3)),
+    "scaled, of a table": Spec(
+        lambda: Wired(lambda self, x: (self.w * 0.3)[x.abs().mul(3).long() % 7], **table()), (5,)
+    ),
+}
 SHARED = {
+    "a weight, standardised twice": Spec(
+        mapped(lambda w: standardised(standardised(w) + w), 48, 48), (2, 48)
+    ),
     "a weight, by two maps": Spec(
         lambda: Wired(
             lambda self, x: (
@@ -179,6 +236,18 @@ def test_weight_norms_of_few_numbers_go_through_no_graph(
     assert engine.is_batched and not engine.operations_without_rule
 
 
+@pytest.mark.parametrize(("name", "limits"), by_limits(CLOSED, in_full=["standardised, a gain and a shift"]))
+def test_maps_of_a_known_form_go_through_no_graph(
+    name: str, limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = problem(CLOSED[name])
+    engine = made.engine(physical_batch=SMALL, limits=limits)
+    monkeypatch.setattr(sys.modules[pull_back.__module__], "_through", None)
+    monkeypatch.setattr(sys.modules[pull_back.__module__], "pull_back_by_rows", None)
+    check(made, engine)
+    assert engine.is_batched and not engine.operations_without_rule
+
+
 @pytest.mark.parametrize(
     "name", ["standardised, by Gram matrices", "weight norm, no sequence", "weight norm, a sequence"]
 )
@@ -217,3 +286,22 @@ def test_rows_that_are_constant_or_zero_have_finite_gradients() -> None:
         )
         assert naive.relative(pulled[name].rows, expected) < 1e-12
         assert naive.relative(pulled[name].square_norms(), expected.square().sum(dim=1)) < 1e-12
+
+
+def test_constant_rows_have_finite_gradients_in_the_closed_form() -> None:
+    weight = torch.randn(6, 400, dtype=torch.float64)
+    weight[1], weight[3], weight[4] = 0.5, 0.0, 0.5 + 1e-9 * weight[4]
+    starts = weight.requires_grad_(), *(torch.rand(6, dtype=torch.float64, requires_grad=True) for _ in "gs")
+    part = LinearGrad(torch.randn(4, 1, 400, dtype=torch.float64), torch.randn(4, 1, 6, dtype=torch.float64))
+    end = functional.batch_norm(weight[None], None, None, *starts[1:], training=True, eps=1e-6)[0]
+    pulled = standardised_gradients(part, weight.detach(), starts[1].detach(), 1e-6)
+    assert pulled is not None
+    for gradient, start in zip(pulled, starts, strict=True):
+        expected = torch.stack(
+            [
+                torch.autograd.grad(end, start, each.view(6, 400), retain_graph=True)[0].view(-1)
+                for each in part.rows
+            ]
+        )
+        assert naive.relative(gradient.rows, expected) < 1e-9
+        assert naive.relative(gradient.square_norms(), expected.square().sum(dim=1)) < 1e-9
