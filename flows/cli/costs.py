@@ -108,7 +108,7 @@ def search_table(
     option = max(filter(None, chosen), key=lambda option: option.epsilon_per_trial, default=None)
     if option is None:
         return table, None
-    plan, _ = Search(search_settings, option, root / "datasets" / "prepared", public).plan(0)
+    plan = Search(search_settings, option, root / "datasets" / "prepared", public).charged_plan
     return table, preview_ledger(root, settings, public, plan)
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -141,7 +141,7 @@ class SearchTrial:
         plan = Plan.from_document(self.plan)
         planned = plan.evaluation
         plan = replace(plan, evaluation=None)
-        held, taught = self.records()
+        to_score, to_train = self.records()
         start = model_for(settings, self.public)
         before = None if self.shared is None else load_shared(start, *self.shared)
         if self.shared is not None and before is None:  # a trial must not learn it again
@@ -152,7 +152,7 @@ class SearchTrial:
             settings.algorithm,
             plan,
             start,
-            open_records=lambda: taught,
+            open_records=lambda: to_train,
             generator=self._generator("training"),
             run_id=self.run_id,
             folder=self.folder,
@@ -175,8 +175,8 @@ class SearchTrial:
         )
         if planned is not None:
             score = self._held_out_score(planned, plan, trace, file)
-        elif held is not None:
-            score = self._private_score(held, plan, trace, file)
+        elif to_score is not None:
+            score = self._private_score(to_score, plan, trace, file)
         else:
             score = headline_metric(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
         trace.write(self.folder / "trace.parquet")
@@ -193,11 +193,13 @@ class SearchTrial:
         if self.objective.on != "private":
             return None, RecordBatch(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
-        inside = np.array([_is_held(x, y, self.objective.share) for x, y in rows])
+        is_scored = np.array([_is_scored(x, y, self.objective.share) for x, y in rows])
         features, labels = np.asarray(data.train_features), np.asarray(data.train_labels)
-        return RecordBatch(features[inside], labels[inside]), RecordBatch(features[~inside], labels[~inside])
+        return RecordBatch(features[is_scored], labels[is_scored]), RecordBatch(
+            features[~is_scored], labels[~is_scored]
+        )
 
-    def _private_score(self, held: RecordBatch, plan: Plan, trace: Trace, file: Path) -> float:
+    def _private_score(self, records: RecordBatch, plan: Plan, trace: Trace, file: Path) -> float:
         """The noisy sum of the scores, through a separate barrier; its row is added to the trial's trace."""
         model, parameters = load_model(file, allow_code=[*names_in(self.document)])
         release, delta = score_release(self.objective), plan.target.budget.delta
@@ -206,7 +208,7 @@ class SearchTrial:
         score_trace.step = plan.steps
         rows = self.public.rows_per_user
         barrier = Barrier(
-            held,
+            records,
             user_level_model(model, rows),
             privacy_filter=ScheduleFilter(
                 schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)
@@ -259,7 +261,7 @@ class SearchTrial:
         return sum_of_scores(released)
 
 
-def _is_held(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
+def _is_scored(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
     """A coin that depends only on the record's content, so that no other record decides on which side it is."""
     digest = hashlib.sha256(np.asarray(features).tobytes() + np.asarray(label).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
@@ -304,10 +306,15 @@ class Search:
         ]
         return store.digest(decides, self.public, self.prepared, home=home)
 
-    def plan(self, winner: int) -> tuple[Plan, PlanDocument]:
-        """The plan of the whole search with the winner's numbers, and its document."""
+    @property
+    def charged_plan(self) -> Plan:
+        """The plan that is charged, which is the same whichever candidate wins, but for that candidate's numbers."""
+        return self.plan_if_won(0)[0]
+
+    def plan_if_won(self, candidate: int) -> tuple[Plan, PlanDocument]:
+        """The plan of the whole search with the numbers of this candidate, by its index, and its document."""
         search_plan = self.search_plan
-        document = search_plan.plans[winner]
+        document = search_plan.plans[candidate]
         alone = Plan.from_document(document)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=search_plan.accountant, prior_events=())
@@ -326,7 +333,7 @@ class Search:
 
     def check(self) -> None:
         """Raise RefusedError if the plan of the search or of a trial does not hold today."""
-        self.plan(0)[0].check()
+        self.charged_plan.check()
         for document, plan in zip(self.search_plan.documents, self.search_plan.plans, strict=True):
             trained = plan.model_copy(update={"evaluation": None})
             check_plan(trained, params.parse(document, reads=READS), without_evaluation(self.public))
@@ -398,7 +405,9 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         result = run.result
         if result is None:
             with run.abandon_if_refused(ledger.status):
-                register(ledger, public, home=home, prepared=search.prepared, plan=lambda: search.plan(0)[0])
+                register(
+                    ledger, public, home=home, prepared=search.prepared, plan=lambda: search.charged_plan
+                )
                 charge = Charge(ledger, run, software, public, search.prepared, search.blocks, home, root)
                 run.keep_plan(search.to_json().encode(), SEARCH)
                 _reserve(search, charge)
@@ -461,7 +470,7 @@ def in_threads(workers: int, trials: Sequence[SearchTrial]) -> None:
 
 
 def _reserve(search: Search, charge: Charge) -> None:
-    plan, document = search.plan(0)
+    plan, document = search.plan_if_won(0)
     if charge.ledger.status(charge.run.run_id) is None:
         # A model that cannot be trained is refused before the charge.
         for settings in distinct_models(search.search_plan.documents):
@@ -481,21 +490,22 @@ def _rehearse(search: Search, charge: Charge) -> None:
     Only the first is verified and gets a page, since all have the same events.
     """
 
-    def report(pick: int, made: RunResults) -> None:
+    def report(candidate: int, made: RunResults) -> None:
         card = _card(search, made.plan, made.receipt, made.trace)
-        if pick == 0:
-            _page(search, made.plan, made.receipt, search.search_plan.documents[pick], ("accuracy", "100%"))
+        if candidate == 0:
+            settings = search.search_plan.documents[candidate]
+            _page(search, made.plan, made.receipt, settings, ("accuracy", "100%"))
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(f"{check.name}: {check.detail}")
 
-    for pick, trial_plan in enumerate(search.search_plan.plans):
-        _, document = search.plan(pick)
+    for candidate, trial_plan in enumerate(search.search_plan.plans):
+        _, document = search.plan_if_won(candidate)
         rehearse(
             document,
             search.public,
             _identity(search, charge, document),
             trial=_winner_schedule(trial_plan, search.tuning.objective),
-            report=partial(report, pick),
+            report=partial(report, candidate),
         )
 
 
@@ -515,16 +525,16 @@ def _identity(search: Search, charge: Charge, document: PlanDocument) -> RunIden
 def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, SearchTrial]]:
     """Draw the trials from the run's key, each with the index of its candidate; every call gives the same trials."""
     key, size, of_records = run.generator(), len(search.search_plan.plans), contents(search.prepared)
-    picks = list(range(size))
+    candidates = list(range(size))
     if not search.search_plan.releases_all:
         number = search.tuning.trials.trials().number(float(key.stream(0).uniform(1)[0]))
-        picks = [int(size * u) for u in key.stream(1).uniform(max(1, number))[:number]]
+        candidates = [int(size * u) for u in key.stream(1).uniform(max(1, number))[:number]]
     return [
         (
-            pick,
+            candidate,
             SearchTrial(
-                search.search_plan.documents[pick],
-                search.search_plan.plans[pick],
+                search.search_plan.documents[candidate],
+                search.search_plan.plans[candidate],
                 search.tuning.objective,
                 search.prepared,
                 search.public,
@@ -536,7 +546,7 @@ def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, Sear
                 (run.run_id, run.folder / _TRIALS / _SHARED) if search.search_plan.shares_features else None,
             ),
         )
-        for index, pick in enumerate(picks)
+        for index, candidate in enumerate(candidates)
     ]
 
 
@@ -562,43 +572,58 @@ def _share_features(run: store.RunAttempt, trial: SearchTrial) -> None:
 
 
 def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
+    """Run the trials, choose the best, and settle the search with its result; returns the result's folder."""
     run, trials = charge.run, trials_of_run(search, charge.run)
     # The trials and their noise are for these records and no others.
     if run.run_id.rpartition("-")[0] != search.digest(charge.home):
         raise prepared_again_error(search.prepared)
     if not trials:
-        plan, _ = search.plan(0)
-        charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
-        run.forget_secrets()
-        another = "ask again" if run.private_noise else "set another model.seed"
-        raise EmptySearchError(
-            f"search {run.run_id} drew 0 trials (possible with `distribution: poisson`). Its budget is spent;"
-            f" {another} for a new search, which is charged again, or set distribution to negative_binomial,"
-            " which draws at least one."
-        )
+        _settle_empty(search, charge)
     if search.search_plan.shares_features:
         _share_features(run, trials[0][1])
     with _without_logs():
         run_all([trial for _, trial in trials])
     scores = [float(json.loads((trial.folder / SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
     best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-    pick, winner = trials[best]
-    plan, document = search.plan(pick)
-    written = run.make_result_folder()
-    names = ["model.safetensors", "trace.parquet"]
-    if (winner.folder / EVALUATION).exists():
-        names.append(EVALUATION)
-    elif plan.evaluation is not None:
+    candidate, winner = trials[best]
+    plan, document = search.plan_if_won(candidate)
+    is_evaluated = (winner.folder / EVALUATION).exists()
+    if plan.evaluation is not None and not is_evaluated:
         _LOG.warning(
             "The held-out records could not be evaluated, so the best trial is an arbitrary one. %s",
             _public_failure(winner, plan.evaluation),
         )
         plan = plan.without_evaluation()
-    for name in names:
+    written = run.make_result_folder()
+    _write_winner(winner, document, written, is_evaluated=is_evaluated)
+    _write_search(search, scores, best, written)
+    return charge.settle(plan, _identity(search, charge, document), written, plan.reserved_schedule)
+
+
+def _settle_empty(search: Search, charge: Charge) -> NoReturn:
+    """Settle a search that drew no trial at its whole price; raises EmptySearchError."""
+    run, plan = charge.run, search.charged_plan
+    charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+    run.forget_secrets()
+    another = "ask again" if run.private_noise else "set another model.seed"
+    raise EmptySearchError(
+        f"search {run.run_id} drew 0 trials (possible with `distribution: poisson`). Its budget is spent;"
+        f" {another} for a new search, which is charged again, or set distribution to negative_binomial,"
+        " which draws at least one."
+    )
+
+
+def _write_winner(winner: SearchTrial, document: PlanDocument, written: Path, *, is_evaluated: bool) -> None:
+    """Copy what the best trial released, beside its plan and its settings."""
+    for name in ("model.safetensors", "trace.parquet", *([EVALUATION] if is_evaluated else [])):
         shutil.copyfile(winner.folder / name, written / name)
     (written / "plan.json").write_text(document.to_text(sort_keys=True), encoding="utf-8")
-    (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
     YAML().dump(winner.document, written / "winner.yaml")
+
+
+def _write_search(search: Search, scores: Sequence[float], best: int, written: Path) -> None:
+    """Write what is kept of the search for a later version, and the scores that may be shown."""
+    (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
     if search.tuning.objective.on == "public":  # whoever has the winner and these records knows it
         write_text(written / SCORE, json.dumps(scores[best]))
     if search.search_plan.releases_all:
@@ -608,7 +633,6 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
             for document in search.search_plan.documents
         ]
         write_csv(pd.DataFrame(points).assign(score=scores), written / "trials.csv")
-    return charge.settle(plan, _identity(search, charge, document), written, plan.reserved_schedule)
 
 
 def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
@@ -716,6 +740,6 @@ def _page(
             winner={key: value_at(winner, key) for key in tuning.space},
             cost=receipt.cost,
             naive=epsilon(naive, receipt.delta, adjacency=adjacency),
-            told=facts,
+            facts=facts,
         )
     )

@@ -164,7 +164,7 @@ def verify_passes(place: Path) -> bool:
 
 def test_people_held_out_may_lose_less(place: Path) -> None:
     base = BASE | {"privacy": {"epsilon": 1.0, "delta": 1e-5, "evaluation": {"epsilon": 0.5}}}
-    plan, _ = held_out_search(place, base).plan(0)
+    plan = held_out_search(place, base).charged_plan
     assert plan.evaluation is not None
     (release,) = plan.evaluation.schedule_of_trial
     of_held_out = epsilon([(Trials(8.0).event([[release]]), 1)], 1e-5)
@@ -261,7 +261,7 @@ def test_the_default_is_held_out_unless_an_earlier_version_scored_on_training_re
 
 def test_poisson_trials_survive_the_plan(place: Path) -> None:
     search = held_out_search(place, trials={"distribution": "poisson", "mean": 3.0})
-    plan, document = search.plan(0)
+    plan, document = search.plan_if_won(0)
     assert plan.evaluation is not None and isinstance(plan.evaluation.trials, Trials)
     assert math.isinf(plan.evaluation.trials.shape)
     again = type(document).from_json(document.to_text(sort_keys=True).encode(), "plan.json")
