@@ -1,10 +1,10 @@
 """The calibrate stage: compute from public values alone how much noise the run needs and what it will cost."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ def _write(content: bytes) -> None:
     PLAN_FILE.write_bytes(content)
 
 
+# As a stage, use the plan that the command made ahead, if it did, before the imports below, which take two seconds.
 if __name__ == "__main__" and (made := read_offer(PREPARED)) is not None:
     main_of(partial(_write, made))
-    raise SystemExit  # what follows takes two seconds to import
+    raise SystemExit
 
 import torch
 from dp_accounting.dp_event import DpEvent
@@ -197,7 +198,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
         plan = at(privacy.epsilon)
     else:
         assert privacy.target is not None  # params.yaml has one of the two
-        plan = _withstanding(privacy.target, at)
+        plan = _plan_for_attack(privacy.target, at)
     plan = _add_evaluation(plan, settings, public, for_target)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
@@ -234,14 +235,14 @@ def _add_evaluation(
         return plan
     spec = _histogram(wanted, public)
     attack, adjacency = settings.privacy.target, plan.adjacency
-    caught_ratio: list[Callable[[Schedule], float]] = []
+    detection_ratio: list[Callable[[Schedule], float]] = []
     if attack is not None:
-        caught_ratio = [lambda schedule: _caught_by(attack, schedule, adjacency) / attack.caught]
+        detection_ratio = [lambda schedule: _detection_rate(attack, schedule, adjacency) / attack.caught]
     if adjacency != ADD_OR_REMOVE_ONE.name:
         return plan_composed_evaluation(
-            for_target, plan.target, spec, wanted=wanted.epsilon, ratios=caught_ratio
+            for_target, plan.target, spec, wanted=wanted.epsilon, ratios=detection_ratio
         )
-    ratios = [*price_ratios(plan, public), *caught_ratio]
+    ratios: list[Callable[[Schedule], float]] = [*price_ratios(plan, public), *detection_ratio]
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
 
 
@@ -272,40 +273,63 @@ def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
     return tuple((name, declared[name]) for name in columns)
 
 
-def _caught_by(attack: params.AttackTarget, schedule: Schedule, adjacency: str) -> float:
+def _detection_rate(attack: params.AttackTarget, schedule: Schedule, adjacency: str) -> float:
+    """The largest true positive rate of an attack at the false positive rate of the target."""
     return float(max_detection_rate(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
 
 
-def price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:
-    """By each composition that the population may have: what the run costs with an evaluation, over without one."""
+@dataclass(frozen=True)
+class PriceRatio:
+    """The price of a run with an evaluation over that without, in a ledger that adds up events' costs.
+
+    Attributes:
+        composition: Of the ledger: at one Rényi order, or zCDP.
+        adjacency: Of the events.
+        group_size: The number of records that a person may have in the run.
+        trained: The events without an evaluation.
+    """
+
+    composition: Composition
+    adjacency: str
+    group_size: int
+    trained: Schedule
+
+    def __call__(self, schedule: Schedule) -> float:
+        """The ratio where the evaluation has this schedule; raises RefusedError for events without a price."""
+        is_of_one_record = self.group_size == 1
+        with_evaluation = schedule if is_of_one_record else on_disjoint_parts(self.trained, schedule)
+        return self._price(with_evaluation) / (self._price_without * (1 + _SLACK))
+
+    @cached_property
+    def _price_without(self) -> float:
+        return self._price(self.trained)
+
+    def _price(self, schedule: Schedule) -> float:
+        return self.composition.events_price(schedule_to_json(schedule), self.adjacency, self.group_size)
+
+    @property
+    def has_price(self) -> bool:
+        """Whether the composition has a price for the training; else it will not be chosen."""
+        with suppress(RefusedError):
+            return math.isfinite(self._price_without)
+        return False
+
+
+def price_ratios(plan: Plan, public: DatasetInfo) -> list[PriceRatio]:
+    """What the run costs with an evaluation, over without one, by each composition that the population may have."""
     terms = Terms(public.is_public, Composition(), public.blocks_per_person)
-    trained, together = (
-        count_same(plan.reserved_schedule),
-        terms.together(public.blocks or (WHOLE_POPULATION,)),
-    )
-    kinds = (
-        [Composition(public.composition, public.composition_order)] if public.composition_runs is None else ()
-    )
-    for composition in kinds or [Composition("renyi", float(order)) for order in ORDERS]:
-        if composition.kind == "basic":
-            continue
-        with suppress(RefusedError):  # a composition that does not price the training, and will not be chosen
-
-            def price(schedule: Schedule, composition: Composition = composition) -> float:
-                return composition.events_price(schedule_to_json(schedule), plan.adjacency, together)
-
-            alone = price(trained) * (1 + _SLACK)
-
-            def ratio(
-                schedule: Schedule, price: Callable[[Schedule], float] = price, alone: float = alone
-            ) -> float:
-                whole = schedule if together == 1 else on_disjoint_parts(trained, schedule)
-                return price(whole) / alone
-
-            yield ratio
+    group_size = terms.together(public.blocks or (WHOLE_POPULATION,))
+    compositions = [Composition("renyi", float(order)) for order in ORDERS]
+    if public.composition_runs is None:
+        compositions = [Composition(public.composition, public.composition_order)]
+    trained = count_same(plan.reserved_schedule)
+    ratios = [
+        PriceRatio(one, plan.adjacency, group_size, trained) for one in compositions if one.kind != "basic"
+    ]
+    return [ratio for ratio in ratios if ratio.has_price]
 
 
-def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> Plan:
+def _plan_for_attack(attack: params.AttackTarget, at: Callable[[float], Plan]) -> Plan:
     """Plan with the largest epsilon, to within half a percent, that keeps the attack to what is allowed."""
     low = high = 1.0
     plan = at(low)
@@ -313,7 +337,7 @@ def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> P
         f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
         f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
     )
-    while not withstands(plan, attack):
+    while not meets_attack_target(plan, attack):
         low, high = low / 2, low
         if low < _MIN_EPSILON:
             raise unreachable
@@ -322,21 +346,21 @@ def _withstanding(attack: params.AttackTarget, at: Callable[[float], Plan]) -> P
         except RefusedError as error:
             raise (unreachable if error.code == "epsilon_below_orders" else error) from None
     while low == high < _MAX_EPSILON:
-        if withstands(more := at(2 * high), attack):
+        if meets_attack_target(more := at(2 * high), attack):
             low, high, plan = 2 * high, 2 * high, more
         else:
             high = 2 * high
     while high > low * 1.005:
         middle = math.sqrt(low * high)
-        if withstands(more := at(middle), attack):
+        if meets_attack_target(more := at(middle), attack):
             low, plan = middle, more
         else:
             high = middle
     return plan
 
 
-def withstands(plan: Plan, attack: params.AttackTarget) -> bool:
-    """Whether no attacker can recognise more than the target allows."""
+def meets_attack_target(plan: Plan, attack: params.AttackTarget) -> bool:
+    """Whether no attacker's true positive rate exceeds `caught` at a false positive rate of `false_alarms`."""
     return bool(
         max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
         <= attack.caught
@@ -379,7 +403,7 @@ def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> PlanDocume
     return _document(plan, settings, public, notes=model_for(settings, public).notes)
 
 
-def check(document: PlanDocument, settings: Params, public: DatasetInfo) -> None:
+def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) -> None:
     """Check a plan's document against the parameters and the data.
 
     Raises RefusedError if it was made for other parameters, if its cost is less than that of its events, or if noise is
@@ -410,20 +434,22 @@ def check(document: PlanDocument, settings: Params, public: DatasetInfo) -> None
         raise RefusedError(
             "artifacts/plan.json was made for other held-out records; run the calibrate stage again."
         )
-    if settings.privacy.target is not None and not withstands(plan, settings.privacy.target):
+    if settings.privacy.target is not None and not meets_attack_target(plan, settings.privacy.target):
         raise RefusedError(
             "artifacts/plan.json does not withstand the attack in privacy.target; run the calibrate stage again."
         )
     plan.check()
 
 
-def taken_over(document: PlanDocument, settings: Params, public: DatasetInfo, prepared: Path) -> bytes | None:
+def plan_of_earlier_run(
+    document: PlanDocument, settings: Params, public: DatasetInfo, prepared: Path
+) -> bytes | None:
     """The plan of an earlier run that asked for what `document` asks for, and that training takes today; or None."""
     return earlier_plan(
         document,
         settings.model,
         public,
-        check=partial(check, settings=settings, public=public),
+        check=partial(check_plan, settings=settings, public=public),
         home=home(),
         prepared=prepared,
     )
@@ -509,7 +535,9 @@ def main() -> None:
     """`python -P -m tasks.calibrate`, in a checkout."""
     settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(PREPARED)
     document = calibrate(settings, public)
-    _write(taken_over(document, settings, public, PREPARED) or document.to_text(sort_keys=True).encode())
+    _write(
+        plan_of_earlier_run(document, settings, public, PREPARED) or document.to_text(sort_keys=True).encode()
+    )
 
 
 if __name__ == "__main__":

@@ -51,8 +51,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.prepared import digest_of, halves_of, load_as, load_held_out, preparation_in, prepared_again_error
 from data.readers.records import RecordBatch
-from tasks.calibrate import check as check_plan
-from tasks.calibrate import features_for, model_for, plan_in
+from tasks.calibrate import check_plan, features_for, model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.own_code import named_code
 from tasks.config.params import Params

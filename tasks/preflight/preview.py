@@ -25,7 +25,7 @@ from algorithms.privacy.ledger import (
 from data import DatasetInfo
 from data.card import DataCard, DataRefusedError, data_card
 from data.files import OWNER_KEY, check_local, owner_key
-from tasks.calibrate import document_of, plan_for, taken_over
+from tasks.calibrate import document_of, plan_for, plan_of_earlier_run
 from tasks.card_questions import questions_about
 from tasks.config import database_url, home
 from tasks.config.params import Params
@@ -199,7 +199,7 @@ def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
     except DataRefusedError:  # not prepared yet
         return False
     document = document_of(plan, settings, public)
-    return taken_over(document, settings, public, prepared) is not None
+    return plan_of_earlier_run(document, settings, public, prepared) is not None
 
 
 def _preview_new_population(

@@ -259,7 +259,7 @@ def _add_evaluation(
         {search_plan.accountant, "pld"} & search_plan.costs.keys(),
     )
     trained = replace(first, schedule=search_plan.schedule, epsilon=search_plan.costs)
-    in_ledger = [*price_ratios(trained, public)]
+    in_ledger = price_ratios(trained, public)
 
     def at(noise: float, epsilon: float = 0.0) -> EvaluationPlan:
         return EvaluationPlan(spec, "gaussian", noise, epsilon, trials)

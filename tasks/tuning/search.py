@@ -55,8 +55,7 @@ from data.documents import Document, load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, contents, load_as, load_held_out, prepared_again_error
 from data.readers.records import RecordBatch
-from tasks.calibrate import check as check_plan
-from tasks.calibrate import features_for, model_for
+from tasks.calibrate import check_plan, features_for, model_for
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in

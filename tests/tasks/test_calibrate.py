@@ -113,7 +113,7 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
 
     asked = settings(target=attack)
     document = calibrate.calibrate(asked, public)
-    calibrate.check(document, asked, public)
+    calibrate.check_plan(document, asked, public)
     plan = Plan.from_document(document)
     found = float(risk.max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
     assert 0.045 < found <= 0.05

@@ -69,13 +69,13 @@ def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
     path = start_file(tmp_path / "start.safetensors")
     settings = settings_of(settings=HIDDEN, start=str(path), freeze=["[0-2]"])
     document = calibrate.calibrate(settings, public)
-    calibrate.check(document, settings, public)
+    calibrate.check_plan(document, settings, public)
     assert list(document.model.files) == ["start"]
     assert document.model.parameters == 8 * 10 + 10
     assert [note.split()[0] for note in document.model.notes] == ["The", "Not"]
     start_file(path, seed=6)
     with pytest.raises(RefusedError, match="made for another model"):
-        calibrate.check(document, settings, public)
+        calibrate.check_plan(document, settings, public)
 
 
 def test_what_was_trained_from_a_start_with_frozen_layers_is_evaluated_without_the_files(
