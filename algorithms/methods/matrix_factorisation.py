@@ -12,7 +12,7 @@ the gradients so far in iterate t. The iterates' noise is A C^-1 W. A strategy C
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -68,7 +68,9 @@ _SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 8
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
 _TOO_MUCH, _NOWHERE, _ENOUGH = 20.0, 1e6, 1e-6
-"""Of logarithms of noise: so much above the start is no place to search, this is taken for it, and where to end."""
+"""Of logarithms of noise: so much above the lowest is no place to search, this is taken for it, and where to end."""
+_DECAY_LENGTH, _NOTHING = 2**12, 1e-12
+"""The fewest entries of C^-1's column that a search for bands computes, and below what the others count for nothing."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,16 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int | 
     bands = min(bands, steps)
     if bands == 1:
         return Toeplitz((1.0,))
-    weights = _some_rows(workload(update, steps), rows)
-    spectrum = _spectrum(weights)
+    lengths = _decay_length(bands, steps), steps
+    some, every = (_summed_noise(update, steps, length, rows=rows) for length in lengths)
 
     def noise(tail: Tensor) -> Tensor:
         column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
-        error = _apply(weights, _inverse(column, steps), spectrum).square().sum()
-        return torch.log(error * column.square().sum())
+        inverse, error = _inverse(column, some.length), some
+        # Else the later entries are next to nothing, or grow without end.
+        if some.length < steps and _NOTHING < inverse[-bands:].abs().max() < 1 / _NOTHING:
+            inverse, error = _inverse(column, steps), every
+        return torch.log(error(inverse) * column.square().sum())
 
     start = square_root(bands, momentum=update.momentum).coefficients
     coefficients = _minimise(noise, np.array(start[1:]) / start[0])
@@ -212,8 +217,7 @@ def best_buffered(
     rows: about the number of iterates that are counted, by default few of a long run. Source: McMahan et al. 2024,
     arXiv:2408.08868.
     """
-    weights = _some_rows(workload(update, steps), rows)
-    spectrum, powers = _spectrum(weights), torch.arange(max(steps - 1, 1), dtype=torch.float64)
+    error = _summed_noise(update, steps, steps, rows=rows)
     period = min(parts, steps)
 
     def terms(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,13 +225,15 @@ def best_buffered(
 
     def noise(point: Tensor) -> Tensor:
         sizes, decays = terms(point)
-        column = torch.cat([torch.ones(1, dtype=torch.float64), sizes @ decays[:, None] ** powers])[:steps]
-        error = _apply(weights, _inverse(column, steps), spectrum).square().sum()
+        # As in `Buffered`: each term of C's column falls by its decay, and that of C^-1 by what the buffers hold.
+        first, own = torch.ones(1, dtype=torch.float64), torch.diag(decays) - sizes[:, None]
+        column = torch.cat([first, _powers(sizes, decays[:, None], torch.mul, steps - 1).sum(0)])
+        inverse = torch.cat([first, -_powers(sizes, own, torch.matmul, steps - 1).sum(0)])
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
         moved = torch.nn.functional.pad(column, (0, -steps % period)).view(-1, period).cumsum(0)
-        return torch.log(error * moved.reshape(-1)[:steps].square().sum())
+        return torch.log(error(inverse) * moved.reshape(-1)[:steps].square().sum())
 
-    slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
+    slow = np.linspace(0.5, np.log(max(period, 8)), buffers)
     solution = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
     sizes, decays = terms(torch.from_numpy(solution))
     return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
@@ -246,13 +252,15 @@ def _normalise(column: Array) -> Toeplitz:
 
 def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
     """A local minimum of a logarithm by L-BFGS."""
-    limit = float(value(torch.from_numpy(start.copy()))) + _TOO_MUCH
+    lowest = math.inf
 
     def with_gradient(point: Array) -> tuple[float, Array]:
+        nonlocal lowest
         variables = torch.from_numpy(point.copy()).requires_grad_()
         objective = value(variables)
-        if not objective < limit:  # an inverse that grows without end; back to where it does not
+        if not objective < lowest + _TOO_MUCH:  # an inverse that grows without end; back to where it does not
             return _NOWHERE, np.zeros_like(point)
+        lowest = min(lowest, float(objective.detach()))
         (slope,) = torch.autograd.grad(objective, variables)
         return float(objective.detach()), slope.numpy()
 
@@ -267,13 +275,61 @@ def _spectrum(rows: Tensor) -> Tensor:
     return spectrum
 
 
-def _apply(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
+def _apply(rows: Tensor, inverse: Tensor) -> Tensor:
     """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
     steps = rows.shape[1]
-    spectrum = _spectrum(rows) if spectrum is None else spectrum
-    product = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
+    product = torch.fft.irfft(_spectrum(rows) * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
     applied: Tensor = product[:, :steps]
     return applied
+
+
+class _SummedNoise:
+    """The squared noise of all iterates together, for the first column h of C^-1 where it has `length` entries.
+
+    Iterate r holds sum_s a_rs h_(s - t) of the noise of step t. Over all whole t, negative ones too, the squares add up
+    to h' R h for the rows' autocorrelation R, whatever the number of rows. What is of negative t, to be subtracted,
+    depends on the first `length` entries of rows alone. These differ little between iterates, so that a few orthogonal
+    combinations of them have the same squares.
+    """
+
+    def __init__(self, rows: Tensor, length: int) -> None:
+        self.length, self._rows = length, rows
+
+    @cached_property
+    def _spectra(self) -> tuple[Tensor, Tensor]:
+        """Of the autocorrelation, on a circle of twice the length, and of the combinations of the rows' heads."""
+        energy, both = _spectrum(self._rows).abs().square().sum(0), 2 * self._rows.shape[1]
+        lags = torch.fft.irfft(energy, n=both)[: self.length]
+        circle = torch.cat([lags, torch.zeros(1, dtype=torch.float64), lags[1:].flip(0)])
+        _, sizes, heads = torch.linalg.svd(self._rows[:, : self.length], full_matrices=False)
+        heads = (sizes[:, None] * heads)[sizes > _NOTHING * sizes[0]]
+        return torch.fft.rfft(circle), _spectrum(heads).conj()
+
+    def __call__(self, inverse: Tensor) -> Tensor:
+        circle, heads = self._spectra
+        size = 2 * self.length
+        spectrum = torch.fft.rfft(inverse, n=size)
+        whole: Tensor = torch.fft.irfft(spectrum * circle, n=size)[: self.length] @ inverse
+        before: Tensor = torch.fft.irfft(spectrum * heads, n=size)[:, 1 : self.length].square().sum()
+        return whole - before
+
+
+@lru_cache(maxsize=4)
+def _summed_noise(update: OptimizerConfig, steps: int, length: int, *, rows: int | None) -> _SummedNoise:
+    return _SummedNoise(_some_rows(workload(update, steps), rows), length)
+
+
+def _decay_length(bands: int, steps: int) -> int:
+    """How many entries of C^-1's column are mostly all that count."""
+    return min(steps, max(_DECAY_LENGTH, 8 * bands, 1 << (steps // 4).bit_length()))
+
+
+def _powers(first: Tensor, later: Tensor, times: Callable[[Tensor, Tensor], Tensor], count: int) -> Tensor:
+    """`first` after each number of steps below `count`, shape [dimension, count], in doubling blocks."""
+    columns = first[:, None]
+    while columns.shape[1] < count:
+        columns, later = torch.hstack([columns, times(later, columns)]), times(later, later)
+    return columns[:, :count]
 
 
 class _Inverse(torch.autograd.Function):

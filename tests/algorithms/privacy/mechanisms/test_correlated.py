@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.linalg import toeplitz
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.methods import matrix_factorisation
 from algorithms.methods.matrix_factorisation import (
     Workload,
+    _decay_length,
+    _summed_noise,
+    _SummedNoise,
     best_banded,
     best_buffered,
     mean_squared_noise,
@@ -156,6 +161,28 @@ def test_a_search_over_some_iterates_ends_where_one_over_all_does(
     some, every = (best_banded(update, 256, 16, rows=rows) for rows in (32, 256))
     assert some != every
     assert mean_squared_noise(some, asked) <= 1.0005 * mean_squared_noise(every, asked)
+
+
+@pytest.mark.parametrize("length", [12, 40])
+def test_the_noise_of_all_iterates_together_is_the_sum_of_each(length: int) -> None:
+    """By the autocorrelation of rows and their heads, beside products of matrices."""
+    generator = np.random.default_rng(length)
+    rows, inverse = np.tril(generator.normal(size=(40, 40)))[[4, 9, 11, 25, 38, 39]], np.zeros(40)
+    inverse[:length] = generator.normal(size=length)
+    expected = np.square(rows @ toeplitz(inverse, np.zeros(40))).sum()
+    summed = _SummedNoise(torch.from_numpy(rows), length)(torch.from_numpy(inverse[:length]))
+    assert float(summed) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_search_over_a_column_that_does_not_decay_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    update, steps = OptimizerConfig(1.0, momentum=0.9), 256
+    every = mean_squared_noise(best_banded(update, steps, 2), prefix_sums(steps))
+    _summed_noise.cache_clear()
+    best_banded.cache_clear()
+    monkeypatch.setattr(matrix_factorisation, "_DECAY_LENGTH", 16)
+    assert _decay_length(2, steps) < steps
+    some = mean_squared_noise(best_banded(update, steps, 2), prefix_sums(steps))
+    assert some == pytest.approx(every, rel=1e-4)
 
 
 @pytest.mark.parametrize(
