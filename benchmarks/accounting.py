@@ -12,12 +12,12 @@ from functools import partial
 
 import dp_accounting as dp
 import typer
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
-    Adjacency,
     calibrate,
     epsilon,
     group_privacy,
@@ -36,7 +36,7 @@ class Case:
     multiplier: float
     delta: float
     exact: float
-    adjacency: Adjacency = ADD_OR_REMOVE_ONE
+    adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE
 
 
 def schedule_at(rate: float, steps: int, count: int, multiplier: float) -> Schedule:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import attrs
 import dp_accounting as dp
 import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
@@ -24,7 +25,6 @@ from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, Correlat
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     Accountant,
-    Adjacency,
     adjacency_named,
     compose_loss,
     epsilon,
@@ -377,7 +377,7 @@ def family_of(
     delta: float,
     *,
     accountant: Accountant,
-    relation: Adjacency = ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation = ADD_OR_REMOVE_ONE,
     claimed: Profile | None = None,
 ) -> Family:
     """The family of a schedule. claimed: its profile, if it is known."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Self, TypeVar
 
 import dp_accounting.dp_event as dp
+from dp_accounting.privacy_accountant import NeighboringRelation
 from pydantic import JsonValue
 
 from algorithms.core.planning_facts import PlanningFacts, to_finite
@@ -22,7 +23,6 @@ from algorithms.privacy.accounting.epsilon import (
     ACCOUNTANTS,
     ADD_OR_REMOVE_ONE,
     Accountant,
-    Adjacency,
     adjacency_named,
     epsilon,
     epsilon_near,
@@ -337,7 +337,7 @@ class Plan:
 def by_accountants(
     schedule: Schedule,
     delta: float,
-    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE,
     *,
     stated: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:

@@ -36,7 +36,7 @@ NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-Adjacency: TypeAlias = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
+AdjacencyName: TypeAlias = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
 Settings: TypeAlias = dict[str, JsonValue]
 Number: TypeAlias = int | float
 """A number that is written as it was made: 4 stays 4, and 4.0 stays 4.0, since a run's id covers its plan."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import dp_accounting.dp_event as dp
 import numpy as np
@@ -55,12 +55,11 @@ from algorithms.privacy.accounting.roots import find_root
 from algorithms.privacy.accounting.selection import shift_of_trials
 
 Array = NDArray[np.float64]
-Adjacency: TypeAlias = NeighboringRelation
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
-def adjacency_named(name: str) -> Adjacency:
+def adjacency_named(name: str) -> NeighboringRelation:
     """The adjacency with a name; raises RefusedError for one without accounting."""
     known = {adjacency.name: adjacency for adjacency in (ADD_OR_REMOVE_ONE, REPLACE_ONE)}
     if name not in known:
@@ -68,7 +67,7 @@ def adjacency_named(name: str) -> Adjacency:
     return known[name]
 
 
-def event_for_accountants(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
+def event_for_accountants(adjacency: NeighboringRelation, event: dp.DpEvent) -> dp.DpEvent:
     """The event whose cost the accountants compute for one that is counted under an adjacency.
 
     Under add-or-remove-one it is the event itself, but for samples that no accountant takes, of which the amplification
@@ -95,7 +94,7 @@ def pure_epsilon(event: dp.DpEvent) -> float:
     return rule_of(event).pure_epsilon(event)
 
 
-def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
+def _check(adjacency: NeighboringRelation, event: dp.DpEvent) -> None:
     """Raises RefusedError for an event that no theorem covers, at any depth of nesting."""
     check_possible(event)
     if not rule_of(event).is_proven(event, adjacency):
@@ -123,7 +122,10 @@ ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 
 
 def rdp(
-    schedule: Schedule, *, orders: tuple[float, ...] = ORDERS, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+    schedule: Schedule,
+    *,
+    orders: tuple[float, ...] = ORDERS,
+    adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE,
 ) -> np.ndarray:
     """The Rényi divergence bound of a schedule at each order, shape [orders]."""
     total = np.zeros(len(orders))
@@ -182,7 +184,7 @@ _NEXT_TO, _FINER = 1e-3, 8.0
 
 def compose_loss(
     schedule: Schedule,
-    adjacency: Adjacency,
+    adjacency: NeighboringRelation,
     *,
     delta: float = MIN_DELTA,
     grid: float | None = None,
@@ -195,7 +197,7 @@ def compose_loss(
     return compose_pld(_translate(schedule, adjacency), adjacency, delta, grid, coarser)
 
 
-def _translate(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:
+def _translate(schedule: Schedule, adjacency: NeighboringRelation) -> list[tuple[dp.DpEvent, int]]:
     return [(event_for_accountants(adjacency, event), count) for event, count in schedule]
 
 
@@ -237,7 +239,7 @@ def epsilon(
     delta: float,
     *,
     accountant: Accountant = "pld",
-    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE,
     discretisation: float | None = None,
 ) -> float:
     """The epsilon of a schedule that was fixed in advance, at `delta`; an upper bound with every accountant.
@@ -284,7 +286,7 @@ def _epsilon(key: ReprKey) -> float:
 
 
 def epsilon_near(
-    stated: float, schedule: Schedule, delta: float, *, accountant: Accountant, adjacency: Adjacency
+    stated: float, schedule: Schedule, delta: float, *, accountant: Accountant, adjacency: NeighboringRelation
 ) -> float:
     """Epsilon, more finely where it is next to what is stated, as by another version with another grid.
 
@@ -299,7 +301,7 @@ def epsilon_near(
     return min(cost, epsilon(schedule, delta, adjacency=adjacency, discretisation=grid / _FINER))
 
 
-def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:
+def discretisation_of(schedule: Schedule, delta: float, adjacency: NeighboringRelation) -> float | None:
     """The grid of privacy losses that `epsilon` uses; None for a closed form, and where no such losses are known."""
     if any(is_not_private(event) for event, _ in schedule):
         return None
@@ -311,7 +313,7 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
 
 
 def _by_pld(
-    schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
+    schedule: Schedule, delta: float, adjacency: NeighboringRelation, grid: float | None
 ) -> tuple[float, float | None]:
     return _pld_epsilon(ReprKey.of(count_same(schedule), delta, adjacency, grid))
 
@@ -346,7 +348,7 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
 
 
 def _epsilon_of_search(
-    schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
+    schedule: Schedule, delta: float, adjacency: NeighboringRelation, grid: float | None
 ) -> tuple[float, float | None] | None:
     """The epsilon of a search and nothing beside it from its trials' at one delta, and the widest of their grids.
 
@@ -392,7 +394,7 @@ _MAX_DELTA_SHARE = 0.1
 """The share of the chance that a record is read up to which delta is negligible beside it."""
 
 
-def rare_reading_chance(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:
+def rare_reading_chance(schedule: Schedule, delta: float, adjacency: NeighboringRelation) -> float | None:
     """The chance that a record is read, at most, where delta is no longer negligible beside it; else None.
 
     Delta may be the chance of anything at all, so a mechanism that publishes some of the records that it reads can
@@ -477,7 +479,7 @@ def calibrate(
     target: Budget,
     *,
     accountant: Accountant = "pld",
-    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE,
 ) -> float:
     """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
 
@@ -516,7 +518,7 @@ def calibrate(
 
 
 def _calibrate_by_pld(
-    schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
+    schedule_at: Callable[[float], Schedule], target: Budget, adjacency: NeighboringRelation
 ) -> float:
     """`calibrate` by privacy loss distributions, in three searches, each on a finer grid and from where the last ended.
 
@@ -575,7 +577,7 @@ class _RoughCosts:
     """
 
     def __init__(
-        self, schedule_at: Callable[[float], Schedule], target: Budget, adjacency: Adjacency
+        self, schedule_at: Callable[[float], Schedule], target: Budget, adjacency: NeighboringRelation
     ) -> None:
         self._schedule_at, self._target, self._adjacency = schedule_at, target, adjacency
         self.events = lru_cache(self._events)

@@ -54,7 +54,6 @@ from algorithms.privacy.accounting.selection import shift_of_selection
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-Relation: TypeAlias = NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -161,7 +160,7 @@ class EventRule:
         """Whether the event's own numbers, without those of its parts, are in the range of its theorems."""
         return True
 
-    def is_proven(self, event: Any, adjacency: Relation) -> bool:
+    def is_proven(self, event: Any, adjacency: NeighboringRelation) -> bool:
         """Whether a theorem covers the event itself, without its parts, under an adjacency."""
         return True
 
@@ -237,15 +236,17 @@ class EventRule:
         """The event with amplification by sampling computed, where accountants do not support the sample."""
         return event
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> "PrivacyLossDistribution":
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: NeighboringRelation
+    ) -> "PrivacyLossDistribution":
         """dp_accounting's privacy loss distribution of `count` such events, for rules without `losses`."""
         return pld_by_library(event, count, grid, _ADD_OR_REMOVE_ONE, in_words(event))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         """The privacy losses of one such event. grid: the width of a cell, for losses that are known on a grid only."""
         return pair_of_pld(self.pld(event, 1, grid, adjacency))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         """The Rényi bounds, shape [orders]."""
         return rdp_by_library(event, orders, _ADD_OR_REMOVE_ONE, in_words(event))
 
@@ -257,7 +258,7 @@ class EventRule:
             mechanism=in_words(event),
         )
 
-    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         """The event without sampling, on all records."""
         return event
 
@@ -287,7 +288,7 @@ class _Nothing(EventRule):
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return event
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         return _NO_LOSS
 
     def rho(self, event: Any) -> float:
@@ -331,7 +332,7 @@ class _Scaled(EventRule):
 
 
 class _Gaussian(_Scaled):
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         return _alike(GaussianPLD(1.0 / event.noise_multiplier))
 
     def trace_fields(self, event: Any) -> TraceFields:
@@ -349,7 +350,7 @@ class _Gaussian(_Scaled):
 
 
 class _Laplace(_Scaled):
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         return _alike(LaplacePLD(1.0 / event.noise_multiplier))
 
     def trace_fields(self, event: Any) -> TraceFields:
@@ -369,12 +370,12 @@ class _Pure(EventRule):
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return PureDpEvent(2 * event.epsilon)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         """Those of randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)."""
         losses = np.array([-event.epsilon, event.epsilon])
         return _alike(AtomsPLD(losses, expit(losses))) if event.epsilon > 0 else _NO_LOSS
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         return rdp_of_pure(event.epsilon, np.array(orders))
 
     def rho(self, event: Any) -> float:
@@ -399,10 +400,10 @@ class _Objective(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 0 <= event.curvature_ratio < math.inf)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         return _alike(ObjectivePLD(event.noise_multiplier, event.curvature_ratio))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         return rdp_of_objective(event.noise_multiplier, event.curvature_ratio, np.array(orders))
 
 
@@ -410,7 +411,7 @@ class _Renyi(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(1 < event.order < math.inf and event.bound >= 0)
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         # The divergence never falls as the order grows.
         return np.where(np.array(orders) <= event.order, event.bound, math.inf)
 
@@ -459,10 +460,12 @@ class _Poisson(EventRule):
         inner = rule_of(event.event).trace_fields(event.event)
         return TraceFields(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> "PrivacyLossDistribution":
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: NeighboringRelation
+    ) -> "PrivacyLossDistribution":
         return pld_by_library(event, count, grid, adjacency, in_words(event))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         inner, rate = event.event, event.sampling_probability
         if not isinstance(inner, dp.GaussianDpEvent | dp.LaplaceDpEvent):
             return super().losses(event, grid, adjacency)
@@ -476,7 +479,7 @@ class _Poisson(EventRule):
         sampled = SampledPLD(whole.remove, rate)
         return PLDPair(sampled, ReversedPLD(sampled))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         if isinstance(event.event, dp.LaplaceDpEvent):
             return rdp_of_pure(self.pure_epsilon(event), np.array(orders))
         if _is_sampled_gaussian(event, adjacency):
@@ -486,7 +489,7 @@ class _Poisson(EventRule):
             bounds = rdp_by_library(event, orders, adjacency, in_words(event))
         return round_up_rdp(bounds, np.array(orders))
 
-    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         return rule_of(event.event).without_subsampling(event.event, adjacency)
 
     def sampling_chance(self, event: Any) -> float:
@@ -496,7 +499,7 @@ class _Poisson(EventRule):
         return rule_of(event.event).poisson_group_privacy(event.event, event.sampling_probability, count)
 
 
-def _is_sampled_gaussian(event: Any, adjacency: Relation) -> bool:
+def _is_sampled_gaussian(event: Any, adjacency: NeighboringRelation) -> bool:
     """Whether a Poisson sample has a Gaussian event, whose loss and bounds have fast vectorised code."""
     is_gaussian = isinstance(event.event, dp.GaussianDpEvent) and event.event.noise_multiplier > 0
     return is_gaussian and 0 < event.sampling_probability < 1 and adjacency is _ADD_OR_REMOVE_ONE
@@ -515,7 +518,7 @@ class _WithoutReplacement(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 <= event.sample_size <= event.source_dataset_size and event.source_dataset_size > 0)
 
-    def is_proven(self, event: Any, adjacency: Relation) -> bool:
+    def is_proven(self, event: Any, adjacency: NeighboringRelation) -> bool:
         return bool(adjacency is _REPLACE_ONE)
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
@@ -530,7 +533,7 @@ class _WithoutReplacement(EventRule):
         )
         return TraceFields(inner.multipliers, ("without replacement",), rate)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         if not isinstance(event.event, dp.GaussianDpEvent) or adjacency is not _REPLACE_ONE:
             return super().losses(event, grid, adjacency)
         whole, rate = (
@@ -541,7 +544,7 @@ class _WithoutReplacement(EventRule):
             return _NO_LOSS
         return _alike(whole if rate == 1 else FoldedPLD(SampledPLD(whole, rate)))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         inner, rate = event.event, event.sample_size / event.source_dataset_size
         if isinstance(inner, dp.GaussianDpEvent) and 0 < rate < 1 and adjacency is _REPLACE_ONE:
             bounds = rdp_of_fixed_size_sample(inner.noise_multiplier, rate, orders)
@@ -549,7 +552,7 @@ class _WithoutReplacement(EventRule):
             bounds = rdp_by_library(event, orders, adjacency, in_words(event))
         return round_up_rdp(bounds, np.array(orders))
 
-    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         return (
             rule_of(event.event).without_subsampling(event.event, adjacency)
             if adjacency is _REPLACE_ONE
@@ -564,7 +567,7 @@ class _SampledGroup(EventRule):
         in_range = 0 < event.noise_multiplier < math.inf and 0 <= event.sampling_probability <= 1
         return bool(in_range and event.count >= 1 and event.count == int(event.count))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         if event.sampling_probability == 0:
             return _NO_LOSS
         group = GroupPLD(event.noise_multiplier, event.sampling_probability, event.count)
@@ -575,7 +578,7 @@ class _SampledGroup(EventRule):
         rate = _any_of(event.count, event.sampling_probability)
         return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(event.noise_multiplier / event.count))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         if event.sampling_probability in (0, 1):
             shift = event.count * event.sampling_probability
             return np.asarray(np.array(orders) / 2 * (shift / event.noise_multiplier) ** 2)
@@ -584,7 +587,7 @@ class _SampledGroup(EventRule):
     def sampling_chance(self, event: Any) -> float:
         return min(1.0, float(event.count * event.sampling_probability))
 
-    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         return dp.GaussianDpEvent(event.noise_multiplier / event.count)
 
 
@@ -598,7 +601,7 @@ class _Compound(EventRule):
     def pure_epsilon(self, event: Any) -> float:
         return float(self.combine(event, [rule_of(inner).pure_epsilon(inner) for inner in parts(event)]))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         bounds = [rule_of(inner).rdp(inner, orders, adjacency) for inner in parts(event)]
         return np.asarray(self.combine(event, bounds))
 
@@ -611,7 +614,7 @@ class _Compound(EventRule):
     def with_amplification(self, event: Any) -> dp.DpEvent:
         return with_parts(event, lambda inner: rule_of(inner).with_amplification(inner))
 
-    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         return with_parts(event, lambda inner: rule_of(inner).without_subsampling(inner, adjacency))
 
     def sampling_chance(self, event: Any) -> float:
@@ -665,7 +668,7 @@ class _Either(_Composed):
         else:
             yield event, 1
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         """The largest delta of the events at each epsilon, which bounds that of a mixture."""
         every = [
             ComposedPLD(pairs_of([(inner, 1)], adjacency), TAIL_DELTA, by_delta=True)
@@ -733,7 +736,7 @@ class _Selection(EventRule):
     def sampling_chance(self, event: Any) -> float:
         return min(1.0, float(event.mean * rule_of(event.event).sampling_chance(event.event)))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         """The losses by profiles: at epsilon + shift the best has at most the mean number times a trial's delta."""
         # Of this delta a choice of trials takes a part.
         once = ComposedPLD(pairs_of([(event.event, 1)], adjacency), 4 * TAIL_DELTA, by_delta=True)
@@ -745,7 +748,7 @@ class _Selection(EventRule):
 
         return pair_of_curves(deltas_of_sides, shift + once.epsilon(4 * TAIL_DELTA))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         # The theorem takes one order of the trial to bound another of the best, so many are on offer.
         every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
         once = rule_of(event.event).rdp(event.event, every, adjacency)
@@ -955,7 +958,7 @@ _MAX_GROUP_WORK = 1e4
 
 def compose_pld(
     schedule: Iterable[tuple[dp.DpEvent, int]],
-    adjacency: Relation,
+    adjacency: NeighboringRelation,
     delta: float,
     grid: float | None = None,
     coarser: float = 1.0,
@@ -965,7 +968,7 @@ def compose_pld(
 
 
 def pairs_of(
-    schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, grid: float = CUSTOMARY_GRID
+    schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: NeighboringRelation, grid: float = CUSTOMARY_GRID
 ) -> list[tuple[PLDPair, int]]:
     """The privacy losses of single releases, and how often each occurs; of what `event_for_accountants` returned."""
     single = [

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import dp_accounting.dp_event as dp
 import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.lazy_imports import later
@@ -24,7 +25,6 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
     Accountant,
-    Adjacency,
     epsilon,
     epsilon_near,
     epsilon_of_rdp,
@@ -130,7 +130,7 @@ class CostCurve:
     """
 
     def __init__(
-        self, schedule: Schedule, total: Budget, accountant: Accountant, adjacency: Adjacency
+        self, schedule: Schedule, total: Budget, accountant: Accountant, adjacency: NeighboringRelation
     ) -> None:
         self._schedule, self._total = schedule, total
         self._accountant, self._adjacency = accountant, adjacency
@@ -195,7 +195,7 @@ class ScheduleFilter:
         self,
         schedule: Schedule,
         total: Budget,
-        adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+        adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE,
         accountant: Accountant = "rdp",
     ) -> None:
         for event, count in schedule:
@@ -416,7 +416,7 @@ def rho_of(event: dp.DpEvent) -> float:
     return rule_of(event).rho(event)
 
 
-def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
+def rho_under(adjacency: NeighboringRelation, event: dp.DpEvent) -> float:
     """The rho of an event under an adjacency; raises RefusedError if none is proven.
 
     A sample costs as much as all records, without amplification: with the same coins on both sides, it is a mixture of
@@ -427,7 +427,7 @@ def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
     return rho_of(event_for_accountants(adjacency, rule_of(event).without_subsampling(event, adjacency)))
 
 
-def is_covered(stated: Budget, schedule: Schedule, adjacency: Adjacency) -> bool | None:
+def is_covered(stated: Budget, schedule: Schedule, adjacency: NeighboringRelation) -> bool | None:
     """Whether a bound for the releases of a schedule is at most a stated budget; None where none takes its events.
 
     The bounds are those of the accountants, and those of filters, whose runs reserve a divergence at one order or a
@@ -466,10 +466,10 @@ def is_covered(stated: Budget, schedule: Schedule, adjacency: Adjacency) -> bool
     return False if has_bound else None
 
 
-def _by_order(order: float, schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
+def _by_order(order: float, schedule: Schedule, delta: float, adjacency: NeighboringRelation) -> float:
     divergence = float(rdp(schedule, orders=(order,), adjacency=adjacency)[0])
     return max(0.0, divergence + conversion(order, delta))
 
 
-def _by_rho(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
+def _by_rho(schedule: Schedule, delta: float, adjacency: NeighboringRelation) -> float:
     return epsilon_of_zcdp(math.fsum(count * rho_under(adjacency, event) for event, count in schedule), delta)

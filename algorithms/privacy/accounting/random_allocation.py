@@ -33,6 +33,7 @@ from typing import Any
 import attrs
 import dp_accounting.dp_event as dp
 import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri
@@ -42,7 +43,6 @@ from algorithms.privacy.accounting.event_rules import (
     CUSTOMARY_GRID,
     EventRule,
     Orders,
-    Relation,
     TraceFields,
     register,
 )
@@ -475,13 +475,13 @@ class _RandomAllocation(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 1 <= event.steps <= event.parts)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+    def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         return pair_of_pass(event, finer=float(np.clip(math.sqrt(CUSTOMARY_GRID / grid), 0.1, 2.0)))
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         return np.array(divergences_of_pass(event, orders), dtype=np.float64)
 
-    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
         return dp.GaussianDpEvent(event.noise_multiplier)
 
     def group_privacy(self, event: Any, count: int) -> dp.DpEvent:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,7 +19,6 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
-    Adjacency,
     adjacency_named,
     compose_loss,
     epsilon_of_rdp,
@@ -51,7 +51,7 @@ class Profile:
     delta: Array
 
 
-def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> Profile:
+def profile(schedule: Schedule, *, adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE) -> Profile:
     """The profile of releases that were fixed in advance: by PLD, or by Rényi divergences where that has no bound.
 
     Args:

@@ -54,7 +54,7 @@ from algorithms.privacy.card.schema import (
     Setting,
     Span,
 )
-from algorithms.privacy.documents import Account, Adjacency, DataFacts, PlanDocument, Receipt, Section
+from algorithms.privacy.documents import Account, AdjacencyName, DataFacts, PlanDocument, Receipt, Section
 
 _LIBRARY: Final = "dp-accounting"
 _KINDS = ["kind", "sampling", "clipping", "noise"]
@@ -240,7 +240,7 @@ def _card(run: RunRecord) -> PrivacyCard:
             guarantee=promised,
             epsilon=receipt.cost if promised == "private" else None,
             delta=receipt.delta,
-            adjacency=cast(Adjacency, plan.adjacency),
+            adjacency=cast(AdjacencyName, plan.adjacency),
             unit=data.unit,
             dataset=data.dataset,
             title=data.title,

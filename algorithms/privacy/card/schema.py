@@ -15,7 +15,7 @@ from algorithms.privacy.accounting import Accountant, EventRow
 from algorithms.privacy.accounting.events import Schedule, check_payments, schedule_from_json
 from algorithms.privacy.documents import (
     Account,
-    Adjacency,
+    AdjacencyName,
     Amount,
     BlockSection,
     Count,
@@ -80,7 +80,7 @@ class Setting(Section):
     guarantee: Guarantee
     epsilon: NotNegative | None
     delta: Probability
-    adjacency: Adjacency
+    adjacency: AdjacencyName
     unit: Name
     dataset: Name
     title: Name

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, rdp
 from algorithms.privacy.accounting.events import (
     DisjointPartsDpEvent,
     Schedule,
@@ -160,7 +161,7 @@ def recompute(
     schedule: Schedule,
     delta: float,
     composition: CompositionSection,
-    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    adjacency: NeighboringRelation = ADD_OR_REMOVE_ONE,
     *,
     stated: Mapping[str, float | None] | None = None,
 ) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import (
@@ -19,7 +19,6 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
     REPLACE_ONE,
-    Adjacency,
     compose_loss,
     epsilon,
 )
@@ -166,7 +165,7 @@ def test_the_best_exceeds_one_trial_by_as_much_as_the_worst_score_makes_it(mean:
 @pytest.mark.parametrize(("adjacency", "moved"), [(ADD_OR_REMOVE_ONE, 1.0), (REPLACE_ONE, 2.0)])
 @pytest.mark.parametrize(("mean", "shape"), [(6.0, 1.0), (6.0, math.inf), (1.0, 1.0)])
 def test_what_is_shared_and_the_best_never_tell_more_than_is_charged(
-    mean: float, shape: float, adjacency: Adjacency, moved: float
+    mean: float, shape: float, adjacency: NeighboringRelation, moved: float
 ) -> None:
     """A number is released once, with noise of 3, then the best of trials: the joint density is integrated."""
     whole = [(GaussianDpEvent(3.0), 1), (Trials(mean, shape).event([QUIET, ONE]), 1)]
