@@ -1,29 +1,25 @@
 """Audit registered methods on all cores, and keep the newest audit of each method as JSON and as a page."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from pydantic import JsonValue
 
-from algorithms.auditing.audit import Array, Audit, audit, audit_mechanisms
+from algorithms.auditing.audit import Audit, audit, audit_mechanisms
 from algorithms.auditing.game import Game, Predicts
 from algorithms.auditing.private_evaluation import audit_evaluation_release
 from algorithms.core.software import software_facts, software_here
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from data.files import write_text
+from tasks.audit_processes import run_in_processes
 from tasks.config import params
 from tasks.refusals import AUDITS
 from tasks.reporting import AUDIT, AUDIT_PAGE, AuditSummary, audit_folder, environment
@@ -152,31 +148,6 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[A
     write_text(folder / AUDIT, json.dumps(document, indent=2) + "\n")
     write_text(folder / AUDIT_PAGE, page)
     return AuditSummary.model_validate(document), folder / AUDIT_PAGE
-
-
-def run_in_processes(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:
-    """What `share` makes of each seed, in the order of the seeds, by as many processes side by side."""
-    size = max(1, len(seeds) // (4 * workers))
-    shares = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
-        try:
-            return np.concatenate(list(pool.map(share, shares)))
-        except BrokenProcessPool:
-            raise RefusedError(
-                "a process of the audit was killed, as where memory runs out; start it again with fewer --workers."
-            ) from None
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is killed; it would wait for more work for ever."""
-
-    def end() -> None:
-        parent = parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    Thread(target=end, daemon=True).start()
 
 
 def _figure(audit_result: Audit, theme: Theme) -> Figure:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from algorithms.errors import RefusedError
-from tasks import auditing
+from tasks import audit_processes, auditing
 from tasks.auditing import AuditRequest, auditable, checked_requests, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting import AuditSummary, environment, newest_audit
@@ -24,17 +24,19 @@ from tests.support.waiting import HANG_SECONDS, before_long
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are copies of this process, where an audit's own take seconds to import what they need."""
-    monkeypatch.setattr(auditing, "get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(audit_processes, "get_context", lambda _: multiprocessing.get_context("fork"))
 
 
 @pytest.mark.usefixtures("forked")
 def test_runs_side_by_side_are_in_the_order_of_their_seeds() -> None:
     seeds = list(range(20))
-    np.testing.assert_array_equal(auditing.run_in_processes(np.sqrt, seeds, workers=2), np.sqrt(seeds))
+    np.testing.assert_array_equal(audit_processes.run_in_processes(np.sqrt, seeds, workers=2), np.sqrt(seeds))
 
 
 def test_an_audit_that_is_killed_leaves_no_process() -> None:
-    work = "import signal; from tasks import auditing; auditing.run_in_processes(signal.sigwait, [10, 12], workers=2)"
+    work = """import signal
+from tasks.audit_processes import run_in_processes
+run_in_processes(signal.sigwait, [10, 12], workers=2)"""
     audit = psutil.Popen([sys.executable, "-c", work])
     assert before_long(lambda: len(audit.children()) == 3)  # one keeps count of what processes share
     left = audit.children()
@@ -50,7 +52,7 @@ def _killed(_seeds: list[int]) -> Any:
 @pytest.mark.usefixtures("forked")
 def test_a_worker_that_is_killed_ends_the_audit_in_a_sentence() -> None:
     with pytest.raises(RefusedError, match="a process of the audit was killed"):
-        auditing.run_in_processes(_killed, [0], workers=1)
+        audit_processes.run_in_processes(_killed, [0], workers=1)
 
 
 def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
