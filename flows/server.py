@@ -79,7 +79,7 @@ def prefect(*arguments: str, url: str, root: Path | None = None) -> None:
         raise StageFailedError(f"prefect {' '.join(arguments)}: {lines[-1].strip() if lines else 'failed'}")
 
 
-def start_server(port: int) -> str:
+def start_server(port: int, patience_seconds: float = _START_SECONDS) -> str:
     """Start a server in the background, if none runs there, and wait until it answers; returns the URL of its API.
 
     Raises ParamsRefusedError if another program has the port or the home's server has another one, and StageFailedError
@@ -88,7 +88,7 @@ def start_server(port: int) -> str:
     url = f"http://127.0.0.1:{port}/api"
     health = _health(url)
     if health is None:
-        _start(port, url)
+        _start(port, url, patience_seconds)
     elif not is_prefect(health):
         raise ParamsRefusedError(
             f"another program than Prefect answers at {url}; name another port by --port."
@@ -104,7 +104,7 @@ def _health(url: str) -> httpx.Response | None:
         return None
 
 
-def _start(port: int, url: str) -> None:
+def _start(port: int, url: str, patience_seconds: float) -> None:
     """Start a server whose words go to a file, and wait until it answers.
 
     `prefect server start --background` leaves it pipes that nobody reads. Its next warning ends it, once they are full
@@ -128,7 +128,7 @@ def _start(port: int, url: str) -> None:
             start_new_session=True,
         )
     note.write_text(str(process.pid), encoding="utf-8")
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while (health := _health(url)) is None or not health.is_success:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

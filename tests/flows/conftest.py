@@ -1,11 +1,8 @@
 """A real Prefect server on a free port of this machine, ended by its process id."""
 
-import asyncio
 import os
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,12 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from filelock import FileLock
-from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
-from prefect.utilities.asyncutils import run_sync_in_worker_thread
+from prefect.settings import PREFECT_HOME, temporary_settings
 
+from flows.server import start_server, stop_server
 from tests.support.quick_work import quick_work
-from tests.support.waiting import before_long
+from tests.support.waiting import HANG_SECONDS, before_long
 
 __all__ = ["HTTP", "ended", "free_port", "get", "post", "quick_work", "server"]
 
@@ -86,45 +82,25 @@ def post(url: str, body: Any) -> Any:
     return answer.json() if answer.content else None
 
 
-@pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The file `prefect.db` of a server that has not run yet, to be copied: its tables take seconds to make.
-
-    The first process of this test run that asks makes it for all.
-    """
-    own = tmp_path_factory.getbasetemp()
-    folder = (own if worker_id == "master" else own.parent) / "database"
-    file = folder / "prefect.db"
-    with FileLock(folder.with_suffix(".lock")):
-        if not (folder / "done").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
-            folder.mkdir()
-            from prefect.server.database.alembic_commands import alembic_upgrade  # which takes a moment
-
-            with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{file}"}):
-                asyncio.run(run_sync_in_worker_thread(alembic_upgrade))
-            (folder / "done").touch()
-    return file
+@pytest.fixture(scope="module")
+def server_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's files are, with the note of a server that has died, which hinders none."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "server.pid").write_text(str(os.getpid()))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the server's API."""
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(database, folder)
-    prefect = str(Path(sys.executable).parent / "prefect")
-    with free_port() as port, (folder / "log").open("wb") as log:
-        url = f"http://127.0.0.1:{port}/api"
-        command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder), _PROACTIVE: "PT2S"}
-        with ended(command, env=variables, stdout=log, stderr=log) as process:
-            before_long(lambda: process.poll() is not None or _answers(f"{url}/health"))
-            if process.poll() is not None or not _answers(f"{url}/health"):
-                pytest.fail(f"the Prefect server did not come up:\n{(folder / 'log').read_text()}")
-            yield url
-
-
-def _answers(url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return HTTP.get(url, timeout=5).is_success
-    return False
+def server(server_home: Path) -> Iterator[str]:
+    """The URL of the API of a server that runs in the background, started and ended as by `epsilonflow server`."""
+    with pytest.MonkeyPatch.context() as patch, free_port() as port:
+        patch.setenv("PREFECT_HOME", str(server_home))
+        patch.setenv(_PROACTIVE, "PT2S")
+        with temporary_settings({PREFECT_HOME: server_home}):
+            url = start_server(port, HANG_SECONDS)
+    try:
+        yield url
+    finally:
+        with temporary_settings({PREFECT_HOME: server_home}):
+            assert stop_server(HANG_SECONDS)
+        assert not (server_home / "server.pid").exists()

@@ -1,6 +1,7 @@
 """Flows under a real Prefect server: the pipeline, deployed and refused, and comparisons, as a command and stopped."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,14 +13,21 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pandas as pd
+import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ParameterTypeError
-from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_HOME,
+    PREFECT_LOGGING_TO_API_ENABLED,
+    temporary_settings,
+)
 from prefect.states import Cancelled, Running
 from prefect.testing.cli import CycloptsCliRunner
 from prefect.utilities.callables import parameter_schema
@@ -33,14 +41,15 @@ from flows.cli.main import app
 from flows.compare import comparison, plan, run
 from flows.deployed import TAG, pipeline, report, run_stage, tell_of_reservation
 from flows.scheduled import audit, retrain, verify
-from flows.server import install_automations, keep_schedules
+from flows.server import install_automations, keep_schedules, start_server
 from flows.task_runners import task_runner
 from flows.tune import tune
 from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder
+from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import STAGES
-from tests.flows.conftest import HTTP, get, post
+from tests.flows.conftest import HTTP, free_port, get, post
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
@@ -86,6 +95,25 @@ def test_prefects_schema_has_the_ranges_of_the_numbers(flow: Any) -> None:
             assert name in ("runs", "canaries", "workers") or kind.keys() & {"maximum", "exclusiveMaximum"}, (
                 name
             )
+
+
+def test_a_server_in_the_background_speaks_to_a_file_and_keeps_leases_in_files(
+    server: str, server_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into a pipe that nobody reads it would stop at a warning. Without its lease, the next server ends a run."""
+    note, log = server_home / "server.pid", server_home / "server.log"
+    process = psutil.Process(int(note.read_text()))
+    assert process.pid != os.getpid() and process.is_running()
+    assert [Path(f"/proc/{process.pid}/fd/{number}").resolve() for number in (1, 2)] == [log, log]
+    with temporary_settings({PREFECT_HOME: server_home}), free_port() as other:
+        monkeypatch.setenv("PREFECT_HOME", str(server_home))
+        assert start_server(urlsplit(server).port or 0) == server
+        with pytest.raises(ParamsRefusedError, match=f"runs already, process {process.pid}; end it by"):
+            start_server(other)
+    limits = f"{server}/v2/concurrency_limits"
+    post(f"{limits}/", {"name": "one", "limit": 1})
+    taken = post(f"{limits}/increment-with-lease", {"names": ["one"], "slots": 1, "lease_duration": 300})
+    assert [*server_home.rglob(f"{taken['lease_id']}.json")]
 
 
 @pytest.fixture

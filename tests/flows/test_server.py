@@ -1,10 +1,7 @@
 """What `epsilonflow server deploy` installs on a Prefect server; how it works there, see test_prefect."""
 
-import asyncio
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,7 +37,7 @@ from tasks.config.params import ParamsRefusedError
 from tasks.retraining.delivery import DeliveryWork
 from tasks.runs import reservations
 from tasks.runs.stages import StageFailedError
-from tests.flows.conftest import ended, free_port, post
+from tests.flows.conftest import ended, free_port
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
 from tests.support.workspace import killed_in
@@ -143,43 +140,6 @@ def test_a_port_of_another_program_is_refused_at_once() -> None:
         Thread(target=other.handle_request, daemon=True).start()
         with pytest.raises(ParamsRefusedError, match="another program than Prefect"):
             server.start_server(other.server_port)
-
-
-def test_a_server_that_is_started_in_the_background_speaks_to_a_file(database: Path, tmp_path: Path) -> None:
-    """Into a pipe that nobody reads it would stop at a warning. The note of a server that died does not hinder it.
-
-    Nor does the next one end the runs of this one: leases on a deployment's slot are kept in files.
-    """
-    # here, as it takes seconds
-    from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage as FileStorage
-
-    note, log = tmp_path / "server.pid", tmp_path / "server.log"
-    shutil.copy(database, tmp_path)
-    with (
-        temporary_settings({PREFECT_HOME: tmp_path}),
-        pytest.MonkeyPatch.context() as patch,
-        free_port() as port,
-        free_port() as other,
-    ):
-        patch.setenv("PREFECT_HOME", str(tmp_path))
-        note.write_text(str(os.getpid()))
-        try:
-            url = server.start_server(port)
-            process = psutil.Process(int(note.read_text()))
-            assert process.pid != os.getpid() and process.is_running()
-            assert [Path(f"/proc/{process.pid}/fd/{number}").resolve() for number in (1, 2)] == [log, log]
-            assert server.start_server(port) == url
-            with pytest.raises(ParamsRefusedError, match=f"runs already, process {process.pid}; end it by"):
-                server.start_server(other)
-            limits = f"{url}/v2/concurrency_limits"
-            post(f"{limits}/", {"name": "one", "limit": 1})
-            asked = {"names": ["one"], "slots": 1, "lease_duration": 300}
-            taken = post(f"{limits}/increment-with-lease", asked)
-            # as the next server does, which ends the run of a lease that is not there
-            assert asyncio.run(FileStorage().read_lease(UUID(taken["lease_id"]))) is not None
-        finally:
-            assert server.stop_server()
-        assert not note.exists()
 
 
 def test_why_no_server_started_is_in_a_file_that_is_named(
