@@ -196,7 +196,7 @@ class _Hub(BaseHTTPRequestHandler):
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A server on this machine in place of the hub."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setattr(hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         yield
         server.shutdown()
