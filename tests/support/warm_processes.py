@@ -43,10 +43,15 @@ def warm_pool(count: int) -> Pool:
 
 
 class ModuleProcess:
-    """`python -m MODULE ARGUMENTS` in a folder, silent, as far as tests need `subprocess.Popen`."""
+    """`python -m MODULE ARGUMENTS` in a folder, as far as tests need `subprocess.Popen`.
 
-    def __init__(self, module: str, *arguments: str, cwd: Path, env: Mapping[str, str]) -> None:
-        given = (module, list(arguments), cwd, dict(env))
+    It is silent, or writes to a file, and then leads a session of its own.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, cwd: Path, env: Mapping[str, str], output: Path | None = None
+    ) -> None:
+        given = (module, list(arguments), cwd, dict(env), output)
         self._process = warm_context().Process(target=_run_module, args=given, daemon=True)
         self._process.start()
         assert self._process.pid is not None
@@ -73,11 +78,15 @@ def _set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _run_module(module: str, arguments: list[str], cwd: Path, env: Mapping[str, str]) -> None:
+def _run_module(
+    module: str, arguments: list[str], cwd: Path, env: Mapping[str, str], output: Path | None
+) -> None:
     _set_variables(env)
     os.chdir(cwd)
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    if output is not None:
+        os.setsid()
+    words = os.open(output or os.devnull, os.O_RDWR | os.O_CREAT)
     for stream in (1, 2):
-        os.dup2(nowhere, stream)
+        os.dup2(words, stream)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

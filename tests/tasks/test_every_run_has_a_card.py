@@ -198,7 +198,8 @@ class Runs:
         short = {"steps": STEPS, "epochs": 1, "iterations": STEPS}
         settings = {name: short.get(name, v) for name, v in usual.settings.items()}
         own |= {"smoothness": 5.0} if own.get("smoothness_is_data_dependent") else {}
-        settings |= {"steps": STEPS} if self.name == "sgd_ma" else {}
+        unnamed = {"sgd_ma": "steps", "dp_agd": "iterations"}  # by the recipe
+        settings |= {unnamed[self.name]: STEPS} if self.name in unnamed else {}
         # of an image each round has more than a thousand candidates
         settings |= {"rounds": STEPS} if (self.name, chosen["data"]) == ("priv_gene", "images") else {}
         for one, other in (

@@ -5,7 +5,6 @@ The stage that is stopped is processes, as a user's is; those before it are not,
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from tests.support.checkout import Checkout
 from tests.support.soak import soak_but
 from tests.support.waiting import HANG_SECONDS, before_long, processes_in
+from tests.support.warm_processes import ModuleProcess
 
 
 def _to_group(number: signal.Signals) -> Callable[[int], None]:
@@ -27,23 +27,16 @@ def _to_process(number: signal.Signals) -> Callable[[int], None]:
 def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -> tuple[int, str]:
     """The exit status of a command that is stopped while it trains, and what it wrote."""
     before = _checkpoints(checkout)
-    with written.open("wb") as file:
-        command = subprocess.Popen(
-            checkout.in_one_process("--but", "train", "flows.cli.main", "run"),
-            **checkout.where(),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            assert before_long(lambda: _checkpoints(checkout) != before), written.read_text()
-            stop(command.pid)
-            return command.wait(HANG_SECONDS), written.read_text()
-        finally:
-            if command.poll() is None:
-                os.killpg(command.pid, signal.SIGKILL)
-                command.wait()
+    run = ("--but", "train", "flows.cli.main", "run")
+    command = ModuleProcess("tests.support.one_process", *run, **checkout.where(), output=written)
+    try:
+        assert before_long(lambda: _checkpoints(checkout) != before), written.read_text()
+        stop(command.pid)
+        return command.wait(HANG_SECONDS), written.read_text()
+    finally:
+        if command.poll() is None:
+            os.killpg(command.pid, signal.SIGKILL)
+            command.wait()
 
 
 def _checkpoints(checkout: Checkout) -> dict[Path, bytes]:
