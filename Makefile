@@ -27,7 +27,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test soak lint format docs papers benchmarks gpu server stop clean
+.PHONY: run test tests soak lint format docs papers benchmarks gpu server stop clean
 .DEFAULT_GOAL := run
 
 run:
@@ -35,7 +35,11 @@ run:
 	@$(MAKE) --no-print-directory $(VENV)/installed
 	@epsilonflow run $(ARGS)
 
-test: lint
+test:
+	# Side by side, as tests wait now and then.
+	@$(MAKE) --no-print-directory -j 2 lint tests
+
+tests: $(VENV)/installed-dev
 	# For two cores, on which three processes take as long. What is compiled is kept for the next run.
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # slow files first, so that none is long at the end
 
