@@ -198,8 +198,9 @@ class Runs:
         short = {"steps": STEPS, "epochs": 1, "iterations": STEPS}
         settings = {name: short.get(name, v) for name, v in usual.settings.items()}
         own |= {"smoothness": 5.0} if own.get("smoothness_is_data_dependent") else {}
-        unnamed = {"sgd_ma": "steps", "dp_agd": "iterations"}  # by the recipe
-        settings |= {unnamed[self.name]: STEPS} if self.name in unnamed else {}
+        settings |= {"steps": STEPS} if self.name == "sgd_ma" else {}
+        # the paper's budget has a number of its own
+        settings |= {"iterations": STEPS} if self.name == "dp_agd" and not own.get("paper_budget") else {}
         # of an image each round has more than a thousand candidates
         settings |= {"rounds": STEPS} if (self.name, chosen["data"]) == ("priv_gene", "images") else {}
         for one, other in (
