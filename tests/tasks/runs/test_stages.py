@@ -175,26 +175,44 @@ def test_each_stage_hides_private_records_that_dvc_brought_back(
         main_of(lambda: None)
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("sys.exit('ERROR: Unable to acquire lock')", "failed to reproduce 'train': failed to run: "),
-        ("pass", "failed to reproduce 'train': output 'model' does not exist"),
-    ],
-)
-def test_a_stage_that_failed_says_so_and_is_never_tried_again(
-    stage: Callable[[str], Path], code: str, words: str
+FAILURES = {
+    "fails": (
+        "sys.exit('ERROR: Unable to acquire lock')",
+        StageFailedError,
+        "failed to reproduce 'fails': failed to run: ",
+    ),
+    "idle": ("pass", StageFailedError, "failed to reproduce 'idle': output 'idle.out' does not exist"),
+    "refuses": (
+        "sys.stderr.write('refused: too much; ask for less.\\n'); sys.exit(2)",
+        StageRefusedError,
+        r"too much; ask for less\.$",
+    ),
+    "dies": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        StageFailedError,
+        "dies was killed, .*; rerun the command to resume",
+    ),
+}
+"""By the name of a stage, its code, and the error that its failure is."""
+
+
+def test_a_stage_that_failed_says_why_and_is_never_tried_again(
+    stage: Callable[[str], Path],
 ) -> None:
-    root = stage(code)
-    with pytest.raises(StageFailedError, match=f"^{words}"):
-        reproduce("train", root=root, say=lambda _: None)
-    assert (root / "starts").read_text() == "x"
-
-
-def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) -> None:
-    root = stage("sys.stderr.write('refused: too much; ask for less.\\n'); sys.exit(2)")
-    with pytest.raises(StageRefusedError, match=r"^too much; ask for less\.$"):
-        reproduce("train", root=root, say=lambda _: None)
+    """Whether it fails, forgets its output, refuses or is killed; one process of DVC has them all."""
+    root = stage("")
+    stages = {
+        name: {"cmd": f"{sys.executable} {name}.py", "deps": [f"{name}.py"], "outs": [f"{name}.out"]}
+        for name in FAILURES
+    }
+    YAML(typ="safe", pure=True).dump({"stages": stages}, root / "dvc.yaml")
+    for name, (code, _, _) in FAILURES.items():
+        (root / f"{name}.py").write_text(f"import sys; open('starts', 'a').write('{name} ')\n{code}\n")
+    with DvcProcess(root, say=lambda _: None) as dvc:
+        for name, (_, kind, words) in FAILURES.items():
+            with pytest.raises(kind, match=f"^{words}"):
+                dvc.reproduce(name)
+    assert (root / "starts").read_text().split() == [*FAILURES]
 
 
 def test_a_stage_has_a_user_with_a_name(
@@ -208,12 +226,6 @@ def test_a_stage_has_a_user_with_a_name(
     (root / "site/sitecustomize.py").write_text("import pwd; pwd.getpwuid = {}.__getitem__")
     monkeypatch.setenv("PYTHONPATH", f"{root}/site{os.pathsep}{PROJECT}")
     assert reproduce("train", root=root, say=lambda _: None)
-
-
-def test_a_stage_that_is_killed_is_said_to_be(stage: Callable[[str], Path]) -> None:
-    root = stage("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(StageFailedError, match=r"^train was killed, .*; rerun the command to resume"):
-        reproduce("train", root=root, say=lambda _: None)
 
 
 def _hold_whole(root: Path) -> Callable[[], None]:
@@ -322,10 +334,14 @@ def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(
 
 
 @pytest.mark.parametrize(
-    "kind", [DataRefusedError, BudgetRefusedError, LedgerBrokenError, ModelRefusedError, ParamsRefusedError]
+    "kind",
+    [
+        partial(DataRefusedError, code="missing_file"),
+        *(BudgetRefusedError, LedgerBrokenError, ModelRefusedError, ParamsRefusedError),
+    ],
 )
 def test_a_refusal_is_one_sentence_and_status_2(
-    kind: type[ValueError], capsys: pytest.CaptureFixture[str]
+    kind: Callable[[str], ValueError], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse() -> None:
         raise kind("no,\n  not so; do this.")
