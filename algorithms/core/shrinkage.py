@@ -36,8 +36,8 @@ ONE = L2(1.0)
 CERTAIN = 3.0
 """From so many standard deviations of its noise on, a gain keeps all of the training, where records are no unit
 vectors."""
-_FLATTERY, _COST = 0.6, 0.4
-"""What is left of both where other gradients pull back; on tables of a few hundred cells that vary alike."""
+_DIRECTIONS = 5.0
+"""How many directions rows of cells vary in, about: what they learn by heart in a time t goes with the root of it."""
 _DOUBT, _SOFTENED = 0.25, 0.7
 """In standard deviations of its noise: by so much a gain is taken to be smaller, and so much is added to what noise
 costs, in squares, where the gain's own noise is the larger one."""
@@ -116,7 +116,8 @@ class ClassCounts:
         weight = 1.0 / float((shares / self._weights.to(shares)).sum())  # of a record, as shares are weighted
         outputs = shares[1:] if self.intercepts.outputs == 1 else shares
         curvature = weight * float((outputs * (1.0 - outputs)).sum())
-        return LossShape(curvature, curvature)  # as of any loss that is a log likelihood
+        # Square and curvature are the same, as of any loss that is a log likelihood.
+        return LossShape(curvature, curvature, curvature / (self.classes - 1))
 
     @property
     def _weights(self) -> Tensor:
@@ -152,14 +153,21 @@ class LabelCounts:
         """That of the loss, a mean over the labels, where outputs say the frequencies."""
         shares = log_odds.double().sigmoid()
         curvature = float((shares * (1.0 - shares)).mean())
-        return LossShape(curvature / self.labels, curvature)
+        return LossShape(curvature / self.labels, curvature, curvature / self.labels)
 
 
 class LossShape(NamedTuple):
-    """Of a loss by the outputs: the mean square of a record's gradient, and the trace of its Hessian."""
+    """Of a loss by the outputs.
+
+    Attributes:
+        square: The mean square of a record's gradient.
+        curvature: The trace of its Hessian.
+        rate: The same of a single output that is free, by which gradients pull it back.
+    """
 
     square: float
     curvature: float
+    rate: float
 
 
 class Chance(NamedTuple):
@@ -167,11 +175,35 @@ class Chance(NamedTuple):
 
     Attributes:
         flattery: What it seems to gain, as it is measured on the records that it learned by heart.
-        cost: What its noise costs.
+        cost: What its noise costs, and what was learned by heart costs others.
     """
 
     flattery: float
     cost: float
+
+
+def left_of_moves(time: float) -> float:
+    """The share of what a record's own gradients would move its output that others leave, where rows are cells.
+
+    It is the sum of 1 - exp(-time l) over time, with the eigenvalues l of the rows' second moment, whose sum is 1 as
+    rows are unit vectors. They fall about as the squares of their places.
+
+    time: of all steps, times the loss's curvature.
+
+    Example:
+        >>> [round(left_of_moves(time), 2) for time in (0.0, 10.0, 100.0, 2500.0)]
+        [1.0, 0.61, 0.33, 0.09]
+    """
+    return 1.0 / (1.0 + math.sqrt(time) / _DIRECTIONS)
+
+
+def chance_of(shape: LossShape, moves: Moves, records: float) -> Chance:
+    """In units of the loss of a record. records: their number, public or released."""
+    time = moves.record * records * shape.rate
+    left, left_of_noise = left_of_moves(time), left_of_moves(2.0 * time)
+    by_heart, by_noise = moves.record * shape.square, moves.noise**2 * shape.curvature / 2.0
+    # Where rows are drawn anew, the sum of the squares of 1 - exp(-time l) is lost, of which half is in both.
+    return Chance(by_heart * left, by_noise * left_of_noise + by_heart * (left - left_of_noise))
 
 
 def kept_share(gain: float, cost: float | None) -> float:
@@ -229,7 +261,7 @@ class ShrunkState(DPSGDState):
         shrinkage = plan.params(Shrinkage)
         bound, noise = L2(shrinkage.bound), Gaussian(shrinkage.gain_noise)
         released = barrier.loss_gain(self.start, trained, bound=bound, noise=noise) / noise.scale(bound)
-        chance = None if moves is None else self._chance(shrinkage, records / noise.scale(bound), moves)
+        chance = None if moves is None else self._chance(shrinkage, records, moves)
         gain = released if chance is None else released - chance.flattery
         kept = kept_share(gain, None if chance is None else chance.cost)
         shrunk = trained if kept == 1.0 else self.start + kept * (trained - self.start)
@@ -238,12 +270,13 @@ class ShrunkState(DPSGDState):
         return replace(self, optimizer_state=moved, **stated)
 
     def _chance(self, shrinkage: Shrinkage, records: float, moves: Moves) -> Chance:
-        """records: their number over the standard deviation of the gain's noise."""
-        counts, shape = shrinkage.counts, LossShape(_SQUARE_OF_NUMBERS, shrinkage.curvature)
+        """In standard deviations of the noise of the gain, which is a sum over records."""
+        counts, curvature = shrinkage.counts, shrinkage.curvature
+        shape = LossShape(_SQUARE_OF_NUMBERS, curvature, curvature)
         if counts is not None:
             shape = counts.shape(self.start[counts.intercepts.indices] * counts.intercepts.weight)
-        flattery, cost = moves.record * shape.square, moves.noise**2 * shape.curvature / 2.0
-        return Chance(records * _FLATTERY * flattery, records * _COST * cost)
+        noise = shrinkage.gain_noise * shrinkage.bound
+        return Chance(*(one * records / noise for one in chance_of(shape, moves, records)))
 
     @property
     def facts(self) -> dict[str, float]:

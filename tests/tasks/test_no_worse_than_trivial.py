@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.special import xlogy
+from scipy.special import log_softmax, xlogy
 
 from algorithms.cell_histograms import CellHistograms
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts, intercepts_of, number_of
+from algorithms.core.shrinkage import left_of_moves
 from algorithms.core.training import train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2
@@ -189,6 +190,62 @@ def test_the_mean_is_not_below_the_trivial_model_by_two_standard_errors(kind: st
     gains = np.array([gain(seed, kind) for seed in range(tables)])
     assert gains.mean() > -2 * gains.std(ddof=1) / math.sqrt(len(gains)), gains
     assert gains.min() > -0.15, gains  # nor far below on any
+
+
+def moments(seed: int, kind: str) -> NDArray[np.float64]:
+    """The eigenvalues of the second moment of a table's rows."""
+    columns, values, _ = table(np.random.default_rng(seed), 1500)
+    cells = usual_cells(kind, classes=2 if kind == "classes" else 0, records=2000)  # type: ignore[arg-type]
+    reader = csv_of(*columns, label("y")) | {"cells": cells.model_dump(mode="json")}
+    split: dict[str, Any] = {"split": {"salt": "x", "test_fraction": 0.2}, "records": {"at_most": 2000}}
+    files = {"train": {"path": "made-up.csv", "keyed_sha256": "0" * 64}}
+    document = card("made-up", reader=reader, files=files, classes=["a", "b"], **split)
+    encoding = DataCard.model_validate_json(json.dumps(document)).reader.cell_encoding  # type: ignore[union-attr]
+    assert encoding is not None
+    codes, sizes, weights = encoding.codes(values).astype(int), encoding.facts.sizes, encoding.facts.weights
+    rows = np.concatenate(
+        [
+            weight * np.eye(size)[codes[:, place]]
+            for place, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+        ],
+        axis=1,
+    )
+    found: NDArray[np.float64] = np.linalg.eigvalsh(rows @ rows.T / len(rows)).clip(min=0.0)
+    assert found.sum() == pytest.approx(1.0, rel=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["classes", "number"])
+def test_what_a_training_learns_by_heart_is_known_from_its_length(kind: str) -> None:
+    """By the eigenvalues of made-up rows, as gradient flow on squares shrinks each direction by exp(-time l)."""
+    for seed in range(3):
+        eigenvalues = moments(seed, kind)
+        for time in (10.0, 100.0, 1000.0, 3000.0):
+            exact = float((1.0 - np.exp(-time * eigenvalues)).sum()) / time
+            assert 0.4 < left_of_moves(time) / exact < 2.8, (seed, time, exact)
+
+
+@pytest.mark.parametrize("kind", ["number", "classes"])
+def test_what_is_learned_of_many_records_is_kept(kind: str) -> None:
+    """Two columns say a fifth of what varies, which is more than 4,000 records can be learned by heart."""
+    draw, n = np.random.default_rng(0), 4000
+    amounts, count = draw.random(n + HELD_OUT), draw.integers(0, 5, n + HELD_OUT)
+    columns = [number("x", 0.0, 1.0) | {"missing": 0.5}, category("c", *(f"c{one}" for one in range(5)))]
+    score = amounts - amounts.mean() + (count - 2) / 5
+    noisy = score / score.std() / 2 + draw.normal(size=n + HELD_OUT)
+    target: dict[str, Any] = {"target": {"bounds": [-1.0, 1.0]}}
+    labels: NDArray[Any] = (noisy / 5).clip(-1, 1).astype(np.float32)
+    if kind == "classes":
+        target, labels = {"classes": ["no", "yes"]}, (noisy > 0).astype(int)
+    scores = scores_of(
+        columns, [amounts, count.astype(float)], target, labels, n=n, at_most=n, epsilon=3.0, seed=0
+    )
+    real = labels[n:]
+    if kind == "number":
+        assert 1.0 - float(np.square(scores[:, 0] - real).mean() / real.var()) > 0.16
+    else:
+        said = log_softmax(scores, axis=1)[np.arange(len(real)), real]
+        assert float(said.mean()) > -math.log(2.0) + 0.077
 
 
 @pytest.mark.parametrize("tables", soak_but([3], [3, 6]))

@@ -268,12 +268,14 @@ def test_how_far_steps_move_is_what_the_optimizer_does(schedule: Any) -> None:
 
 
 def test_records_that_were_learned_by_heart_gain_by_chance_alone(tmp_path: Path) -> None:
-    """Each of 300 records has a cell of its own and a label by a coin, so that what they gain says nothing."""
-    draw, n = np.random.default_rng(0), 300
-    cells = np.stack([np.arange(n), np.zeros(n)], axis=1).astype(np.float32)
-    records = MadeUp(cells, draw.integers(0, 2, n))
-    model = build("additive", input_shape=(n + 1,), classes=2, seed=0)
-    model = behind_cells(model, (n, 1), (0.95, 0.3122))
+    """Each of 300 records has a label by a coin, and eight categories as frequent as 1, 1/2, 1/3 and so on."""
+    draw, n, (columns, of_each) = np.random.default_rng(0), 300, (8, 12)
+    shares = 1.0 / np.arange(1, of_each + 1)
+    cells = draw.choice(of_each, (n, columns), p=shares / shares.sum()).astype(np.float32)
+    records = MadeUp(np.c_[cells, np.zeros(n, np.float32)], draw.integers(0, 2, n))
+    model = build("additive", input_shape=(columns * of_each + 1,), classes=2, seed=0)
+    weights = (*[math.sqrt(0.9 / columns)] * columns, math.sqrt(0.1))
+    model = behind_cells(model, (*[of_each] * columns, 1), weights)
     limited = OptimizerConfig(learning_rate=3.8, momentum=0.9, schedule="linear", noise_limit=0.5)
     kept = {}
     for name, update in (
@@ -286,7 +288,7 @@ def test_records_that_were_learned_by_heart_gain_by_chance_alone(tmp_path: Path)
         plan = method.plan(Target(Budget(20.0, 1e-5)), facts)
         state = bench.trained(method, plan, model, tmp_path / name, records=lambda: records).state
         kept[name] = state.facts
-    assert kept["not known"]["kept"] > 0.9 and kept["known"]["kept"] < 0.1, kept
+    assert kept["not known"]["kept"] > 0.9 and kept["known"]["kept"] < 0.15, kept
 
 
 def test_the_counts_of_labels_are_one_release_of_all() -> None:
