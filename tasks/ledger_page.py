@@ -94,7 +94,7 @@ def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str
     last = runs[-1][0]
     cost, events = Budget(last.budget.epsilon, last.delta), json.loads(last.events)
     adjacency = json.loads(last.about).get("adjacency", "ADD_OR_REMOVE_ONE")
-    fits = ledger.affordable(name, cost, events=events, adjacency=adjacency)
+    fits = ledger.affordable_runs(name, cost, events=events, adjacency=adjacency)
     if fits is None:
         return "Any number of runs like the last one fit, because it cost nothing."
     after = ledger.spent_if_repeated(name, 10)

@@ -167,7 +167,9 @@ def preview_ledger(
         )
     balance, events = ledger.balance(population), reserved_events(plan)
     named = [block for block in blocks if block in settings.data.blocks]
-    fits = ledger.affordable(population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named)
+    fits = ledger.affordable_runs(
+        population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named
+    )
     after: tuple[Budget, ...] = ()
     is_retired = not named and all(block.retired for block in ledger.blocks(population))
     if math.isfinite(plan.cost.epsilon) and not is_retired:

@@ -57,7 +57,7 @@ from algorithms.privacy.ledger.rows import (
     ReservedRun,
     Status,
     adjacency_of,
-    affordable,
+    affordable_runs,
     balance_of,
     block_views,
     find_fullest_block,
@@ -461,7 +461,7 @@ class Ledger:
         """
         return block_views(self._state(population), population, also)
 
-    def affordable(
+    def affordable_runs(
         self,
         population: str,
         cost: Budget,
@@ -485,7 +485,7 @@ class Ledger:
         Raises:
             RefusedError: For events without a bound.
         """
-        return affordable(self._state(population), population, cost, events, adjacency, blocks)
+        return affordable_runs(self._state(population), population, cost, events, adjacency, blocks)
 
     def spent_after(
         self,

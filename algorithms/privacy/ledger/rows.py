@@ -514,7 +514,7 @@ def block_views(state: LedgerState, population: str, also: Sequence[str] = ()) -
     return blocks
 
 
-def affordable(
+def affordable_runs(
     state: LedgerState, population: str, cost: Budget, events: Events, adjacency: str, blocks: Sequence[str]
 ) -> int | None:
     """How many more runs of this cost fit into all of the blocks, every living one when none are named.
@@ -541,7 +541,7 @@ def spent_after(
 ) -> tuple[Budget, ...]:
     """What is spent or reserved after these numbers of further runs, in the most charged of the blocks.
 
-    blocks: those that each run reads; none for all that are not retired. Raises what `affordable` raises, and
+    blocks: those that each run reads; none for all that are not retired. Raises what `affordable_runs` raises, and
     RefusedError if no block is left.
     """
     terms, named = state.term(population), blocks or _living(state, population)

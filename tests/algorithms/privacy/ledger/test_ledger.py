@@ -186,7 +186,7 @@ def test_questions_about_an_unknown_population_are_refused(ledger: Ledger) -> No
     questions: list[Callable[[str], object]] = [
         ledger.balance,
         ledger.history,
-        lambda name: ledger.affordable(name, NO_NOISE),
+        lambda name: ledger.affordable_runs(name, NO_NOISE),
     ]
     for ask in questions:
         with pytest.raises(RefusedError, match=r"no population 'nobody' \(it has 'patients'\)"):
@@ -196,7 +196,7 @@ def test_questions_about_an_unknown_population_are_refused(ledger: Ledger) -> No
 def test_a_run_without_noise_is_refused_on_private_records(ledger: Ledger) -> None:
     with pytest.raises(BudgetRefusedError, match="'patients' never allows; choose a private algorithm"):
         reserve(ledger, "a", cost=NO_NOISE)
-    assert ledger.affordable("patients", NO_NOISE) == 0
+    assert ledger.affordable_runs("patients", NO_NOISE) == 0
 
 
 def test_a_run_without_noise_on_public_records_is_recorded_and_not_added_up(ledger: Ledger) -> None:
@@ -211,7 +211,7 @@ def test_a_run_without_noise_on_public_records_is_recorded_and_not_added_up(ledg
     balance = ledger.balance("digits")
     assert (balance.spent, balance.reserved) == (Budget(0.0, 0.0), Budget(10.0, 1e-3))
     assert ledger.status("free") == "settled"
-    assert ledger.affordable("digits", NO_NOISE) is None
+    assert ledger.affordable_runs("digits", NO_NOISE) is None
     assert [entry.epsilon for entry in ledger.history("digits")] == [10.0, None, None, None, None, 10.0]
 
 
@@ -287,10 +287,10 @@ ROUNDING = Fraction(1, 10**12)
 def test_equal_parts_of_a_cap_fit_exactly(tmp_path: Path, parts: int) -> None:
     ledger = declared(tmp_path, cap=Budget(0.3, 1.0))
     part = Budget(0.3 / parts, 1.0 / parts)
-    assert ledger.affordable("patients", part) == parts
+    assert ledger.affordable_runs("patients", part) == parts
     for i in range(parts):
         reserve(ledger, f"run-{i}", cost=part)
-    assert ledger.affordable("patients", part) == 0
+    assert ledger.affordable_runs("patients", part) == 0
     with pytest.raises(BudgetRefusedError, match="nothing more fits"):
         reserve(ledger, "one more", cost=Budget(1e-9, 0.0))
 

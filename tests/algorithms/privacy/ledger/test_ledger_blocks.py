@@ -92,8 +92,8 @@ def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path:
         BudgetRefusedError, match=r"block 'january' of population 'patients', which is retired for ever; ch"
     ):
         reserve(ledger, "b", "january", "february")
-    assert ledger.affordable("patients", ONE) == 3  # of the blocks that live
-    assert ledger.affordable("patients", ONE, blocks=["january"]) == 0
+    assert ledger.affordable_runs("patients", ONE) == 3  # of the blocks that live
+    assert ledger.affordable_runs("patients", ONE, blocks=["january"]) == 0
     ledger.settle("a", ONE, events=[])
     assert ledger.balance("patients", "january").retired
     ledger.declare_block("patients", "january")

@@ -56,7 +56,7 @@ def test_the_price_is_that_of_the_events_whatever_the_caller_says_it_costs(tmp_p
 def test_under_zcdp_many_small_runs_cost_less_than_their_sum(tmp_path: Path) -> None:
     ledger = declared(tmp_path, cap=CAP, composition=ZCDP)
     events = schedule_to_json([(GAUSSIAN, 1)])
-    count = ledger.affordable("patients", ONE, events=events)
+    count = ledger.affordable_runs("patients", ONE, events=events)
     assert count is not None
     for i in range(count):
         _reserve(ledger, f"run-{i}", GAUSSIAN)
