@@ -318,7 +318,7 @@ class PriceRatio:
 def price_ratios(plan: Plan, public: DatasetInfo) -> list[PriceRatio]:
     """What the run costs with an evaluation, over without one, by each composition that the population may have."""
     terms = Terms(public.is_public, Composition(), public.blocks_per_person)
-    group_size = terms.together(public.blocks or (WHOLE_POPULATION,))
+    group_size = terms.group_size(public.blocks or (WHOLE_POPULATION,))
     compositions = [Composition("renyi", float(order)) for order in ORDERS]
     if public.composition_runs is None:
         compositions = [Composition(public.composition, public.composition_order)]

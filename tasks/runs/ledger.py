@@ -146,7 +146,7 @@ def plan_composition(public: DatasetInfo, plan: "Plan") -> ChosenComposition | N
         adjacency=plan.adjacency,
         cap=Budget(public.cap_epsilon, public.cap_delta),
         blocks_per_person=public.blocks_per_person,
-        together=terms.together(public.blocks or (WHOLE_POPULATION,)),
+        group_size=terms.group_size(public.blocks or (WHOLE_POPULATION,)),
     )
 
 

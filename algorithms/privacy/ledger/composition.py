@@ -117,14 +117,14 @@ class Composition:
             )
         return (exact(_largest(self, budget)),)
 
-    def price(self, cost: Budget, events: Events, adjacency: str, together: int = 1) -> float | None:
+    def price(self, cost: Budget, events: Events, adjacency: str, group_size: int = 1) -> float | None:
         """The price of a run in each of a person's blocks, from its events.
 
         Args:
             cost: What the run states.
             events: Its releases.
             adjacency: Under which they are counted.
-            together: The number of records that a person may have in the run, one in each of as many blocks; the price
+            group_size: The number of records that a person may have in the run, one in each of as many blocks; the price
                 is the share of each block.
 
         Returns:
@@ -136,20 +136,20 @@ class Composition:
         if math.isinf(cost.epsilon):
             return None
         if self.kind == "basic":
-            return _delta_share(cost, events, adjacency, together) if events and together > 1 else None
+            return _delta_share(cost, events, adjacency, group_size) if events and group_size > 1 else None
         if not events:
             raise RefusedError(
                 f"{self} counts a run by its events, and this one names none; reserve it with its events."
             )
-        return self.events_price(events, adjacency, together)
+        return self.events_price(events, adjacency, group_size)
 
-    def events_price(self, events: Events, adjacency: str, together: int) -> float:
-        """The rho of events, or their divergence at the order, in each block of a person's `together` records.
+    def events_price(self, events: Events, adjacency: str, group_size: int) -> float:
+        """The rho of events, or their divergence at the order, in each block of a person's `group_size` records.
 
         Any number k of these records costs at most k shares, which their k blocks pay together.
 
         Args:
-            events, adjacency, together: As for `price`.
+            events, adjacency, group_size: As for `price`.
 
         Raises:
             RefusedError: For an event without a finite bound.
@@ -158,7 +158,7 @@ class Composition:
 
         schedule = count_same(schedule_from_json(events))
         price = max(
-            _group_price(self.order, schedule, adjacency, count) / count for count in range(1, together + 1)
+            _group_price(self.order, schedule, adjacency, count) / count for count in range(1, group_size + 1)
         )
         if not math.isfinite(price):
             raise RefusedError(
@@ -169,10 +169,10 @@ class Composition:
             )
         return price
 
-    def cost(self, budget: Budget, together: int, count: int) -> Amount:
-        """The amount of `count` runs in each block under basic sums; together: as in `price`."""
-        # Each of the blocks pays a share, so that those of one person's `together` records pay for all of them.
-        delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
+    def cost(self, budget: Budget, group_size: int, count: int) -> Amount:
+        """The amount of `count` runs in each block under basic sums; group_size: as in `price`."""
+        # Each of the blocks pays a share, so that those of one person's `group_size` records pay for all of them.
+        delta = min(1.0, _group_delta(budget, group_size) / group_size) if group_size > 1 else budget.delta
         return _charge_of_person((budget.epsilon, delta), count)
 
     def as_budget(self, amount: Amount, delta: float) -> Budget:
@@ -413,7 +413,7 @@ class Terms:
         """The terms with additional bound values; values bound before the first reservation are kept."""
         return replace(self, bound={**bound, **self.bound} if is_charged else {**self.bound, **bound})
 
-    def together(self, blocks: Collection[str]) -> int:
+    def group_size(self, blocks: Collection[str]) -> int:
         """The number of records that a person may have in a run on these blocks."""
         return (
             self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
@@ -421,9 +421,9 @@ class Terms:
 
     def planned_charge(self, cost: Budget, events: Events, adjacency: str, blocks: Collection[str]) -> Amount:
         """The amount that a run would be charged in each of its blocks; raises what `Composition.price` raises."""
-        together = self.together(blocks)
-        price = self.composition.price(cost, events, adjacency, together)
-        return self.charge(cost, {"price": price, "together": together})
+        group_size = self.group_size(blocks)
+        price = self.composition.price(cost, events, adjacency, group_size)
+        return self.charge(cost, {"price": price, "together": group_size})
 
     def charge(self, budget: Budget, notes: RowNotes) -> Amount:
         """The amount of a run in a block; nothing for a run without noise, which is recorded but not added.
@@ -435,6 +435,6 @@ class Terms:
         if self.composition.kind == "basic":
             if self.blocks_per_person > 1 and notes.get("price") is not None:
                 return _charge_of_person((budget.epsilon, notes["price"]), self.blocks_per_person)
-            together = notes["together"] if self.blocks_per_person > 1 else 1
-            return self.composition.cost(budget, together, self.blocks_per_person)
+            group_size = notes["together"] if self.blocks_per_person > 1 else 1
+            return self.composition.cost(budget, group_size, self.blocks_per_person)
         return _charge_of_person((notes["price"],), self.blocks_per_person)

@@ -36,11 +36,11 @@ def reservation_drafts(
     """
     if not blocks:
         return []
-    together = terms.together(blocks)
-    price = terms.composition.price(run.budget, run.events, adjacency_of(run.notes), together)
+    group_size = terms.group_size(blocks)
+    price = terms.composition.price(run.budget, run.events, adjacency_of(run.notes), group_size)
     notes = run.notes.copy()
     notes.pop("price", None)
-    notes |= _notes(terms, price, together)
+    notes |= _notes(terms, price, group_size)
     held_notes = {
         block: RowNotes(held=sorted(held[block])) if block in held else RowNotes() for block in blocks
     }
@@ -62,10 +62,10 @@ def settlement_drafts(
         return []
     check_settles(run_id, run, spent)
     terms = state.term(run.population)
-    drafts, together, in_full = [], terms.together(run.amounts), spent == run.reserved
+    drafts, group_size, in_full = [], terms.group_size(run.amounts), spent == run.reserved
     is_basic = terms.composition.kind == "basic"
     is_known = in_full and (is_basic or not events)
-    happened = None if is_known else terms.composition.price(spent, events, run.adjacency, together)
+    happened = None if is_known else terms.composition.price(spent, events, run.adjacency, group_size)
     for block, amount in run.amounts.items():
         # The last number of an amount is the price; under basic sums the first is epsilon, which is not divided.
         reserved = float(amount[-1] / Fraction(terms.blocks_per_person))
@@ -74,19 +74,19 @@ def settlement_drafts(
                 f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
                 f" {reserved:g} it reserved; find out why it did more than it planned."
             )
-        is_priced = any(amount) and (not is_basic or together > 1)
-        notes = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
+        is_priced = any(amount) and (not is_basic or group_size > 1)
+        notes = _notes(terms, (reserved if in_full else happened) if is_priced else None, group_size)
         if model is not None:
             notes["model"] = model
         drafts.append(Draft("settle", run.population, spent, run_id, events, notes, block))
     return drafts
 
 
-def _notes(terms: Terms, price: float | None, together: int) -> RowNotes:
+def _notes(terms: Terms, price: float | None, group_size: int) -> RowNotes:
     """What the ledger itself keeps in a row, whatever the caller's notes say."""
     notes = RowNotes()
     if price is not None:
         notes["price"] = price
     if terms.blocks_per_person > 1:
-        notes["together"] = together
+        notes["together"] = group_size
     return notes

@@ -851,8 +851,8 @@ def _is_covered(stated: Budget, events: str, adjacency: str) -> bool | None:
 
 
 @lru_cache(maxsize=4096)
-def _cost(composition: Composition, budget: Budget, events: str, adjacency: str, together: int) -> float:
-    return composition.price(budget, json.loads(events), adjacency, together) or 0.0
+def _cost(composition: Composition, budget: Budget, events: str, adjacency: str, group_size: int) -> float:
+    return composition.price(budget, json.loads(events), adjacency, group_size) or 0.0
 
 
 def _leave_out_ended(store: Store, connection: Connection, state: LedgerState, page: list[Entry]) -> None:

@@ -53,7 +53,7 @@ def choose_composition(
     adjacency: str,
     cap: Budget,
     blocks_per_person: int = 1,
-    together: int = 1,
+    group_size: int = 1,
 ) -> ChosenComposition:
     """Choose how the runs on a new population add up.
 
@@ -62,7 +62,7 @@ def choose_composition(
         cost: The (epsilon, delta) of one run; `events`: its planned releases, as JSON; `adjacency`: of its accounting.
         cap: The cap of the population, at whose delta a Rényi composition states epsilon.
         blocks_per_person: In how many blocks a person may have records.
-        together: The number of records of a person that one run may read.
+        group_size: The number of records of a person that one run may read.
 
     Returns:
         Rényi at the order that minimises the price of all planned runs, where one run alone takes at most
@@ -93,7 +93,7 @@ def choose_composition(
         """The choice of this order; None where it bounds an event by nothing, or leaves nothing of the cap."""
         composition = Composition("renyi", order)
         try:
-            price = composition.price(cost, fewer, adjacency, together)
+            price = composition.price(cost, fewer, adjacency, group_size)
         except RefusedError:
             return None
         if price is None or not any(composition.amount_of(cap)):

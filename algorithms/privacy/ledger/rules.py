@@ -326,10 +326,10 @@ def _share(delta: float, draft: Draft) -> float:
     The delta of k records is the sum of exp(i epsilon) delta for i below k (Dwork and Roth 2014, Theorem 2.2), and the
     ledger charges each of them a k-th of it. exp overflows above 709.
     """
-    together = draft.notes.get("together", 1)
-    if not isinstance(together, int) or together == 1:
+    group_size = draft.notes.get("together", 1)
+    if not isinstance(group_size, int) or group_size == 1:
         return delta
-    grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together
+    grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(group_size)) / group_size
     return floor_to_6_digits(delta / grows)
 
 

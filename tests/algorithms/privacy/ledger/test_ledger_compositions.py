@@ -145,7 +145,7 @@ def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them
 @pytest.mark.parametrize("event", [SGD, dp.GaussianDpEvent(3.0), PureDpEvent(0.2), dp.LaplaceDpEvent(9.0)])
 def test_what_the_blocks_of_a_person_pay_covers_every_number_of_records(event: dp.DpEvent) -> None:
     events = schedule_to_json([(event, 10)])
-    price = RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=3)
+    price = RENYI.events_price(events, "ADD_OR_REMOVE_ONE", group_size=3)
     for count in (1, 2, 3):
         assert rdp([(group_privacy(event, count), 10)], orders=(8.0,))[0] <= count * price * (1 + 1e-12)
 
@@ -185,7 +185,7 @@ def test_under_basic_sums_a_share_is_the_largest_of_any_number_of_records(
     assert int(np.argmax(shares)) + 1 == worst
     noise = dp.GaussianDpEvent(sigma)
     events = schedule_to_json([(noise if rate == 1 else dp.PoissonSampledDpEvent(rate, noise), 1)])
-    price = Composition().price(Budget(epsilon, shares[0]), events, "ADD_OR_REMOVE_ONE", together=24)
+    price = Composition().price(Budget(epsilon, shares[0]), events, "ADD_OR_REMOVE_ONE", group_size=24)
     assert price is not None
     assert max(shares) * (1 - 1e-7) <= price <= max(shares) * 1.001
 
@@ -203,7 +203,7 @@ def test_the_worst_number_of_records_is_found_with_few_of_them_computed_closely(
     monkeypatch.setattr(accounting, "compose_loss", spy)
     noise = dp.GaussianDpEvent(8.2)
     events = schedule_to_json([(dp.PoissonSampledDpEvent(0.00772, noise), 98_496)])
-    Composition().price(Budget(1.68, 1e-9), events, "ADD_OR_REMOVE_ONE", together=64)
+    Composition().price(Budget(1.68, 1e-9), events, "ADD_OR_REMOVE_ONE", group_size=64)
     assert 0 < sum(closely) <= 6
 
 
@@ -325,4 +325,4 @@ def test_a_block_pays_for_runs_that_each_meet_one_of_a_person_s_records() -> Non
     """Where a record costs 5.65 and a pair 7.29, two runs that meet one record each cost 11.3: half of 7.29 is too
     little."""
     events = schedule_to_json([(PairedDpEvent(), 1)])
-    assert RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=2) == 5.653792536
+    assert RENYI.events_price(events, "ADD_OR_REMOVE_ONE", group_size=2) == 5.653792536
