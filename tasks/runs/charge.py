@@ -100,7 +100,7 @@ class Charge:
                 events=reserved_events(plan),
                 notes={**notes, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
                 blocks=self.blocks,
-                held=digests_of(self.public, self.prepared),
+                content_digests=digests_of(self.public, self.prepared),
             )
 
     @property

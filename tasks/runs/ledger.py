@@ -109,7 +109,7 @@ def register(
     exactly these records.
     """
     check_location(ledger, public.population, public=public.is_public, home=home)
-    declare(ledger, public, held=digests_of(public, prepared), plan=plan)
+    declare(ledger, public, content_digests=digests_of(public, prepared), plan=plan)
 
 
 def digests_of(public: DatasetInfo, prepared: Path) -> dict[str, list[str]]:
@@ -175,13 +175,13 @@ def declare(
     ledger: Ledger,
     public: DatasetInfo,
     *,
-    held: Mapping[str, Sequence[str]] | None = None,
+    content_digests: Mapping[str, Sequence[str]] | None = None,
     plan: "Callable[[], Plan] | None" = None,
 ) -> None:
     """Declare the population and its blocks if they are new; raises RefusedError if the name has another kind.
 
-    held: the digests of the blocks' contents, once they are prepared; see `Ledger.reserve`. plan: makes the plan
-    of the first run, which a new population needs if its card plans a number of runs.
+    content_digests: of the blocks, once they are prepared; see `Ledger.reserve`. plan: makes the plan of the first run,
+    which a new population needs if its card plans a number of runs.
 
     The kind also differs if the unit differs. For a private population it also differs if other records are held out,
     since records trained on would be published, or if the blocks are defined in another way, since a person would have
@@ -211,8 +211,8 @@ def declare(
         bound={name: value for name, value in bound.items() if value is not None},
     )
     check_terms(ledger, public)
-    if held:
-        ledger.check_contents(public.population, held)
+    if content_digests:
+        ledger.check_contents(public.population, content_digests)
     declared = {block.name for block in ledger.blocks(public.population)} if public.blocks else set()
     for block in public.blocks:
         if block not in declared:

@@ -124,8 +124,8 @@ class Composition:
             cost: What the run states.
             events: Its releases.
             adjacency: Under which they are counted.
-            group_size: The number of records that a person may have in the run, one in each of as many blocks; the price
-                is the share of each block.
+            group_size: The number of records that a person may have in the run, one in each of as many blocks; the
+                price is the share of each block.
 
         Returns:
             A rho or a divergence. Under basic sums a delta, or None where the run's own cost is charged.

@@ -27,11 +27,11 @@ def declaration_drafts(state: LedgerState, population: str, cap: Budget, terms: 
 
 
 def reservation_drafts(
-    terms: Terms, run: Draft, blocks: Sequence[str], held: Mapping[str, Sequence[str]]
+    terms: Terms, run: Draft, blocks: Sequence[str], content_digests: Mapping[str, Sequence[str]]
 ) -> list[Draft]:
     """The rows that reserve a run in its blocks; raises RefusedError where its events have no bound under the terms.
 
-    run: the row of a run on the whole population. held: digests of what the blocks hold. The price is computed here
+    run: the row of a run on the whole population. content_digests: of the blocks. The price is computed here
     and never taken from the notes.
     """
     if not blocks:
@@ -41,10 +41,8 @@ def reservation_drafts(
     notes = run.notes.copy()
     notes.pop("price", None)
     notes |= _notes(terms, price, group_size)
-    held_notes = {
-        block: RowNotes(held=sorted(held[block])) if block in held else RowNotes() for block in blocks
-    }
-    return [replace(run, notes=notes | held_note, block=block) for block, held_note in held_notes.items()]
+    held_notes = {block: RowNotes(held=sorted(some)) for block, some in content_digests.items()}
+    return [replace(run, notes=notes | held_notes.get(block, RowNotes()), block=block) for block in blocks]
 
 
 def settlement_drafts(

@@ -336,7 +336,7 @@ class Ledger:
         events: Events,
         notes: Mapping[str, str],
         blocks: Sequence[str] = (WHOLE_POPULATION,),
-        held: Mapping[str, Sequence[str]] | None = None,
+        content_digests: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Charge a run before it reads a record; does nothing if the same run is open, as when it is resumed.
 
@@ -348,8 +348,8 @@ class Ledger:
             notes: For people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
                 retraining, which is charged only once.
             blocks: Those that the run reads, of which all are charged or none.
-            held: Keyed digests of each block's content; blocks with a common digest hold the same records. One that
-                begins with "way:" is of the key and the columns by which they were made.
+            content_digests: Keyed digests of each block's content; blocks with a common digest hold the same records.
+                One that begins with "way:" is of the key and the columns by which they were made.
 
         Raises:
             BudgetRefusedError: If a cap does not allow the run, and if a block holds exactly what a block of another
@@ -363,7 +363,7 @@ class Ledger:
         run = Draft("reserve", population, cost, run_id, events, row_notes)
         # Priced before the database is locked: accountants take their time. Of the terms, what a price depends on never
         # changes: the composition and the number of blocks per person.
-        drafts = reservation_drafts(self.terms(population), run, blocks, held or {})
+        drafts = reservation_drafts(self.terms(population), run, blocks, content_digests or {})
 
         def decide(state: LedgerState) -> list[Draft]:
             rules.check_blocks(state, population, [draft.block for draft in drafts])
@@ -372,15 +372,16 @@ class Ledger:
                 return []
             rules.check_once(state, population, row_notes)
             # Again, since another run may have charged these blocks with other content after `check_contents`.
-            rules.check_repeats(state, population, held or {})
-            rules.check_changes(state, population, held or {})
+            rules.check_repeats(state, population, content_digests or {})
+            rules.check_changes(state, population, content_digests or {})
             rules.check_fits(state, drafts)
             return drafts
 
         # A run on a whole population has to know whether that has blocks.
         blocks_to_load = None if WHOLE_POPULATION in blocks else blocks
         self._append(
-            StatePart(population, run_id, notes.get("retraining"), held or None, blocks_to_load), decide
+            StatePart(population, run_id, notes.get("retraining"), content_digests or None, blocks_to_load),
+            decide,
         )
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
@@ -537,22 +538,22 @@ class Ledger:
 
     def reserved_digests(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
-        state = self._state(population, held={})
-        return {block: digests for (_, block), digests in state.held.items()}
+        state = self._state(population, content_digests={})
+        return {block: digests for (_, block), digests in state.content_digests.items()}
 
-    def check_contents(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
+    def check_contents(self, population: str, content_digests: Mapping[str, Sequence[str]]) -> None:
         """Check the content of blocks before a run is reserved.
 
         Args:
             population: A registered one.
-            held: Keyed digests of each block's content, as for `reserve`.
+            content_digests: Keyed digests of each block's content, as for `reserve`.
 
         Raises:
             BudgetRefusedError: For blocks that hold exactly what others hold, or not what they were charged for.
         """
-        state = self._state(population, held={})
-        rules.check_repeats(state, population, held)
-        rules.check_changes(state, population, held)
+        state = self._state(population, content_digests={})
+        rules.check_repeats(state, population, content_digests)
+        rules.check_changes(state, population, content_digests)
 
     def status(self, run_id: str) -> Status | None:
         """The status of a run; None if the ledger does not know it."""

@@ -243,7 +243,7 @@ class LedgerState:
     caps: dict[Account, Budget] = field(default_factory=dict)
     retired: set[Account] = field(default_factory=set)
     adjacencies: dict[str, str] = field(default_factory=dict)
-    held: dict[Account, frozenset[str]] = field(default_factory=dict)
+    content_digests: dict[Account, frozenset[str]] = field(default_factory=dict)
     """The keyed digests of a block's content at all reservations on it."""
     allowed: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     """Populations with pairs of their blocks that may hold the same records, by decision of the data's owner."""
@@ -343,14 +343,14 @@ class LedgerState:
         names = (name for name, run in self.runs.items() if (run.population, run.retraining) == key)
         return next(names, None)
 
-    def repeats(self, population: str, held: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-        """For each block in `held`, the other blocks that hold exactly the same records, according to all reservations.
+    def repeats(self, population: str, content_digests: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+        """For each block with digests, the other blocks that hold exactly the same records, by all reservations.
 
         Pairs that the data's owner allowed, and blocks without a repeat, are left out.
         """
-        known = {block: found for (name, block), found in self.held.items() if name == population}
-        known |= {block: known.get(block, frozenset()).union(found) for block, found in held.items()}
-        held = {block: contents(found) for block, found in held.items()}
+        known = {block: some for (name, block), some in self.content_digests.items() if name == population}
+        known |= {block: known.get(block, frozenset()).union(some) for block, some in content_digests.items()}
+        own = {block: contents(some) for block, some in content_digests.items()}
         found = {
             block: [
                 other
@@ -359,7 +359,7 @@ class LedgerState:
                 and not theirs.isdisjoint(mine)
                 and (population, frozenset((block, other))) not in self.allowed
             ]
-            for block, mine in held.items()
+            for block, mine in own.items()
         }
         return {block: others for block, others in found.items() if others}
 
@@ -385,7 +385,9 @@ class LedgerState:
         )
         self.runs[run_id] = run._replace(amounts={**run.amounts, entry.block: amount})
         if "held" in notes:
-            self.held[account] = self.held.get(account, frozenset()).union(notes["held"])
+            self.content_digests[account] = self.content_digests.get(account, frozenset()).union(
+                notes["held"]
+            )
         self.charges[account] = self.charges.get(account, 0) + 1
         self._move(account, amount, "open")
 

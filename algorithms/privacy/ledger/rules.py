@@ -47,13 +47,15 @@ def check_blocks(state: LedgerState, population: str, blocks: Sequence[str]) -> 
         )
 
 
-def check_repeats(state: LedgerState, population: str, held: Mapping[str, Sequence[str]]) -> None:
+def check_repeats(state: LedgerState, population: str, content_digests: Mapping[str, Sequence[str]]) -> None:
     """Raises BudgetRefusedError where a block holds exactly what too many others hold, which would be one cap each."""
     count = state.term(population).blocks_per_person
-    for block, others in state.repeats(population, held).items():
+    for block, others in state.repeats(population, content_digests).items():
         if len(others) >= count:
-            other, order = others[0], [*state.blocks(population), *held]
-            if other in held and order.index(other) > order.index(block):  # the newer one is to be left out
+            other, order = others[0], [*state.blocks(population), *content_digests]
+            if other in content_digests and order.index(other) > order.index(
+                block
+            ):  # the newer one is to be left out
                 block, other = other, block
             allowed = "one block alone" if count == 1 else f"{count} blocks at most"
             raise BudgetRefusedError(
@@ -68,10 +70,10 @@ def check_repeats(state: LedgerState, population: str, held: Mapping[str, Sequen
             )
 
 
-def check_changes(state: LedgerState, population: str, held: Mapping[str, Sequence[str]]) -> None:
+def check_changes(state: LedgerState, population: str, content_digests: Mapping[str, Sequence[str]]) -> None:
     """Raises BudgetRefusedError where a block was charged, but never with this content, unless the owner allowed it."""
-    for block, digests in held.items():
-        charged = state.held.get((population, block), frozenset())
+    for block, digests in content_digests.items():
+        charged = state.content_digests.get((population, block), frozenset())
         is_comparable = not ways(charged).isdisjoint(ways(digests))
         is_allowed = (population, frozenset((block,))) in state.allowed
         if is_comparable and contents(charged).isdisjoint(contents(digests)) and not is_allowed:

@@ -125,15 +125,16 @@ class StatePart:
         population: Its name.
         run: A run that is needed, of any population.
         retraining: The scheduled retraining whose run is needed.
-        held: Digests of blocks, see `Ledger.reserve`; None if no digests are needed.
+        content_digests: Of blocks, see `Ledger.reserve`; None if no digests are needed.
         blocks: Blocks whose accounts are enough, with that of the whole population; None for all. With them, no other
-            open runs are loaded, and no digests but those of the blocks in `held` and of blocks of the same content.
+            open runs are loaded, and no digests but those of the blocks in `content_digests` and of blocks of the same
+            content.
     """
 
     population: str
     run: str | None = None
     retraining: object = None
-    held: Mapping[str, Sequence[str]] | None = None
+    content_digests: Mapping[str, Sequence[str]] | None = None
     blocks: Collection[str] | None = None
 
     def whole(self) -> "StatePart":
@@ -146,13 +147,13 @@ class StatePart:
         runs = population | {"run": self.run, "retraining": self.retraining}
         if self.blocks is None:
             questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS, runs)]
-            return [*questions, (_HELD, population)] if self.held is not None else questions
+            return [*questions, (_HELD, population)] if self.content_digests is not None else questions
         accounts = population | {"blocks": _list([*self.blocks, WHOLE_POPULATION], dialect)}
         questions = [(_NAMED_ACCOUNTS[dialect], accounts), (_ASKED_RUNS, runs)]
-        if self.held is None:
+        if self.content_digests is None:
             return questions
-        digests = [digest for some in self.held.values() for digest in contents(some)]
-        held = {"digests": _list(digests, dialect), "names": _list([*self.held], dialect)}
+        digests = [digest for some in self.content_digests.values() for digest in contents(some)]
+        held = {"digests": _list(digests, dialect), "names": _list([*self.content_digests], dialect)}
         return [*questions, (_NAMED_HELD[dialect], population | held)]
 
     def state(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
@@ -168,9 +169,11 @@ class StatePart:
         for account in accounts:
             _open_account(state, account)
         state.runs = {run_id: _run_of(text) for run_id, text in answers[1]}
-        for block, digest in answers[2] if self.held is not None else ():
+        for block, digest in answers[2] if self.content_digests is not None else ():
             block_account = self.population, block
-            state.held[block_account] = state.held.get(block_account, frozenset()) | {digest}
+            state.content_digests[block_account] = state.content_digests.get(block_account, frozenset()) | {
+                digest
+            }
         return state
 
 

@@ -503,7 +503,7 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
         for name in held:
             place.ledger.declare_block("tiny", name)
         place.ledger.reserve(
-            "theirs", "tiny", Budget(0.1, 1e-6), events=[], notes={}, blocks=[*held], held=held
+            "theirs", "tiny", Budget(0.1, 1e-6), events=[], notes={}, blocks=[*held], content_digests=held
         )
 
     monkeypatch.setattr(train, "register", meanwhile)

@@ -171,7 +171,9 @@ def _hold(ledger: Ledger, run_id: str, **held: str) -> None:
 
 def _hold_all(ledger: Ledger, run_id: str, held: dict[str, list[str]]) -> None:
     """Reserves a run on blocks with these digests."""
-    ledger.reserve(run_id, "patients", Budget(0.1, 0.0), events=EVENTS, notes={}, blocks=[*held], held=held)
+    ledger.reserve(
+        run_id, "patients", Budget(0.1, 0.0), events=EVENTS, notes={}, blocks=[*held], content_digests=held
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,14 +372,16 @@ def test_contents_are_compared_again_when_a_run_is_reserved(
     for ledger, contents in ((here, held), (there, moved)):
         ledger.check_contents("patients", contents)
     terms: dict[str, Any] = {"events": EVENTS, "notes": {}}
-    here.reserve("a", "patients", Budget(0.1, 0.0), blocks=["january"], held=held, **terms)
+    here.reserve("a", "patients", Budget(0.1, 0.0), blocks=["january"], content_digests=held, **terms)
     rows = here.history()
     for blocks in (["january"], ["february", "march"]):
         with refused_as("block_changed", BudgetRefusedError, block="january"):
-            there.reserve("b", "patients", Budget(0.1, 0.0), blocks=blocks, held=moved, **terms)
+            there.reserve("b", "patients", Budget(0.1, 0.0), blocks=blocks, content_digests=moved, **terms)
     assert here.history() == rows
     there.overrule("patients", "january", by="the owner")
-    there.reserve("c", "patients", Budget(0.1, 0.0), blocks=["february", "march"], held=moved, **terms)
+    there.reserve(
+        "c", "patients", Budget(0.1, 0.0), blocks=["february", "march"], content_digests=moved, **terms
+    )
     there.verify()
 
 

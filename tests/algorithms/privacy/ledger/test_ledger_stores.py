@@ -327,7 +327,9 @@ def test_each_does_what_the_role_is_for_and_the_row_says_who_did_it(url_of: Call
     alice.declare("patients", CAP, public=False)
     alice.declare("others", CAP, public=False, bound={"unit": "a person"})
     bob.declare_block("patients", "january")  # at the population's cap, as blocks that arrive are
-    bob.reserve("a", "patients", ONE, events=[], notes={}, blocks=["january"], held={"january": ["x"]})
+    bob.reserve(
+        "a", "patients", ONE, events=[], notes={}, blocks=["january"], content_digests={"january": ["x"]}
+    )
     bob.settle("a", Budget(0.5, 0.0), events=[])
     bob.reserve("b", "others", ONE, events=[], notes={})
     bob.forfeit("b")
