@@ -41,7 +41,7 @@ _LARGEST_GRID, _POINTS_TOGETHER = 2**24, 2**17
 _TILTED_TOGETHER = 2**15
 """Numbers of an array up to which several tilts are taken at once, so that it stays in a processor's cache."""
 _ITERATIONS, _LARGEST_TILT = 60, 1e15
-"""Of Newton's method; and where rounding a loss of 1 begins to change its tilted mass by more than a tenth."""
+"""Of Newton's method; and the tilt times a loss where rounding the loss begins to change its tilted mass by a tenth."""
 _MIN_TILT, _TILTS = 1e-9, np.geomspace(0.05, 500.0, 20)
 """The least tilt, and by what one that serves for a bound is multiplied to find a better one."""
 _LOG_INDECISIVE, _LOG_NEVER = math.log(1e4), math.log(1e6)
@@ -358,7 +358,7 @@ class PLDSum:
             # tilt.
             missing = log_target + _log_tail(tilt, k, mean, variance)
             low, high = (tilt, high) if missing > 0 else (low, tilt)
-            if abs(missing) < 1e-2 * log_target or tilt > _LARGEST_TILT:
+            if abs(missing) < 1e-2 * log_target or tilt * max(1.0, abs(mean)) > _LARGEST_TILT:
                 break
             step = tilt + missing / (tilt * variance) if variance > 0 else 0.0
             if not max(low, tilt / 4) < step < min(high, 4 * tilt):

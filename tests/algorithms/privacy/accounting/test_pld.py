@@ -569,7 +569,7 @@ def test_a_profile_of_losses_near_nothing_is_made_of_numbers(mu: float, delta: f
 @pytest.mark.parametrize("scale", [1.0, 0.03, 0.02, 0.01, 0.001, 1e-5])
 def test_one_sample_with_laplace_noise_has_its_closed_form(rate: float, scale: float) -> None:
     """delta is the rate times 1 - exp((e - 1 / scale) / 2), for the loss e without sampling."""
-    for share in (0.1, 0.5, 0.9):
+    for share in (0.01, 0.1, 0.5, 0.9):
         whole = 1 / scale + 2 * math.log1p(-share)
         exact = math.log1p(rate * math.expm1(whole)) if whole < 500 else math.log(rate) + whole
         found = epsilon([(dp.PoissonSampledDpEvent(rate, dp.LaplaceDpEvent(scale)), 1)], share * rate)
