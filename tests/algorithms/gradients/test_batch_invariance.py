@@ -403,6 +403,7 @@ LAST_BITS: dict[str, Callable[[Wired, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("all_comparisons")
 @pytest.mark.parametrize("name", LAST_BITS)
 def test_records_whose_last_bits_depend_on_their_company_are_taken_one_at_a_time(
     name: str, caplog: pytest.LogCaptureFixture

@@ -40,13 +40,19 @@ SPECS = INNER | {name: spec for name, spec in ALONE.items() if f"{name}, inside"
 IN_SUITE = [name for name in SPECS if name.removesuffix(", inside") not in REPEATS]
 IN_64_BITS = [(name, torch.float64, 1e-10) for name in SPECS]
 IN_32_BITS = [(name, torch.float32, 1e-5) for name in dict.fromkeys((*TYPICAL, *ON_TOKENS, *NETWORKS))]
-CHOSEN = [case for case in IN_64_BITS + IN_32_BITS if case[0].removesuffix(", inside") not in REPEATS]
+OF_PARTS = {"bilstm", "transformer", "embedding, padding", "decoder tied to the embedding"}
+"""Whose parts are tried in 32 bits too, and which are as a whole in 64 bits."""
+CHOSEN = [
+    case
+    for case in IN_64_BITS + IN_32_BITS
+    if case[0].removesuffix(", inside") not in REPEATS
+    and not (case[0] in OF_PARTS and case[1] == torch.float32)
+]
 
 
 IN_FULL = {
-    *("linear, inside", "conv2d, inside", "gru cell, inside", "cnn", "transformer"),
-    *("linear, used on parts of different length", "parts of parts", "distances"),
-    *("embedding, used again", "attention, output frozen", "transform of each record"),
+    *("linear, inside", "conv2d, inside", "linear, used on parts of different length", "parts of parts"),
+    *("distances", "embedding, used again", "transform of each record"),
 }
 """Inspected in full in 64 bits; the others briefly, which takes a fifth of the time."""
 
@@ -137,7 +143,7 @@ def _check_norms(made: Problem, engine: Engine, clipping: Clipping) -> None:
 
 
 @given(data=st.data(), count=COUNTS, seed=SEEDS)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     """Any kernel, stride, padding, dilation and groups that fit, in one and two dimensions."""
     dimensions = data.draw(st.sampled_from([1, 2]))

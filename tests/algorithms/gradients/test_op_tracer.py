@@ -319,7 +319,7 @@ def test_a_record_counts_the_same_in_any_place_where_a_model_works_in_chunks() -
     parameters, inputs = torch.ones(3), torch.full((64, 3), float(point))
     first, *others = (
         engine.clipped_sum(parameters, inputs, torch.eye(64, dtype=torch.int64)[place], L2(1.0))
-        for place in range(64)
+        for place in (0, 1, 20, 21, 41, 42, 62, 63)  # beginnings and ends of the chunks
     )
     assert all(torch.equal(first, other) for other in others)
 

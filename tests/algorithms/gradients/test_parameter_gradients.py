@@ -40,8 +40,8 @@ def test_a_single_gradient_is_never_above_its_bound(name: str) -> None:
         exact = written(gradient)[0]
         for near in NEAR:
             assert excess(gradient, L2(near * float(exact.norm()))) <= 1.0
-            assert excess(gradient, PerLayer((near * float(exact.norm()),))) <= 1.0
             assert excess(gradient, L1(near * float(exact.abs().sum()))) <= 1.0
+        assert excess(gradient, PerLayer((float(exact.norm()),))) <= 1.0  # of one layer, as by L2
         assert excess(gradient, Normalised(1.0)) <= 1.0
         assert excess(gradient, Normalised(1.0, stability=1e-3)) <= 1.0
 
@@ -233,8 +233,16 @@ def test_many_of_the_same_record_stay_within_as_many_bounds(name: str) -> None:
         assert float(many.clipped_sum(clipping).norm()) <= 97 * bound
 
 
+WITH_OTHERS = {
+    *("linear sequence, used again", "convolution, used again", "group norm, used again"),
+    *("parts of a packed weight", "parts of a packed weight, without a sequence", "parts of parts"),
+    *("attention to other inputs", "first layer frozen", "layer in the middle frozen", "bias frozen"),
+    *("weight frozen", "attention, projections frozen", "attention, output frozen", "position looked up"),
+    *("product with a matrix", "transposed weight", "transformer decoder layer"),
+}
+"""Networks whose gradients have the forms of those of others."""
 IN_SUITE = [
-    *(name for name in SPECS if name not in LAYERS and name not in REPEATS),
+    *(name for name in SPECS if not (name in LAYERS or name in REPEATS or name in WITH_OTHERS)),
     *(name for name in TYPICAL + ON_TOKENS if name in LAYERS),
     *(
         "linear, no bias",
@@ -251,12 +259,20 @@ OF_ANY_MODEL = [
     *((name, torch.float32) for name in SPECS),
     *((name, torch.bfloat16) for name in dict.fromkeys(TYPICAL + ON_TOKENS)),
 ]
+IN_16_BITS = [
+    *("linear", "linear, wide sequence", "conv2d", "conv2d, many places", "layer norm, sequence", "conv3d"),
+    *("attention to itself", "einsum", "normalised weight", "embedding, padding", "cnn", "bilstm"),
+]
+
+
+def by_type(dtype: torch.dtype) -> list[str]:
+    return IN_SUITE if dtype == torch.float32 else IN_16_BITS
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
     soak_but(
-        [(name, dtype) for name, dtype in OF_ANY_MODEL if dtype == torch.bfloat16 or name in IN_SUITE],
+        [(name, dtype) for name, dtype in OF_ANY_MODEL if name in by_type(dtype)],
         OF_ANY_MODEL,
     ),
 )
