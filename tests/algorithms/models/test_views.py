@@ -16,7 +16,7 @@ from tests.support.gradients import naive
 from tests.support.gradients.problems import BRIEF
 from tests.support.refusals import refused_as
 
-NAMES = ["softmax", "cifar_cnn"]
+NAMES = ["softmax", "conv_fc"]
 
 
 def seen(name: str, count: int) -> Model:
