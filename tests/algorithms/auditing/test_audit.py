@@ -1,6 +1,7 @@
 """The audit of a method finds faults that are planted in the barrier and the mechanisms, and accuses nobody else."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,12 @@ def quick(method: str = "dp_sgd", seed: int = 0, predicts: Any = "class", **sett
     """A fast audit: the parts of the claim are looked at as always, the attacks are weak."""
     game = Game(method, settings, 2.0, 1e-5, 1, accountant="rdp", predicts=predicts)
     return audit(game, runs=8, canaries=240, seed=seed)
+
+
+@cache
+def honest() -> Audit:
+    """Of DP-SGD without a fault."""
+    return quick()
 
 
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +87,8 @@ def gains_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("predicts", ["class", "number", "count"])
 def test_a_shrinkage_is_audited_with_its_releases(monkeypatch: pytest.MonkeyPatch, predicts: str) -> None:
     assert not quick(shrink_share=0.05, predicts=predicts).is_violated
+    if predicts != "number":
+        return  # one function clips the gains of all
     gains_unclipped(monkeypatch)
     found = quick(shrink_share=0.05, predicts=predicts)
     assert [check.name for check in found.checks if check.is_violated] == ["reach of a record"]
@@ -112,8 +121,7 @@ def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, fault: Fault,
 
 
 def test_honest_methods_are_not_accused() -> None:
-    for method in ("dp_sgd", "dp_gd", "objective_perturbation"):
-        found = quick(method)
+    for found in (honest(), *map(quick, ("dp_gd", "objective_perturbation"))):
         assert not found.is_violated, found.to_json()
         assert found.epsilon_lower_bound <= found.claimed
 
@@ -121,12 +129,12 @@ def test_honest_methods_are_not_accused() -> None:
 def test_the_bound_comes_close_to_the_claim_where_runs_are_many() -> None:
     """One Gaussian release, whose worst case is exactly the claim; the seed is fixed."""
     game = Game("dp_gd", {"steps": 1, "clip_norm": 1.0}, 4.0, 1e-5, 1)
-    found = audit(game, runs=400, canaries=50)
+    found = audit(game, runs=300, canaries=50)
     assert 0.45 * found.claimed < found.epsilon_lower_bound <= found.claimed
 
 
 def test_half_of_the_noise_would_have_been_seen() -> None:
-    assert quick().power.caught > 0.99
+    assert honest().power.caught > 0.99
 
 
 def test_what_claims_nothing_is_refused() -> None:

@@ -21,8 +21,7 @@ BESIDE_OTHERS = histogram_for("two classes", 2, compared=True)
 
 def compared(spec, draw, people, gain, noise):
     """Of the people a share is right by one model alone, `gain` more by this one."""
-    changes = draw.choice([1.0, 0.0, -1.0], people, p=[0.1 + gain, 0.8 - gain, 0.1])
-    share = np.unique(changes, return_counts=True)[1] / people
+    share = draw.multinomial(people, [0.1, 0.8 - gain, 0.1 + gain]) / people
     scores = np.full((3, spec.outputs), 0.5)
     cells = people * count(spec, scores, np.zeros(3), weights=share, differences=np.array([-1.0, 0.0, 1.0]))
     return ReleasedHistogram(spec, cells + draw.normal(0.0, noise, spec.cells), noise)

@@ -300,6 +300,7 @@ def check_beside_the_exact_one(
     assert is_close(epsilon([(sampled(rate, multiplier), steps)], delta), exact)
 
 
+@pytest.mark.soak  # with what asks for it
 def test_what_is_called_exact_is_refused_where_it_is_wrong() -> None:
     """Rare large losses decide here: one line gives 0.96, another 2.7."""
     with pytest.raises(ValueError, match="two lines"):
@@ -686,7 +687,7 @@ extrapolated to a width of 0.
 """
 
 
-@pytest.mark.parametrize(("kinds", "delta", "exact"), soak_but([*MIXTURES[1:3], MIXTURES[-1]], MIXTURES))
+@pytest.mark.parametrize(("kinds", "delta", "exact"), soak_but([MIXTURES[2], MIXTURES[-1]], MIXTURES))
 def test_losses_about_as_rare_as_delta_do_not_spoil_what_decides(
     kinds: list[tuple[float, float, int]], delta: float, exact: float
 ) -> None:

@@ -292,7 +292,7 @@ def log_integral(logarithms: NDArray[np.float64], points: NDArray[np.float64]) -
     return float(logsumexp(logarithms, b=weights(points)))
 
 
-@pytest.mark.parametrize("count", [0, 3, 50])
+@pytest.mark.parametrize("count", [0, 50])
 @pytest.mark.parametrize(
     ("regularisation", "multiplier", "clip_norm"),
     [
@@ -311,7 +311,7 @@ def test_the_stated_cost_dominates_the_exact_one(
     records = MadeUp((2 * some(count, 1).features).clip(-2, 2), some(count, 1).labels)
     std = multiplier * clip_norm
     reach = np.arcsinh(50 * (9 * std + 2 * count + 2) / regularisation)
-    points = np.sinh(np.linspace(-reach, reach, 100_001)) / 50
+    points = np.sinh(np.linspace(-reach, reach, 30_001)) / 50
     more = with_one(records, np.array([2.0], np.float32), 1)
     pair = [log_density(points, held, asked, std) for held in (records, more)]
     assert [log_integral(one, points) for one in pair] == pytest.approx([0.0, 0.0], abs=1e-3)

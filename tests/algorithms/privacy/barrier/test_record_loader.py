@@ -14,10 +14,10 @@ from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import MadeUp
 
-RECORDS, WIDTH = 40_000, 64
+RECORDS, WIDTH = 20_000, 64
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
 SMALL = ComputeConfig(memory_mb=1)
-"""A tenth of what the features take."""
+"""A fifth of what the features take."""
 
 
 @pytest.fixture

@@ -399,7 +399,7 @@ class AnySteps(RuleBasedStateMachine):
 
 
 TestAnySteps = AnySteps.TestCase
-TestAnySteps.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+TestAnySteps.settings = settings(max_examples=7, stateful_step_count=20, deadline=None)
 
 
 def test_the_first_value_of_each_name_stays_once_a_run_is_reserved(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_certain_coins_take_no_words(chance: int, number: int) -> None:
 
 def test_samples_are_those_of_independent_coins() -> None:
     """Every subset of few records, at a rate below that from which coins are tossed one by one."""
-    count, rate, releases = 60, 0.03, 20_000
+    count, rate, releases = 60, 0.03, 12_000
     took_part = np.zeros((releases, count), dtype=bool)
     for release in range(releases):
         took_part[release, draw_sample(Poisson(rate), count, seeded_generator(4).stream(release), step=0)] = (
