@@ -42,7 +42,11 @@ from algorithms.privacy.mechanisms.sampling import FullBatch
 from algorithms.target_scale import TargetScale
 from tests.support import barriers, bench
 from tests.support.bench import MadeUp, algorithm
+from tests.support.costs import costs_once
+from tests.support.engines import engines_once
 from tests.support.refusals import refused_as
+
+__all__ = ["costs_once", "engines_once"]
 
 SHAPE, COUNT = (4, 3, 3), 400
 QUIET = 1e-4

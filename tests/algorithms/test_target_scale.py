@@ -65,9 +65,9 @@ def test_noise_alone_does_not_stretch_the_scale() -> None:
 
 @pytest.mark.parametrize("kind", ["skewed", "bell", "even"])
 def test_the_centre_of_480_records_is_seldom_far_off(kind: str) -> None:
-    """By the usual noise at epsilon 1, in the worst of 300 releases, and in the mean of the squares."""
+    """By the usual noise at epsilon 1, in the worst of 150 releases, and in the mean of the squares."""
     errors = []
-    for seed in range(300):
+    for seed in range(150):
         draw = np.random.default_rng(seed)
         made = {
             "skewed": draw.lognormal(-3.5, 1.0, 480) - 1.0,

@@ -1,5 +1,6 @@
-"""Methods train few models, the same from test to test, so that each is inspected once."""
+"""Methods train few models, the same from test to test, so that each is inspected, and equal runs are priced, once."""
 
+from tests.support.costs import costs_once
 from tests.support.engines import engines_once
 
-__all__ = ["engines_once"]
+__all__ = ["costs_once", "engines_once"]

@@ -30,6 +30,7 @@ from comparisons.rates import (
 )
 from tasks.comparing.work import ComparisonWork
 from tests.support.comparisons import run_here, small
+from tests.support.soak import soak_but
 
 # Read off the vector graphics that the authors published; a reading is good to five digits.
 BOUNDS_AS_PUBLISHED = [(0.0, 1, 64.234), (0.0, 250, 26.498), (0.3, 1, 64.289), (0.3, 100, 24.564)]
@@ -318,7 +319,10 @@ def test_a_step_moves_by_the_noise_that_was_given() -> None:
     assert found == pytest.approx(noise, rel=0.25, abs=4 * adaclip_toy.LEARNING_RATE**2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    soak_but(["DP-SGD", "AdaCliP, free scale", "AdaCliP, h2 = 1e-08", "AdaCliP as printed, h2 = 1"], METHODS),
+)
 def test_every_method_comes_nearer_from_afar(name: str) -> None:
     found = distances(METHODS[name], 10, "random", seed=0, plan=plan_of(10, steps=150))
     assert found[-1] < found[0]
