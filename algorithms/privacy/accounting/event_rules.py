@@ -259,7 +259,10 @@ class EventRule:
         )
 
     def without_subsampling(self, event: Any, adjacency: NeighboringRelation) -> dp.DpEvent:
-        """The event without sampling, on all records."""
+        """The event on all records, of which zCDP has a bound; the event itself if it has no sample.
+
+        Also the event itself where zCDP has none, as of a search, whose trials keep their samples.
+        """
         return event
 
     def sampling_chance(self, event: Any) -> float:

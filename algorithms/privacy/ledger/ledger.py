@@ -279,9 +279,9 @@ class Ledger:
         self._append(StatePart(population, blocks=[block]), decide)
 
     def overrule(self, population: str, block: str, other: str | None = None, *, by: str) -> None:
-        """Let two blocks hold exactly the same records, or one change its content after a charge.
+        """Exempt two blocks from holding different records, or one from keeping its content after a charge.
 
-        By decision of the data's owner; repeating it does nothing.
+        By decision of the data's owner, who vouches that no person gets a second cap by it; repeating it does nothing.
 
         Args:
             population: A registered one.
@@ -294,7 +294,7 @@ class Ledger:
         """
         if block == other:
             raise RefusedError(
-                f"block {block!r} holds what it holds; name another block that may hold the same."
+                f"block {block!r} was named twice; name another block that may hold the same records."
             )
         blocks = [block] if other is None else sorted((block, other))
         for name in blocks:
@@ -303,7 +303,7 @@ class Ledger:
 
         def decide(state: LedgerState) -> list[Draft]:
             cap, notes = state.cap(population), RowNotes(overruled=blocks, by=by)
-            is_known = (population, frozenset(blocks)) in state.allowed
+            is_known = (population, frozenset(blocks)) in state.exemptions
             return [] if is_known else [Draft("cap", population, cap, notes=notes)]
 
         self._append(StatePart(population, blocks=()), decide)
@@ -792,8 +792,8 @@ def verify_rows(
     for page in pages(store.rows(connection, after=start)):
         priced += _replay_page(state, page, prices=prices)
         count, head = count + len(page), page[-1].head
-        _leave_out_ended(store, connection, state, page)
-    _leave_out_ended(store, connection, state, [])
+        _check_and_drop_ended(store, connection, state, page)
+    _check_and_drop_ended(store, connection, state, [])
     wrong = state_tables.differing(connection, state)
     if wrong is not None:
         raise _wrong(store, wrong)
@@ -856,10 +856,13 @@ def _cost(composition: Composition, budget: Budget, events: str, adjacency: str,
     return composition.price(budget, json.loads(events), adjacency, group_size) or 0.0
 
 
-def _leave_out_ended(store: Store, connection: Connection, state: LedgerState, page: list[Entry]) -> None:
-    """Compare ended runs with the stored ones, and forget them.
+def _check_and_drop_ended(
+    store: Store, connection: Connection, state: LedgerState, page: list[Entry]
+) -> None:
+    """Compare runs that have ended with the stored ones, and drop them, so that memory grows with the open runs alone.
 
-    A run with a row in this page may have more rows in the next, for its other blocks, and is kept.
+    A run with a row in this page may have more rows in the next, for its other blocks, and is kept. Raises
+    LedgerBrokenError where a stored run is another.
     """
     touched = {entry.run_id for entry in page}
     ended = {name: run for name, run in state.runs.items() if run.status != "open" and name not in touched}

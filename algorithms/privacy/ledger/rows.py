@@ -245,8 +245,9 @@ class LedgerState:
     adjacencies: dict[str, str] = field(default_factory=dict)
     content_digests: dict[Account, frozenset[str]] = field(default_factory=dict)
     """The keyed digests of a block's content at all reservations on it."""
-    allowed: set[tuple[str, frozenset[str]]] = field(default_factory=set)
-    """Populations with pairs of their blocks that may hold the same records, by decision of the data's owner."""
+    exemptions: set[tuple[str, frozenset[str]]] = field(default_factory=set)
+    """By decision of the data's owner: a population with a pair of blocks that may hold the same records, or with one
+    that may change its content."""
     runs: dict[str, ReservedRun] = field(default_factory=dict)
     sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
     """The amounts of an account's runs by status."""
@@ -269,7 +270,7 @@ class LedgerState:
             case "cap" if notes.get("retired"):
                 self.retired.add((entry.population, entry.block))
             case "cap" if overruled := notes.get("overruled"):
-                self.allowed.add((entry.population, frozenset(overruled)))
+                self.exemptions.add((entry.population, frozenset(overruled)))
             case "cap":
                 self.caps[entry.population, entry.block] = entry.budget
                 bound, terms = notes.get("bound", {}), self.terms[entry.population]
@@ -357,7 +358,7 @@ class LedgerState:
                 for other, theirs in known.items()
                 if other != block
                 and not theirs.isdisjoint(mine)
-                and (population, frozenset((block, other))) not in self.allowed
+                and (population, frozenset((block, other))) not in self.exemptions
             ]
             for block, mine in own.items()
         }

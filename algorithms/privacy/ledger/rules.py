@@ -75,7 +75,7 @@ def check_changes(state: LedgerState, population: str, content_digests: Mapping[
     for block, digests in content_digests.items():
         charged = state.content_digests.get((population, block), frozenset())
         is_comparable = not ways(charged).isdisjoint(ways(digests))
-        is_allowed = (population, frozenset((block,))) in state.allowed
+        is_allowed = (population, frozenset((block,))) in state.exemptions
         if is_comparable and contents(charged).isdisjoint(contents(digests)) and not is_allowed:
             raise BudgetRefusedError(
                 "the block {block!r} of population {population!r} does not hold the records that were charged: some"

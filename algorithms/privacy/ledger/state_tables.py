@@ -286,7 +286,7 @@ def differing(connection: Connection, state: LedgerState) -> str | None:
             population
         ) != state.adjacencies.get(population):
             return f"the blocks of population {population!r}"
-        if {pair for pair in state.allowed if pair[0] == population} != saved.allowed:
+        if {pair for pair in state.exemptions if pair[0] == population} != saved.exemptions:
             return f"what was overruled in population {population!r}"
         for account in sorted(accounts[population]):
             if _account_row(state, account) != _account_row(saved, account):
@@ -325,7 +325,7 @@ def from_document(document: StateJson) -> LedgerState:
 
 def _read_population(state: LedgerState, row: Any) -> None:
     state.terms[row.population] = Terms.from_notes(json.loads(row.terms))
-    state.allowed |= {(row.population, frozenset(pair)) for pair in json.loads(row.allowed)}
+    state.exemptions |= {(row.population, frozenset(pair)) for pair in json.loads(row.allowed)}
     if row.adjacency is not None:
         state.adjacencies[row.population] = row.adjacency
 
@@ -341,7 +341,7 @@ def _open_account(state: LedgerState, row: Any) -> None:
 
 
 def _population_row(state: LedgerState, population: str) -> Row:
-    pairs = sorted(sorted(pair) for name, pair in state.allowed if name == population)
+    pairs = sorted(sorted(pair) for name, pair in state.exemptions if name == population)
     terms = canonical(state.terms[population].to_notes())
     return {"population": population, "terms": terms, "allowed": canonical(pairs)}
 
