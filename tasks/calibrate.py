@@ -50,7 +50,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import Schedule, count_same, on_disjoint_parts, schedule_to_json
 from algorithms.privacy.accounting.filters import FIXED
-from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
+from algorithms.privacy.accounting.risk import max_true_positive_rate, risk_profile
 from algorithms.privacy.documents import PlanDocument, PlannedModel
 from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
@@ -235,14 +235,16 @@ def _add_evaluation(
         return plan
     spec = _histogram(wanted, public)
     attack, adjacency = settings.privacy.target, plan.adjacency
-    detection_ratio: list[Callable[[Schedule], float]] = []
+    true_positive_ratio: list[Callable[[Schedule], float]] = []
     if attack is not None:
-        detection_ratio = [lambda schedule: _detection_rate(attack, schedule, adjacency) / attack.caught]
+        true_positive_ratio = [
+            lambda schedule: _true_positive_rate(attack, schedule, adjacency) / attack.caught
+        ]
     if adjacency != ADD_OR_REMOVE_ONE.name:
         return plan_composed_evaluation(
-            for_target, plan.target, spec, wanted=wanted.epsilon, ratios=detection_ratio
+            for_target, plan.target, spec, wanted=wanted.epsilon, ratios=true_positive_ratio
         )
-    ratios: list[Callable[[Schedule], float]] = [*price_ratios(plan, public), *detection_ratio]
+    ratios: list[Callable[[Schedule], float]] = [*price_ratios(plan, public), *true_positive_ratio]
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
 
 
@@ -273,9 +275,9 @@ def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
     return tuple((name, declared[name]) for name in columns)
 
 
-def _detection_rate(attack: params.AttackTarget, schedule: Schedule, adjacency: str) -> float:
+def _true_positive_rate(attack: params.AttackTarget, schedule: Schedule, adjacency: str) -> float:
     """The largest true positive rate of an attack at the false positive rate of the target."""
-    return float(max_detection_rate(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
+    return float(max_true_positive_rate(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,7 @@ def _plan_for_attack(attack: params.AttackTarget, at: Callable[[float], Plan]) -
 def meets_attack_target(plan: Plan, attack: params.AttackTarget) -> bool:
     """Whether no attacker's true positive rate exceeds `caught` at a false positive rate of `false_alarms`."""
     return bool(
-        max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
+        max_true_positive_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
         <= attack.caught
     )
 

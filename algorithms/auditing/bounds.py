@@ -38,7 +38,7 @@ from algorithms.privacy.accounting.event_rules import (
 )
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json
 from algorithms.privacy.accounting.gaussian import gaussian_delta
-from algorithms.privacy.accounting.risk import Profile, misses, profile, risk_profile
+from algorithms.privacy.accounting.risk import Profile, min_false_negative_rate, profile, risk_profile
 
 Array = NDArray[np.float64]
 CONFIDENCE, ALARM = 0.95, 1e-6
@@ -302,7 +302,7 @@ def many_runs(
     )
     leak = _min_leak(seen, claimed)
     min_epsilon = max(epsilon_of(seen, delta), cost(leak) if leak > 0 else 0.0)
-    is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
+    is_violated = sure.misses < float(min_false_negative_rate(claimed(1.0), sure.alarms))
     shares = f"false alarms at most {100 * seen.alarms:.3g}%, misses at most {100 * seen.misses:.3g}%"
     detail = f"{len(scores)} pairs of runs: {shares}"
     return Attack("worst record, many runs", min_epsilon, is_violated, detail)
@@ -417,10 +417,10 @@ def power_of(
     caught = float(chi2(draws).cdf(4 * chi2(draws).ppf(ALARM))) if draws else 0.0
     best = Rates(1.0, 1.0)
     for alarms in np.geomspace(1e-3, 0.5, 25):
-        missed = float(misses(claimed(2.0), alarms))
+        missed = float(min_false_negative_rate(claimed(2.0), alarms))
         best = max(best, _median_rates(alarms, missed, pairs, CONFIDENCE), key=mu_of)
         sure = _median_rates(alarms, missed, pairs, 1 - ALARM)
-        if sure.misses < float(misses(claimed(1.0), sure.alarms)):
+        if sure.misses < float(min_false_negative_rate(claimed(1.0), sure.alarms)):
             caught = max(caught, 0.5)  # of what is usual: as often more is seen as less
     leak = _min_leak(best, claimed)
     return Power(caught, cost(leak) if leak > 0 else 0.0)
@@ -437,7 +437,7 @@ def _min_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
     low, high = 0.0, 4.0
     while high - low > 0.01 and seen.alarms + seen.misses < 1:
         middle = (low + high) / 2
-        agrees = seen.misses >= float(misses(claimed(middle), seen.alarms))
+        agrees = seen.misses >= float(min_false_negative_rate(claimed(middle), seen.alarms))
         low, high = (low, middle) if agrees else (middle, high)
     return low
 
@@ -447,4 +447,6 @@ def curve_of(scores: Array, claimed: Profile) -> TradeOffCurve:
     alarms = np.linspace(0.0, 1.0, 101)
     thresholds = np.quantile(scores, _THRESHOLDS)
     seen = tuple((float((scores[:, 0] >= t).mean()), float((scores[:, 1] < t).mean())) for t in thresholds)
-    return TradeOffCurve(tuple(alarms.tolist()), tuple(misses(claimed, alarms).tolist()), seen)
+    return TradeOffCurve(
+        tuple(alarms.tolist()), tuple(min_false_negative_rate(claimed, alarms).tolist()), seen
+    )

@@ -13,7 +13,7 @@ from algorithms.core.shrinkage import Shrinkage
 from algorithms.evaluation import expected_errors, expected_group_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.risk import max_detection_rate, risk_profile
+from algorithms.privacy.accounting.risk import max_true_positive_rate, risk_profile
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.ledger import explain
 from data import DatasetInfo
@@ -269,7 +269,7 @@ def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     if attack is None:
         return []
     share = float(
-        max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
+        max_true_positive_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms)
     )
     text = (
         f"recognises at most {share:.2%} at {attack.false_alarms:.2%} false alarms;"

@@ -81,9 +81,10 @@ class DataParams(StrictModel):
 
 
 class AttackTarget(StrictModel):
-    """A target instead of epsilon: at this false-alarm rate no attacker recognises a larger share than `caught`.
+    """A target instead of epsilon: at this false positive rate no attacker has a larger true positive rate.
 
-    false_alarms: share of strangers whom the attacker takes for members. caught: share of members that it recognises.
+    false_alarms: the false positive rate, the share of strangers whom the attacker takes for members. caught: the true
+    positive rate, the share of members that it recognises.
     """
 
     false_alarms: float = Field(gt=0, lt=1)

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field
 
 from algorithms.plain_text import for_markdown, visible
-from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_detection_rate
+from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_true_positive_rate
 from algorithms.privacy.card import CardVerification, PrivacyCard, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
@@ -161,7 +161,8 @@ def risk_of(profile: Profile) -> dict[str, object]:
     """
     share = advantage(profile)
     attacks = [
-        {"false_alarms": rate, "caught": float(max_detection_rate(profile, rate))} for rate in FALSE_ALARMS
+        {"false_alarms": rate, "caught": float(max_true_positive_rate(profile, rate))}
+        for rate in FALSE_ALARMS
     ]
     return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(profile)}
 

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from algorithms.plain_text import for_figure
-from algorithms.privacy.accounting.risk import Profile, max_detection_rate
+from algorithms.privacy.accounting.risk import Profile, max_true_positive_rate
 from tasks.reporting.shapes import Shape
 from tasks.runs.metrics import ACCURACY, CalibrationRow, is_share
 
@@ -162,7 +162,7 @@ def risk_figure(profile: Profile | None, *, theme: Theme) -> "Figure":
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
     rates = np.geomspace(1e-4, 1.0, 200)
-    recognised = np.ones_like(rates) if profile is None else max_detection_rate(profile, rates)
+    recognised = np.ones_like(rates) if profile is None else max_true_positive_rate(profile, rates)
     axes.plot(rates, rates, color=theme.muted, linestyle=":", label="blind guessing")
     axes.plot(rates, recognised, color=theme.accent, label="best attacker")
     for axis in (axes.xaxis, axes.yaxis):

@@ -115,11 +115,12 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
     document = calibrate.calibrate(asked, public)
     calibrate.check_plan(document, asked, public)
     plan = Plan.from_document(document)
-    found = float(risk.max_detection_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
+    found = float(risk.max_true_positive_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
     assert 0.045 < found <= 0.05
     more = calibrate.plan_for(settings(epsilon=1.05 * plan.target.budget.epsilon), public)
     assert (
-        float(risk.max_detection_rate(risk_profile(more.filter, more.schedule, more.adjacency), 0.01)) > found
+        float(risk.max_true_positive_rate(risk_profile(more.filter, more.schedule, more.adjacency), 0.01))
+        > found
     )
 
 

@@ -103,7 +103,7 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     spent = finished.card.setting.epsilon
     assert spent is not None
     promised = risk.profile(finished.run.receipt.schedule)
-    caught = float(risk.max_detection_rate(promised, 0.01))
+    caught = float(risk.max_true_positive_rate(promised, 0.01))
     assert caught < DELTA + 0.01 * math.exp(spent)  # what the single point would allow
     assert f"epsilon = {rounded_up(spent)}" in text
     assert f"{math.ceil(1000 * caught) / 10:.1f}% of those that were" in text

@@ -1,8 +1,8 @@
 """What an attacker can achieve against a run, from its whole privacy profile and not from one (epsilon, delta) alone.
 
 The attacker knows all other records and tells from what was released whether one record was used. Any test of that has
-a rate of false alarms (records not used that are taken for used ones) and a rate of misses. A profile, delta as a
-function of epsilon, bounds both (Kairouz et al. 2015; Dong, Roth and Su 2022, Proposition 6): every number here is a
+a false positive rate (of records not used that are taken for used ones) and a false negative rate. A profile, delta as
+a function of epsilon, bounds both (Kairouz et al. 2015; Dong, Roth and Su 2022, Proposition 6): every number here is a
 limit that holds for the best attacker, never an estimate.
 """
 
@@ -118,41 +118,41 @@ def _grid(largest: float) -> Array:
     return np.linspace(0.0, min(max(largest, 1e-6), 500.0), _POINTS)
 
 
-def misses(curve: Profile, false_alarms: ArrayLike) -> Array:
-    """The least rate of misses of any test at a rate of false alarms: the trade-off curve.
+def min_false_negative_rate(curve: Profile, false_positive_rates: ArrayLike) -> Array:
+    """The smallest false negative rate of any test at a false positive rate: the trade-off curve.
 
     Args:
         curve: The run's profile.
-        false_alarms: Rates in [0, 1], of any shape.
+        false_positive_rates: Rates in [0, 1], of any shape.
 
     Returns:
         Lower bounds in [0, 1], of the same shape.
 
     Example:
         >>> perfect = Profile(np.zeros(1), np.zeros(1))  # nothing was released
-        >>> misses(perfect, [0.1, 0.5]).tolist()
+        >>> min_false_negative_rate(perfect, [0.1, 0.5]).tolist()
         [0.9, 0.5]
     """
-    alarms = np.asarray(false_alarms, dtype=np.float64)[..., None]
-    by_alarms = 1 - curve.delta - np.exp(curve.epsilon) * alarms
-    by_misses = np.exp(-curve.epsilon) * (1 - curve.delta - alarms)
-    best: Array = np.maximum(0.0, np.maximum(by_alarms, by_misses).max(axis=-1))
+    rates = np.asarray(false_positive_rates, dtype=np.float64)[..., None]
+    of_one_side = 1 - curve.delta - np.exp(curve.epsilon) * rates
+    of_other_side = np.exp(-curve.epsilon) * (1 - curve.delta - rates)
+    best: Array = np.maximum(0.0, np.maximum(of_one_side, of_other_side).max(axis=-1))
     return best
 
 
-def max_detection_rate(curve: Profile, false_alarms: ArrayLike) -> Array:
-    """The largest share of used records that any test recognises, at a rate of false alarms.
+def max_true_positive_rate(curve: Profile, false_positive_rates: ArrayLike) -> Array:
+    """The largest true positive rate of any test at a false positive rate: the share of used records it recognises.
 
     Example:
-        >>> round(float(max_detection_rate(Profile(np.zeros(1), np.zeros(1)), 0.05)), 6)
+        >>> round(float(max_true_positive_rate(Profile(np.zeros(1), np.zeros(1)), 0.05)), 6)
         0.05
     """
-    recognised: Array = 1 - misses(curve, false_alarms)
-    return recognised
+    detected: Array = 1 - min_false_negative_rate(curve, false_positive_rates)
+    return detected
 
 
 def advantage(curve: Profile) -> float:
-    """The most by which a share of recognised records exceeds its false alarms.
+    """The most by which a true positive rate exceeds its false positive rate.
 
     It is delta at epsilon 0; where that is a loose bound, as Rényi's, a larger epsilon can give a smaller one.
     Half of it above one half is how often the best guess is right where half of the records were used.
