@@ -45,6 +45,9 @@ _ROWS = 256
 _LARGE = 2**19
 """Size of a parameter above which the gradients of a few records do not fit a CPU's cache."""
 
+FEW_NUMBERS = 1024
+"""Size of a parameter whose gradients are always materialised, to be processed with others: calls cost more."""
+
 _FEW, _SHORT = 8, 64
 """Outer products per record up to which 64-bit products beat materialising small and large gradients."""
 
@@ -512,7 +515,9 @@ class LinearGrad(RowGrad):
     @property
     def _prefers_gram(self) -> bool:
         sizes = self.length, self.inputs.shape[2], self.grad_outputs.shape[2]
-        return prefers_gram(*sizes, self.inputs.device, is_summed_by_products=self.length <= _FEW)
+        return self._numbers > FEW_NUMBERS and prefers_gram(
+            *sizes, self.inputs.device, is_summed_by_products=self.length <= _FEW
+        )
 
     @property
     def _numbers(self) -> int:

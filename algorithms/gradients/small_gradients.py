@@ -12,6 +12,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import square_norms, wide
 from algorithms.gradients.parameter_gradients import (
+    FEW_NUMBERS,
     BiasGrad,
     LinearGrad,
     PerExample,
@@ -19,9 +20,6 @@ from algorithms.gradients.parameter_gradients import (
     materialize,
     slice_of,
 )
-
-_FEW_NUMBERS = 1024
-"""Size of a materialised parameter that is processed with others."""
 
 _NARROW = 256
 """Inputs and outputs of a linear layer, together, that is processed with others."""
@@ -53,7 +51,7 @@ class SmallGradients:
         materialized = {
             name: each
             for name, each in gradients.items()
-            if sizes[name] <= _FEW_NUMBERS and each.is_materialized
+            if sizes[name] <= FEW_NUMBERS and each.is_materialized
         }
         layers = {
             name: each

@@ -8,7 +8,7 @@ linear layer on a sequence, up to the order of dimensions.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from string import ascii_letters
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class Reordered:
     def is_materialized(self) -> bool:
         return self.of.is_materialized
 
-    @property
+    @cached_property
     def rows(self) -> Tensor:
         return self._reorder(self.of.rows)
 

@@ -69,7 +69,7 @@ def sequences(records: int, length: int) -> dict[str, PerExample]:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("length", [5, 400])
+@pytest.mark.parametrize("length", [2, 5, 400])
 def test_layers_of_one_shape_are_materialised_as_each_by_itself(length: int, padding: int) -> None:
     """In one product, if they are short, else each in its own."""
     torch.manual_seed(0)
@@ -100,6 +100,14 @@ def test_narrow_layers_and_materialised_gradients_are_taken_together() -> None:
         assert small.biases == {"first": "first.bias", "last": "last.bias"}
         few = {name: each for name, each in gradients.items() if name in ("last", "last.bias", "scale")}
         assert SmallGradients.of(few, of(few).slices).materialized.keys() == few.keys()
+
+
+def test_small_layers_are_materialised_however_short_their_sequences() -> None:
+    """Gram matrices would take fewer operations, but more calls."""
+    small, large = layer(FEW, 32, 32, length=2), layer(FEW, 33, 32, length=2)
+    gradients: dict[str, PerExample] = {"small": small, "large": large}
+    assert SmallGradients.of(gradients, of(gradients).slices).materialized.keys() == {"small"}
+    assert not large.is_materialized
 
 
 def test_a_record_that_is_not_finite_adds_nothing_and_the_others_add_the_same() -> None:
