@@ -14,7 +14,7 @@ from algorithms.evaluation import expected_errors, expected_group_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import max_true_positive_rate, risk_profile
-from algorithms.privacy.card.schema import BY
+from algorithms.privacy.card.schema import words_by
 from algorithms.privacy.ledger import explain
 from data import DatasetInfo
 from data.card import data_card
@@ -128,7 +128,8 @@ def _score_cost_text(option: "tuning.SearchPlan", people: int) -> str:
 
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
-    costs = ", ".join(f"{_text(cost)} {BY[name]}" for name, cost in plan.epsilon.items())
+    by = words_by(plan.epsilon)
+    costs = ", ".join(f"{_text(cost)} {by[name]}" for name, cost in plan.epsilon.items())
     features = (settings.features_settings or {}).get("name", "none")
     learned = f"{features}: learned by a release before training, which the epsilon below counts"
     return [

@@ -118,11 +118,11 @@ class PrivacyParams(StrictModel):
     """The target of a run: either an epsilon or an attack that it must withstand.
 
     epsilon: of the whole run. target: instead, an attack that the run withstands. delta: of the guarantee; 0 with the
-    accountant "pure" alone. accountant: whose epsilon must meet the target: "pld" by privacy loss distributions, "rdp"
-    by Rényi divergences, "pure" for delta 0. count_noise: noise multiplier of the number of records, which is released
-    if it is private. noise: "seeded" is for tests and comparisons; its results are not private. diagnostics: record
-    what clipping and noise did to each gradient; only for public records, and the run is not private. evaluation: the
-    release of private held-out records.
+    accountant "pure" alone. accountant: whose epsilon must meet the target: "pld" by privacy loss distributions, or by
+    Rényi divergences where these have no bound, "rdp" by Rényi divergences, "pure" for delta 0. count_noise: noise
+    multiplier of the number of records, which is released if it is private. noise: "seeded" is for tests and
+    comparisons; its results are not private. diagnostics: record what clipping and noise did to each gradient; only for
+    public records, and the run is not private. evaluation: the release of private held-out records.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_true_positive_rate
 from algorithms.privacy.card import CardVerification, PrivacyCard, text
-from algorithms.privacy.card.schema import BY
+from algorithms.privacy.card.schema import words_by
 from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
@@ -225,7 +225,7 @@ def page(
             one_in=f"{1 / delta:,.0f}" if delta else None,
             spent_share=100.0 if not cap or spent is None else min(100.0, 100 * spent / cap),
             said=text,
-            accountants=BY,
+            accountants=words_by(card.accounting.epsilon.model_dump()),
             start=None if card.mechanism.model.start is None else text.STARTED,
             events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MAX_EVENTS]],
             so_far=None if card.accounting.composition.kind == "schedule" else text.SO_FAR,

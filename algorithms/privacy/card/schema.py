@@ -5,6 +5,8 @@ would be infinite, and where there is nothing to state.
 """
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
@@ -210,6 +212,18 @@ class Costs(Section):
 
 BY = {"pld": "by PLD", "rdp": "by RDP", "pure": "at delta 0"}
 """How people are told of these epsilons: "epsilon by PLD", and a pure one "epsilon at delta 0"."""
+
+
+def words_by(costs: Mapping[str, float | None]) -> dict[str, str]:
+    """`BY` for these epsilons, of which PLD's is RDP's where it knows losses down to some delta only.
+
+    Example:
+        >>> words_by({"pld": 1.5, "rdp": 1.5})["pld"]
+        'by PLD (by RDP here, as PLD has no bound at this delta)'
+    """
+    pld = costs.get("pld")
+    is_by_rdp = pld is not None and 0 < pld < math.inf and pld == costs.get("rdp")
+    return BY | {"pld": f"{BY['pld']} (by RDP here, as PLD has no bound at this delta)"} if is_by_rdp else BY
 
 
 class Discretisation(Section):

@@ -12,7 +12,6 @@ from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases
 from algorithms.privacy.accounting.epsilon import adjacency_named, rare_reading_chance
 from algorithms.privacy.accounting.events import releases_in_order, trials_of
 from algorithms.privacy.card.schema import (
-    BY,
     EVALUATION,
     FeaturesSection,
     MechanismSection,
@@ -20,6 +19,7 @@ from algorithms.privacy.card.schema import (
     PrivacyCard,
     Rounding,
     Setting,
+    words_by,
 )
 from algorithms.privacy.ledger import Composition, group_of
 
@@ -506,6 +506,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
     setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
     every, account = accounting.epsilon.model_dump(), accounting.population
     costs = {name: cost for name, cost in every.items() if cost is not None} or {"pld": None}
+    by = words_by(costs)
     lines = [f"# Privacy card: {escape(setting.title)}", "", f"**{escape(statement(card))}**"]
     sections = {
         "Protected": [protection_sentence(card)],
@@ -530,7 +531,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
         ],
         "Accounting": [
             f"Allowed: epsilon {_number(accounting.target.epsilon)} at delta {accounting.delta:g}",
-            f"Spent: {', '.join(f'epsilon {BY[name]}: {_number(cost)}' for name, cost in costs.items())}",
+            f"Spent: {', '.join(f'epsilon {by[name]}: {_number(cost)}' for name, cost in costs.items())}",
             f"Population {setting.population}: epsilon {_number(account.spent.epsilon)} of"
             f" {_number(account.cap.epsilon)} was spent when this run had settled",
             COMPOSITION[accounting.composition.kind],

@@ -92,8 +92,8 @@ def test_trials_train_on_all_training_records_and_are_scored_on_the_others(
             right = float(json.loads((trial.folder / "score.json").read_text()))
             truth = exact[: released.spec.shapes["right"][0]][1]
             assert abs(right - truth) < 6 * released.noise_std
-            held, taught = trial.records()
-            assert held is None and len(taught.labels) == search.public.records
+            to_score, to_train = trial.records()
+            assert to_score is None and len(to_train.labels) == search.public.records
         # Of fresh noise in each trial, and of the standard deviation that is stated.
         assert abs(np.corrcoef(noises[0], noises[1])[0, 1]) < 0.5
         assert 0.5 < float(np.std(noises)) < 1.5

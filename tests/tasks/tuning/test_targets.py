@@ -136,14 +136,13 @@ def test_a_private_score_is_charged_for_every_target(
     def noting(trials: Sequence[SearchTrial]) -> None:
         for trial in trials:
             trial.run()
-            held, taught = trial.records()
-            assert held is not None and len(held.labels) + len(taught.labels) == len(
-                load(prepared).train_labels
-            )
+            to_score, to_train = trial.records()
+            assert to_score is not None
+            assert len(to_score.labels) + len(to_train.labels) == len(load(prepared).train_labels)
             own, parameters = load_model(trial.folder / "model.safetensors")
             with torch.no_grad():
-                scores = own.scores(own.outputs(parameters, torch.from_numpy(held.features)))
-            exact = float(record_scores(found.label_type, scores, torch.from_numpy(held.labels)).sum())
+                scores = own.scores(own.outputs(parameters, torch.from_numpy(to_score.features)))
+            exact = float(record_scores(found.label_type, scores, torch.from_numpy(to_score.labels)).sum())
             ran.append((exact, json.loads((trial.folder / SCORE).read_text())))
 
     tune(search, ledger=workspace.ledger, home=workspace.home, root=workspace.root, run_all=noting)
