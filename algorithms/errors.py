@@ -79,6 +79,7 @@ PLAIN = Words(
         "learned.kind": "the kind of learned features",
         "population.cap": "the cap of the population",
         "population.composition": "the composition of the population",
+        "population.raise_cap": "raises the cap",
         "plan.remedy": "calibrate again",
         "run.remedy": "run again",
         "run.steps": "the whole run",

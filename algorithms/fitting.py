@@ -72,7 +72,6 @@ from algorithms.privacy.ledger import (
     check_location,
     checked_url,
     home,
-    in_words,
     keep_usual,
     ledger_url,
     open_newest,
@@ -767,8 +766,8 @@ class _Account:
             own_cap = Budget(epsilon, delta)
             if own_cap.epsilon < limit.epsilon or own_cap.delta < limit.delta:
                 raise RefusedError(
-                    f"the cap {in_words(own_cap)} of the new population {population!r} is below this call's own"
-                    f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
+                    f"the cap {own_cap} of the new population {population!r} is below this call's own"
+                    f" {limit}; give a cap for all runs on these people together, which stays."
                 )
             return cls(ledger, population, public, bound, own_cap, url)
         account = cls(ledger, population, public, bound, url=url)
@@ -805,7 +804,7 @@ class _Account:
             if status is not None and not self.public:
                 whose = f" of the population {self.population!r}, for run {run.run_id}" if self.url else ""
                 error.add_note(
-                    f"{in_words(run.plan.cost)}{whose} were charged before this happened and count as spent; the same"
+                    f"{run.plan.cost}{whose} were charged before this happened and count as spent; the same"
                     " call is not resumed, and is charged again."
                 )
             if self.url is not None and status in ("open", "unknown"):

@@ -18,6 +18,7 @@ PIPELINE = Words(
         "learned.kind": "features.name",
         "population.cap": "the data card's cap",
         "population.composition": "the data card's composition",
+        "population.raise_cap": "raises the cap by `epsilonflow ledger cap`",
         "plan.remedy": "run the calibrate stage again",
         "run.steps": "all stages",
         "run.remedy": "run the stages again",
@@ -32,7 +33,6 @@ PIPELINE = Words(
         " other people, by `epsilonflow ledger overrule {population} {block} {other}`.",
         "block_unknown": "population {population!r} has no block {block!r} (it has {known}); `epsilonflow ledger block"
         " {population} {block}` declares it, and so does the first run on it.",
-        "budget_exceeded": "{why}, unless the owner of the data raises the cap by `epsilonflow ledger cap`.",
         "code_not_allowed": "{file} names code, {name!r}, which would run here; if it is yours and you trust it with"
         " what the file says, allow it by --allow-code {name} (in Python allow_code=[{name!r}]).",
         "no_cells": "features.name is histograms, which is of a table whose columns are encoded as cells, and these"

@@ -43,6 +43,8 @@ class Budget:
         RefusedError: For numbers outside of these ranges.
 
     Example:
+        >>> str(Budget(0.1 + 0.2, 1e-5))  # as messages write it, to 12 digits
+        'epsilon=0.3, delta=1e-05'
         >>> Budget(3.0, 1e-5).check_spendable()
         >>> Budget(float("inf"), 1e-5).check_spendable()
         Traceback (most recent call last):
@@ -51,6 +53,9 @@ class Budget:
 
     epsilon: float
     delta: float
+
+    def __str__(self) -> str:
+        return f"epsilon={self.epsilon:.12g}, delta={self.delta:.12g}"
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:

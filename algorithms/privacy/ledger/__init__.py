@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Composition, Terms, group_of, times
-from algorithms.privacy.ledger.rows import NOISE_KEY, Balance, Entry, Head, contents, in_words
+from algorithms.privacy.ledger.rows import NOISE_KEY, Balance, Entry, Head, contents
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger.administration import export, init, restore
@@ -111,7 +111,6 @@ __all__ = [
     "group_of",
     "home",
     "identity",
-    "in_words",
     "init",
     "keep_usual",
     "ledger_url",

@@ -61,7 +61,6 @@ from algorithms.privacy.ledger.rows import (
     balance_of,
     block_views,
     find_fullest_block,
-    in_words,
     replay,
     spent_after,
     spent_with,
@@ -419,7 +418,7 @@ class Ledger:
         def decide(state: LedgerState) -> list[Draft]:
             run = rules.find(state, run_id)
             if run.status == "settled":
-                raise RefusedError(f"run {run_id!r} is settled at {in_words(run.charged)}; leave it at that.")
+                raise RefusedError(f"run {run_id!r} is settled at {run.charged}; leave it at that.")
             blocks = run.amounts if run.status == "open" else ()
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
@@ -822,7 +821,7 @@ def _check_price(state: LedgerState, entry: Entry) -> bool:
     is_covered = _is_covered(entry.budget, entry.events, adjacency) if composition.kind == "basic" else None
     if is_covered is False:
         raise LedgerBrokenError(
-            f"row {entry.seq} charges run {entry.run_id!r} {in_words(entry.budget)}, its events cost more at this"
+            f"row {entry.seq} charges run {entry.run_id!r} {entry.budget}, its events cost more at this"
             " delta; find out which software wrote it."
         )
     price = notes.get("price")

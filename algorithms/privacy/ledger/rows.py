@@ -569,16 +569,6 @@ def _living(state: LedgerState, population: str) -> list[str]:
     return [block.name for block in block_views(state, population) if not block.retired]
 
 
-def in_words(budget: Budget) -> str:
-    """A budget as messages write it, to 12 digits.
-
-    Example:
-        >>> in_words(Budget(0.1 + 0.2, 1e-5))
-        'epsilon=0.3, delta=1e-05'
-    """
-    return f"epsilon={budget.epsilon:.12g}, delta={budget.delta:.12g}"
-
-
 def left_of(limit: Amount, charged: Amount) -> Amount:
     """What a limit leaves; less than its rounding is nothing."""
     rest = plus(limit, charged, sign=-1)

@@ -18,7 +18,6 @@ from algorithms.privacy.ledger.rows import (
     adjacency_of,
     balance_of,
     contents,
-    in_words,
     left_of,
     ways,
 )
@@ -106,8 +105,8 @@ def check_resumes(run: ReservedRun, drafts: Sequence[Draft]) -> None:
     again = drafts[0]
     if (run.population, run.reserved) != (again.population, again.budget):
         raise RefusedError(
-            f"run {again.run_id!r} has reserved {in_words(run.reserved)} of population {run.population!r},"
-            f" not {in_words(again.budget)} of {again.population!r}; resume it so or use a new run_id."
+            f"run {again.run_id!r} has reserved {run.reserved} of population {run.population!r},"
+            f" not {again.budget} of {again.population!r}; resume it so or use a new run_id."
         )
     if set(run.amounts) != {draft.block for draft in drafts}:
         raise RefusedError(
@@ -151,17 +150,16 @@ def check_settles(run_id: str, run: ReservedRun, spent: Budget) -> None:
     """Raises RefusedError for a run that has ended, BudgetRefusedError for one that spent more than it reserved."""
     if run.status == "forfeited":
         raise RefusedError(
-            f"run {run_id!r} is forfeited, so its {in_words(run.reserved)} count as spent for ever;"
+            f"run {run_id!r} is forfeited, so its {run.reserved} count as spent for ever;"
             " it cannot be settled any more."
         )
     if run.status == "settled":
         raise RefusedError(
-            f"run {run_id!r} is settled at {in_words(run.charged)} already, not at {in_words(spent)};"
-            " a run settles once."
+            f"run {run_id!r} is settled at {run.charged} already, not at {spent}; a run settles once."
         )
     if spent.epsilon > run.reserved.epsilon or spent.delta > run.reserved.delta:
         raise BudgetRefusedError(
-            f"run {run_id!r} cannot settle at {in_words(spent)}, more than the {in_words(run.reserved)} it"
+            f"run {run_id!r} cannot settle at {spent}, more than the {run.reserved} it"
             " reserved; find out why it spent more than it planned."
         )
     if math.isinf(run.reserved.epsilon) and math.isfinite(spent.epsilon):
@@ -186,7 +184,7 @@ def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> 
             "a cap of {cap} leaves nothing to {composition}; set {population.cap} to more, or"
             " {population.composition} to another order or kind.",
             code="cap_leaves_nothing",
-            cap=in_words(cap),
+            cap=cap,
             composition=composition,
         )
     if blocks_per_person < 1:
@@ -264,28 +262,33 @@ def _refusal(
     """Why a run does not fit a block: requested, remaining, and what would fit."""
     run_id, cost = draft.run_id, draft.budget
     population, block = account
-    where = f"population {population!r}"
-    where = where if block == WHOLE_POPULATION else f"block {block!r} of {where}"
+    where = "population {population!r}"
+    where = where if block == WHOLE_POPULATION else f"block {{block!r}} of {where}"
     if math.isinf(cost.epsilon):
         return BudgetRefusedError(
-            f"run {run_id!r} adds no noise (infinite epsilon), which the private {where}"
-            " never allows; choose a private algorithm or public records."
+            f"run {{run_id!r}} adds no noise (infinite epsilon), which the private {where} never allows; choose a"
+            " private algorithm or public records.",
+            code="no_noise_on_private",
+            run_id=run_id,
+            population=population,
+            block=block,
         )
     if account in state.retired:
         return BudgetRefusedError(
-            f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
+            f"run {{run_id!r}} asks for {where}, which is retired for ever; choose other blocks.",
+            code="block_retired",
+            run_id=run_id,
+            population=population,
+            block=block,
         )
-    words = _basic if state.term(population).composition.kind == "basic" else _by_events
-    return BudgetRefusedError(
-        "{why}, unless the owner of the data raises the cap.",
-        code="budget_exceeded",
-        why=words(state, account, f"run {run_id!r}", where, draft, charge),
-    )
+    is_basic = state.term(population).composition.kind == "basic"
+    return (_above_budget if is_basic else _above_price)(state, account, where, draft, charge)
 
 
-def _basic(
-    state: LedgerState, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
-) -> str:
+def _above_budget(
+    state: LedgerState, account: tuple[str, str], where: str, draft: Draft, charge: Amount
+) -> BudgetRefusedError:
+    """The refusal under basic sums. where: the block in a template."""
     balance, terms, cost = balance_of(state, *account), state.term(account[0]), draft.budget
     count = terms.blocks_per_person
     left = Budget(floor_to_6_digits(balance.remaining.epsilon), floor_to_6_digits(balance.remaining.delta))
@@ -299,26 +302,51 @@ def _basic(
         left.epsilon > 0
         and state.how_many(*account, terms.charge(fitting, {**draft.notes, "price": None})) != 0
     )
-    return (
-        f"{run} asks for {in_words(cost)}{_times_counted_text(count)}, but {where} has {in_words(left)} left"
-        f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
-        f" {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; "
-        + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
+    open_runs = _open_runs(state, account)
+    return BudgetRefusedError(
+        f"run {{run_id!r}} asks for {{asked}}{_times_counted_text(count)}, but {where} has {{left}} left of its cap"
+        f" {{cap}}, with {{spent}} spent and {{reserved}} reserved{_open_runs_text(open_runs)}; "
+        + ("at most {fitting} would fit" if fits else "nothing more fits")
+        + ", unless the owner of the data {population.raise_cap}.",
+        code="budget_exceeded",
+        run_id=draft.run_id,
+        population=account[0],
+        block=account[1],
+        asked=cost,
+        count=count,
+        left=left,
+        cap=balance.cap,
+        spent=balance.spent,
+        reserved=balance.reserved,
+        open_runs=open_runs,
+        fitting=fitting if fits else None,
     )
 
 
-def _by_events(
-    state: LedgerState, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
-) -> str:
+def _above_price(
+    state: LedgerState, account: tuple[str, str], where: str, draft: Draft, charge: Amount
+) -> BudgetRefusedError:
+    """The refusal under zCDP or Rényi, where runs are priced by their events. where: the block in a template."""
     terms, limit = state.term(account[0]), state.limit(*account)
-    say, balance = terms.composition.in_words, balance_of(state, *account)
-    rest = left_of(limit, state.charged_amount(*account, *STATES))
-    price = times(charge, Fraction(1, terms.blocks_per_person))
-    return (
-        f"{run} of {in_words(draft.budget)} asks for {say(price)}{_times_counted_text(terms.blocks_per_person)}, but"
-        f" {where} has"
-        f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
-        f" spent and {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; ask for less"
+    show, balance = terms.composition.in_words, balance_of(state, *account)
+    open_runs = _open_runs(state, account)
+    return BudgetRefusedError(
+        f"run {{run_id!r}} of {{asked}} asks for {{price}}{_times_counted_text(terms.blocks_per_person)}, but {where}"
+        " has {left} left of the {limit} of its cap {cap}, with {spent} spent and {reserved} reserved"
+        f"{_open_runs_text(open_runs)}; ask for less, unless the owner of the data {{population.raise_cap}}.",
+        code="price_above_rest",
+        run_id=draft.run_id,
+        population=account[0],
+        block=account[1],
+        asked=draft.budget,
+        count=terms.blocks_per_person,
+        price=show(times(charge, Fraction(1, terms.blocks_per_person))),
+        left=show(left_of(limit, state.charged_amount(*account, *STATES))),
+        limit=show(limit),
+        cap=balance.cap,
+        spent=balance.spent,
+        reserved=balance.reserved,
+        open_runs=open_runs,
     )
 
 
@@ -336,17 +364,22 @@ def _share(delta: float, draft: Draft) -> float:
 
 
 def _times_counted_text(count: int) -> str:
-    return f", counted {count} times since a person may be in {count} blocks" if count > 1 else ""
+    return ", counted {count} times since a person may be in {count} blocks" if count > 1 else ""
 
 
-def _open_runs_text(state: LedgerState, account: tuple[str, str]) -> str:
+def _open_runs(state: LedgerState, account: tuple[str, str]) -> str:
+    """The open runs that hold a part of the block, as messages name them; empty if there are none."""
     population, block_names = account[0], {account[1], WHOLE_POPULATION}
     holders = [
         name
         for name, run in state.runs.items()
         if run.status == "open" and run.population == population and block_names & set(run.amounts)
     ]
-    return f" by open runs ({blocks_in_words(holders)})" if holders else ""
+    return blocks_in_words(holders) if holders else ""
+
+
+def _open_runs_text(open_runs: str) -> str:
+    return " by open runs ({open_runs})" if open_runs else ""
 
 
 def floor_to_6_digits(number: float) -> float:

@@ -49,7 +49,7 @@ def test_the_refusal_says_what_was_asked_what_is_left_and_what_would_fit(ledger:
 
 
 def test_delta_alone_can_refuse_a_run(ledger: Ledger) -> None:
-    with pytest.raises(BudgetRefusedError, match=r"at most epsilon=0\.1, delta=0\.0001 would fit"):
+    with refused_as("budget_exceeded", BudgetRefusedError, fitting=Budget(0.1, 1e-4)):
         reserve(ledger, "a", cost=Budget(0.1, 2e-4))
 
 
@@ -58,9 +58,7 @@ def test_a_cap_below_what_is_charged_lets_nothing_more_in(ledger: Ledger) -> Non
     ledger.set_cap("patients", Budget(0.5, 1e-4))
     balance = ledger.balance("patients")
     assert (balance.cap, balance.remaining) == (Budget(0.5, 1e-4), Budget(0.0, 9e-5))
-    with pytest.raises(
-        BudgetRefusedError, match="nothing more fits, unless the owner of the data raises the cap"
-    ):
+    with refused_as("budget_exceeded", BudgetRefusedError, fitting=None):
         reserve(ledger, "b", cost=Budget(1e-9, 0.0))
     ledger.set_cap("patients", Budget(1.5, 1e-4))
     reserve(ledger, "b", cost=Budget(0.5, 1e-5))

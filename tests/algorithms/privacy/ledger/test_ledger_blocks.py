@@ -88,9 +88,7 @@ def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path:
     reserve(ledger, "a", "january")
     for _ in range(2):
         ledger.retire_block("patients", "january")
-    with pytest.raises(
-        BudgetRefusedError, match=r"block 'january' of population 'patients', which is retired for ever; ch"
-    ):
+    with refused_as("block_retired", BudgetRefusedError, population="patients", block="january"):
         reserve(ledger, "b", "january", "february")
     assert ledger.affordable_runs("patients", ONE) == 3  # of the blocks that live
     assert ledger.affordable_runs("patients", ONE, blocks=["january"]) == 0

@@ -60,9 +60,7 @@ def test_under_zcdp_many_small_runs_cost_less_than_their_sum(tmp_path: Path) -> 
     assert count is not None
     for i in range(count):
         _reserve(ledger, f"run-{i}", GAUSSIAN)
-    with pytest.raises(
-        BudgetRefusedError, match=r"asks for rho=0\.03125, but population 'patients' has rho=\S+ left of the"
-    ):
+    with refused_as("price_above_rest", BudgetRefusedError, population="patients", price="rho=0.03125"):
         _reserve(ledger, "one more", GAUSSIAN)
     assert ledger.balance("patients").reserved == Budget(epsilon_of_zcdp(count / 32, 1e-5), 1e-5)
     exactly = epsilon([(GAUSSIAN, count)], 1e-5)
