@@ -176,8 +176,10 @@ def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
     check_points(model, point[None])
     if model.precision == torch.bfloat16:
         raise RefusedError(
-            f"the model {model.name} computes in bfloat16, where a record that is not finite can spoil the norms of"
-            " others; use 32 bits for importance sampling and for releases of norms."
+            "the model {model} computes in bfloat16, where a record that is not finite can spoil the norms of others;"
+            " set {network.precision} to float32 for importance sampling and for releases of norms.",
+            code="model_in_bfloat16",
+            model=model.name,
         )
     if bound is not None and not isinstance(bound, L2):
         raise RefusedError(
