@@ -45,7 +45,12 @@ def shift_of_selection(event: Any, deltas: Deltas) -> float:
     binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
     ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
     """
-    return _shift_and_epsilon(event, deltas)[0]
+    return 0.0 if _draws_one(event) else _shift_and_epsilon(event, deltas)[0]
+
+
+def _draws_one(event: Any) -> bool:
+    """Whether a search always has one trial: a truncated number is at least 1, so that its mean is 1 only then."""
+    return bool(event.mean == 1 and math.isfinite(event.shape))
 
 
 def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.0) -> float:
@@ -58,7 +63,7 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.
         trials: Of each kind.
         least: A bound on all deltas of kinds that are none of these.
     """
-    if event.mean == 1 and math.isfinite(event.shape):
+    if _draws_one(event):
         return 0.0
     sides = [side for trial in trials for side in trial.sides]
     near, shift = [_BELOW * _decisive_delta(event, side) for side in sides], math.inf
@@ -112,9 +117,7 @@ def _decisive_delta(event: Any, side: Side) -> float:
 
 
 def _shift_and_epsilon(event: Any, deltas: Deltas) -> tuple[float, float]:
-    """`shift_of_selection`, and the e that it takes."""
-    if event.mean == 1 and math.isfinite(event.shape):
-        return 0.0, 0.0
+    """`shift_of_selection` of a search of several trials, and the e that it takes."""
     tried = np.append(0.0, np.geomspace(_MIN_STEP, _LARGEST_STEP, _STEPS))
 
     def slack(at: Indices) -> Array:

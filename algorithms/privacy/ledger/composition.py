@@ -281,60 +281,92 @@ def _group_price(order: float | None, schedule: "Schedule", adjacency: str, coun
     return float(rdp(of_group, orders=(order,), adjacency=relation)[0])
 
 
+class _GroupShares:
+    """Bounds on delta_j / j for up to `together` records j of a person, each the least that is known.
+
+    delta_j is what j records lose at j times a run's epsilon: by its events, and at most what any run of its cost
+    allows. A bound for some records holds for fewer, whom the others may leave alone: the losses of k bound delta_j for
+    all j up to k.
+    """
+
+    def __init__(self, cost: Budget, events: Events, adjacency: str, together: int) -> None:
+        import numpy as np  # as below: the ledger opens without it
+
+        from algorithms.privacy.accounting.epsilon import adjacency_named
+        from algorithms.privacy.accounting.events import count_same, schedule_from_json
+
+        self._cost, self._together = cost, together
+        self._schedule = count_same(schedule_from_json(events))
+        self._relation = adjacency_named(adjacency)
+        self._counts = np.arange(1, together + 1, dtype=np.float64)
+        self._bounds = (
+            np.array([_group_delta(cost, count) for count in range(1, together + 1)]) / self._counts
+        )
+        self._powers = {min(2**power, together) for power in range(1, together.bit_length() + 1)}
+        self._on_wide_cells, self._exactly = set[int](), set[int]()
+
+    def __getitem__(self, count: int) -> float:
+        return float(self._bounds[count - 1])
+
+    def bound(self, count: int, coarser: float = 1.0) -> float:
+        """The share of `count` records, after their losses are computed on cells that are so much wider."""
+        import numpy as np
+
+        from algorithms.privacy.accounting.epsilon import compose_loss, group_privacy, merge_events
+
+        (self._exactly if coarser == 1.0 else self._on_wide_cells).add(count)
+        with suppress(RefusedError):  # an event without a bound by PLD, or for several records
+            of_group = [(group_privacy(event, count), times) for event, times in self._schedule]
+            loss = compose_loss(
+                merge_events(of_group), self._relation, delta=self._cost.delta, coarser=coarser
+            )
+            fewer = slice(0, count)
+            deltas = loss.deltas(self._counts[fewer] * self._cost.epsilon)
+            self._bounds[fewer] = np.minimum(self._bounds[fewer], deltas / self._counts[fewer])
+        return self[count]
+
+    def above(self, share: float) -> list[int]:
+        """The numbers of records between one and all whose share may be above this one."""
+        return [j for j in range(2, self._together) if self[j] > share and j not in self._exactly]
+
+    def largest_power(self, counts: Sequence[int]) -> int:
+        """The largest power of two among these numbers; the largest number where none is one."""
+        return max(self._powers.intersection(counts), default=counts[-1])
+
+    def next_on_wide_cells(self, counts: Sequence[int], share: float) -> int | None:
+        """Which of these numbers to bound on wide cells, as its share may be above all that are known roughly.
+
+        None if the largest share is of a number that is known roughly.
+        """
+        if max(counts, key=self.__getitem__) in self._on_wide_cells:
+            return None
+        highest = max((self[j] for j in self._on_wide_cells.intersection(counts)), default=share)
+        unknown = [j for j in counts if self[j] >= highest and j not in self._on_wide_cells]
+        return max(self._powers.intersection(unknown), default=unknown[len(unknown) // 2])
+
+
 def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) -> float:
     """The delta of each block, at the run's epsilon in each, that pays for up to `together` records of a person.
 
-    j records in as many blocks pay j times both numbers. So it is the largest of delta_j / j, where delta_j is what j
-    records lose at j times epsilon: by their events, and at most what any run of this cost allows.
-
-    A bound for some records holds for fewer, whom the others may leave alone: the losses of k bound delta_j for all j
-    up to k. So only numbers of records whose bound is above the largest share so far are computed, first on wide cells,
-    whose losses are bounds, too.
+    j records in as many blocks pay j times both numbers. So it is the largest of delta_j / j in `_GroupShares`, of
+    which only those are computed whose bound is above the largest share so far, first on wide cells, whose losses are
+    bounds, too.
     """
     if not cost.delta:
         return 0.0
-    import numpy as np  # as below: the ledger opens without it
-
-    from algorithms.privacy.accounting.epsilon import (
-        adjacency_named,
-        compose_loss,
-        group_privacy,
-        merge_events,
-    )
-    from algorithms.privacy.accounting.events import count_same, schedule_from_json
-
-    schedule, relation = count_same(schedule_from_json(events)), adjacency_named(adjacency)
-    counts = np.arange(1, together + 1, dtype=np.float64)
-    bounds = np.array([_group_delta(cost, int(count)) for count in counts]) / counts
-    roughly, closely = set[int](), set[int]()
-    powers = {min(2**power, together) for power in range(1, together.bit_length() + 1)}
-
-    def compute(count: int, coarser: float) -> float:
-        with suppress(RefusedError):  # an event without a bound by PLD, or for several records
-            of_group = [(group_privacy(event, count), times) for event, times in schedule]
-            loss = compose_loss(merge_events(of_group), relation, delta=cost.delta, coarser=coarser)
-            fewer = slice(0, count)
-            deltas = loss.deltas(counts[fewer] * cost.epsilon)
-            bounds[fewer] = np.minimum(bounds[fewer], deltas / counts[fewer])
-        return float(bounds[count - 1])
-
-    rough, share, is_useful = compute(together, _COARSER), cost.delta, True
-    if rough > share:
-        share = max(share, compute(together, 1.0))
-        is_useful = rough <= _USEFUL * max(share, float(bounds[-1]))
-    while left := [j for j in range(2, together) if bounds[j - 1] > share and j not in closely]:
-        count = max(left, key=lambda j: float(bounds[j - 1]))
-        if not is_useful:
-            count = max(powers.intersection(left), default=left[-1])
-        elif count not in roughly:  # then what may be above all that are known roughly
-            highest = max((float(bounds[j - 1]) for j in roughly.intersection(left)), default=share)
-            unseen = [j for j in left if bounds[j - 1] >= highest and j not in roughly]
-            count = max(powers.intersection(unseen), default=unseen[len(unseen) // 2])
-            roughly.add(count)
-            compute(count, _COARSER)
-            continue
-        closely.add(count)
-        share = max(share, compute(count, 1.0))
+    shares, share = _GroupShares(cost, events, adjacency, together), cost.delta
+    on_wide_cells = shares.bound(together, _COARSER)
+    are_wide_cells_useful = True
+    if on_wide_cells > share:
+        share = max(share, shares.bound(together))
+        are_wide_cells_useful = on_wide_cells <= _USEFUL * max(share, shares[together])
+    while counts := shares.above(share):
+        if not are_wide_cells_useful:
+            share = max(share, shares.bound(shares.largest_power(counts)))
+        elif (count := shares.next_on_wide_cells(counts, share)) is not None:
+            shares.bound(count, _COARSER)
+        else:
+            share = max(share, shares.bound(max(counts, key=shares.__getitem__)))
     return min(1.0, share)
 
 
