@@ -107,7 +107,7 @@ def write(
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
         content.mkdir(mode=0o700)
-        written, digest = _fill(content, chunks, public)
+        counts, digest = _fill(content, chunks, public)
         (content / _CONTENTS).write_text(f"{digest}\n", encoding="utf-8")
         (content / "public.json").write_text(public.to_json(), encoding="utf-8")
         (content / _DIGESTS).write_text(json.dumps(dict(digests or {})), encoding="utf-8")
@@ -115,7 +115,7 @@ def write(
             (content / "words.txt").write_bytes(words)
         if preparation is not None:
             (content / PREPARATION).write_text(json.dumps(preparation), encoding="utf-8")
-        padding = 0 if at_most is None else _padding(written, at_most, public)
+        padding = 0 if at_most is None else _padding(counts, at_most, public)
         secret = salt if isinstance(salt, bytes) else salt()
         with (content / "salt").open("wb") as file:
             file.write(secret)
@@ -282,7 +282,7 @@ def _by_person(owners: bytes | bytearray, max_rows: int) -> Iterator[NDArray[np.
         yield np.where(slots < count, order[inside], -1)
 
 
-def _padding(written: Mapping[Part, int], at_most: int, public: DatasetInfo) -> int:
+def _padding(counts: Mapping[Part, int], at_most: int, public: DatasetInfo) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
     bytes_per_label = prod(public.label_shape) * _label_dtype(public).itemsize
     bytes_per_row = prod(public.input_shape) * _feature_dtype(public).itemsize + bytes_per_label
@@ -290,8 +290,8 @@ def _padding(written: Mapping[Part, int], at_most: int, public: DatasetInfo) -> 
     bytes_beside = _has_halves(public) + 2 * len(
         public.unseen_groups
     )  # of a held-out row, in files of their own
-    train = (at_most - written["train"]) * bytes_per_record
-    return train - written["test"] * bytes_per_row + (at_most - written["test"]) * bytes_beside
+    train = (at_most - counts["train"]) * bytes_per_record
+    return train - counts["test"] * bytes_per_row + (at_most - counts["test"]) * bytes_beside
 
 
 class _Rows:

@@ -146,13 +146,13 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
     assert isinstance(reader, Table | Rows)
     if label in columns and isinstance(card.label_type, Classes):
         (declared,) = reader.label_columns
-        written = {name: declared.spellings.get(name, (name,)) for name in card.label_type.classes}
+        spellings_of = {name: declared.spellings.get(name, (name,)) for name in card.label_type.classes}
         values = columns[label].values or Counter()
-        spellings = [text for texts in written.values() for text in texts]
-        others = {value: _respelled_name(value, written) for value in _unknown(values, spellings)}
+        spellings = [text for texts in spellings_of.values() for text in texts]
+        others = {value: _respelled_name(value, spellings_of) for value in _unknown(values, spellings)}
         wanted = {
             name: [one for one in values if one in texts or others.get(one) == name]
-            for name, texts in written.items()
+            for name, texts in spellings_of.items()
         }
         if any(name is not None for name in others.values()):
             new = {name: texts for name, texts in wanted.items() if texts != [name]}
@@ -166,7 +166,9 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
             yield f"column {label}: only one class is in the file, {next(iter(used))!r}, so there is nothing to learn"
         elif used:
             yield from (
-                f"column {label}: no record has the class {name!r}" for name in written if name not in used
+                f"column {label}: no record has the class {name!r}"
+                for name in spellings_of
+                if name not in used
             )
     for column in reader.columns if isinstance(reader, Table) else ():
         kinds = columns[column.name].values if column.name in columns else None
@@ -191,15 +193,17 @@ def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
     return [value for value, index in zip(values, places, strict=True) if value and index == len(declared)]
 
 
-def _respelled_name(value: str, written: Mapping[str, tuple[str, ...]]) -> str | None:
+def _respelled_name(value: str, spellings_of: Mapping[str, tuple[str, ...]]) -> str | None:
     """The only class or category that a value is another spelling of."""
     same = [
-        name for name, texts in written.items() if _plain(value) in {_plain(text) for text in (name, *texts)}
+        name
+        for name, texts in spellings_of.items()
+        if _plain(value) in {_plain(text) for text in (name, *texts)}
     ]
-    if not same and len(written) == 2:
+    if not same and len(spellings_of) == 2:
         same = [
             name
-            for name in written
+            for name in spellings_of
             if any(value.casefold() in kind and name.casefold() in kind for kind in (_YES, _NO))
         ]
     return same[0] if len(same) == 1 else None

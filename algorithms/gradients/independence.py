@@ -428,13 +428,13 @@ def _check_state(probe: ModelProbe) -> None:
         _pass_through(probe, module, sample)
         states.append(_lasting_state(probe, module))
     before, first, second = states
-    written = [name for name in _changed_names(before, second) if name.startswith("parameter ")]
+    changes = [name for name in _changed_names(before, second) if name.startswith("parameter ")]
     different = _differing_names(buffers, dict(module.named_buffers()))
     if different and not _are_tables(probe, sample):
-        written.append(f"buffer {different[0]}")
-    if written:
+        changes.append(f"buffer {different[0]}")
+    if changes:
         raise RecordsNotIndependentError(
-            f"the {written[0]} is changed by a forward pass, and would be released without noise; put its layer into"
+            f"the {changes[0]} is changed by a forward pass, and would be released without noise; put its layer into"
             " evaluation mode by .eval(), or take it out"
         )
     for name in _changed_names(first, second):
@@ -551,11 +551,11 @@ def _pickle_attributes(name: str, attributes: Mapping[str, object]) -> dict[str,
     for key, value in attributes.items():
         if key not in skipped and not isinstance(value, FunctionType | type):
             try:
-                written = _bytes_of(value)
+                content = _bytes_of(value)
             except Exception:  # whatever a value's own pickling raises
                 # its memory address is irrelevant
-                written = re.sub("0x[0-9a-f]+", "", repr(value)).encode()
-            digests[f"{name}.{key}".lstrip(".")] = written
+                content = re.sub("0x[0-9a-f]+", "", repr(value)).encode()
+            digests[f"{name}.{key}".lstrip(".")] = content
     return digests
 
 

@@ -103,10 +103,10 @@ class NormalisedGrad(FromRows):
 
     @cached_property
     def rows(self) -> Tensor:
-        written = torch.empty_like(self.of.rows)
-        for some, into in slices(2 * written.shape[1], self.of.rows, written):
+        rows = torch.empty_like(self.of.rows)
+        for some, into in slices(2 * rows.shape[1], self.of.rows, rows):
             into.copy_(self.map.apply(some.double()))
-        return written
+        return rows
 
     @cached_property
     def products(self) -> RowProducts:

@@ -229,8 +229,8 @@ class MemoryTracer(TracerMode):
 def _written_arguments(func: Any, args: Args, kwargs: Kwargs) -> list[Any]:
     """The arguments that an operation writes into, by its schema."""
     by_name = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
-    written = (one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
-    return [by_name.get(name) for name in written]
+    names = (one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
+    return [by_name.get(name) for name in names]
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:

@@ -225,14 +225,14 @@ class Passes:
     def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record in a separate pass: slow, but correct for everything that autograd differentiates."""
         losses, alone = [], replace(self, pinned_branches=())
-        written = parameters.new_zeros(len(labels), len(parameters))
-        ones = zip(written, torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        rows = parameters.new_zeros(len(labels), len(parameters))
+        ones = zip(rows, torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         for row, one_input, one_label in ones:
             loss, by_name = alone.gradients(parameters, one_input, one_label)
             losses.append(loss)
             for name in tuple(by_name):  # which frees them: the next pass takes as much memory
                 row[self.model.slices[name]] = by_name.pop(name).flatten()
-        gradients = {name: DenseGrad(written[:, part]) for name, part in self.model.slices.items()}
+        gradients = {name: DenseGrad(rows[:, part]) for name, part in self.model.slices.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     @without_shortcuts()

@@ -106,7 +106,7 @@ class HistogramCells(TargetScaling):
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
             raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
         self.part_sizes = tuple(sum(sizes[at] - 1 for at in part.positions) + 1 for part in self.parts)
-        self._binned = [
+        self._bin_parts = [
             index
             for index, part in enumerate(self.parts)
             if bins and part.is_ordered and self.part_sizes[index] > bins + 1
@@ -116,7 +116,7 @@ class HistogramCells(TargetScaling):
 
     def _register_tables(self, sizes: Sequence[int]) -> None:
         """Register the tables of bins and tests by cell, one after the other in `table`, and what they follow from."""
-        looked_up = [*self._binned, *(test.part for test in self.tests)]
+        looked_up = [*self._bin_parts, *(test.part for test in self.tests)]
         ends = [*accumulate(self.part_sizes[part] for part in looked_up)]
         self._looked_up = looked_up
         fixed = {
@@ -139,9 +139,11 @@ class HistogramCells(TargetScaling):
         if not self._looked_up:
             return torch.cat([rows[:, : self._front], *shared], dim=1)
         values = self.table[self.indices(rows)[:, self._looked_up] + self.offsets].to(rows.dtype)
-        binned = values[:, : len(self._binned)]
-        passed = values[:, len(self._binned) :].reshape(-1, self._trees, self._depth) if self._trees else None
-        after = [rows[:, : self._front], binned]
+        bins = values[:, : len(self._bin_parts)]
+        passed = (
+            values[:, len(self._bin_parts) :].reshape(-1, self._trees, self._depth) if self._trees else None
+        )
+        after = [rows[:, : self._front], bins]
         if passed is not None:
             powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
             after.append((passed * powers.to(rows.dtype)).sum(-1))
@@ -151,7 +153,7 @@ class HistogramCells(TargetScaling):
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
         places = [index for index, column in enumerate(self.columns) for _ in column.parts]
-        more = [sum(places[part] == index for part in self._binned) for index in range(len(self.columns))]
+        more = [sum(places[part] == index for part in self._bin_parts) for index in range(len(self.columns))]
         each = [
             math.sqrt(
                 (1.0 - self._tree_share - self._constant_share) / (len(self.columns) * (column.count + added))
@@ -159,11 +161,11 @@ class HistogramCells(TargetScaling):
             for column, added in zip(self.columns, more, strict=True)
         ]
         weights = [each[index] for index, column in enumerate(self.columns) for _ in range(column.count)]
-        weights += [each[places[part]] for part in self._binned]
+        weights += [each[places[part]] for part in self._bin_parts]
         weights += [math.sqrt(self._tree_share / max(1, self._trees))] * self._trees
         sizes = [
             *self._sizes[: self._front],
-            *[self._bins + 1] * len(self._binned),
+            *[self._bins + 1] * len(self._bin_parts),
             *[2**self._depth] * self._trees,
         ]
         if self._constant_share:
@@ -180,7 +182,7 @@ class HistogramCells(TargetScaling):
             torch.cat(
                 [(quantiles[part] * self._bins).floor().clamp(max=self._bins - 1), torch.tensor([self._bins])]
             )
-            for part in self._binned
+            for part in self._bin_parts
         ]
         for test in self.tests:
             if self.parts[test.part].is_ordered:

@@ -86,11 +86,11 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
             code="encoder_needed",
             dataset=card.name,
         )
-    written = _load_recipes()
-    entry = written.get(card.name, {}).get(algorithm)
+    recipes = _load_recipes()
+    entry = recipes.get(card.name, {}).get(algorithm)
     if entry and not by_numbers:
         return Recipe(entry["model"], entry["settings"])
-    usual, model = written["default"].get(algorithm, {"settings": {}}), _model_for(card)
+    usual, model = recipes["default"].get(algorithm, {"settings": {}}), _model_for(card)
     settings = _with_batches(usual["settings"] | usual.get(_kind(card), {}), card.records)
     if _kind(card) == "cells" and "sampling_rate" in settings and card.records.at_most is not None:
         settings["sampling_rate"] = min(
@@ -109,9 +109,9 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     For a tokenizer it is the public model that the tokenizer belongs to, with adapters. If the file gives several
     learning rates, the rate is interpolated by epsilon: the less noise a step has, the larger the rate.
     """
-    written = _load_recipes()["encoders"]
+    recipes = _load_recipes()["encoders"]
     kind, _, public = encoder.partition("/")
-    entry = {**written["default"], **written.get(kind if kind == "tokenizer" else encoder, {})}
+    entry = {**recipes["default"], **recipes.get(kind if kind == "tokenizer" else encoder, {})}
     usual = entry["algorithms"].get(algorithm)
     settings = dict(
         _load_recipes()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual

@@ -29,10 +29,10 @@ def restore_params(root: Path) -> None:
         _note(root).unlink()
 
 
-def check_params(root: Path, written: str) -> None:
+def check_params(root: Path, text: str) -> None:
     """Raise ParamsRefusedError if a value in params.yaml is no longer that of the text that was written there."""
     try:
-        is_same = load_yaml((root / "params.yaml").read_text(encoding="utf-8")) == load_yaml(written)
+        is_same = load_yaml((root / "params.yaml").read_text(encoding="utf-8")) == load_yaml(text)
     except (OSError, DocumentError):
         is_same = False
     if not is_same:

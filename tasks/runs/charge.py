@@ -113,16 +113,16 @@ class Charge:
         events: list[EventRow] = json.loads(settled[-1].events)
         return events
 
-    def settle(self, plan: Plan, identity: RunIdentity, written: Path, schedule: Schedule) -> Path:
-        """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
+    def settle(self, plan: Plan, identity: RunIdentity, result: Path, schedule: Schedule) -> Path:
+        """Settle the run whose model, trace and plan are in `result`, add its receipt; returns the result's folder.
 
         schedule: the recorded releases.
         """
         run_id, events = self.run.run_id, schedule_to_json(schedule)
         names = ["model.safetensors", "trace.parquet", PLAN]
-        if (written / EVALUATION).is_file():
+        if (result / EVALUATION).is_file():
             names.append(EVALUATION)
-        sums = {name: store.sha256_of(written / name) for name in names}
+        sums = {name: store.sha256_of(result / name) for name in names}
         # Before the result is named: a run that is killed here is trained again with the same noise, and `settle` then
         # refuses another model than this one.
         self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
@@ -130,11 +130,11 @@ class Charge:
             identity,
             plan,
             events,
-            releases=len(pd.read_parquet(written / "trace.parquet")),
+            releases=len(pd.read_parquet(result / "trace.parquet")),
             account=account_of(self.ledger, self.public.population, run_id),
             software=software_facts(self.root, self.software),
             sha256=sums,
         )
-        (written / RECEIPT).write_text(receipt.to_text(), encoding="utf-8")
-        hide(written)
-        return self.run.finish(written)
+        (result / RECEIPT).write_text(receipt.to_text(), encoding="utf-8")
+        hide(result)
+        return self.run.finish(result)

@@ -186,9 +186,9 @@ def _lock_repo(*stages: str) -> "Iterator[Repo]":
             try:
                 held.enter_context(lock_repo(repo))
                 for stage in [one for name in stages for one in repo.stage.collect(name)]:
-                    read, written = ([item.fs_path for item in items] for items in (stage.deps, stage.outs))
+                    inputs, outputs = ([item.fs_path for item in items] for items in (stage.deps, stage.outs))
                     held.enter_context(
-                        rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), read, written, hardlink=False)
+                        rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), inputs, outputs, hardlink=False)
                     )
             except LockError as error:
                 if not has_said_so:

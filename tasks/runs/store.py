@@ -158,12 +158,12 @@ class RunAttempt:
         """Keep the plan's document until there is a result, so that another version knows what was begun."""
         write_whole(self.folder / name, lambda new: new.write_bytes(content), mode=0o600)
 
-    def finish(self, written: Path) -> Path:
-        """Make the folder `written` the result, durably before the secrets are deleted; returns the result's folder."""
-        for path in (*written.iterdir(), written):
+    def finish(self, result: Path) -> Path:
+        """Make the folder `result` the result, durably before the secrets are deleted; returns the result's folder."""
+        for path in (*result.iterdir(), result):
             _sync(path)
         # A rename is atomic, so that a result is whole or not there; it is durable once its folder is flushed.
-        written.rename(self.folder / _RESULT)
+        result.rename(self.folder / _RESULT)
         _sync(self.folder)
         self.forget_secrets()
         return self.folder / _RESULT

@@ -25,11 +25,11 @@ SEARCH = "search.json"
 
 def search_to_json(tuning: Tuning, plan: SearchPlan) -> str:
     """The content of `SEARCH`."""
-    written = asdict(replace(plan, schedule=[], plans=())) | {
+    document = asdict(replace(plan, schedule=[], plans=())) | {
         "schedule": schedule_to_json(plan.schedule),
         "plans": [document.to_json() for document in plan.plans],
     }
-    return json.dumps({"tuning": tuning.model_dump(), "plan": written})
+    return json.dumps({"tuning": tuning.model_dump(), "plan": document})
 
 
 def was_begun(tuning: Tuning, home: Path) -> bool:
@@ -76,8 +76,8 @@ def _request_in(plan: SearchPlan) -> list[Any]:
     settings = [
         {**document, "privacy": {**document["privacy"], "epsilon": None}} for document in plan.documents
     ]
-    written: list[Any] = json.loads(json.dumps([requests, settings]))
-    return written
+    document: list[Any] = json.loads(json.dumps([requests, settings]))
+    return document
 
 
 def _searches(runs: Path) -> Iterator[tuple[str, Document]]:

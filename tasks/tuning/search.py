@@ -593,10 +593,10 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
             _public_failure(winner, plan.evaluation),
         )
         plan = plan.without_evaluation()
-    written = run.make_result_folder()
-    _write_winner(winner, document, written, is_evaluated=is_evaluated)
-    _write_search(search, scores, best, written)
-    return charge.settle(plan, _identity(search, charge, document), written, plan.reserved_schedule)
+    folder = run.make_result_folder()
+    _write_winner(winner, document, folder, is_evaluated=is_evaluated)
+    _write_search(search, scores, best, folder)
+    return charge.settle(plan, _identity(search, charge, document), folder, plan.reserved_schedule)
 
 
 def _settle_empty(search: Search, charge: Charge) -> NoReturn:
@@ -612,26 +612,26 @@ def _settle_empty(search: Search, charge: Charge) -> NoReturn:
     )
 
 
-def _write_winner(winner: SearchTrial, document: PlanDocument, written: Path, *, is_evaluated: bool) -> None:
+def _write_winner(winner: SearchTrial, document: PlanDocument, folder: Path, *, is_evaluated: bool) -> None:
     """Copy what the best trial released, beside its plan and its settings."""
     for name in ("model.safetensors", "trace.parquet", *([EVALUATION] if is_evaluated else [])):
-        shutil.copyfile(winner.folder / name, written / name)
-    (written / "plan.json").write_text(document.to_text(sort_keys=True), encoding="utf-8")
-    YAML().dump(winner.document, written / "winner.yaml")
+        shutil.copyfile(winner.folder / name, folder / name)
+    (folder / "plan.json").write_text(document.to_text(sort_keys=True), encoding="utf-8")
+    YAML().dump(winner.document, folder / "winner.yaml")
 
 
-def _write_search(search: Search, scores: Sequence[float], best: int, written: Path) -> None:
+def _write_search(search: Search, scores: Sequence[float], best: int, folder: Path) -> None:
     """Write what is kept of the search for a later version, and the scores that may be shown."""
-    (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
+    (folder / SEARCH).write_text(search.to_json(), encoding="utf-8")
     if search.tuning.objective.on == "public":  # whoever has the winner and these records knows it
-        write_text(written / SCORE, json.dumps(scores[best]))
+        write_text(folder / SCORE, json.dumps(scores[best]))
     if search.search_plan.releases_all:
         # Every trial is paid for.
         points = [
             {key: value_at(document, key) for key in search.tuning.space}
             for document in search.search_plan.documents
         ]
-        write_csv(pd.DataFrame(points).assign(score=scores), written / "trials.csv")
+        write_csv(pd.DataFrame(points).assign(score=scores), folder / "trials.csv")
 
 
 def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:

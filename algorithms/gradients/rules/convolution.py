@@ -152,13 +152,13 @@ class ConvGrad(RowGrad):
     @cached_property
     def _materialized_sums(self) -> Tensor:
         """The gradients in patch order, [batch, outputs, kernel x channels / groups]."""
-        written = wide(self.grad_outputs).new_empty(
+        sums = wide(self.grad_outputs).new_empty(
             len(self.grad_outputs), self.grad_outputs.shape[1], self._patch
         )
         write = self._materializer()
-        for inputs, grad_outputs, into in slices(self._numbers, self.inputs, self.grad_outputs, written):
+        for inputs, grad_outputs, into in slices(self._numbers, self.inputs, self.grad_outputs, sums):
             write(inputs, grad_outputs, into)
-        return written
+        return sums
 
     def square_norms(self) -> Tensor:
         if not self._prefers_gram:
@@ -248,9 +248,9 @@ class ConvGrad(RowGrad):
             changed.__dict__["_materialized_sums"] = change(self._materialized_sums)
         return changed
 
-    def _in_weight_order(self, written: Tensor) -> Tensor:
+    def _in_weight_order(self, values: Tensor) -> Tensor:
         """A view of [..., kernel x channels] as [..., channels, kernel]."""
-        return torch.unflatten(written, -1, (math.prod(self.window.kernel), -1)).transpose(-1, -2)
+        return torch.unflatten(values, -1, (math.prod(self.window.kernel), -1)).transpose(-1, -2)
 
     def _in_patch_order(self, weight: Tensor) -> Tensor:
         """A vector of the weight's length, in patch order."""
@@ -326,8 +326,8 @@ class ConvGrad(RowGrad):
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
         )
         reached = [slice(size) for size in window.kernel]  # drops positions that no kernel reaches
-        written = moved[0][:, *reached].reshape(records, -1)
-        return written if into is None else into.view_as(written).copy_(written)
+        sums = moved[0][:, *reached].reshape(records, -1)
+        return sums if into is None else into.view_as(sums).copy_(sums)
 
 
 def _square_norms(seen: Tensor, grad_outputs: Tensor, groups: int) -> Tensor:

@@ -151,9 +151,9 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
 
 def _assign(target: Tensor, index: Any, value: Any) -> Tensor:
     """A tensor of which some entries are replaced, as far as the gradients of the new ones are concerned."""
-    written = target.clone()
-    written[index] = value
-    return written
+    changed = target.clone()
+    changed[index] = value
+    return changed
 
 
 def _is_value(recorder: GradSampleRecorder, leaf: Any) -> bool:

@@ -841,7 +841,7 @@ def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pair:
     several steps are put into bins of nearly the same sum of Y, which tells less, too: the sum of a bin is its mean.
     """
 
-    def binned(q: Array, sums: Array) -> Pair:
+    def in_bins(q: Array, sums: Array) -> Pair:
         """The chances of bins of outputs, and the same times their sums, from those of single outputs."""
         used = np.maximum(q, sums) > 1e-6 * tail
         levels = np.log(sums[used]) - np.log(np.maximum(q[used], 1e-300))
@@ -851,11 +851,11 @@ def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pair:
 
     def both(one: Pair, other: Pair) -> Pair:
         (q, sums), (r, others) = one, other
-        return binned(np.outer(q, r).ravel(), (np.outer(sums, r) + np.outer(q, others)).ravel())
+        return in_bins(np.outer(q, r).ravel(), (np.outer(sums, r) + np.outer(q, others)).ravel())
 
     reach = math.sqrt(-2 * math.log(tail))
     x = BINS * (2 * reach + 1 / z) - reach
-    total = step = binned(normal_masses(x), normal_masses(x - 1 / z))
+    total = step = in_bins(normal_masses(x), normal_masses(x - 1 / z))
     for bit in f"{steps:b}"[1:]:
         total = both(total, total)
         total = both(total, step) if bit == "1" else total
