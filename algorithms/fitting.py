@@ -9,7 +9,6 @@ import functools
 import hashlib
 import io
 import json
-import math
 import secrets
 import tempfile
 import threading
@@ -40,7 +39,7 @@ from algorithms.core.receipt import account_of, receipt_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter
 from algorithms.core.software import software_facts, software_here
-from algorithms.core.training import train
+from algorithms.core.training import Hooks, ResumableRun, train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import (
@@ -182,7 +181,7 @@ def _naming_unknown(call: F) -> F:
 @_settings_restored()
 @torch.inference_mode(False)
 @torch.enable_grad()
-def fit(
+def fit(  # noqa: PLR0913
     model: nn.Module,
     loss: Losses | nn.Module | str,
     X: Any,
@@ -509,15 +508,14 @@ class _Training:
             run.plan,
             self.model,
             open_records=lambda: self.records,
-            generator=generator,
-            run_id=run.run_id,
-            folder=folder,
+            run=ResumableRun(run_id=run.run_id, generator=generator, folder=folder),
             compute=compute,
-            checkpoint_seconds=math.inf,
-            on_step=reporter.note,
-            on_state=None if on_step is None else reporter.show,
             features=self.scale,
-            reserve=lambda: account.reserve(run),
+            hooks=Hooks(
+                on_step=reporter.note,
+                on_state=None if on_step is None else reporter.show,
+                reserve=lambda: account.reserve(run),
+            ),
         )
         released = self._published(model, state)
         return _settle_and_publish(run, account, trace, released, trained=model, given=self.given)

@@ -7,7 +7,6 @@ mini-batch of Lee and Kifer 2018; seconds and memory growth are printed for both
 
 import gzip
 import hashlib
-import math
 import os
 import tempfile
 import time
@@ -120,12 +119,8 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             plan_for(settings, data.public),
             model_for(settings, data.public),
             open_records=lambda: RecordBatch(data.train_features, data.train_labels),
-            generator=seeded_generator(0),
-            run_id="rows",
-            folder=folder,
+            run=training.ResumableRun(run_id="rows", generator=seeded_generator(0), folder=folder),
             compute=ComputeConfig(memory_mb=512),
-            checkpoint_seconds=math.inf,
-            on_step=lambda _step, _epsilon, _noise_std: None,
         )
     return costs[0]
 

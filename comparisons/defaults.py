@@ -21,7 +21,7 @@ import typer
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from algorithms.core.training import train
+from algorithms.core.training import ResumableRun, train
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import dataset_info
@@ -153,12 +153,8 @@ def accuracy(
             plan,
             model_for(chosen, public),
             open_records=lambda: RecordBatch(made.features[:n], made.labels[:n]),
-            generator=seeded_generator(seed),
-            run_id="study",
-            folder=Path(os.devnull),
+            run=ResumableRun(run_id="study", generator=seeded_generator(seed), folder=Path(os.devnull)),
             compute=ComputeConfig(torch.device("cpu"), 1024, None),
-            checkpoint_seconds=math.inf,
-            on_step=lambda step, epsilon, noise: None,
         )
         released = trained.published_tensors(chosen.algorithm.released(state))
         found.append(np.mean(evaluate(trained, released, held_out).predicted == made.labels[n:]))

@@ -27,7 +27,7 @@ import typer
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
-from algorithms.core.training import train
+from algorithms.core.training import ResumableRun, train
 from algorithms.evaluation import ReleasedHistogram, cheapest_threshold, count, histogram_for
 from algorithms.evaluation.histogram import BINARY
 from algorithms.privacy.accounting.gaussian import noise_for_share
@@ -253,12 +253,12 @@ def scored(
         plan,
         model,
         open_records=lambda: records,
-        generator=seeded_generator(seed),
-        run_id=hashlib.sha256(f"{public.dataset} {seed}".encode()).hexdigest(),
-        folder=Path("there is no checkpoint"),
+        run=ResumableRun(
+            run_id=hashlib.sha256(f"{public.dataset} {seed}".encode()).hexdigest(),
+            generator=seeded_generator(seed),
+            folder=Path("there is no checkpoint"),
+        ),
         compute=ComputeConfig(torch.device("cpu"), number=public.records),
-        checkpoint_seconds=math.inf,
-        on_step=lambda *_: None,
         features=features_for(settings, public),
     )
     seconds = time.process_time() - began

@@ -296,7 +296,7 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
 
     _kind = "classes"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         epsilon: float = 1.0,
@@ -395,7 +395,7 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
     _kind = "number"
     _target_scale = SHARE_OF_FEATURES
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         epsilon: float = 1.0,

@@ -29,6 +29,7 @@ from tasks.config import home, params
 from tasks.csv_files import read_csv, write_csv
 from tasks.reporting import (
     AuditSummary,
+    BesideTheCard,
     History,
     drawings,
     history,
@@ -186,12 +187,14 @@ def compose(
         result,
         every,
         history_text,
-        risk=None if promised is None else risk_of(promised),
-        attack=run.plan.attack,
-        ten_more=None if ten_more is None else ten_more.epsilon,
-        audit=audit,
-        other_software=reuse_note(run.receipt, is_public=run.public.is_public),
-        explanation=explanation,
+        BesideTheCard(
+            risk=None if promised is None else risk_of(promised),
+            attack=run.plan.attack,
+            ten_more=None if ten_more is None else ten_more.epsilon,
+            audit=audit,
+            other_software=reuse_note(run.receipt, is_public=run.public.is_public),
+            explanation=explanation,
+        ),
     )
     return Report(run, card, curve, past, pictures, text)
 

@@ -9,7 +9,6 @@ nothing more. An identical run that is already done returns the result at no cos
 import hashlib
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ from algorithms.core.method import MethodState
 from algorithms.core.plan import Plan
 from algorithms.core.private_evaluation import release_evaluation
 from algorithms.core.shrinkage import ShrunkState
-from algorithms.core.training import OnStep
+from algorithms.core.training import Hooks, OnStep, ResumableRun
 from algorithms.core.training import train as run_training
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.evaluation import recalibration_of
@@ -334,13 +333,12 @@ def _train_into(
             live(step, epsilon, noise_std)
 
         state, trace, model = _trainer(job, model)(
-            generator=run.generator(),
-            run_id=run.run_id,
-            folder=run.folder,
-            checkpoint_seconds=performance.checkpoint_seconds,
-            on_step=on_step,
-            diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
-            reserve=reserve,
+            run=ResumableRun(run.run_id, run.generator(), run.folder, performance.checkpoint_seconds),
+            hooks=Hooks(
+                on_step=on_step,
+                diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
+                reserve=reserve,
+            ),
         )
     released = job.settings.algorithm.released(state)
     save_model(
@@ -483,12 +481,8 @@ def _help(job: Job, model: Model, on_step: OnStep, home: Path) -> None:
     start: _Start = broadcast_sealed(job.group, None)
     _check_same_job(job, home)
     _trainer(job, model)(
-        generator=start.generator,
-        run_id=start.run_id,
-        folder=Path(os.devnull),
-        checkpoint=start.checkpoint,
-        checkpoint_seconds=math.inf,
-        on_step=on_step,
+        run=ResumableRun(start.run_id, start.generator, Path(os.devnull), checkpoint=start.checkpoint),
+        hooks=Hooks(on_step=on_step),
     )
 
 

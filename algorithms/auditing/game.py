@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, Intercepts, PlanningFacts
-from algorithms.core.training import train
+from algorithms.core.training import Hooks, ResumableRun, train
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
 from algorithms.methods import CATALOGUE, from_settings
@@ -362,14 +362,10 @@ def play(
             plan,
             game.model(),
             open_records=lambda: records,
-            generator=generator,
-            run_id="audit",
-            folder=Path(folder),
+            run=ResumableRun(run_id="audit", generator=generator, folder=Path(folder)),
             compute=_Examined(physical_batch=64),
-            checkpoint_seconds=math.inf,
-            on_step=lambda *_: None,
             features=game.features,
-            barrier_of=lambda *args, **kwargs: RecordingBarrier(*args, seen=seen, **kwargs),
+            hooks=Hooks(barrier_of=lambda *args, **kwargs: RecordingBarrier(*args, seen=seen, **kwargs)),
         )
     return GameTranscript(coins, seen, trace.events(), method.released(state).detach().double().numpy())
 

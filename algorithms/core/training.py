@@ -38,6 +38,45 @@ class _Progress:
     buffers: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class ResumableRun:
+    """Which run is trained, and what it resumes from.
+
+    Attributes:
+        run_id: In its checkpoint, which no other run takes.
+        generator: Of its noise and samples; a resumed run must get the generator it began with, and then repeats its
+            noise bit for bit.
+        folder: Of its checkpoint.
+        checkpoint_seconds: How often one is saved; by default never.
+        checkpoint: The first process's, for the others of a run, in place of one in `folder`.
+    """
+
+    run_id: str
+    generator: Generator
+    folder: Path
+    checkpoint_seconds: float = math.inf
+    checkpoint: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a caller of the loop is told, pays and replaces.
+
+    Attributes:
+        on_step: Called after each step.
+        on_state: Called after each step, if given, with the state.
+        reserve: Pays for the run; called after the checkpoint and the model are accepted, before the records are read.
+        diagnostics: Records what is not private, for public records only; a resumed run loses the earlier entries.
+        barrier_of: Makes the barrier; audits use one that keeps its answers.
+    """
+
+    on_step: OnStep = lambda *_: None
+    on_state: OnState | None = None
+    reserve: Callable[[], None] = lambda: None
+    diagnostics: Diagnostics | None = None
+    barrier_of: Callable[..., Barrier] = Barrier
+
+
 class Trained(NamedTuple):
     """The last state, the trace, and the model with its learned features."""
 
@@ -52,56 +91,48 @@ def train(
     model: Model,
     *,
     open_records: Callable[[], RecordArrays],
-    generator: Generator,
-    run_id: str,
-    folder: Path,
-    checkpoint: bytes | None = None,
+    run: ResumableRun,
     compute: ComputeConfig,
-    checkpoint_seconds: float,
-    on_step: OnStep,
-    on_state: OnState | None = None,
+    hooks: Hooks = Hooks(),
     features: FeatureLearner | None = None,
-    diagnostics: Diagnostics | None = None,
-    barrier_of: Callable[..., Barrier] | None = None,
     shared_features: tuple[LearnedFeatures, Trace] | None = None,
-    reserve: Callable[[], None] = lambda: None,
 ) -> Trained:
-    """Train to the plan's end, from the start or from the checkpoint in `folder`.
+    """Train to the plan's end, from the start or from the run's checkpoint.
 
-    checkpoint: the first process's, for the others of a run, in place of one in `folder`. generator: of this run; a
-    resumed run must get the generator it began with, and then repeats its noise bit for bit. open_records: called once,
-    after the plan and the checkpoint are accepted; only their shape is used before `reserve`. reserve: pays for the
-    run; called after the checkpoint and the model are accepted, before the records are read. on_state: called after
-    each step. features: learned before the first step, for a model that has their map in front. diagnostics: records
-    what is not private, for public records only; a resumed run loses the earlier entries. barrier_of: makes the
-    barrier; audits use one that keeps its answers. shared_features: features that `learn_shared_features` released for
-    several runs together, instead of a release for this run.
+    open_records: called once, after the plan and the checkpoint are accepted; only their shape is used before
+    `hooks.reserve`. features: learned before the first step, for a model that has their map in front. shared_features:
+    features that `learn_shared_features` released for several runs together, instead of a release for this run.
 
     Raises RefusedError if the checkpoint does not fit the model or the model cannot be trained privately, or not in
-    this way, and whatever `reserve` raises.
+    this way, and whatever `hooks.reserve` raises.
     """
-    _check_sharing(algorithm, compute, diagnostics)
+    _check_sharing(algorithm, compute, hooks.diagnostics)
     first_state = algorithm.init(compute.at_home(model.initial_parameters()), plan)
     start, last_norms = _Progress(first_state, buffers(model)), LastNorms()
     resumed = load(
-        folder, start, run_id=run_id, last_norms=last_norms, slices=compute.slices, content=checkpoint
+        run.folder,
+        start,
+        run_id=run.run_id,
+        last_norms=last_norms,
+        slices=compute.slices,
+        content=run.checkpoint,
     )
     shared, shared_trace = shared_features or (None, None)
     first_trace = Trace() if shared_trace is None else _recost(plan, shared_trace)
     progress, step, trace = resumed or (start, 0, first_trace)
     rows = plan.facts.rows_per_user
-    barrier = (barrier_of or Barrier)(
+    barrier = hooks.barrier_of(
         open_records(),
         user_level_model(model, rows),
         privacy_filter=_filter_after(plan, trace),
-        generator=generator,
+        generator=run.generator,
         delta=plan.target.budget.delta,
         trace=trace,
         compute=plan.with_public_sizes(compute),
         last_norms=last_norms,
-        diagnostics=diagnostics,
+        diagnostics=hooks.diagnostics,
     )
-    reserve()  # after the barrier, whose inspection of the model may refuse, and before its first query
+    hooks.reserve()  # after the barrier, whose inspection of the model may refuse, and before its first query
     if features is not None:
         # A resumed run has the buffers in its checkpoint, and the releases that they came from in its trace.
         if resumed is None:
@@ -109,15 +140,15 @@ def train(
             progress = _Progress(algorithm.init(compute.at_home(learned.start), plan), learned.buffers)
         model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
-    checkpoints = _Checkpoints(folder, run_id, compute, checkpoint_seconds)
+    checkpoints = _Checkpoints(run, compute)
     for trace.step in range(step, plan.steps):  # each row of the trace bears its step
         state = algorithm.step(progress.state, plan, barrier)
         if state is None:
             break
         progress = replace(progress, state=state)
-        on_step(trace.step + 1, *_progress_of(trace, plan))
-        if on_state is not None:
-            on_state(trace.step + 1, state)
+        hooks.on_step(trace.step + 1, *_progress_of(trace, plan))
+        if hooks.on_state is not None:
+            hooks.on_state(trace.step + 1, state)
         checkpoints.save_if_due(progress, trace, last_norms)
     return Trained(collect(progress.state, compute.slices), trace, model)
 
@@ -126,16 +157,14 @@ def train(
 class _Checkpoints:
     """Writes the run's checkpoint every so many seconds; of several processes the first does."""
 
-    folder: Path
-    run_id: str
+    run: ResumableRun
     compute: ComputeConfig
-    seconds: float
     saved_at: float = field(default_factory=time.monotonic)
 
     def save_if_due(self, progress: _Progress, trace: Trace, last_norms: LastNorms) -> None:
         """Save what the steps so far have come to, if the last checkpoint is old enough."""
         slices, group = self.compute.slices, self.compute.group
-        is_due = time.monotonic() - self.saved_at >= self.seconds
+        is_due = time.monotonic() - self.saved_at >= self.run.checkpoint_seconds
         if slices is not None:  # the first process, which keeps the checkpoint, needs the others' slices
             is_due = group.broadcast_object(is_due)
         if not is_due:
@@ -143,7 +172,14 @@ class _Checkpoints:
         whole = _Progress(collect(progress.state, slices), progress.buffers)
         if group.is_first:
             step = trace.step + 1
-            save(self.folder, whole, run_id=self.run_id, step=step, trace=trace, last_norms=last_norms)
+            save(
+                self.run.folder,
+                whole,
+                run_id=self.run.run_id,
+                step=step,
+                trace=trace,
+                last_norms=last_norms,
+            )
         self.saved_at = time.monotonic()
 
 

@@ -162,7 +162,7 @@ class Engine:
         algorithms.gradients.errors.RecordsNotIndependentError: the layer 1 (BatchNorm1d) mixes records
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: PerExampleModel,
         *,

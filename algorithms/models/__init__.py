@@ -92,7 +92,7 @@ CATALOGUE: dict[str, Architecture] = {
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def build(
+def build(  # noqa: PLR0913
     name: str,
     *,
     input_shape: tuple[int, ...],

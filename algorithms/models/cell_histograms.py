@@ -61,7 +61,7 @@ class HistogramCells(TargetScaling):
     offsets: Tensor
     last: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         shape: tuple[int, ...],
         *,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core.plan import Plan
-from algorithms.core.training import train
+from algorithms.core.training import Hooks, ResumableRun, train
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.privacy.barrier.barrier import ComputeConfig
@@ -403,15 +403,16 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
         plan,
         model,
         open_records=lambda: data.train,
-        generator=seeded_generator(trial.noise_seed),
-        run_id=trial.digest,
-        folder=Path(os.devnull),
+        run=ResumableRun(
+            run_id=trial.digest, generator=seeded_generator(trial.noise_seed), folder=Path(os.devnull)
+        ),
         compute=compute,
-        checkpoint_seconds=math.inf,
-        on_step=lambda step, *_: steps.append(step),
-        on_state=curve.on_state if curve else None,
         features=features_for(settings, data.public),
-        diagnostics=diagnostics,
+        hooks=Hooks(
+            on_step=lambda step, *_: steps.append(step),
+            on_state=curve.on_state if curve else None,
+            diagnostics=diagnostics,
+        ),
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
     return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, steps[-1])

@@ -180,28 +180,38 @@ def strength(epsilon: float) -> str:
     return "reasonable" if epsilon <= _REASONABLE else "weak"
 
 
+@dataclass(frozen=True)
+class BesideTheCard:
+    """What the page says of a run that its card does not.
+
+    risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
+    ten_more: the epsilon that will be spent after ten more runs like this, if the ledger said it.
+    audit: the newest audit of the method, if any. other_software: which software trained, if it was not this one.
+    explanation: what the model says of each column, if it is additive.
+    """
+
+    risk: Mapping[str, object] | None
+    attack: Mapping[str, float] | None = None
+    ten_more: float | None = None
+    audit: AuditSummary | None = None
+    other_software: str | None = None
+    explanation: Explanation | None = None
+
+
 def page(
     card: PrivacyCard,
     verification: CardVerification,
     result: ReportText,
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
-    *,
-    risk: Mapping[str, object] | None,
-    attack: Mapping[str, float] | None = None,
-    ten_more: float | None = None,
-    audit: AuditSummary | None = None,
-    other_software: str | None = None,
-    explanation: Explanation | None = None,
+    beside: BesideTheCard,
 ) -> str:
     """Make the page.
 
     pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
-    history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
-    ten_more: the epsilon that will be spent after ten more runs like this, if the ledger said it.
-    audit: the newest audit of the method, if any. other_software: which software trained, if it was not this one.
-    explanation: what the model says of each column, if it is additive.
+    history.
     """
+    explanation = beside.explanation
     epsilon, delta = card.setting.epsilon, card.setting.delta
     cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
     return (
@@ -213,11 +223,11 @@ def page(
             score=result,
             pictures=pictures,
             **past,
-            risk=risk,
-            attack=attack,
-            ten_more=ten_more,
-            audit=audit,
-            other_software=other_software,
+            risk=beside.risk,
+            attack=beside.attack,
+            ten_more=beside.ten_more,
+            audit=beside.audit,
+            other_software=beside.other_software,
             explanation=explanation,
             shape_rows=[] if explanation is None else [_shape_row(one) for one in explanation.shapes],
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),

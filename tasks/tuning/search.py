@@ -29,7 +29,7 @@ from algorithms.core.learned_features import LearnedFeatures, learn_shared_featu
 from algorithms.core.plan import Plan
 from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.core.receipt import reserved_events
-from algorithms.core.training import train
+from algorithms.core.training import ResumableRun, train
 from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.errors import EmptySearchError, RefusedError
 from algorithms.evaluation import ReleasedHistogram, sum_of_scores
@@ -152,12 +152,13 @@ class SearchTrial:
             plan,
             start,
             open_records=lambda: to_train,
-            generator=self._generator("training"),
-            run_id=self.run_id,
-            folder=self.folder,
+            run=ResumableRun(
+                run_id=self.run_id,
+                generator=self._generator("training"),
+                folder=self.folder,
+                checkpoint_seconds=settings.performance.checkpoint_seconds,
+            ),
             compute=compute_config(settings.performance),
-            checkpoint_seconds=settings.performance.checkpoint_seconds,
-            on_step=lambda *_: None,
             features=features_for(settings, self.public),
             shared_features=before,
         )

@@ -1,7 +1,6 @@
 """A short run on the simulated accelerator, with what the device did in each of its steps."""
 
 import functools
-import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,14 +96,11 @@ def record(name: str, *, streamed: bool = False, device: str = "sim") -> Recorde
             bench.planned(method, model, records=count, accountant="rdp"),
             model,
             open_records=lambda: made,
-            generator=seeded_generator(3),
-            run_id="one run",
-            folder=Path(folder),
+            run=training.ResumableRun(run_id="one run", generator=seeded_generator(3), folder=Path(folder)),
             compute=OneLook(
                 torch.device(device), memory_mb=1, physical_batch=PASS if streamed else SHORT, number=count
             ),
-            checkpoint_seconds=math.inf,
-            on_step=lambda *_: ends.append(len(events.all)),
+            hooks=training.Hooks(on_step=lambda *_: ends.append(len(events.all))),
         )
     starts = [0, *ends]
     steps = [Events(events.all[start:end]) for start, end in zip(starts, ends, strict=False)]

@@ -13,7 +13,7 @@ import torch
 
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.core.training import train
+from algorithms.core.training import ResumableRun, train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2, Engine
 from algorithms.methods import from_settings
@@ -197,12 +197,8 @@ def test_a_narrow_number_is_learned_in_a_wide_range() -> None:
             plan,
             model,
             open_records=lambda: MadeUp(rows, labels),
-            generator=seeded_generator(3),
-            run_id="0" * 64,
-            folder=Path("nowhere"),
+            run=ResumableRun(run_id="0" * 64, generator=seeded_generator(3), folder=Path("nowhere")),
             compute=ComputeConfig(DEVICE),
-            checkpoint_seconds=math.inf,
-            on_step=lambda *_: None,
             features=features,
         )
         outputs = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows))

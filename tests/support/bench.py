@@ -189,13 +189,12 @@ def trained(
         plan,
         model,
         open_records=records,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
+        run=training.ResumableRun(
+            run_id="one run", generator=seeded_generator(3), folder=folder, checkpoint_seconds=0.0
+        ),
         compute=compute,
-        checkpoint_seconds=0.0,
-        on_step=on_step,
         features=features,
+        hooks=training.Hooks(on_step=on_step),
     )
 
 

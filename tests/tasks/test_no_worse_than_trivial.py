@@ -20,7 +20,7 @@ from algorithms.cell_histograms import CellHistograms
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts, intercepts_of, number_of
 from algorithms.core.shrinkage import left_of_moves
-from algorithms.core.training import train
+from algorithms.core.training import ResumableRun, train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2
 from algorithms.methods import from_settings
@@ -169,12 +169,10 @@ def scores_of(
         plan,
         model,
         open_records=lambda: MadeUp(rows[:n], labels[:n]),
-        generator=seeded_generator(seed),
-        run_id="0" * 64,
-        folder=Path("there is no checkpoint"),
+        run=ResumableRun(
+            run_id="0" * 64, generator=seeded_generator(seed), folder=Path("there is no checkpoint")
+        ),
         compute=ComputeConfig(torch.device("cpu"), physical_batch=192),
-        checkpoint_seconds=math.inf,
-        on_step=lambda *_: None,
         features=features,
     )
     outputs = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows[n:]))

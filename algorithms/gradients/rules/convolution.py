@@ -392,7 +392,7 @@ def transposed_convolution(recorder: GradSampleRecorder, func: Func, args: Args,
     return _transposed_convolution(recorder, func, *args, **kwargs)
 
 
-def _transposed_convolution(
+def _transposed_convolution(  # noqa: PLR0913
     recorder: GradSampleRecorder,
     func: Func,
     input: Tensor,

@@ -295,13 +295,12 @@ def test_what_slices_cannot_do_is_refused_before_a_charge(
         training.train(
             *(method, planned(method, model), model),
             open_records=made_up,
-            generator=seeded_generator(3),
-            run_id="one run",
-            folder=tmp_path,
+            run=training.ResumableRun(
+                run_id="one run", generator=seeded_generator(3), folder=tmp_path, checkpoint_seconds=1.0
+            ),
             compute=ComputeConfig(group=ProcessGroup(0, 2, 2), shard_trained=True),
-            checkpoint_seconds=1.0,
-            on_step=lambda *_: None,
-            diagnostics=Diagnostics() if has_diagnostics else None,
-            reserve=lambda: charged.append(name),
+            hooks=training.Hooks(
+                reserve=lambda: charged.append(name), diagnostics=Diagnostics() if has_diagnostics else None
+            ),
         )
     assert charged == []
