@@ -187,7 +187,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
         before = tuple(schedule_of(features, public.input_shape, public.records, privacy.count_noise))
 
     def for_target(target: Target) -> Plan:
-        return _plan_of(settings.algorithm, target, _planning_facts(model, public))
+        return _plan_of(settings.algorithm, target, planning_facts(model, public))
 
     def at(epsilon: float) -> Plan:
         return for_target(
@@ -369,7 +369,8 @@ def meets_attack_target(plan: Plan, attack: params.AttackTarget) -> bool:
     )
 
 
-def _planning_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
+def planning_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
+    """What a method may use of the model and the data before its first release."""
     return PlanningFacts(
         records=public.records,
         parameters=model.parameter_count,
@@ -426,7 +427,7 @@ def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) ->
             f"artifacts/plan.json was made for another {min(differing)} than params.yaml and the data now have;"
             " run the calibrate stage again."
         )
-    if plan.facts != _planning_facts(model_for(settings, public), public):
+    if plan.facts != planning_facts(model_for(settings, public), public):
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again."
         )

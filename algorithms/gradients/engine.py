@@ -184,7 +184,7 @@ class Engine:
         self.batch_dependence = ""
         """Why private records are refused on this device unless rounding is accepted; usually empty."""
         inspected_on = torch.device("cpu") if offload or shards is not None else device
-        self._shards = shards
+        self.shards = shards
         form = InputSpec(
             input_shape,
             input_dtype,
@@ -281,7 +281,7 @@ class Engine:
                     model=self.passes.model.name,
                     device=device.type,
                 ) from None
-            if not (comparison.is_same and comparison.is_like_alone) and self._shards is None:
+            if not (comparison.is_same and comparison.is_like_alone) and self.shards is None:
                 check_apart_at(self.passes, replace(self.inspection.form, device=device), self.physical_batch)
             if comparison.is_same:
                 return
@@ -306,7 +306,7 @@ class Engine:
         """Whether passes over fewer records may be smaller: where processes and devices need not keep in step."""
         passes = self.passes
         is_placed = (
-            self._shards is not None or passes.offload is not None or passes.model.precision != torch.float32
+            self.shards is not None or passes.offload is not None or passes.model.precision != torch.float32
         )
         return device.type == "cpu" and self.is_batched and not self.is_random and not is_placed
 
@@ -416,7 +416,7 @@ class Engine:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
         wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
         words = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
-        model, shards = self.passes.model, self._shards
+        model, shards = self.passes.model, self.shards
         refused = f"the model {model.name} cannot be trained with {words}"
         if not self.is_batched:
             raise UnsupportedModelError(
@@ -589,7 +589,7 @@ class Engine:
             try:
                 gradients = self.contributions(parameters, *batch, clipping)
             except UnrecordedError:
-                if self._shards is not None:  # the other processes would wait for another number of passes
+                if self.shards is not None:  # the other processes would wait for another number of passes
                     raise
                 for half in _halves(*batch):
                     yield from self.in_parts(parameters, *half, clipping)
@@ -606,7 +606,7 @@ class Engine:
         clipping: see `in_parts`. Raises UnrecordedError if the pass of several records cannot be recorded.
         """
         if len(labels) == 0:
-            if self._shards is None:
+            if self.shards is None:
                 return self.passes.contributions(parameters, parameters.new_zeros(0), {})
             # A pass over a made-up record, so that other processes can gather weights for theirs.
             some, label = (part.to(inputs.device) for part in self.made_up_record())
@@ -618,7 +618,7 @@ class Engine:
             try:
                 return self.passes.record_gradients(parameters, *padded, self.inspection.layouts).first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
-                if count > 1 or self._shards is not None:
+                if count > 1 or self.shards is not None:
                     raise
             padded = inputs, labels
         here = parameters.to(inputs.device)  # all at once, if they are in main memory
@@ -716,7 +716,7 @@ class Engine:
         self._add(gradients.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
         again = torch.nonzero(~finite)[:, 0].tolist()
         inputs, labels = records
-        for number in range(len(again) if self._shards is None else self._shards.max_count(len(again))):
+        for number in range(len(again) if self.shards is None else self.shards.max_count(len(again))):
             one = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
             self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total, None)
 

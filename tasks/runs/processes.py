@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -43,13 +43,28 @@ _SEALED_AT_ONCE = 2**30
 """Bytes; the cipher takes less than twice as many."""
 
 
+def _start_process(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
+    variables = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tasks.train"],
+        env=os.environ | variables,
+        stdin=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin is not None
+    process.stdin.write(secret)  # fits the pipe, so that this waits for nobody
+    return process
+
+
 @contextmanager
-def join_processes(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
+def join_processes(
+    wanted: int, *, home: Path, start: "Callable[..., subprocess.Popen[bytes]]" = _start_process
+) -> Iterator[ProcessGroup]:
     """Connect the processes of this run within the block.
 
     wanted: the number of processes on this machine, unless torchrun started them. home: folder of the owner key, which
-    is the same for all processes that torchrun started. At the end of the block, the first process ends those that it
-    started. Raises RefusedError if a process does not know the secret.
+    is the same for all processes that torchrun started. start: starts another process. At the end of the block, the
+    first process ends those that it started. Raises RefusedError if a process does not know the secret.
     """
     rank_file = os.environ.get(_PLACE)
     if rank_file is not None:
@@ -74,7 +89,7 @@ def join_processes(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
         with tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder:
             file = Path(folder) / "store"
             store = _store(file, wanted)
-            started = [_start_process(rank, wanted, file, secret) for rank in range(1, wanted)]
+            started = [start(rank, wanted, file, secret) for rank in range(1, wanted)]
             try:
                 _await(started, store)
                 with _connect(ProcessGroup(0, wanted, wanted, secret), store) as group:
@@ -91,19 +106,6 @@ def _store(file: Path, count: int) -> FileStore:
     loopback = next(name for name, all_ in interfaces if any(each.address == _HERE for each in all_))
     os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     return FileStore(str(file), count)
-
-
-def _start_process(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
-    variables = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tasks.train"],
-        env=os.environ | variables,
-        stdin=subprocess.PIPE,
-        bufsize=0,
-    )
-    assert process.stdin is not None
-    process.stdin.write(secret)  # fits the pipe, so that this waits for nobody
-    return process
 
 
 def _await(started: "list[subprocess.Popen[bytes]]", store: FileStore) -> None:

@@ -432,6 +432,6 @@ def test_processes_take_as_many_passes_again_as_the_one_with_most(monkeypatch: p
     expected = engine.clipped_sum(point, inputs, labels, L2(1.0))
     assert sizes == [4, 1]
     sizes.clear()
-    monkeypatch.setattr(engine, "_shards", SimpleNamespace(max_count=lambda count: count + 2))
+    monkeypatch.setattr(engine, "shards", SimpleNamespace(max_count=lambda count: count + 2))
     assert torch.equal(engine.clipped_sum(point, inputs, labels, L2(1.0)), expected)
     assert sizes == [4, 1, *[0, 1] * 2]  # an empty pass is one over a made-up record

@@ -182,8 +182,8 @@ def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
     after_upgrade: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a version knows another bound of a loss: calibration would name a plan that training sends back."""
-    first, known = plan_of(after_upgrade), calibrate._planning_facts
-    monkeypatch.setattr(calibrate, "_planning_facts", lambda *given: replace(known(*given), loss=None))
+    first, known = plan_of(after_upgrade), calibrate.planning_facts
+    monkeypatch.setattr(calibrate, "planning_facts", lambda *given: replace(known(*given), loss=None))
     calibrate.main()
     assert plan_of(after_upgrade)["noise_multiplier"] < first["noise_multiplier"]
 

@@ -10,7 +10,6 @@ import pytest
 from algorithms.privacy.documents import PlanDocument
 from data import DatasetInfo
 from data.files import owner_key
-from flows.cli import runs
 from flows.cli.main import app
 from tasks import calibrate
 from tasks.runs.plan_ahead import offering, read_offer
@@ -111,7 +110,7 @@ def test_the_command_offers_its_plan_to_the_stages(here: Checkout, monkeypatch: 
         found.append(read_offer(PREPARED))
         raise SystemExit(0)
 
-    monkeypatch.setattr(runs, "_run_pipeline", see)
+    monkeypatch.setattr("flows.pipeline.run_pipeline", see)
     with pytest.raises(SystemExit):
         app(["run", "--epsilon", "2"])
     assert PlanDocument.from_json(found[0] or b"", "plan.json").target.epsilon == 2.0

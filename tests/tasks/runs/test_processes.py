@@ -215,9 +215,7 @@ def intrude(file: Path) -> str:
         return "was not let in"
 
 
-def test_whoever_connects_without_the_secret_is_told_nothing(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_connects_without_the_secret_is_told_nothing(workspace: Workspace) -> None:
     ends = []
     with warm_pool(1) as strangers:
 
@@ -233,10 +231,9 @@ def test_whoever_connects_without_the_secret_is_told_nothing(
 
             def wait(self) -> None: ...
 
-        monkeypatch.setattr(processes, "_start_process", Stranger)
         with (
             pytest.raises(RefusedError, match="process 1 of this run does not know the secret"),
-            processes.join_processes(2, home=workspace.home),
+            processes.join_processes(2, home=workspace.home, start=Stranger),
         ):
             pytest.fail("it was let in")
     assert ends == ["was not let in"]
