@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from algorithms.core.training import Hooks
 from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from data.card import CARDS
@@ -134,9 +135,12 @@ def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path) -> Workspac
     return place
 
 
-def crash(*_arguments: Any, reserve: Callable[[], None] = lambda: None, **_named: Any) -> Any:
+NO_HOOKS = Hooks()
+
+
+def crash(*_arguments: Any, hooks: Hooks = NO_HOOKS, **_named: Any) -> Any:
     """In place of whatever is called; in place of training it reserves first."""
-    reserve()
+    hooks.reserve()
     raise KeyboardInterrupt
 
 

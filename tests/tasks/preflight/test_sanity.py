@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.training import Hooks
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods import from_settings
 from algorithms.privacy.accounting import Budget
@@ -158,8 +158,8 @@ def test_at_a_terminal_a_person_is_asked(
 def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
     too_fast: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*given: Any, reserve: Callable[[], None], **named: Any) -> None:
-        reserve()
+    def killed(*given: Any, hooks: Hooks, **named: Any) -> None:
+        hooks.reserve()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

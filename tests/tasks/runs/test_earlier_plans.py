@@ -10,6 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.core import calibration
+from algorithms.core.training import Hooks
 from algorithms.methods import Nesterov
 from data.prepared import load
 from tasks import calibrate, train
@@ -125,8 +126,8 @@ def test_a_plan_that_costs_more_than_its_target_today_is_not_taken_over(
 def test_an_unfinished_run_of_the_other_version_is_not_passed_by(
     visits: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*given: Any, reserve: Any, **named: Any) -> None:
-        reserve()
+    def killed(*given: Any, hooks: Hooks, **named: Any) -> None:
+        hooks.reserve()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as before:
