@@ -24,7 +24,8 @@ def run_in_processes(share: Callable[[Sequence[int]], Array], seeds: Sequence[in
             return np.concatenate(list(pool.map(share, shares)))
         except BrokenProcessPool:
             raise RefusedError(
-                "a process of the audit was killed, as where memory runs out; start it again with fewer --workers."
+                "a process of the audit was killed, as where memory runs out; start it again with fewer --workers.",
+                code="process_killed",
             ) from None
 
 

@@ -79,7 +79,9 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
     if public.cells is not None and not (is_of_cells or getattr(features, "of_target", False)):
         raise RefusedError(
             "features are learned from numbers, and the table is encoded as cells, which are public and need none; set"
-            " features.name to none or histograms, or leave reader.cells out of the data card."
+            " features.name to none or histograms, or leave reader.cells out of the data card.",
+            code="bad_keys",
+            keys=("features.name", "reader.cells"),
         )
     features.releases(shape)  # refuses a shape that does not fit
     module = features.module(shape)
@@ -102,7 +104,8 @@ def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None
         return features
     if not public.cell_columns:
         raise RefusedError(
-            "the table was prepared by a version without histograms of cells; run the prepare stage again."
+            "the table was prepared by a version without histograms of cells; run the prepare stage again.",
+            code="not_prepared",
         )
     columns = [
         HistogramColumn(
@@ -158,13 +161,22 @@ def class_weights_of(weights: Mapping[str, float], public: DatasetInfo) -> tuple
     """The weight of each class, in their order; raises RefusedError for names that are no classes."""
     if not public.classes:
         raise RefusedError(
-            f"model.class_weights was given, and {public.dataset!r} has the target of {public.label_type.kind}, not"
-            " classes; leave it out."
+            "model.class_weights was given, and {dataset!r} has the target of {target}, not"
+            " classes; leave it out.",
+            code="bad_keys",
+            dataset=public.dataset,
+            target=public.label_type.kind,
+            keys=("model.class_weights",),
         )
     if unknown := sorted(weights.keys() - set(public.classes)):
         raise RefusedError(
-            f"model.class_weights names {unknown[0]!r}, which is no class of {public.dataset!r}; its classes are"
-            f" {', '.join(public.classes)}."
+            "model.class_weights names {name!r}, which is no class of {dataset!r}; its classes are"
+            " {classes}.",
+            code="bad_keys",
+            name=unknown[0],
+            dataset=public.dataset,
+            classes=", ".join(public.classes),
+            keys=("model.class_weights",),
         )
     return tuple(weights.get(name, 1.0) for name in public.classes)
 
@@ -202,8 +214,11 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     plan = _add_evaluation(plan, settings, public, for_target)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
-            f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
-            " on public records, set privacy.noise to seeded."
+            "secret noise would promise what does not hold: {problem} To reproduce it all the same,"
+            " on public records, set privacy.noise to seeded.",
+            code="bad_keys",
+            problem=plan.not_private,
+            keys=("privacy.noise",),
         )
     return plan
 
@@ -229,8 +244,11 @@ def _add_evaluation(
     if public.holdout == "public":
         if wanted != params.EvaluationParams():
             raise RefusedError(
-                f"privacy.evaluation was given, and the held-out records of {public.dataset!r} are declared public, so"
-                " that their exact metrics leave; leave it out, or say holdout: private in the data card."
+                "privacy.evaluation was given, and the held-out records of {dataset!r} are declared public, so"
+                " that their exact metrics leave; leave it out, or say holdout: private in the data card.",
+                code="bad_keys",
+                dataset=public.dataset,
+                keys=("privacy.evaluation", "holdout"),
             )
         return plan
     spec = _histogram(wanted, public)
@@ -252,7 +270,9 @@ def _histogram(wanted: params.EvaluationParams, public: DatasetInfo) -> Histogra
     if wanted.recalibrate and public.per_person not in (None, 1) and public.rows_per_user is None:
         raise RefusedError(
             "privacy.evaluation.recalibrate was given, and each row of a person is a record of its own here, so that"
-            " one person could both fit and judge a temperature; leave it out, or group_privacy in the data card."
+            " one person could both fit and judge a temperature; leave it out, or group_privacy in the data card.",
+            code="bad_keys",
+            keys=("privacy.evaluation.recalibrate", "person.group_privacy"),
         )
     return histogram_of(
         public.label_type,
@@ -269,8 +289,13 @@ def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
     for name in columns:
         if name not in declared or columns.count(name) > 1:
             raise RefusedError(
-                f"privacy.evaluation.by names {name!r}, {'twice' if name in declared else 'which is no such column'};"
-                f" the columns of declared categories are {', '.join(declared) or 'none, as of images and texts'}."
+                "privacy.evaluation.by names {name!r}, {problem};"
+                " the columns of declared categories are {columns}.",
+                code="bad_keys",
+                name=name,
+                problem="twice" if name in declared else "which is no such column",
+                columns=", ".join(declared) or "none, as of images and texts",
+                keys=("privacy.evaluation.by",),
             )
     return tuple((name, declared[name]) for name in columns)
 
@@ -336,8 +361,11 @@ def _plan_for_attack(attack: params.AttackTarget, at: Callable[[float], Plan]) -
     low = high = 1.0
     plan = at(low)
     unreachable = RefusedError(
-        f"no noise keeps what an attacker recognises at {100 * attack.false_alarms:g}% false alarms below"
-        f" {100 * attack.caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less."
+        "no noise keeps what an attacker recognises at {false_alarms:g}% false alarms below"
+        " {caught:g}% here; set privacy.target.caught to more, or algorithm.steps to less.",
+        code="target_unreachable",
+        false_alarms=100 * attack.false_alarms,
+        caught=100 * attack.caught,
     )
     while not meets_attack_target(plan, attack):
         low, high = low / 2, low
@@ -424,22 +452,30 @@ def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) ->
     differing = [key for key in expected.keys() | actual.keys() if expected.get(key) != actual.get(key)]
     if differing:
         raise RefusedError(
-            f"artifacts/plan.json was made for another {min(differing)} than params.yaml and the data now have;"
-            " run the calibrate stage again."
+            "artifacts/plan.json was made for another {differing} than params.yaml and the data now have;"
+            " run the calibrate stage again.",
+            code="stale_plan",
+            differing=min(differing),
         )
     if plan.facts != planning_facts(model_for(settings, public), public):
         raise RefusedError(
-            "artifacts/plan.json was made for other public facts; run the calibrate stage again."
+            "artifacts/plan.json was made for other public facts; run the calibrate stage again.",
+            code="stale_plan",
+            differing="public facts",
         )
     planned = None if plan.evaluation is None else plan.evaluation.spec
     is_private, wanted = public.holdout == "private", settings.privacy.evaluation
     if planned != (_histogram(wanted, public) if is_private else None):
         raise RefusedError(
-            "artifacts/plan.json was made for other held-out records; run the calibrate stage again."
+            "artifacts/plan.json was made for other held-out records; run the calibrate stage again.",
+            code="stale_plan",
+            differing="held-out records",
         )
     if settings.privacy.target is not None and not meets_attack_target(plan, settings.privacy.target):
         raise RefusedError(
-            "artifacts/plan.json does not withstand the attack in privacy.target; run the calibrate stage again."
+            "artifacts/plan.json does not withstand the attack in privacy.target; run the calibrate stage again.",
+            code="stale_plan",
+            differing="privacy.target",
         )
     plan.check()
 
@@ -462,7 +498,7 @@ def plan_in(artifacts: Path) -> bytes:
     """The bytes of the plan's document; raises RefusedError if there is none."""
     path = artifacts / "plan.json"
     if not path.is_file():
-        raise RefusedError(f"{path} is not there; run the calibrate stage first.")
+        raise RefusedError("{path} is not there; run the calibrate stage first.", code="no_plan", path=path)
     return path.read_bytes()
 
 
@@ -524,13 +560,19 @@ def _code(settings: Params) -> dict[str, str]:
 def _check_secret(privacy: params.PrivacyParams, public: DatasetInfo) -> None:
     if privacy.noise == "seeded" and not public.is_public:
         raise RefusedError(
-            f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
-            " set privacy.noise to secure."
+            "seeded noise protects nobody, and the records of {dataset!r} are private;"
+            " set privacy.noise to secure.",
+            code="bad_keys",
+            dataset=public.dataset,
+            keys=("privacy.noise",),
         )
     if privacy.diagnostics and not public.is_public:
         raise RefusedError(
-            f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
-            " private; set privacy.diagnostics to false."
+            "diagnostics are computed from the records and shown without noise, and those of {dataset!r} are"
+            " private; set privacy.diagnostics to false.",
+            code="bad_keys",
+            dataset=public.dataset,
+            keys=("privacy.diagnostics",),
         )
 
 

@@ -656,8 +656,11 @@ def _of_release(
         return facts, class_tables(None, names)
     if not path.is_file() or sha256_of(path) != planned:
         raise RefusedError(
-            f"{path} is not the evaluation of run {receipt.run_id}, which artifacts/receipt.json is of; `dvc"
-            " checkout` brings back files that belong together."
+            "{path} is not the evaluation of run {run_id}, which artifacts/receipt.json is of; `dvc"
+            " checkout` brings back files that belong together.",
+            code="files_of_two_runs",
+            path=path,
+            run_id=receipt.run_id,
         )
     released = ReleasedHistogram.from_json(path.read_text(encoding="utf-8"))
     recalibration = recalibration_of(released) if released.spec.halves else None
@@ -781,14 +784,19 @@ def _receipt_of(model: Path) -> Receipt:
     for path in (model, beside):
         if not path.is_file():
             raise RefusedError(
-                f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
-                " trained by `dvc checkout`."
+                "there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
+                " trained by `dvc checkout`.",
+                code="missing_file",
+                path=path,
             )
     receipt = Receipt.read(beside)
     if sha256_of(model) != receipt.sha256[model.name]:
         raise RefusedError(
-            f"{model} is not the model of run {receipt.run_id}, which artifacts/receipt.json is of; `dvc checkout`"
-            " brings back files that belong together."
+            "{path} is not the model of run {run_id}, which artifacts/receipt.json is of; `dvc checkout`"
+            " brings back files that belong together.",
+            code="files_of_two_runs",
+            path=model,
+            run_id=receipt.run_id,
         )
     return receipt
 

@@ -49,7 +49,11 @@ def histogram_of(
             "privacy.evaluation.recalibrate" if halves and kind != MULTICLASS else "privacy.evaluation.by"
         )
         raise RefusedError(
-            f"the held-out records are private, and {str(error).removesuffix('.')}; change {setting}, or the target."
+            "the held-out records are private, and {problem}; change {setting}, or the target.",
+            code="bad_keys",
+            problem=str(error).removesuffix("."),
+            setting=setting,
+            keys=(setting,),
         ) from None
 
 

@@ -69,9 +69,17 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
     missing = [name for name in _NEEDS.get(form, ()) if find_spec(name) is None]
     if missing:
         extra = "models" if form == "huggingface" else "export"
-        raise RefusedError(f"{form} needs {', '.join(missing)}: pip install 'epsilonflow[{extra}]'.")
+        raise RefusedError(
+            "{form} needs {libraries}: pip install 'epsilonflow[{extra}]'.",
+            code="library_missing",
+            form=form,
+            libraries=", ".join(missing),
+            extra=extra,
+        )
     if to.exists():
-        raise RefusedError(f"{to} is there already; name another place, or move it away.")
+        raise RefusedError(
+            "{path} is there already; name another place, or move it away.", code="bad_output", path=to
+        )
     model = load(artifacts, allow_code=allow_code)
     _quieten_transformers()
     inputs = synthetic_inputs(model)
@@ -96,11 +104,18 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
                 raise
             why = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             raise RefusedError(
-                f"the model {model.facts.model!r} cannot be written as {form} ({why}); export it to huggingface."
+                "the model {model!r} cannot be written as {form} ({why}); export it to huggingface.",
+                code="form_unfit",
+                model=model.facts.model,
+                form=form,
+                why=why,
             ) from error
         if not difference <= _CLOSE:
             raise RefusedError(
-                f"the {form} form gives other scores than the model, by up to {difference:.2g}; use the model as it is."
+                "the {form} form gives other scores than the model, by up to {difference:.2g}; use the model as it is.",
+                code="scores_differ",
+                form=form,
+                difference=difference,
             )
         fresh.rename(to)
     return difference
@@ -210,13 +225,16 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
     """Write a folder that `from_pretrained` of transformers or `create_model` of timm reads without epsilonflow."""
     if model.facts.model not in ("huggingface", "timm") or model.facts.front:
         raise RefusedError(
-            f"the model {model.facts.model!r} is of no library, or learned features come before it; export it to"
-            " huggingface, onnx or torchscript."
+            "the model {model!r} is of no library, or learned features come before it; export it to"
+            " huggingface, onnx or torchscript.",
+            code="form_unfit",
+            model=model.facts.model,
         )
     if model.facts.temperature is not None:
         raise RefusedError(
             "the model's scores are divided by a temperature, which a model of the library alone does not do; export it"
-            " to huggingface, onnx or torchscript."
+            " to huggingface, onnx or torchscript.",
+            code="form_unfit",
         )
     from algorithms.models.public_models import read_pretrained, save_pretrained
 
@@ -267,16 +285,25 @@ def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collectio
         RefusedError: if a file is missing, `to` exists, or the card does not verify.
     """
     if to.exists():
-        raise RefusedError(f"{to} is there already; name another place, or move it away.")
+        raise RefusedError(
+            "{path} is there already; name another place, or move it away.", code="bad_output", path=to
+        )
     missing = [name for name in RELEASE if not (artifacts / name).is_file()]
     if missing:
-        raise RefusedError(f"{artifacts / missing[0]} is not there; train first by `epsilonflow run`.")
+        raise RefusedError(
+            "{path} is not there; train first by `epsilonflow run`.",
+            code="missing_file",
+            path=artifacts / missing[0],
+        )
     card = load_card(artifacts / "privacy_card.json")
     verification = verify(card, artifacts, key=key)
     if not verification.passed:
         failed = verification.failures[0]
         raise RefusedError(
-            f"the card of this run does not hold ({failed.name}: {failed.detail}); run it again."
+            "the card of this run does not hold ({check}: {detail}); run it again.",
+            code="card_broken",
+            check=failed.name,
+            detail=failed.detail,
         )
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
@@ -326,8 +353,10 @@ def _add_library_files(model: TrainedModel, folder: Path) -> str:
         difference = float((read(inputs) - model(inputs)).abs().max())
     if not difference <= _CLOSE:
         raise RefusedError(
-            f"the library gives other scores than the model, by up to {difference:.2g}; export the model in another"
-            " form."
+            "the library gives other scores than the model, by up to {difference:.2g}; export the model in another"
+            " form.",
+            code="scores_differ",
+            difference=difference,
         )
     name = type(library_model(module)).__name__
     tokenizer = _write_tokenizer(model, folder)
@@ -377,7 +406,9 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
         ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([text])[0]
         if again["input_ids"] != ours.tolist():
             raise RefusedError(
-                f"the tokenizer {name} reads a text otherwise once it is saved; export the model in another"
-                " form."
+                "the tokenizer {name} reads a text otherwise once it is saved; export the model in another"
+                " form.",
+                code="scores_differ",
+                name=name,
             )
     return f"\nTexts become tokens by `AutoTokenizer.from_pretrained(FOLDER)(texts, {how})`.\n"

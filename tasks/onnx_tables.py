@@ -422,6 +422,8 @@ def _compare(path: Path, model: TrainedModel, table: Table) -> None:
     far = float(np.abs(scores - expected).max())
     if not far <= _CLOSE:
         raise RefusedError(
-            f"the onnx form gives other scores for rows of the table than the model, by up to {far:.2g}; use the model"
-            " as it is."
+            "the onnx form gives other scores for rows of the table than the model, by up to {difference:.2g}; use the"
+            " model as it is.",
+            code="scores_differ",
+            difference=far,
         )

@@ -102,10 +102,17 @@ def _check_threshold(model: TrainedModel, threshold: float) -> None:
     if len(model.classes) != 2 or model.predicts != "class" or model.facts.model in MARGINS:
         raise RefusedError(
             "a threshold is of the probability of the second of two classes, which this model does not give; leave it"
-            " out."
+            " out.",
+            code="bad_option",
+            options=("--threshold",),
         )
     if not 0.0 < threshold < 1.0:
-        raise RefusedError(f"the threshold is {threshold:g}; give a probability between 0 and 1.")
+        raise RefusedError(
+            "the threshold is {threshold:g}; give a probability between 0 and 1.",
+            code="bad_option",
+            threshold=threshold,
+            options=("--threshold",),
+        )
 
 
 def _with_threshold(some: Predictions, classes: tuple[str, ...], threshold: float) -> Predictions:

@@ -108,7 +108,12 @@ def encoder_of(chosen: params.EncoderParams) -> "Encoder":
         settings = Frozen.model_validate(chosen.settings)
     except ValidationError as error:
         problem = params.in_words(error.errors()[0], "data.encoder.settings")
-        raise ModelRefusedError(f"params.yaml: {problem}; correct it.") from None
+        raise ModelRefusedError(
+            "params.yaml: {problem}; correct it.",
+            code="bad_keys",
+            problem=problem,
+            keys=("data.encoder.settings",),
+        ) from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
 
 
@@ -123,7 +128,11 @@ def loader_of(
     encoder = encoder_of(chosen)
     load = encoder.aligned if isinstance(target, Tags) else encoder.load
     if load is None:
-        raise ModelRefusedError(f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME.")
+        raise ModelRefusedError(
+            "{name!r} does not say which tokens a word has; name tokenizer/NAME.",
+            code="encoder_unfit",
+            name=chosen.name,
+        )
     if tried_on is None:
         return load
 
@@ -156,8 +165,11 @@ def encoder_of_model(
         chosen = here  # params.yaml says in which folder it is
     if encoder_of(chosen).sha256 != expected:
         raise ModelRefusedError(
-            f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
-            f" checksum is {expected}; install that one."
+            "the encoder {name!r} here has other weights than the one that the model was trained behind, whose"
+            " checksum is {expected}; install that one.",
+            code="encoder_unfit",
+            name=chosen.name,
+            expected=expected,
         )
     return chosen
 

@@ -50,6 +50,57 @@ PIPELINE = Words(
     },
 )
 
+KINDS = {
+    "above_cap": "a run costs more than the cap of its population allows",
+    "bad_argument": "`arguments` of an estimator are missing or do not fit",
+    "bad_card": "`keys` of the data card are missing or do not fit",
+    "bad_keys": "`keys` of params.yaml or of another file of settings are unknown, missing or do not fit",
+    "bad_option": "`options` of a command are missing or do not fit",
+    "bad_output": "there is something at the `path` to write to",
+    "bad_published": "the file of published numbers does not have what a comparison needs",
+    "bad_schema": "a `field` of a table schema says too little or contradicts another",
+    "bad_variable": "a `variable` of the environment has a value that is not known",
+    "broken_file": "a file of a run is damaged; restore it",
+    "busy": "another process works on this",
+    "card_broken": "a privacy card does not withstand its verification",
+    "card_not_private": "a registry lists private deployments alone",
+    "changed_params": "params.yaml was edited while a run began; begin again",
+    "consent_needed": "a person has to agree, at a terminal or by `variable` or `options`",
+    "encoder_unfit": "an encoder is another than the model was trained behind, or lacks what it needs",
+    "evaluation_failed": "a settled run could not be evaluated; start it again",
+    "files_of_two_runs": "files in artifacts are not of one run; bring back those that belong together",
+    "form_unfit": "a model cannot be exported in this form",
+    "library_missing": "an optional library has to be installed",
+    "method_unfit": "a search cannot price this method",
+    "missing_file": "there is no file at `path`",
+    "model_unfit": "a model is not one of this estimator",
+    "no_checkout": "the folder lies in no checkout",
+    "no_plan": "the calibrate stage has to run first",
+    "no_run": "there is no finished run",
+    "no_server": "no Prefect server answers",
+    "no_terminal": "there is nobody to ask; give the option",
+    "no_trials": "a search drew no trial; its budget is spent",
+    "no_worker": "no worker takes runs of the Prefect server",
+    "not_prepared": "the prepare stage has to run again",
+    "other_server": "another program answers where the Prefect server would",
+    "other_software": "other software began the run",
+    "process_killed": "a process was killed; start it again with fewer",
+    "processes_differ": "the processes of a run do not agree in what `differing` names",
+    "scores_differ": "an exported model gives other scores",
+    "server_runs": "the Prefect server runs already",
+    "stale_plan": "the plan was made for something else, which `differing` names; calibrate again",
+    "target_unreachable": "no noise meets the target",
+    "too_few_blocks": "no block is new or can pay, so nothing is trained",
+    "trials_refused": "some trials of a comparison cannot run",
+    "unlike_population": "the ledger has other terms for the population, which `differing` names",
+    "unlike_training": "data are not as when the model was trained",
+    "unreadable_file": "the file at `path` is not of the form that it should have",
+}
+"""Kinds of refusals that the pipeline and the estimators make, by code: what a caller may do something about.
+
+A kind has many sentences, each of which stands where it is raised.
+"""
+
 _ABOVE_RECORDS = (
     "a batch of {{batch}} was asked for, but an audit ignores your data: its smallest game has {{records}} synthetic"
     " records; set {{method.{name}}} to at most {{records}}."

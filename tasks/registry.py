@@ -46,13 +46,18 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, object]:
     setting, deployed = card.setting, data.deployment
     if not setting.private:
         raise RefusedError(
-            f"the registry lists deployments that are private, and this card's guarantee is {setting.guarantee!r}: its"
-            " form has no field that would say so; train with secret noise and export that card."
+            "the registry lists deployments that are private, and this card's guarantee is {guarantee!r}: its"
+            " form has no field that would say so; train with secret noise and export that card.",
+            code="card_not_private",
+            guarantee=setting.guarantee,
         )
     if deployed is None:
         raise RefusedError(
-            f"the data card {data.name!r} has no section `deployment`, and a card does not know who publishes the"
-            " model; give deployment: {curators, use, region, contact, published}."
+            "the data card {dataset!r} has no section `deployment`, and a card does not know who publishes the"
+            " model; give deployment: {{curators, use, region, contact, published}}.",
+            code="bad_card",
+            dataset=data.name,
+            keys=("deployment",),
         )
     entry: dict[str, object] = {
         "url_slug": re.sub("[^a-z0-9]+", "-", f"{setting.dataset}-{card.evidence.run_id}".lower()).strip("-"),

@@ -164,8 +164,11 @@ def compose(
     verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
     for check in verification.failures:
         raise RefusedError(
-            f"the files in artifacts are not those of one run ({check.name}: {check.detail});"
-            " `dvc checkout` brings back those that belong together."
+            "the files in artifacts are not those of one run ({check}: {detail});"
+            " `dvc checkout` brings back those that belong together.",
+            code="files_of_two_runs",
+            check=check.name,
+            detail=check.detail,
         )
     curve = epsilon_curve(run)
     promised = None
@@ -226,7 +229,11 @@ def _noise(run: RunResults) -> Drawing:
 def _read(artifacts: Path, prepared: Path) -> RunResults:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
-            raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
+            raise RefusedError(
+                "the report needs {path}, which is not there; run the stages before it.",
+                code="missing_file",
+                path=path,
+            )
     classes = read_csv(artifacts / "plots" / "per_class.csv")
     return RunResults(
         plan=PlanDocument.read(artifacts / "plan.json"),
@@ -331,13 +338,19 @@ def track(root: Path) -> str:
     require_pulled(artifacts / CARD)
     settings = params.load(root / "params.yaml", reads=READS).tracking
     if not (artifacts / CARD).is_file():
-        raise RefusedError(f"there is no finished run in {root.absolute()}; `epsilonflow run` makes one.")
+        raise RefusedError(
+            "there is no finished run in {folder}; `epsilonflow run` makes one.",
+            code="no_run",
+            folder=root.absolute(),
+        )
     card, prepared = load(artifacts / CARD), root / "datasets" / "prepared"
     name = f"run {card.evidence.run_id}"
     if not (prepared / "public.json").is_file():
         raise RefusedError(
-            f"{name} was brought here without its data set, whose description is logged with it; run `epsilonflow"
-            " track` in the checkout that trained it."
+            "{name} was brought here without its data set, whose description is logged with it; run `epsilonflow"
+            " track` in the checkout that trained it.",
+            code="no_run",
+            name=name,
         )
     run = _read(artifacts, prepared)
     if settings.mode == "disabled":

@@ -259,8 +259,11 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier
     except Exception as error:
         if earlier is EarlierSettlement.WITH_EVALUATION:
             raise RefusedError(
-                f"run {charge.run.run_id} is settled with its evaluation, and the held-out records could not be"
-                f" evaluated again ({type(error).__name__}); start it again."
+                "run {run_id} is settled with its evaluation, and the held-out records could not be"
+                " evaluated again ({error}); start it again.",
+                code="evaluation_failed",
+                run_id=charge.run.run_id,
+                error=type(error).__name__,
             ) from None
         _LOG.warning(
             "The held-out records could not be evaluated (%s). The model is released without metrics, and costs the"
@@ -279,7 +282,12 @@ def _comparison_model(job: Job, root: Path) -> Trained | None:
     if path is None:
         return None
     if models.digest(Path(path)) != (job.document.held_out or {}).get("compare_with"):
-        raise RefusedError(f"{path} has changed since it was planned to be compared with; calibrate again.")
+        raise RefusedError(
+            "{path} has changed since it was planned to be compared with; calibrate again.",
+            code="stale_plan",
+            path=path,
+            differing="scores to compare with",
+        )
     check_comparable(Path(path), job.public)
     return load_model(Path(path), allow_code=named_code(root))
 
@@ -290,8 +298,12 @@ def check_comparable(path: Path, public: DatasetInfo) -> None:
     names = described.keys() | {"target", "padding", "cells"}
     if differing := [name for name in names if facts.get(name) != described.get(name)]:
         raise ModelRefusedError(
-            f"{path} has other {min(differing).replace('_', ' ')} than {public.dataset!r}, so its scores cannot be"
-            " compared; leave out privacy.evaluation.compare_with, or name another file."
+            "{path} has other {differing} than {dataset!r}, so its scores cannot be"
+            " compared; leave out privacy.evaluation.compare_with, or name another file.",
+            code="unlike_training",
+            path=path,
+            differing=min(differing).replace("_", " "),
+            dataset=public.dataset,
         )
 
 
@@ -409,7 +421,9 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
         if job.group.count > 1 and not job.group.agrees(digest_of(data.train_features, data.train_labels)):
             raise RefusedError(
                 "the processes of this run have other training records, or the same in another order, so that some"
-                " would count twice and others never; prepare them on one machine and copy datasets/prepared to all."
+                " would count twice and others never; prepare them on one machine and copy datasets/prepared to all.",
+                code="processes_differ",
+                differing="records",
             )
         return RecordBatch(data.train_features, data.train_labels)
 
@@ -458,7 +472,9 @@ def _check_same_job(job: Job, home: Path) -> None:
     if not job.group.agrees(hashlib.sha256("".join(parts).encode()).hexdigest()):
         raise RefusedError(
             "the processes of this run have other plans, models, data, owner keys, software, or settings of where"
-            " parameters lie; give all of them the same checkout, data, owner key, software and kind of device."
+            " parameters lie; give all of them the same checkout, data, owner key, software and kind of device.",
+            code="processes_differ",
+            differing="plans",
         )
 
 

@@ -24,6 +24,7 @@ from algorithms.methods import from_settings
 from algorithms.models import CATALOGUE as MODELS
 from data import DataCard
 from data.description import Transform
+from data.documents import contradiction
 from tasks.calibrate import model_files
 from tasks.config.overrides import with_values
 from tasks.config.params import (
@@ -34,6 +35,7 @@ from tasks.config.params import (
     ParamsRefusedError,
     StrictModel,
     in_words,
+    keys_of,
     read_yaml,
 )
 from tasks.prepare import facts_of, public_of
@@ -79,13 +81,17 @@ class Problem(StrictModel):
         keys = ModelParams.model_fields.keys() - {"name", "seed"}
         unknown = sorted(self.model_settings.keys() - keys)
         if unknown:
-            raise ValueError(
-                f"unknown key model_settings.{unknown[0]}, the keys are {', '.join(sorted(keys))}"
+            raise contradiction(
+                f"unknown key model_settings.{unknown[0]}, the keys are {', '.join(sorted(keys))}",
+                f"model_settings.{unknown[0]}",
             )
         try:
             ModelParams.model_validate({"name": self.model} | self.model_settings)
         except ValidationError as error:
-            raise ValueError(in_words(error.errors()[0], "model_settings")) from None
+            problem = error.errors()[0]
+            raise contradiction(
+                in_words(problem, "model_settings"), *keys_of(problem, "model_settings")
+            ) from None
         return self
 
 
@@ -228,13 +234,26 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Comparison:
         comparison = Comparison.model_validate_json(json.dumps(document))
     except TypeError:
         raise ParamsRefusedError(
-            f"{path.name} must hold plain texts, numbers and lists; put dates in quotes."
+            "{name} must hold plain texts, numbers and lists; put dates in quotes.",
+            code="unreadable_file",
+            name=path.name,
+            path=path,
         ) from None
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
+        raise ParamsRefusedError(
+            "{file}: {problem}; correct it.",
+            code="bad_keys",
+            file=path.name,
+            problem=in_words(error.errors()[0]),
+            keys=keys_of(error.errors()[0]),
+        ) from None
     if comparison.name != path.stem:
         raise ParamsRefusedError(
-            f"{path.name}: name must be {path.stem!r}, the name of the file; correct it."
+            "{file}: name must be {expected!r}, the name of the file; correct it.",
+            code="bad_keys",
+            file=path.name,
+            expected=path.stem,
+            keys=("name",),
         )
     for name in _names(comparison):
         check_allowed(name, allow_code, path.name)
@@ -246,13 +265,23 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Comparison:
     for key, method in comparison.methods.items():
         if method.private and delta_of(method, comparison) == 0 and method.accountant != "pure":
             raise ParamsRefusedError(
-                f"{path.name}: methods.{key}.accountant is {method.accountant}, which needs a delta above 0;"
-                " set delta, or the accountant to pure."
+                "{file}: methods.{method}.accountant is {accountant}, which needs a delta above 0;"
+                " set delta, or the accountant to pure.",
+                code="bad_keys",
+                file=path.name,
+                method=key,
+                accountant=method.accountant,
+                keys=(f"methods.{key}.accountant", "delta"),
             )
         if unknown := sorted(set(method.by_epsilon) - set(method.epsilons or comparison.epsilons)):
             raise ParamsRefusedError(
-                f"{path.name}: methods.{key}.by_epsilon has settings for epsilon {unknown[0]:g}, which is not compared;"
-                " leave it out, or add it to the epsilons."
+                "{file}: methods.{method}.by_epsilon has settings for epsilon {epsilon:g}, which is not compared;"
+                " leave it out, or add it to the epsilons.",
+                code="bad_keys",
+                file=path.name,
+                method=key,
+                epsilon=unknown[0],
+                keys=(f"methods.{key}.by_epsilon", "epsilons"),
             )
     return comparison
 
@@ -271,7 +300,14 @@ def _check_once(what: str, values: Any, path: Path) -> None:
     seen: list[Any] = []
     for value in values:
         if value in seen:
-            raise ParamsRefusedError(f"{path.name}: {what} list {value} twice; leave one of them out.")
+            raise ParamsRefusedError(
+                "{file}: {what} list {value} twice; leave one of them out.",
+                code="bad_keys",
+                file=path.name,
+                what=what,
+                value=value,
+                keys=(what.rpartition(" ")[2],),
+            )
         seen.append(value)
 
 
@@ -473,13 +509,22 @@ def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str
 def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
     if not card.public:
         raise ParamsRefusedError(
-            f"{file}: the records of {problem.dataset!r} are private, and a comparison as a whole is charged to"
-            " nobody; compare on public data sets."
+            "{file}: the records of {dataset!r} are private, and a comparison as a whole is charged to"
+            " nobody; compare on public data sets.",
+            code="bad_keys",
+            file=file,
+            dataset=problem.dataset,
+            keys=("problems.dataset",),
         )
     public_of(card, DataParams(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
     if problem.model not in MODELS and not is_own(problem.model):
         raise ParamsRefusedError(
-            f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."
+            "{file}: there is no model {model!r}; choose one of {choices}.",
+            code="bad_keys",
+            file=file,
+            model=problem.model,
+            choices=", ".join(MODELS),
+            keys=("problems.model",),
         )
 
 
@@ -502,9 +547,22 @@ def _complete(
     try:
         made = make(settings)
     except RefusedError as refusal:
-        raise ParamsRefusedError(f"{file}: {key}.name: {PIPELINE.sentence(refusal)}") from None
+        raise ParamsRefusedError(
+            "{file}: {key}.name: {problem}",
+            code="bad_keys",
+            file=file,
+            key=key,
+            problem=PIPELINE.sentence(refusal),
+            keys=(f"{key}.name",),
+        ) from None
     except ValidationError as error:
-        raise ParamsRefusedError(f"{file}: {in_words(error.errors()[0], key)}; correct it.") from None
+        raise ParamsRefusedError(
+            "{file}: {problem}; correct it.",
+            code="bad_keys",
+            file=file,
+            problem=in_words(error.errors()[0], key),
+            keys=keys_of(error.errors()[0], key),
+        ) from None
     if is_own(str(settings["name"])):
         return settings
     filled: dict[str, JsonValue] = adapter(type(made)).dump_python(made, mode="json")
@@ -523,12 +581,27 @@ def read_published(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, comment="#")
     except (OSError, ValueError):
-        raise ParamsRefusedError(f"{path} is no CSV file of published numbers; correct published.") from None
+        raise ParamsRefusedError(
+            "{path} is no CSV file of published numbers; correct published.",
+            code="unreadable_file",
+            path=path,
+        ) from None
     if tuple(table.columns) != COLUMNS:
-        raise ParamsRefusedError(f"{path} must have the columns {', '.join(COLUMNS)}; correct it.")
+        raise ParamsRefusedError(
+            "{path} must have the columns {columns}; correct it.",
+            code="bad_published",
+            path=path,
+            columns=", ".join(COLUMNS),
+        )
     unknown = sorted(set(table["metric"]) - set(METRICS))
     if unknown:
-        raise ParamsRefusedError(f"{path}: the metric {unknown[0]!r} is not one of {', '.join(METRICS)}.")
+        raise ParamsRefusedError(
+            "{path}: the metric {metric!r} is not one of {metrics}.",
+            code="bad_published",
+            path=path,
+            metric=unknown[0],
+            metrics=", ".join(METRICS),
+        )
     for name in ("epsilon", "value"):
         table[name] = _numbers(table[name], path)
     return table
@@ -539,6 +612,10 @@ def _numbers(texts: pd.Series, path: Path) -> pd.Series:
     wrong = texts[(texts != "") & ~np.isfinite(numbers)]
     if len(wrong):
         raise ParamsRefusedError(
-            f"{path}: {wrong.name} is {wrong.iloc[0]!r}, but should be a number; correct it."
+            "{path}: {column} is {value!r}, but should be a number; correct it.",
+            code="bad_published",
+            path=path,
+            column=wrong.name,
+            value=wrong.iloc[0],
         )
     return numbers

@@ -244,9 +244,19 @@ def plan_trial(context: Context, trial: Trial) -> Plan:
     plan = plan_for(settings, public)
     is_private = math.isfinite(plan.cost.epsilon)
     if is_private and trial.epsilon is None:
-        raise RefusedError(f"methods.{trial.method} adds noise, but says private: false; leave that out.")
+        raise RefusedError(
+            "methods.{method} adds noise, but says private: false; leave that out.",
+            code="bad_keys",
+            method=trial.method,
+            keys=(f"methods.{trial.method}.private",),
+        )
     if not is_private and trial.epsilon is not None:
-        raise RefusedError(f"methods.{trial.method} adds no noise; say private: false, and it runs once.")
+        raise RefusedError(
+            "methods.{method} adds no noise; say private: false, and it runs once.",
+            code="bad_keys",
+            method=trial.method,
+            keys=(f"methods.{trial.method}.private",),
+        )
     write_json(path, plan.to_document().to_json())
     return plan
 

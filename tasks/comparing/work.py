@@ -76,7 +76,9 @@ def lock_comparison(place: ComparisonFolder) -> Iterator[None]:
         lock = FileLock(place.folder / "lock").acquire(blocking=False)
     except Timeout:
         raise ParamsRefusedError(
-            f"another process works on the comparison {place.name!r}; wait for its end."
+            "another process works on the comparison {comparison!r}; wait for its end.",
+            code="busy",
+            comparison=place.name,
         ) from None
     with lock:
         place.stop.unlink(missing_ok=True)

@@ -151,7 +151,9 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
     Raises ParamsRefusedError if the file is not such a schema, or a field has no bounds.
     """
     if not path.is_file():
-        raise ParamsRefusedError(f"there is no file {path}; name a table schema.")
+        raise ParamsRefusedError(
+            "there is no file {path}; name a table schema.", code="missing_file", path=path
+        )
     try:
         schema = read_json(path)
         fields = [_with_enum(one) for one in schema["fields"]]
@@ -161,17 +163,27 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
         unknown = [name for name in wanted if name not in limits]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ParamsRefusedError(
-            f'{path} is no table schema; write {{"fields": [{{"name": ..., "type": ..., "constraints": ...}}]}}.'
+            '{path} is no table schema; write {{"fields": [{{"name": ..., "type": ..., "constraints": ...}}]}}.',
+            code="unreadable_file",
+            path=path,
         ) from None
     if unknown or not wanted:
         raise ParamsRefusedError(
-            f"{path} has no field {unknown[0]!r}; name one of its fields by --label."
+            "{path} has no field {field!r}; name one of its fields by --label."
             if unknown
-            else f"{path} has no field with an enum that could hold the class; name what is predicted by --label."
+            else "{path} has no field with an enum that could hold the class; name what is predicted by --label.",
+            code="bad_option",
+            path=path,
+            field=next(iter(unknown), None),
+            options=("--label",),
         )
     if person is not None and (person not in limits or person in wanted):
         raise ParamsRefusedError(
-            f"{path} has no field {person!r} beside what is predicted; name the field of the person's id by --person."
+            "{path} has no field {person!r} beside what is predicted; name the field of the person's id by --person.",
+            code="bad_option",
+            path=path,
+            person=person,
+            options=("--person",),
         )
     for one in fields:
         _check_writing(one, path)
@@ -181,8 +193,12 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
         odd = [name for name in wanted if name in listed and not yes & set(_enum(name, limits[name], path))]
         if odd:
             raise ParamsRefusedError(
-                f"{path}: a record has a label where its column holds {', '.join(sorted(yes))}, and {odd[0]!r}"
-                " never does; write it so, or name one column."
+                "{path}: a record has a label where its column holds {yes}, and {field!r}"
+                " never does; write it so, or name one column.",
+                code="bad_schema",
+                path=path,
+                yes=", ".join(sorted(yes)),
+                field=odd[0],
             )
         return columns, target_keys(labels=wanted)
     column_bounds = limits[wanted[0]]
@@ -191,8 +207,11 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
     bounds = _bounds(wanted[0], column_bounds, path)
     if bounds is None:
         raise ParamsRefusedError(
-            f"{path}: nothing bounds the field {wanted[0]!r}, which is predicted; give it an enum of classes, or"
-            " minimum and maximum."
+            "{path}: nothing bounds the field {field!r}, which is predicted; give it an enum of classes, or"
+            " minimum and maximum.",
+            code="bad_schema",
+            path=path,
+            field=wanted[0],
         )
     return columns, target_keys(bounds=bounds)
 
@@ -208,13 +227,17 @@ def spellings_of_schema(path: Path) -> Document:
     lists = [_spellings(field.get("missingValues", shared), path) for field in read]
     if any({*one} != {*lists[0]} for one in lists):
         raise ParamsRefusedError(
-            f"{path}: missingValues differ between fields, and a table is read with one list; write missing values"
-            " alike in the table and list them beside `fields`."
+            "{path}: missingValues differ between fields, and a table is read with one list; write missing values"
+            " alike in the table and list them beside `fields`.",
+            code="bad_schema",
+            path=path,
         )
     marks = [field.get("decimalChar", ".") for field in schema["fields"] if field.get("type") == "number"]
     if any(mark not in (".", ",") or mark != marks[0] for mark in marks):
         raise ParamsRefusedError(
-            f"{path}: decimalChar must be a point or a comma, the same for all numbers; change it."
+            "{path}: decimalChar must be a point or a comma, the same for all numbers; change it.",
+            code="bad_schema",
+            path=path,
         )
     decimal = {"decimal": ","} if "," in marks else {}
     missing = lists[0] if lists else [""]
@@ -226,7 +249,11 @@ def _spellings(listed: Any, path: Path) -> list[str]:
     each: list[Any] = listed if isinstance(listed, list) else [None]
     texts: list[Any] = [one.get("value") if isinstance(one, dict) else one for one in each]
     if not all(isinstance(text, str) for text in texts):
-        raise ParamsRefusedError(f'{path}: missingValues must be a list of texts; write it as in ["", "NA"].')
+        raise ParamsRefusedError(
+            '{path}: missingValues must be a list of texts; write it as in ["", "NA"].',
+            code="bad_schema",
+            path=path,
+        )
     return [*dict.fromkeys(["", *(text.strip() for text in texts)])]  # values are trimmed, too
 
 
@@ -245,8 +272,11 @@ def _check_writing(field: Document, path: Path) -> None:
         return
     if any(len(field.get(key, [""])) != 1 for key in ("trueValues", "falseValues")):
         raise ParamsRefusedError(
-            f"{path}: the field {field['name']!r} must have one of trueValues and one of falseValues, as the table"
-            ' writes them; give it an enum instead where there are more, as in ["no", "yes", "unknown"].'
+            "{path}: the field {field!r} must have one of trueValues and one of falseValues, as the table"
+            ' writes them; give it an enum instead where there are more, as in ["no", "yes", "unknown"].',
+            code="bad_schema",
+            path=path,
+            field=field["name"],
         )
     is_day, format_ = field.get("type") in ("date", "datetime"), str(field.get("format", "default"))
     ways = {
@@ -257,7 +287,12 @@ def _check_writing(field: Document, path: Path) -> None:
     for key, (is_other, how) in ways.items():
         if is_other:
             raise ParamsRefusedError(
-                f"{path}: the field {field['name']!r} has a {key}, and {how}; write the table so, and leave {key} out."
+                "{path}: the field {field!r} has a {key}, and {how}; write the table so, and leave {key} out.",
+                code="bad_schema",
+                path=path,
+                field=field["name"],
+                key=key,
+                how=how,
             )
 
 
@@ -266,8 +301,11 @@ def _enum(name: str, limits: Document, path: Path) -> list[str]:
     values = limits["enum"]
     if not isinstance(values, list) or not all(isinstance(one, str | int | float) for one in values):
         raise ParamsRefusedError(
-            f"{path}: the enum of the field {name!r} must be a list of texts, numbers, true and false; write all its"
-            ' values in brackets, as in ["no", "yes"], and leave out null, which is a missing value.'
+            "{path}: the enum of the field {field!r} must be a list of texts, numbers, true and false; write all its"
+            ' values in brackets, as in ["no", "yes"], and leave out null, which is a missing value.',
+            code="bad_schema",
+            path=path,
+            field=name,
         )
     return [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
 
@@ -283,8 +321,11 @@ def _bounds(name: str, limits: Document, path: Path) -> list[float] | None:
         bounds = [math.nan, math.nan]
     if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(one, bool) for one in endpoints):
         raise ParamsRefusedError(
-            f"{path}: minimum and maximum of the field {name!r} must be finite numbers, the minimum the smaller one;"
-            ' write such numbers, or for dates and texts leave the field out of the features by "ignore": true.'
+            "{path}: minimum and maximum of the field {field!r} must be finite numbers, the minimum the smaller one;"
+            ' write such numbers, or for dates and texts leave the field out of the features by "ignore": true.',
+            code="bad_schema",
+            path=path,
+            field=name,
         )
     return bounds
 
@@ -304,12 +345,16 @@ def target_keys(
     if not any((classes, labels, bounds, tags, next_token)):
         raise ParamsRefusedError(
             "nothing says what is predicted; name the classes by --classes NAME,NAME, or see --bounds, --tags,"
-            " --next-token and several columns of --label."
+            " --next-token and several columns of --label.",
+            code="bad_option",
+            options=("--classes", "--bounds", "--tags", "--next-token"),
         )
     if sum(map(bool, (classes, labels, bounds, tags, next_token))) > 1:
         raise ParamsRefusedError(
             "one thing is predicted of a record; give one of --classes, --bounds, --tags, --next-token and several"
-            " columns of --label."
+            " columns of --label.",
+            code="bad_option",
+            options=("--classes", "--bounds", "--tags", "--next-token"),
         )
     if next_token:
         return {"target": {"next": "token"}}
@@ -329,14 +374,24 @@ def of_number(predicts: Document, *, counts: bool, quantile: float | None) -> Do
         return dict(predicts)
     if counts and quantile is not None:
         raise ParamsRefusedError(
-            "--counts is for the mean of counts, and --quantile for a quantile; give one."
+            "--counts is for the mean of counts, and --quantile for a quantile; give one.",
+            code="bad_option",
+            options=("--counts", "--quantile"),
         )
     if "bounds" not in predicts.get("target", {}):
         raise ParamsRefusedError(
-            f"--{'counts' if counts else 'quantile'} is for a number to predict, with bounds; leave it out."
+            "--{name} is for a number to predict, with bounds; leave it out.",
+            code="bad_option",
+            name="counts" if counts else "quantile",
+            options=(f"--{'counts' if counts else 'quantile'}",),
         )
     if quantile is not None and not 0 < quantile < 1:
-        raise ParamsRefusedError(f"--quantile is {quantile:g}; give a number between 0 and 1, such as 0.9.")
+        raise ParamsRefusedError(
+            "--quantile is {quantile:g}; give a number between 0 and 1, such as 0.9.",
+            code="bad_option",
+            quantile=quantile,
+            options=("--quantile",),
+        )
     return {"target": predicts["target"] | ({"counts": True} if counts else {"quantile": quantile})}
 
 
@@ -350,8 +405,11 @@ def _column(one: Document, path: Path, label: Sequence[str], person: str | None)
         categories = _enum(name, limits, path)
         if len(set(categories)) < 2:
             raise ParamsRefusedError(
-                f"{path}: the enum of the field {name!r} has one value, of which a model learns nothing; list all"
-                ' values that it may have, or leave the field out of the features by "ignore": true.'
+                "{path}: the enum of the field {field!r} has one value, of which a model learns nothing; list all"
+                ' values that it may have, or leave the field out of the features by "ignore": true.',
+                code="bad_schema",
+                path=path,
+                field=name,
             )
         is_ordered = {"ordered": True} if limits.get("ordered") or one.get("categoriesOrdered") else {}
         return {"name": name, "kind": "categorical", "categories": categories} | is_ordered
@@ -364,7 +422,10 @@ def _column(one: Document, path: Path, label: Sequence[str], person: str | None)
         column = {"name": name, "kind": "numeric", "bounds": bounds}
         return column if limits.get("required") else column | {"missing": sum(bounds) / 2}
     raise ParamsRefusedError(
-        f"{path}: nothing bounds the field {name!r}; give it minimum and maximum, or enum, or ignore: true."
+        "{path}: nothing bounds the field {field!r}; give it minimum and maximum, or enum, or ignore: true.",
+        code="bad_schema",
+        path=path,
+        field=name,
     )
 
 
@@ -374,29 +435,43 @@ def check(folder: Path, files: Sequence[Path], *, is_table: bool) -> None:
     is_table: whether the path has to be a file, not a folder.
     """
     if folder.exists() and not folder.is_dir():
-        raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
+        raise ParamsRefusedError("{path} is a file; name a new folder.", code="bad_output", path=folder)
     if files[1:]:
         raise ParamsRefusedError(
-            "a project is of one kind of records; give one of --file, --images and --texts."
+            "a project is of one kind of records; give one of --file, --images and --texts.",
+            code="bad_option",
+            options=("--file", "--images", "--texts"),
         )
     if files and not files[0].exists():
         otherwise = ", or leave --file out until there is a file" if is_table else ""
-        raise ParamsRefusedError(f"there is no {files[0]}; give the path of the records{otherwise}.")
+        raise ParamsRefusedError(
+            "there is no {path}; give the path of the records{otherwise}.",
+            code="missing_file",
+            path=files[0],
+            otherwise=otherwise,
+        )
     if files and is_table and files[0].is_dir():
         raise ParamsRefusedError(
-            f"{files[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
-            " images by --images."
+            "{path} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
+            " images by --images.",
+            code="unreadable_file",
+            path=files[0],
         )
     if files and is_table and files[0].suffix.lower() in _NO_TABLES:
         raise ParamsRefusedError(
-            f"{files[0]} is no CSV or Parquet file; save the table as one of them, and name that by --file."
+            "{path} is no CSV or Parquet file; save the table as one of them, and name that by --file.",
+            code="unreadable_file",
+            path=files[0],
         )
     if files and files[0].is_dir() and folder.resolve().is_relative_to(files[0].resolve()):
         raise ParamsRefusedError(
-            f"{folder} would lie in {files[0]}, which is copied into it; name a new folder outside of it."
+            "{path} would lie in {source}, which is copied into it; name a new folder outside of it.",
+            code="bad_output",
+            path=folder,
+            source=files[0],
         )
     if _entries(folder):
-        raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
+        raise ParamsRefusedError("{path} is not empty; name a new folder.", code="bad_output", path=folder)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -441,8 +516,9 @@ def _fill(folder: Path, declared: Declared) -> None:
             copy(declared.file, folder / path)
         except shutil.Error as error:
             raise ParamsRefusedError(
-                f"{error.args[0][0][0]} cannot be copied; remove it if it is a link to nothing, or change its"
-                " permissions."
+                "{path} cannot be copied; remove it if it is a link to nothing, or change its permissions.",
+                code="unreadable_file",
+                path=error.args[0][0][0],
             ) from None
         hide(folder / path)
         file = File(path=path, keyed_sha256=_ZEROS)
@@ -470,7 +546,9 @@ def _write_card(cards: Path, declared: Declared, path: str, checksum: str) -> No
             str(error).partition(f"{declared.name}.yaml")[2].removesuffix("; correct the card.").lstrip(",: ")
         )
         raise ParamsRefusedError(
-            f"no data card can be made of what was declared ({what}); change that."
+            "no data card can be made of what was declared ({what}); change that.",
+            code="bad_card",
+            what=what,
         ) from None
 
 
@@ -550,7 +628,11 @@ def of_images(
 ) -> Declared:
     """Declare a folder with one subfolder per class; raises ParamsRefusedError if it is not a folder."""
     if not folder.is_dir():
-        raise ParamsRefusedError(f"{folder} is no folder; give one with one folder of images per class.")
+        raise ParamsRefusedError(
+            "{path} is no folder; give one with one folder of images per class.",
+            code="unreadable_file",
+            path=folder,
+        )
     reader, shape = {"kind": "images", "mode": "RGB", "fit": "crop"}, (3, size, size)
     return Declared(
         name,
@@ -583,13 +665,18 @@ def of_texts(
     formats = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
     if file.suffix not in formats or not file.is_file():
         raise ParamsRefusedError(
-            f"{file} is no file that ends in {', '.join(formats)}; give one with one text per row."
+            "{path} is no file that ends in {formats}; give one with one text per row.",
+            code="unreadable_file",
+            path=file,
+            formats=", ".join(formats),
         )
     target = predicts.get("target", {})
     if "next" in target and encoder is None:
         raise ParamsRefusedError(
             "the next token is predicted by a causal model, such as GPT-2; name it by --encoder tokenizer/NAME, or"
-            " tokenizer/FOLDER."
+            " tokenizer/FOLDER.",
+            code="bad_option",
+            options=("--encoder",),
         )
     usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
     reader = {"kind": "texts", "format": formats[file.suffix], "columns": list(columns)}

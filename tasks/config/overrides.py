@@ -404,13 +404,20 @@ def settings_of(assignments: Iterable[str]) -> Document:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip(" ."):
             raise ParamsRefusedError(
-                f"--set takes key=value, such as privacy.delta=1e-6, not {assignment!r}."
+                "--set takes key=value, such as privacy.delta=1e-6, not {assignment!r}.",
+                code="bad_option",
+                assignment=assignment,
+                options=("--set",),
             )
         try:
             settings[key.strip()] = _plain(value)
         except DocumentError:
             raise ParamsRefusedError(
-                f"the value of --set {key} is not valid YAML: {value!r}; put it in quotes."
+                "the value of --set {key} is not valid YAML: {value!r}; put it in quotes.",
+                code="bad_option",
+                key=key,
+                value=value,
+                options=("--set",),
             ) from None
     return settings
 
@@ -480,8 +487,13 @@ def _refuse_settings_of_another_method(document: Document, overrides: ParamOverr
     foreign = document["algorithm"].keys() - {one.name for one in fields(kind)} - asked - {"name"}
     if foreign:
         raise ParamsRefusedError(
-            f"algorithm.name={name} keeps the settings of {former}, and {name} has no {', '.join(sorted(foreign))};"
-            f" choose it by --algorithm {name}, which replaces them by its recipe."
+            "algorithm.name={name} keeps the settings of {former}, and {name} has no {foreign};"
+            " choose it by --algorithm {name}, which replaces them by its recipe.",
+            code="bad_keys",
+            name=name,
+            former=former,
+            foreign=", ".join(sorted(foreign)),
+            keys=("algorithm.name",),
         )
 
 
@@ -577,7 +589,11 @@ def _set(document: Document, key: str, value: Any) -> None:
         inner = group.setdefault(parent, {})
         if not isinstance(inner, dict):
             raise ParamsRefusedError(
-                f"params.yaml: unknown key {key}; {parent} is a value, not a group of keys."
+                "params.yaml: unknown key {key}; {parent} is a value, not a group of keys.",
+                code="bad_keys",
+                key=key,
+                parent=parent,
+                keys=(key,),
             )
         group = inner
     is_kept = last in group and group[last] == value

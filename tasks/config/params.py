@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
@@ -23,9 +24,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from algorithms.errors import WordedError
 from algorithms.privacy.accounting import MAX_EPSILON
 from data.description import Transform
-from data.documents import Document, DocumentError, load_yaml
+from data.documents import CONTRADICTION, Document, DocumentError, contradiction, load_yaml
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
 _WANDB_MODES: Mapping[str, Literal["offline", "online", "disabled"]] = {
@@ -74,8 +76,10 @@ class DataParams(StrictModel):
     @model_validator(mode="after")
     def _has_an_encoder_where_it_encodes(self) -> Self:
         if (self.transform == "encoder") != (self.encoder is not None):
-            raise ValueError(
-                "data.encoder names the encoder of data.transform: encoder; give both or neither"
+            raise contradiction(
+                "data.encoder names the encoder of data.transform: encoder; give both or neither",
+                "transform",
+                "encoder",
             )
         return self
 
@@ -93,7 +97,9 @@ class AttackTarget(StrictModel):
     @model_validator(mode="after")
     def _is_above_guessing(self) -> Self:
         if self.caught <= self.false_alarms:
-            raise ValueError("caught must be above false_alarms, which blind guessing reaches")
+            raise contradiction(
+                "caught must be above false_alarms, which blind guessing reaches", "caught", "false_alarms"
+            )
         return self
 
 
@@ -139,7 +145,9 @@ class PrivacyParams(StrictModel):
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
         if (self.epsilon is None) == (self.target is None):
-            raise ValueError("set either privacy.epsilon or privacy.target, and the other to null")
+            raise contradiction(
+                "set either privacy.epsilon or privacy.target, and the other to null", "epsilon", "target"
+            )
         return self
 
 
@@ -177,7 +185,9 @@ class ModelParams(StrictModel):
     @model_validator(mode="after")
     def _says_a_setting_once(self) -> Self:
         for key in self.settings.keys() & self._of_libraries.keys():
-            raise ValueError(f"model.{key} and model.settings.{key} are both given; leave one out")
+            raise contradiction(
+                f"model.{key} and model.settings.{key} are both given; leave one out", key, f"settings.{key}"
+            )
         return self
 
     @property
@@ -230,9 +240,12 @@ class Performance(MemoryParams):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if self.offload and (self.shard_frozen or self.shard_trained):
-            raise ValueError(
+            raise contradiction(
                 "offload keeps parameters in main memory, and shard_frozen and shard_trained divide them between GPUs;"
-                " keep one of the two"
+                " keep one of the two",
+                "offload",
+                "shard_frozen",
+                "shard_trained",
             )
         return self
 
@@ -255,7 +268,10 @@ class Tracking(StrictModel):
         named = os.environ.get("WANDB_MODE", "").strip().lower()
         if named and named not in _WANDB_MODES:
             raise ParamsRefusedError(
-                f"the environment's WANDB_MODE is {named!r}; set it to online, offline or disabled, or unset it."
+                "the environment's WANDB_MODE is {value!r}; set it to online, offline or disabled, or unset it.",
+                code="bad_variable",
+                value=named,
+                variable="WANDB_MODE",
             )
         return self.model_copy(update={"mode": _WANDB_MODES[named]}) if named else self
 
@@ -295,8 +311,11 @@ if TYPE_CHECKING:
     from algorithms.core.method import Algorithm
 
 
-class ParamsRefusedError(ValueError):
-    """Parameters that cannot be used; the message names the key, what is wrong and what is allowed."""
+class ParamsRefusedError(WordedError, ValueError):
+    """Parameters that cannot be used; the message names the key, what is wrong and what is allowed.
+
+    code: a kind of KINDS in `tasks.refusals`. fields: `keys` are those that have to change.
+    """
 
 
 T = TypeVar("T")
@@ -370,13 +389,33 @@ def read_yaml(path: Path, *, holds: str, missing: str) -> Document:
     try:
         document = load_yaml(path.read_text(encoding="utf-8"))
     except OSError:
-        raise ParamsRefusedError(f"there is no file {path}; {missing}.") from None
+        raise ParamsRefusedError(
+            "there is no file {path}; {missing}.", code="missing_file", path=path, missing=missing
+        ) from None
     except UnicodeDecodeError:
-        raise ParamsRefusedError(f"{path.name} is not valid YAML, which is UTF-8; correct it.") from None
+        raise ParamsRefusedError(
+            "{name} is not valid YAML, which is UTF-8; correct it.",
+            code="unreadable_file",
+            name=path.name,
+            path=path,
+        ) from None
     except DocumentError as error:
-        raise ParamsRefusedError(f"{path.name} {error}; correct it.") from None
+        raise ParamsRefusedError(
+            "{name} {problem}; correct it.",
+            code="unreadable_file",
+            name=path.name,
+            problem=error,
+            path=path,
+            fault=error.code,
+        ) from None
     if not isinstance(document, dict):
-        raise ParamsRefusedError(f"{path.name} must hold {holds}; correct it.")
+        raise ParamsRefusedError(
+            "{name} must hold {holds}; correct it.",
+            code="unreadable_file",
+            name=path.name,
+            holds=holds,
+            path=path,
+        )
     return document
 
 
@@ -386,7 +425,14 @@ def parse(
     """Validate the named groups of a parsed document; see `load`."""
     unknown = [str(key) for key in document if key not in GROUPS]
     if unknown:
-        raise ParamsRefusedError(f"{name}: unknown key {unknown[0]}; the groups are {', '.join(GROUPS)}.")
+        raise ParamsRefusedError(
+            "{name}: unknown key {unknown}; the groups are {groups}.",
+            code="bad_keys",
+            name=name,
+            unknown=unknown[0],
+            groups=", ".join(GROUPS),
+            keys=(unknown[0],),
+        )
     groups = {group: _parse_group(document, group, name) for group in reads}
     raw_groups = {
         f"{group}_settings": document.get(group, {}) for group in ("algorithm", "features") if group in groups
@@ -398,7 +444,14 @@ def _parse_group(document: Mapping[Any, Any], group: str, name: str) -> object:
     values = document.get(group, {} if group in OPTIONAL else None)
     if not isinstance(values, Mapping):
         problem = "is missing" if group not in document else "must be keys with values"
-        raise ParamsRefusedError(f"{name}: the group {group} {problem}; correct it.")
+        raise ParamsRefusedError(
+            "{name}: the group {group} {problem}; correct it.",
+            code="bad_keys",
+            name=name,
+            group=group,
+            problem=problem,
+            keys=(group,),
+        )
     try:
         if group == "algorithm":
             return _algorithm(values)
@@ -414,7 +467,13 @@ def _parse_group(document: Mapping[Any, Any], group: str, name: str) -> object:
             what, _, keys = text.partition("; the keys of ")
             if keys and any(other.endswith(keys) for other in problems[index + 1 :]):
                 problems[index] = what  # the keys are listed once
-        raise ParamsRefusedError(f"{name}: {'; '.join(problems)}.") from None
+        raise ParamsRefusedError(
+            "{name}: {problems}.",
+            code="bad_keys",
+            name=name,
+            problems="; ".join(problems),
+            keys=tuple(chain.from_iterable(keys_of(problem, group) for problem in error.errors())),
+        ) from None
 
 
 def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
@@ -430,7 +489,11 @@ def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
 
 def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
     if not isinstance(values.get("name"), str):
-        raise ParamsRefusedError("params.yaml: algorithm.name is missing; give the name of an algorithm.")
+        raise ParamsRefusedError(
+            "params.yaml: algorithm.name is missing; give the name of an algorithm.",
+            code="bad_keys",
+            keys=("algorithm.name",),
+        )
     from algorithms.methods import from_settings  # torch, which takes seconds to import
 
     return from_settings(dict(values))
@@ -448,6 +511,13 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_GROUP = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 
 
+def keys_of(problem: ErrorDetails, *outer: str) -> tuple[str, ...]:
+    """The keys that have to change for what pydantic found wrong. outer: keys outside of what was validated."""
+    key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]")
+    below = problem["ctx"]["keys"] if problem["type"] == CONTRADICTION else ("",)
+    return tuple(".".join(filter(None, (key, one))) for one in below)
+
+
 def in_words(problem: ErrorDetails, *outer: str) -> str:
     """What pydantic found wrong, as a clause that names the key. outer: keys outside of what was validated."""
     key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]") or "the file"
@@ -457,6 +527,8 @@ def in_words(problem: ErrorDetails, *outer: str) -> str:
         return f"{key} is missing"
     if problem["type"] in ("value_error", "assertion_error"):
         return f"{key}: {problem['msg'].partition(', ')[2]}"
+    if problem["type"] == CONTRADICTION:
+        return f"{key}: {problem['msg']}"
     should = (
         "should be keys with values"
         if problem["type"] in _NO_GROUP

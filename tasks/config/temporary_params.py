@@ -38,7 +38,8 @@ def check_params(root: Path, text: str) -> None:
     if not is_same:
         raise ParamsRefusedError(
             "params.yaml was changed before this run had planned its training, so it is not what was asked that would"
-            " be trained. Start it again; your lines stay."
+            " be trained. Start it again; your lines stay.",
+            code="changed_params",
         )
 
 

@@ -35,8 +35,12 @@ def confirm_or_refuse(warnings: Sequence[str], public: DatasetInfo, *, epsilon: 
             f"these settings look wrong: {reasons}. Spend epsilon {epsilon:g} all the same? [y/N] "
         ):
             raise RefusedError(
-                f"these settings look wrong, and would spend epsilon {epsilon:g}: {reasons}; or set {TRAIN_ANYWAY}=yes"
-                " to train all the same."
+                "these settings look wrong, and would spend epsilon {epsilon:g}: {reasons}; or set {variable}=yes"
+                " to train all the same.",
+                code="consent_needed",
+                epsilon=epsilon,
+                reasons=reasons,
+                variable=TRAIN_ANYWAY,
             )
 
 
@@ -65,8 +69,14 @@ def confirm_repeat(what: str, doing: str, epsilon: float, *, has_result: bool, o
     if has_result:
         return False
     raise RefusedError(
-        f"identical {what} exists, and {doing} again would spend another epsilon={epsilon:g}; {or_else}set"
-        f" {SPEND_AGAIN}=yes."
+        "identical {what} exists, and {doing} again would spend another epsilon={epsilon:g}; {or_else}set"
+        " {variable}=yes.",
+        code="consent_needed",
+        what=what,
+        doing=doing,
+        epsilon=epsilon,
+        or_else=or_else,
+        variable=SPEND_AGAIN,
     )
 
 

@@ -99,9 +99,18 @@ class RunPreview:
             after = self.spent_after[0].epsilon
             spent = f", after which epsilon {rounded_up(after)} would be spent by {self.composition}"
         raise BudgetRefusedError(
-            f"this costs epsilon {cost.epsilon:g} at delta {cost.delta:g}{spent}, and population {population!r}"
-            f" has epsilon {floor_to_6_digits(left.epsilon):g} and delta {floor_to_6_digits(left.delta):g} left of its"
-            f" cap{used}; ask for a smaller epsilon, or let the owner raise {raised}."
+            "this costs epsilon {epsilon:g} at delta {delta:g}{spent}, and population {population!r}"
+            " has epsilon {left_epsilon:g} and delta {left_delta:g} left of its"
+            " cap{used}; ask for a smaller epsilon, or let the owner raise {raised}.",
+            code="above_cap",
+            epsilon=cost.epsilon,
+            delta=cost.delta,
+            spent=spent,
+            population=population,
+            left_epsilon=floor_to_6_digits(left.epsilon),
+            left_delta=floor_to_6_digits(left.delta),
+            used=used,
+            raised=raised,
         )
 
 
@@ -161,9 +170,14 @@ def preview_ledger(
     blocks = [block.name for block in ledger.blocks(population)]
     if public.blocks_by is None and blocks != [WHOLE_POPULATION]:
         raise RefusedError(
-            f"the population {population!r} is charged by blocks ({', '.join(blocks[:3])}), but the card of"
-            f" {public.dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
-            " give it a population of its own."
+            "the population {population!r} is charged by blocks ({blocks}), but the card of"
+            " {dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
+            " give it a population of its own.",
+            code="unlike_population",
+            population=population,
+            blocks=", ".join(blocks[:3]),
+            dataset=public.dataset,
+            differing="blocks",
         )
     balance, events = ledger.balance(population), reserved_events(plan)
     named = [block for block in blocks if block in settings.data.blocks]

@@ -41,8 +41,13 @@ def planned_run(root: Path, card: DataCard) -> "Plan":
     settings = params.load(root / "params.yaml", reads=("data", *READS))
     if settings.data.dataset != card.name:
         raise RefusedError(
-            f"the card of {card.name!r} plans {card.composition.runs} runs, and how they add up follows from the first,"
-            f" but params.yaml is about {settings.data.dataset!r}; plan a run on {card.name!r} there, or set"
-            " composition.order in the card."
+            "the card of {dataset!r} plans {runs} runs, and how they add up follows from the first,"
+            " but params.yaml is about {other!r}; plan a run on {dataset!r} there, or set"
+            " composition.order in the card.",
+            code="bad_keys",
+            dataset=card.name,
+            runs=card.composition.runs,
+            other=settings.data.dataset,
+            keys=("composition.runs", "data.dataset"),
         )
     return plan_for(settings, public_of(card, settings.data))

@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
-from tasks.config.params import ParamsRefusedError, StrictModel, in_words, parse, read_yaml
+from tasks.config.params import ParamsRefusedError, StrictModel, in_words, keys_of, parse, read_yaml
 from tasks.runs.metrics import Metrics
 
 Every = Literal["hour", "day", "week", "month"]
@@ -80,7 +80,12 @@ class RetrainingRecipe(StrictModel):
         try:
             return cls.model_validate(groups)
         except ValidationError as error:
-            raise ParamsRefusedError(f"params.yaml: {in_words(error.errors()[0])}") from None
+            raise ParamsRefusedError(
+                "params.yaml: {problem}",
+                code="bad_keys",
+                problem=in_words(error.errors()[0]),
+                keys=keys_of(error.errors()[0]),
+            ) from None
 
 
 _NOT_OF_A_RECIPE = ("dataset", "blocks")
@@ -131,13 +136,21 @@ def load(path: Path) -> Retraining:
         settings = Retraining.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise ParamsRefusedError(
-            f"{path.name}: {in_words(error.errors()[0]).rstrip('.')}; correct it."
+            "{file}: {problem}; correct it.",
+            code="bad_keys",
+            file=path.name,
+            problem=in_words(error.errors()[0]).rstrip("."),
+            keys=keys_of(error.errors()[0]),
         ) from None
     if settings.recipe is not None:
         for name in _NOT_OF_A_RECIPE:
             if name in settings.recipe.data:
                 raise ParamsRefusedError(
-                    f"{path.name}: recipe.data.{name} belongs outside `recipe`; remove it."
+                    "{file}: recipe.data.{name} belongs outside `recipe`; remove it.",
+                    code="bad_keys",
+                    file=path.name,
+                    name=name,
+                    keys=(f"recipe.data.{name}",),
                 )
         groups = settings.recipe.settings(settings.dataset, settings.delta)
         parse(groups, reads=RECIPE, name=f"the recipe in {path.name}")

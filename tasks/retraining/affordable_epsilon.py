@@ -39,8 +39,13 @@ def epsilon_for(
             fits = share is not None and share * balance.blocks_per_person <= price[1] * (1 - _ROUNDING)
         if not fits:
             raise RefusedError(
-                f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
-                " set delta in retrain.yaml lower."
+                "a retraining may cost epsilon={epsilon:g}, delta={price_delta:g}, which a delta of {delta:g} exceeds;"
+                " set delta in retrain.yaml lower.",
+                code="bad_keys",
+                epsilon=price[0],
+                price_delta=price[1],
+                delta=delta,
+                keys=("delta",),
             )
         return epsilon, delta
 
@@ -70,7 +75,11 @@ def _largest_epsilon(share: Callable[[float], float], highest: float) -> float:
             fits = epsilon, cost_share
         epsilon = floor_to_6_digits(_between(fits, exceeds))
     if fits[0] <= 0:
-        raise RefusedError("no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.")
+        raise RefusedError(
+            "no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.",
+            code="bad_keys",
+            keys=("smallest",),
+        )
     return fits[0]
 
 

@@ -169,15 +169,19 @@ def next_of(
     # Asked again, since some may just have retired.
     balances = blocks_here(card, ledger, root, first)
     if not balances:
-        raise TooFewBlocksError("there is no block yet, so nothing is trained.")
+        raise TooFewBlocksError("there is no block yet, so nothing is trained.", code="too_few_blocks")
     try:
         used, price = next_retraining(
             settings.blocks, settings.spread, balances, smallest=_smallest(settings, balances)
         )
     except RefusedError as refusal:
-        raise TooFewBlocksError(PIPELINE.sentence(refusal)) from None
+        raise TooFewBlocksError(
+            "{problem}", code="too_few_blocks", problem=PIPELINE.sentence(refusal)
+        ) from None
     if last is not None and set(used) <= set(last):
-        raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
+        raise TooFewBlocksError(
+            "none of the blocks that can pay is new, so the model that serves stays.", code="too_few_blocks"
+        )
     # The older blocks are declared here, before the run declares those that it reads, so that they keep their order.
     older = takewhile(lambda block: block.name not in used, balances)
     description = replace(dataset_info(card), blocks=tuple(block.name for block in older))
@@ -414,8 +418,12 @@ def _recipe_of(work: DeliveryWork, before: list[RetrainingState]) -> RetrainingR
     settings = params.parse(load_yaml(here), reads=("data",))
     if not before and settings.data.dataset != work.settings.dataset:
         raise ParamsRefusedError(
-            f"params.yaml is about {settings.data.dataset!r} and the retraining about {work.settings.dataset!r}; write"
-            " what is to be trained under `recipe` in its file: the groups algorithm, model and privacy of params.yaml."
+            "params.yaml is about {dataset!r} and the retraining about {retrained!r}; write what is to be"
+            " trained under `recipe` in its file: the groups algorithm, model and privacy of params.yaml.",
+            code="bad_keys",
+            dataset=settings.data.dataset,
+            retrained=work.settings.dataset,
+            keys=("recipe",),
         )
     recipe = RetrainingRecipe.of(before[-1].params if before else here)
     if str(recipe.model.get("start")).startswith(f"models/{work.settings.name}/"):

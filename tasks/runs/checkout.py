@@ -26,8 +26,10 @@ def require_pulled(file: Path) -> None:
         return
     if f"- path: {file.relative_to(root).as_posix()}\n" in (root / "dvc.lock").read_text(encoding="utf-8"):
         raise RefusedError(
-            f"{file} is not here, but dvc.lock names it: `dvc pull` brings it from the remote that `dvc remote list`"
-            " shows, if that can be reached; `epsilonflow run` makes it where the raw data are."
+            "{path} is not here, but dvc.lock names it: `dvc pull` brings it from the remote that `dvc remote list`"
+            " shows, if that can be reached; `epsilonflow run` makes it where the raw data are.",
+            code="missing_file",
+            path=file,
         )
 
 

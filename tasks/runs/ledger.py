@@ -164,9 +164,14 @@ def _of_first_run(public: DatasetInfo, plan: "Plan") -> Composition:
     assert chosen is not None
     if chosen.one > public.cap_epsilon and not public.is_public:
         raise BudgetRefusedError(
-            f"a run at epsilon {plan.cost.epsilon:g} takes {chosen.one:.6g} of the cap of population"
-            f" {public.population!r}, which is {public.cap_epsilon:g}; ask for a smaller epsilon, or raise `cap` in the"
-            " data card."
+            "a run at epsilon {epsilon:g} takes {share:.6g} of the cap of population"
+            " {population!r}, which is {cap:g}; ask for a smaller epsilon, or raise `cap` in the"
+            " data card.",
+            code="above_cap",
+            epsilon=plan.cost.epsilon,
+            share=chosen.one,
+            population=public.population,
+            cap=public.cap_epsilon,
         )
     return chosen.composition
 
@@ -249,8 +254,14 @@ def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
     if terms.public != public.is_public:
         kinds = ("private", "public")
         raise RefusedError(
-            f"the population {name!r} is {kinds[not public.is_public]} in the ledger, but the card of"
-            f" {public.dataset!r} says {kinds[public.is_public]}; give the card a population of its own."
+            "the population {population!r} is {declared} in the ledger, but the card of"
+            " {dataset!r} says {kind}; give the card a population of its own.",
+            code="unlike_population",
+            population=name,
+            declared=kinds[not public.is_public],
+            dataset=public.dataset,
+            kind=kinds[public.is_public],
+            differing="public",
         )
     composition = terms.composition  # which the card leaves open where it plans a number of runs
     if public.composition_runs is None:
@@ -258,30 +269,54 @@ def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
     count = public.blocks_per_person
     if (terms.composition, terms.blocks_per_person) != (composition, count):
         raise RefusedError(
-            f"the population {name!r} was declared under {terms.composition} with at most"
-            f" {terms.blocks_per_person} records of a person, but the card of {public.dataset!r} says {composition}"
-            f" and {count}; neither ever changes, so set the card back or give it a population of its own."
+            "the population {population!r} was declared under {declared} with at most"
+            " {declared_count} records of a person, but the card of {dataset!r} says {composition}"
+            " and {count}; neither ever changes, so set the card back or give it a population of its own.",
+            code="unlike_population",
+            population=name,
+            declared=terms.composition,
+            declared_count=terms.blocks_per_person,
+            dataset=public.dataset,
+            composition=composition,
+            count=count,
+            differing="composition",
         )
     bound = terms.bound
     if public.unit != bound[UNIT]:
         raise RefusedError(
-            f"the population {public.population!r} counts {bound[UNIT]!r} as one record, but the card of"
-            f" {public.dataset!r} says {public.unit!r}, and what is spent on one does not add up with what is spent on"
-            " the other; set the unit back or, for other people only, give the card a population of its own."
+            "the population {population!r} counts {declared!r} as one record, but the card of"
+            " {dataset!r} says {unit!r}, and what is spent on one does not add up with what is spent on"
+            " the other; set the unit back or, for other people only, give the card a population of its own.",
+            code="unlike_population",
+            population=public.population,
+            declared=bound[UNIT],
+            dataset=public.dataset,
+            unit=public.unit,
+            differing="unit",
         )
     if public.holdout_rule != bound.get(_HOLDOUT) and not public.is_public:
         raise RefusedError(
-            f"the population {public.population!r} holds out other records than the card of {public.dataset!r}, whose"
+            "the population {population!r} holds out other records than the card of {dataset!r}, whose"
             " split, columns, classes or test file have changed or are those of another card, so that records trained"
             " on could be published as held out; set them back or, for other people only, give the card a population"
-            " of its own."
+            " of its own.",
+            code="unlike_population",
+            population=public.population,
+            dataset=public.dataset,
+            differing="held-out records",
         )
     _check_held_out(ledger, public, bound)
     if public.blocks_by not in (None, bound.get(_BLOCKS)):
         raise RefusedError(
-            f"the blocks of the population {public.population!r} are made by {bound[_BLOCKS]}, but the card of"
-            f" {public.dataset!r} makes them by {public.blocks_by}, which would give each person a second cap; set it"
-            " back or, for other people only, give the card a population of its own."
+            "the blocks of the population {population!r} are made by {declared}, but the card of"
+            " {dataset!r} makes them by {blocks_by}, which would give each person a second cap; set it"
+            " back or, for other people only, give the card a population of its own.",
+            code="unlike_population",
+            population=public.population,
+            declared=bound[_BLOCKS],
+            dataset=public.dataset,
+            blocks_by=public.blocks_by,
+            differing="blocks",
         )
 
 
@@ -303,13 +338,23 @@ def _check_held_out(ledger: Ledger, public: DatasetInfo, bound: Mapping[str, str
     first = f" as run {reserved[0].run_id} was made with" if reserved else ""
     if is_private:
         raise RefusedError(
-            f"the held-out records of population {public.population!r} are private,{first}, and the card of"
-            f" {public.dataset!r} declares them public; set holdout back to private."
+            "the held-out records of population {population!r} are private,{first}, and the card of"
+            " {dataset!r} declares them public; set holdout back to private.",
+            code="unlike_population",
+            population=public.population,
+            first=first,
+            dataset=public.dataset,
+            differing="holdout",
         )
     raise RefusedError(
-        f"the held-out records of population {public.population!r} are public,{first}, whose exact metrics have left,"
-        f" and the card of {public.dataset!r} says that they are private; set holdout back to public or, for other"
-        " people only, give the card a population of its own."
+        "the held-out records of population {population!r} are public,{first}, whose exact metrics have left,"
+        " and the card of {dataset!r} says that they are private; set holdout back to public or, for other"
+        " people only, give the card a population of its own.",
+        code="unlike_population",
+        population=public.population,
+        first=first,
+        dataset=public.dataset,
+        differing="holdout",
     )
 
 

@@ -156,8 +156,11 @@ def _authenticate(group: ProcessGroup) -> None:
         proof = _exchange(_proof(group, group.rank, theirs), other)
         if not secrets.compare_digest(proof, _proof(group, other, challenge)):
             raise RefusedError(
-                f"process {other} of this run does not know the secret that all share; give every machine the same"
-                " owner key, and see that nobody else can connect to them."
+                "process {process} of this run does not know the secret that all share; give every machine the same"
+                " owner key, and see that nobody else can connect to them.",
+                code="processes_differ",
+                process=other,
+                differing="secret",
             )
 
 

@@ -46,9 +46,14 @@ def check_resumes(run: RunAttempt, ledger: Ledger, population: str, today: Softw
             if status == "settled":  # killed between its settlement and its result
                 give_up = f"give it up by deleting {run.folder}; it stays spent"
             raise RefusedError(
-                f"run {run.run_id} was begun by {begun_by} and is not finished, and this is {today}, which could"
-                f" compute something else under the same noise; resume it with the software that began it, or"
-                f" {give_up}."
+                "run {run_id} was begun by {begun_by} and is not finished, and this is {today}, which could"
+                " compute something else under the same noise; resume it with the software that began it, or"
+                " {give_up}.",
+                code="other_software",
+                run_id=run.run_id,
+                begun_by=begun_by,
+                today=today,
+                give_up=give_up,
             )
 
 

@@ -46,8 +46,11 @@ def checkout() -> Path:
     root = find_checkout()
     if root is None:
         raise ParamsRefusedError(
-            f"{Path.cwd()} is no checkout of epsilonflow, it has no {missing_in(Path.cwd())[0]}, and lies in none;"
-            " change to one, or make one by `epsilonflow init DIR`."
+            "{folder} is no checkout of epsilonflow, it has no {missing}, and lies in none;"
+            " change to one, or make one by `epsilonflow init DIR`.",
+            code="no_checkout",
+            folder=Path.cwd(),
+            missing=missing_in(Path.cwd())[0],
         )
     append_checkout_to_path(root)
     return root

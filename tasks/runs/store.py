@@ -136,8 +136,11 @@ class RunAttempt:
         key = (self.folder / _KEY).read_bytes()
         if len(key) != KEY_BYTES:  # a shorter one can be a key, too, but draws other noise
             raise RefusedError(
-                f"{self.folder / _KEY} is damaged, so run {self.run_id} cannot be resumed with the same noise; restore"
-                f" that file, or give the run up by `epsilonflow ledger forfeit {self.run_id}`."
+                "{path} is damaged, so run {run_id} cannot be resumed with the same noise; restore"
+                " that file, or give the run up by `epsilonflow ledger forfeit {run_id}`.",
+                code="broken_file",
+                path=self.folder / _KEY,
+                run_id=self.run_id,
             )
         return Generator(key, private=self.private_noise)
 
@@ -413,7 +416,8 @@ def check_data_facts(receipt: Receipt, public: DatasetInfo) -> None:
     if receipt.description_sha256 != public.digest:
         raise RefusedError(
             "datasets/prepared/public.json describes the data otherwise than when the model was trained; prepare them"
-            " again with the data card as it was, or train again."
+            " again with the data card as it was, or train again.",
+            code="unlike_training",
         )
 
 
@@ -435,6 +439,9 @@ def check_run_facts(metrics: Mapping[str, object], receipt: Receipt) -> None:
     differing = [name for name, value in wanted.items() if name not in metrics or metrics[name] != value]
     if differing:
         raise RefusedError(
-            f"artifacts/metrics.json is not of run {wanted['run_id']} (it has another {differing[-1]}, or none);"
-            " evaluate again by `python -P -m tasks.evaluate` or `dvc repro evaluate`."
+            "artifacts/metrics.json is not of run {run_id} (it has another {differing}, or none);"
+            " evaluate again by `python -P -m tasks.evaluate` or `dvc repro evaluate`.",
+            code="files_of_two_runs",
+            run_id=wanted["run_id"],
+            differing=differing[-1],
         )

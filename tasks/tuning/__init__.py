@@ -33,13 +33,13 @@ from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import DatasetInfo
 from data.card import data_card
-from data.documents import Document
+from data.documents import Document, contradiction
 from data.readers.records import RecordBatch
 from tasks.calibrate import calibrate, model_for, price_ratios
 from tasks.config import home, params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import named_code, names_in
-from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
+from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, keys_of, read_yaml
 from tasks.evaluation_counts import histogram_of
 from tasks.prediction_passes import record_scores
 from tasks.tuning.gaussian_search import GaussianSearch, Guesses
@@ -62,7 +62,7 @@ class Range(StrictModel):
     @model_validator(mode="after")
     def _is_a_range(self) -> "Range":
         if not self.low < self.high or (self.scale == "log" and self.low <= 0):
-            raise ValueError("a range needs low < high, and low above 0 on a log scale")
+            raise contradiction("a range needs low < high, and low above 0 on a log scale", "low", "high")
         return self
 
     def values(self) -> list[float]:
@@ -138,7 +138,13 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Tuning:
     try:
         tuning = Tuning.model_validate(document)
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
+        raise ParamsRefusedError(
+            "{file}: {problem}; correct it.",
+            code="bad_keys",
+            file=path.name,
+            problem=in_words(error.errors()[0]),
+            keys=keys_of(error.errors()[0]),
+        ) from None
     for key, values in tuning.space.items():
         for value in () if isinstance(values, Range) else values:
             for name in names_in(with_values({}, {key: value})):
@@ -173,11 +179,18 @@ def candidates(tuning: Tuning, base: Document) -> list[Document]:
     for key, values in zip(tuning.space, lists, strict=True):
         if key.partition(".")[0] not in ("algorithm", "model", "features") or not values:
             raise ParamsRefusedError(
-                f"the space has {key}; give values of keys of algorithm, model or features, at least one each."
+                "the space has {key}; give values of keys of algorithm, model or features, at least one each.",
+                code="bad_keys",
+                key=key,
+                keys=(f"space.{key}",),
             )
     if (size := math.prod(map(len, lists))) > _MAX_SPACE:
         raise ParamsRefusedError(
-            f"the space has {size} settings, at most {_MAX_SPACE} are searched; coarsen it."
+            "the space has {size} settings, at most {largest} are searched; coarsen it.",
+            code="bad_keys",
+            size=size,
+            largest=_MAX_SPACE,
+            keys=("space",),
         )
     return [with_values(base, dict(zip(tuning.space, point, strict=True))) for point in product(*lists)]
 
@@ -226,12 +239,18 @@ def plan_search(tuning: Tuning, base: Document, public: DatasetInfo) -> SearchPl
     base = base | {"privacy": {key: value for key, value in base["privacy"].items() if key != "evaluation"}}
     if tuning.objective.on == "held_out" and public.holdout != "private":
         raise RefusedError(
-            f"the held-out records of {public.dataset!r} are public, so that trials need no noise to be scored on them;"
-            " set objective.on to public."
+            "the held-out records of {dataset!r} are public, so that trials need no noise to be scored on them;"
+            " set objective.on to public.",
+            code="bad_keys",
+            dataset=public.dataset,
+            keys=("objective.on",),
         )
     if tuning.objective.on == "public" and not public.is_public and public.holdout != "public":
         raise RefusedError(
-            f"the card of {public.dataset!r} declares no public held-out records; set objective.on to held_out."
+            "the card of {dataset!r} declares no public held-out records; set objective.on to held_out.",
+            code="bad_keys",
+            dataset=public.dataset,
+            keys=("objective.on",),
         )
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
@@ -317,8 +336,12 @@ def _check_scored(every: Sequence[Document], public: DatasetInfo) -> None:
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise RefusedError(
-                f"the model {model.name!r} cannot be asked about one record by itself ({why}); set objective.on to"
-                " public."
+                "the model {model!r} cannot be asked about one record by itself ({why}); set objective.on to"
+                " public.",
+                code="bad_keys",
+                model=model.name,
+                why=why,
+                keys=("objective.on",),
             ) from None
 
 
@@ -427,7 +450,10 @@ def _fit_search_plan(
             each = guess
     if best is None:
         raise RefusedError(
-            f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
+            "no trial is cheap enough for a search of epsilon {epsilon:g}; ask for more, or fewer trials.",
+            code="bad_keys",
+            epsilon=tuning.epsilon,
+            keys=("epsilon", "trials"),
         )
     return best
 
@@ -442,12 +468,18 @@ def _plan_at(
     schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
     adjacencies = {plan.adjacency for plan in plans}
     if len(adjacencies) > 1:
-        raise RefusedError("the space has methods under different adjacencies; search each by itself.")
+        raise RefusedError(
+            "the space has methods under different adjacencies; search each by itself.",
+            code="bad_keys",
+            keys=("space",),
+        )
     whole = all_shown(schedules) if releases_all else tuning.trials.trials().event(schedules)
     charged = [*shared, (whole, 1)]
     costs = by_accountants(charged, every[0]["privacy"]["delta"], adjacency_named(adjacencies.pop()))
     if not costs:
-        raise RefusedError("no accountant has a bound for a search of this method; take another method.")
+        raise RefusedError(
+            "no accountant has a bound for a search of this method; take another method.", code="method_unfit"
+        )
     return SearchPlan(releases_all, epsilon, costs, charged, bool(shared), tuple(documents), tuple(plans))
 
 
@@ -465,21 +497,28 @@ def trial_schedule(plan: PlanDocument, objective: SearchObjective) -> Schedule:
     """The releases of the training records in one trial."""
     if plan.filter != FIXED:
         raise RefusedError(
-            f"the method {plan.algorithm!r} chooses its releases on the way, and a search prices fixed ones;"
-            " take another method."
+            "the method {method!r} chooses its releases on the way, and a search prices fixed ones;"
+            " take another method.",
+            code="method_unfit",
+            method=plan.algorithm,
         )
     schedule = schedule_from_json(plan.schedule)
     if objective.on == "held_out" and plan.adjacency != ADD_OR_REMOVE_ONE.name:
         raise RefusedError(
             "a record that is replaced can change sides, so that it could be in a trial's training and in its score;"
-            f" set objective.on to private, or algorithm.adjacency to {ADD_OR_REMOVE_ONE.name}."
+            " set objective.on to private, or algorithm.adjacency to {adjacency}.",
+            code="bad_keys",
+            adjacency=ADD_OR_REMOVE_ONE.name,
+            keys=("objective.on", "algorithm.adjacency"),
         )
     if objective.on != "private":
         return schedule
     if any("WithoutReplacement" in type(event).__name__ for event, _ in schedule):
         raise RefusedError(
             "samples without replacement need the exact number of records, and a private objective takes some away;"
-            " set objective.on to public."
+            " set objective.on to public.",
+            code="bad_keys",
+            keys=("objective.on",),
         )
     return [*schedule, (score_release(objective).event(), 1)]
 

@@ -145,7 +145,9 @@ class SearchTrial:
         before = None if self.shared is None else load_shared(start, *self.shared)
         if self.shared is not None and before is None:  # a trial must not learn it again
             raise RefusedError(
-                f"{self.shared[1]} has nothing of what all trials share; run them where that folder can be read."
+                "{path} has nothing of what all trials share; run them where that folder can be read.",
+                code="missing_file",
+                path=self.shared[1],
             )
         state, trace, model = train(
             settings.algorithm,
@@ -496,7 +498,9 @@ def _rehearse(search: Search, charge: Charge) -> None:
             settings = search.search_plan.documents[candidate]
             _page(search, made.plan, made.receipt, settings, ("accuracy", "100%"))
             for check in verify(card, unsigned=True).failures:
-                raise RefusedError(f"{check.name}: {check.detail}")
+                raise RefusedError(
+                    "{check}: {detail}", code="card_broken", check=check.name, detail=check.detail
+                )
 
     for candidate, trial_plan in enumerate(search.search_plan.plans):
         _, document = search.plan_if_won(candidate)
@@ -607,9 +611,12 @@ def _settle_empty(search: Search, charge: Charge) -> NoReturn:
     run.forget_secrets()
     another = "ask again" if run.private_noise else "set another model.seed"
     raise EmptySearchError(
-        f"search {run.run_id} drew 0 trials (possible with `distribution: poisson`). Its budget is spent;"
-        f" {another} for a new search, which is charged again, or set distribution to negative_binomial,"
-        " which draws at least one."
+        "search {run_id} drew 0 trials (possible with `distribution: poisson`). Its budget is spent;"
+        " {another} for a new search, which is charged again, or set distribution to negative_binomial,"
+        " which draws at least one.",
+        code="no_trials",
+        run_id=run.run_id,
+        another=another,
     )
 
 
