@@ -176,7 +176,9 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             raise RefusedError(
                 "neither bounds nor schema were given, and reading the range of a column off the records would tell of"
                 " single ones; give bounds=(low, high) for an array, or schema= for a DataFrame, from what you know"
-                " without looking."
+                " without looking.",
+                code="bad_argument",
+                arguments=("bounds", "schema"),
             )
         numbers = validate_data(self, X, reset=reset, dtype=np.float64)
         encoding = (
@@ -192,7 +194,11 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         records = encoding.encode(table)
         if len(records) != len(target):
             raise RefusedError(
-                f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
+                "X has {records} rows and y {labels}: inconsistent numbers of samples; give as many.",
+                code="bad_argument",
+                records=len(records),
+                labels=len(target),
+                arguments=("X", "y"),
             )
         method = self.method or usual_method(
             len(records), loss, self.steps, self.epsilon, has_constant=encoding.has_constant
@@ -335,16 +341,26 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
         self._encode(X, cells=CellSettings())  # errors in X are reported before those in y
         if y is None:
             raise RefusedError(
-                "the estimator requires y to be passed, but the target y is None; give the class of each row."
+                "the estimator requires y to be passed, but the target y is None; give the class of each row.",
+                code="bad_argument",
+                arguments=("y",),
             )
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         self.classes_ = np.unique(np.asarray(self._declared_classes()))
         if len(self.classes_) < 2:
-            raise RefusedError("classes are fewer than two; give all that there can be.")
+            raise RefusedError(
+                "classes are fewer than two; give all that there can be.",
+                code="bad_argument",
+                arguments=("classes",),
+            )
         places = pd.Index(self.classes_).get_indexer(pd.Index(y))
         if (places < 0).any():
-            raise RefusedError("y has a value that is none of the declared classes; give all in classes=.")
+            raise RefusedError(
+                "y has a value that is none of the declared classes; give all in classes=.",
+                code="bad_argument",
+                arguments=("y", "classes"),
+            )
         return self._fit(X, places.astype(np.int64), len(self.classes_), "cross_entropy")
 
     def _declared_classes(self) -> Sequence[Any]:
@@ -354,7 +370,9 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
             return declared_card(self.schema).classes
         raise RefusedError(
             "classes were not given, and reading them off y would tell of the only record of a class; give classes=,"
-            " all that there can be."
+            " all that there can be.",
+            code="bad_argument",
+            arguments=("classes",),
         )
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -435,26 +453,45 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         self._encode(X, cells=CellSettings())
         if y is None:
             raise RefusedError(
-                "the estimator requires y to be passed, but the target y is None; give the number of each row."
+                "the estimator requires y to be passed, but the target y is None; give the number of each row.",
+                code="bad_argument",
+                arguments=("y",),
             )
         try:
             numbers = np.asarray(column_or_1d(y, warn=True), np.float64)
         except TypeError:
-            raise RefusedError("y holds something that is no number; give numbers.") from None
+            raise RefusedError(
+                "y holds something that is no number; give numbers.", code="bad_argument", arguments=("y",)
+            ) from None
         if not np.isfinite(numbers).all():
-            raise RefusedError("y contains NaN or infinity; leave these records out.")
+            raise RefusedError(
+                "y contains NaN or infinity; leave these records out.", code="bad_argument", arguments=("y",)
+            )
         self.target_ = self._declared_target()
         return self._fit(X, self.target_.scale(numbers), 1, _LOSSES[self._check_loss()](self.quantile))
 
     def _check_loss(self) -> str:
         """The loss; raises RefusedError for another name, or a target that does not fit it."""
         if self.loss not in _LOSSES:
-            raise RefusedError(f"the loss is {self.loss!r}; choose one of {', '.join(_LOSSES)}.")
+            raise RefusedError(
+                "the loss is {loss!r}; choose one of {choices}.",
+                code="bad_argument",
+                loss=self.loss,
+                choices=", ".join(_LOSSES),
+                arguments=("loss",),
+            )
         if self.loss == "quantile" and not 0.0 < self.quantile < 1.0:
-            raise RefusedError(f"quantile is {self.quantile!r}; give a number between 0 and 1, such as 0.9.")
+            raise RefusedError(
+                "quantile is {quantile!r}; give a number between 0 and 1, such as 0.9.",
+                code="bad_argument",
+                quantile=self.quantile,
+                arguments=("quantile",),
+            )
         if self.loss == "poisson" and self.target_.bounds[0] != 0.0:
             raise RefusedError(
-                "the Poisson loss is of counts, which begin at 0; give target_bounds=(0, high)."
+                "the Poisson loss is of counts, which begin at 0; give target_bounds=(0, high).",
+                code="bad_argument",
+                arguments=("target_bounds", "loss"),
             )
         return str(self.loss)
 
@@ -466,14 +503,18 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         if self.target_bounds is None:
             raise RefusedError(
                 "target_bounds were not given, and reading the range of y off the records would tell of single ones;"
-                " give target_bounds=(low, high), from what you know without looking."
+                " give target_bounds=(low, high), from what you know without looking.",
+                code="bad_argument",
+                arguments=("target_bounds",),
             )
         try:
             low, high = map(float, self.target_bounds)
             return Number(bounds=(low, high))
         except (TypeError, ValueError):
             raise RefusedError(
-                "target_bounds are no interval; give (low, high) with low below high."
+                "target_bounds are no interval; give (low, high) with low below high.",
+                code="bad_argument",
+                arguments=("target_bounds",),
             ) from None
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -511,8 +552,10 @@ def load(path: str | Path) -> DPClassifier | DPRegressor:
         estimator.classes_ = np.asarray(model.classes)
     else:
         raise RefusedError(
-            f"the model predicts {model.predicts}, or gives margins in place of probabilities; use `epsilonflow"
-            " predict`."
+            "the model predicts {predicts}, or gives margins in place of probabilities; use `epsilonflow"
+            " predict`.",
+            code="model_unfit",
+            predicts=model.predicts,
         )
     estimator.encoding_, estimator.result_ = encoding, _Released(model)
     estimator.card_ = load_beside(Path(path))

@@ -50,9 +50,18 @@ class TableEncoding:
     def declared_columns(self, X: Any) -> pd.DataFrame:
         """The declared columns of X; raises RefusedError if X is no DataFrame with these."""
         if not isinstance(X, pd.DataFrame):
-            raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
+            raise RefusedError(
+                "X is no DataFrame, and schema names its columns; give a DataFrame.",
+                code="bad_argument",
+                arguments=("X", "schema"),
+            )
         if missing := [name for name in self.names if name not in X.columns]:
-            raise RefusedError(f"X lacks the declared columns {', '.join(map(repr, missing))}; give them.")
+            raise RefusedError(
+                "X lacks the declared columns {missing}; give them.",
+                code="bad_argument",
+                missing=", ".join(map(repr, missing)),
+                arguments=("X", "schema"),
+            )
         return X.loc[:, list(self.names)]
 
     def encode(self, X: Any) -> NDArray[np.float32]:
@@ -62,12 +71,15 @@ class TableEncoding:
             arrow = pa.Table.from_pandas(X, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value
             raise RefusedError(
-                "a column of X holds values of several types; make it one of numbers or of texts."
+                "a column of X holds values of several types; make it one of numbers or of texts.",
+                code="bad_argument",
+                arguments=("X",),
             ) from None
         try:
             return np.ascontiguousarray(encoding.features(arrow, self.table, "X"), np.float32)
         except DataRefusedError as error:
-            raise RefusedError(str(error).replace("correct the file", "correct X")) from None
+            problem = str(error).replace("correct the file", "correct X")
+            raise RefusedError("{problem}", code="bad_argument", problem=problem, arguments=("X",)) from None
 
     @property
     def has_constant(self) -> bool:
@@ -104,8 +116,12 @@ class PreparedRecords:
         if records.ndim != 1 + len(self.shape) or records.shape[1:] != self.shape or records.dtype == object:
             by = f" by the encoder {self.encoder['name']}" if self.encoder else ""
             raise RefusedError(
-                f"X is no array of records of shape {self.shape}, which the model takes; prepare them{by}, or use"
-                " `epsilonflow predict`, which does."
+                "X is no array of records of shape {shape}, which the model takes; prepare them{by}, or use"
+                " `epsilonflow predict`, which does.",
+                code="bad_argument",
+                shape=self.shape,
+                by=by,
+                arguments=("X",),
             )
         return np.ascontiguousarray(records, np.int32 if self.has_tokens else np.float32)
 
@@ -146,7 +162,10 @@ def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEnc
         pairs = [*zip(*ends, strict=True)]
     except (TypeError, ValueError):
         raise RefusedError(
-            f"bounds do not fit {width} columns; give (low, high) for all of them, or arrays of {width} each."
+            "bounds do not fit {width} columns; give (low, high) for all of them, or arrays of {width} each.",
+            code="bad_argument",
+            width=width,
+            arguments=("bounds",),
         ) from None
     columns = [{"name": str(index), "kind": "numeric", "bounds": pair} for index, pair in enumerate(pairs)]
     return _encoding_of(columns, ("",), "bounds", cells)
@@ -164,7 +183,12 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
     if isinstance(schema, DataCard | str | Path):
         declared = declared_card(schema)
         if not isinstance(declared.reader, Table):
-            raise RefusedError(f"the data card {declared.name!r} declares no table; give one that does.")
+            raise RefusedError(
+                "the data card {declared!r} declares no table; give one that does.",
+                code="bad_argument",
+                declared=declared.name,
+                arguments=("schema",),
+            )
         reader = declared.reader
         person = None if declared.person is None else declared.person.column
         columns = [
@@ -177,7 +201,9 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
         return _encoding_of(columns, reader.missing, "schema", reader.cells or cells)
     if not isinstance(schema, Mapping) or not schema:
         raise RefusedError(
-            "schema is no mapping of columns; give {'age': (17, 90), 'job': ['clerk', 'nurse']}, or a data card."
+            "schema is no mapping of columns; give {{'age': (17, 90), 'job': ['clerk', 'nurse']}}, or a data card.",
+            code="bad_argument",
+            arguments=("schema",),
         )
     return _encoding_of(
         [_column(str(name), given) for name, given in schema.items()],
@@ -208,7 +234,7 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
         cards = Path("data/cards")
         return data_card(str(card), cards if (cards / f"{card}.yaml").is_file() else CARDS)
     except DataRefusedError as error:
-        raise RefusedError(str(error)) from None
+        raise RefusedError("{problem}", code="bad_argument", problem=error, arguments=("card",)) from None
 
 
 def _column(name: str, declared: Any) -> dict[str, object]:
@@ -222,7 +248,10 @@ def _column(name: str, declared: Any) -> dict[str, object]:
         words = tuple(str(one).lower() if isinstance(one, bool) else str(one) for one in declared)
         return {"name": name, "kind": "categorical", "categories": words}
     raise RefusedError(
-        f"the schema of {name!r} is none; give (low, high) for a number, or a list of all categories."
+        "the schema of {name!r} is none; give (low, high) for a number, or a list of all categories.",
+        code="bad_argument",
+        name=name,
+        arguments=("schema",),
     )
 
 
@@ -244,5 +273,12 @@ def _encoding_of(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise RefusedError(f"{what} does not fit ({where}: {first['msg']}); correct it.") from None
+        raise RefusedError(
+            "{what} does not fit ({where}: {problem}); correct it.",
+            code="bad_argument",
+            what=what,
+            where=where,
+            problem=first["msg"],
+            arguments=(what,),
+        ) from None
     return TableEncoding(table, table.content)

@@ -91,7 +91,7 @@ def _run_trials(work: ComparisonWork, *, renew: bool) -> State[Any]:
     wanted = work.unfinished_trials(renew=renew)
     refused = _each(plan, work, list(groups(wanted)))
     if refused and not work.comparison.skip_refused:
-        raise ParamsRefusedError(_first_problems(refused))
+        raise ParamsRefusedError("{problems}", code="trials_refused", problems=_first_problems(refused))
     left_out = {problem.trial.digest for problem in refused}
     left = [trial for trial in wanted if trial.digest not in left_out]
     build_models(work.context, left)  # before trials run in threads of this process

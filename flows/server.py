@@ -91,7 +91,9 @@ def start_server(port: int, patience_seconds: float = _START_SECONDS) -> str:
         _start(port, url, patience_seconds)
     elif not is_prefect(health):
         raise ParamsRefusedError(
-            f"another program than Prefect answers at {url}; name another port by --port."
+            "another program than Prefect answers at {url}; name another port by --port.",
+            code="other_server",
+            url=url,
         )
     return url
 
@@ -112,8 +114,11 @@ def _start(port: int, url: str, patience_seconds: float) -> None:
     """
     if (other := _background_server()) is not None:
         raise ParamsRefusedError(
-            f"a Prefect server of {PREFECT_HOME.value()} runs already, process {other.pid}; end it by `epsilonflow"
-            " server stop`, or name its port by --port."
+            "a Prefect server of {folder} runs already, process {process}; end it by `epsilonflow"
+            " server stop`, or name its port by --port.",
+            code="server_runs",
+            folder=PREFECT_HOME.value(),
+            process=other.pid,
         )
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     note, log = _note(), Path(PREFECT_HOME.value()) / "server.log"
@@ -202,7 +207,9 @@ def count_workers() -> int:
 def deploy(file: Path, root: Path, url: str) -> None:
     """Deploy what a file such as prefect.yaml lists, to run in `root`; makes the pool that it may name."""
     if not file.is_file():
-        raise ParamsRefusedError(f"{file} is not there; name the file of deployments by --file.")
+        raise ParamsRefusedError(
+            "{path} is not there; name the file of deployments by --file.", code="missing_file", path=file
+        )
     if POOL in file.read_text(encoding="utf-8"):
         prefect("work-pool", "create", POOL, "--type", "process", "--overwrite", url=url)
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file), url=url, root=root)
@@ -336,8 +343,11 @@ def notifier(target: str) -> Notify:
             loaded = Block.load(target)
         except ValueError as error:
             raise ParamsRefusedError(
-                f"{target!r} is no block of this Prefect server, nor a URL; `prefect block ls` shows the blocks, such"
-                " as slack-webhook/oncall."
+                "{target!r} is no block of this Prefect server, nor a URL; `prefect block ls` shows the blocks, such"
+                " as slack-webhook/oncall.",
+                code="bad_option",
+                target=target,
+                options=("--notify",),
             ) from error
         assert isinstance(loaded, Block)
         block = loaded

@@ -24,7 +24,12 @@ _QUIET = {
 def runner_named(name: str) -> RunnerName:
     """The runner with this name; raises ParamsRefusedError if there is none."""
     if name not in get_args(RunnerName):
-        raise ParamsRefusedError(f"there is no runner {name!r}; choose threads, dask or ray.")
+        raise ParamsRefusedError(
+            "there is no runner {name!r}; choose threads, dask or ray.",
+            code="bad_option",
+            name=name,
+            options=("--runner",),
+        )
     return cast("RunnerName", name)
 
 
@@ -36,7 +41,9 @@ def task_runner(runner: RunnerName, workers: int) -> TaskRunner[Any]:
         package: Any = import_module(f"prefect_{runner}")
     except ImportError:
         raise ParamsRefusedError(
-            f"the runner {runner!r} needs the extra {runner!r}: pip install 'epsilonflow[{runner}]'."
+            "the runner {runner!r} needs the extra {runner!r}: pip install 'epsilonflow[{runner}]'.",
+            code="library_missing",
+            runner=runner,
         ) from None
     if runner == "dask":
         logging.getLogger("distributed").setLevel(logging.WARNING)

@@ -147,8 +147,14 @@ class _Forecast:
         if not any(cost):
             least = whole.composition.as_budget((Fraction(1, 10**9),), delta).epsilon
             raise ParamsRefusedError(
-                f"{whole.composition} counts at least epsilon {least:.4g} for a retraining at delta {delta:g}, so no"
-                f" forecast is one of epsilon {self.epsilon:g}; give a larger --epsilon, or --planned instead."
+                "{composition} counts at least epsilon {least:.4g} for a retraining at delta {delta:g}, so no"
+                " forecast is one of epsilon {epsilon:g}; give a larger --epsilon, or --planned instead.",
+                code="bad_option",
+                composition=whole.composition,
+                least=least,
+                delta=delta,
+                epsilon=self.epsilon,
+                options=("--epsilon",),
             )
         return tuple(float(part) * whole.blocks_per_person for part in cost)
 
@@ -273,7 +279,10 @@ def ask(what: str, *, yes: bool) -> None:
 
     if not yes and not (sys.stdin.isatty() and typer.confirm(for_terminal(f"{what} Do it?"), err=True)):
         raise ParamsRefusedError(
-            f"{what.rstrip('.')}; this needs consent: answer y at a terminal, or give --yes."
+            "{what}; this needs consent: answer y at a terminal, or give --yes.",
+            code="consent_needed",
+            what=what.rstrip("."),
+            options=("--yes",),
         )
 
 

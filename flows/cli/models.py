@@ -44,7 +44,9 @@ def limit_resources(max_seconds: float = _MAX_SECONDS) -> Iterator[None]:
     except (MemoryError, TimeoutError) as error:
         reason = str(error) or "it needs too much memory"
         raise RefusedError(
-            f"this card cannot be checked: {reason}; ask for the card that the run wrote."
+            "this card cannot be checked: {reason}; ask for the card that the run wrote.",
+            code="card_broken",
+            reason=reason,
         ) from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -161,7 +163,13 @@ def export(
     from tasks.export import export as write
 
     if form not in FORMS:
-        raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
+        raise ParamsRefusedError(
+            "there is no format {form!r}; choose {choices}.",
+            code="bad_option",
+            form=form,
+            choices=", ".join(FORMS),
+            options=("--format",),
+        )
     target = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
     allowed = _allowed_code(allow_code)
     far = write(_file_of_run(model), form, target, allow_code=allowed)
@@ -197,7 +205,12 @@ def report(
     from tasks.authority import page
 
     if audience != "authority":
-        raise RefusedError(f"there is no page for {audience!r}; choose authority.")
+        raise RefusedError(
+            "there is no page for {audience!r}; choose authority.",
+            code="bad_option",
+            audience=audience,
+            options=("--for",),
+        )
     folder = _file_of_run(model, "privacy_card.json")
     write_text(output, page(load(folder / "privacy_card.json"), folder, find_checkout() or Path()))
     say(f"Wrote {output}. It prints as PDF from a browser.")
@@ -227,7 +240,9 @@ def verify(
         key = Path(key).read_text(encoding="utf-8", errors="replace").strip()
     if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
         raise RefusedError(
-            "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
+            "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path.",
+            code="bad_option",
+            options=("--key",),
         )
     file = _file_of_run(file)
     with limit_resources():
@@ -260,9 +275,13 @@ def export_card(
     from tasks.registry import as_yaml, registry_entry
 
     if form != "registry":
-        raise RefusedError(f"there is no form {form!r}; choose registry.")
+        raise RefusedError(
+            "there is no form {form!r}; choose registry.", code="bad_option", form=form, options=("--form",)
+        )
     if output.exists():
-        raise RefusedError(f"{output} is there already; name another place, or move it away.")
+        raise RefusedError(
+            "{path} is there already; name another place, or move it away.", code="bad_output", path=output
+        )
     card, cards = load(_file_of_run(file)), (find_checkout() or Path()) / "data/cards"
     name = card.setting.dataset
     data = data_card(name, cards if (cards / f"{name}.yaml").is_file() else CARDS)

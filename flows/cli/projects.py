@@ -212,19 +212,32 @@ class _Options:
         odd = [name for name, value in of_one_kind.items() if value and name not in fitting]
         if odd:
             raise ParamsRefusedError(
-                f"--{odd[0]} is not for {self.kind}, which takes --{', --'.join(fitting)}; leave it out."
+                "--{name} is not for {kind}, which takes --{fitting}; leave it out.",
+                code="bad_option",
+                name=odd[0],
+                kind=self.kind,
+                fitting=", --".join(fitting),
+                options=(f"--{odd[0]}",),
             )
         if self.images is not None and self.person is not None:
             raise ParamsRefusedError(
-                "--person is for tables and texts, whose rows name a person; leave it out."
+                "--person is for tables and texts, whose rows name a person; leave it out.",
+                code="bad_option",
+                options=("--person",),
             )
         if (self.why is not None) != (self.holdout == "public"):
             raise ParamsRefusedError(
                 "held-out records of a private data set are public only for a reason, which the data card, reports and"
-                " privacy cards state; give both --holdout public and --why 'one sentence', or neither."
+                " privacy cards state; give both --holdout public and --why 'one sentence', or neither.",
+                code="bad_option",
+                options=("--holdout", "--why"),
             )
         if self.per_person is not None and self.person is None:
-            raise ParamsRefusedError("--per-person needs the column of the person's id; name it by --person.")
+            raise ParamsRefusedError(
+                "--per-person needs the column of the person's id; name it by --person.",
+                code="bad_option",
+                options=("--per-person", "--person"),
+            )
 
 
 @takes_options(_Options)
@@ -419,7 +432,7 @@ def _need_a_terminal(otherwise: str) -> None:
     from tasks.config.params import ParamsRefusedError
 
     if not sys.stdin.isatty():
-        raise ParamsRefusedError(otherwise)
+        raise ParamsRefusedError("{problem}", code="no_terminal", problem=otherwise)
 
 
 def _one_of(text: str, names: Sequence[str]) -> str:
@@ -470,7 +483,11 @@ def _split_list(text: str) -> list[str]:
     try:
         parts = next(csv.reader([text], skipinitialspace=True, strict=True), [])
     except csv.Error:
-        raise ParamsRefusedError(f"a quote is not closed in {text!r}; put a whole name in quotes.") from None
+        raise ParamsRefusedError(
+            "a quote is not closed in {text!r}; put a whole name in quotes.",
+            code="bad_option",
+            text=text,
+        ) from None
     return [part.strip() for part in parts if part.strip()]
 
 
@@ -497,7 +514,12 @@ def _bounds(text: str) -> tuple[float, float]:
     except ValueError:
         low = high = math.nan
     if not -math.inf < low < high < math.inf:
-        raise ParamsRefusedError(f"bounds are LOW,HIGH, two finite numbers such as 1,5, not {text!r}.")
+        raise ParamsRefusedError(
+            "bounds are LOW,HIGH, two finite numbers such as 1,5, not {text!r}.",
+            code="bad_option",
+            text=text,
+            options=("--bounds",),
+        )
     return low, high
 
 

@@ -243,7 +243,7 @@ def has_prefect_api() -> bool:
     from tasks.config.params import ParamsRefusedError
 
     if is_nobody_at(url):
-        raise ParamsRefusedError(no_server_at(url))
+        raise ParamsRefusedError("{problem}", code="no_server", problem=no_server_at(url), url=url)
     return True
 
 

@@ -52,7 +52,7 @@ def deploy(
     url = _url()
     # A server that is configured and answers oddly is left to `OneSentence`.
     if not has_prefect_api() and not answers_at(url):
-        raise ParamsRefusedError(no_server_at(url))
+        raise ParamsRefusedError("{problem}", code="no_server", problem=no_server_at(url), url=url)
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from flows import server
@@ -73,7 +73,7 @@ def status() -> None:
 
     url = _url()
     if not answers_at(url):
-        raise ParamsRefusedError(no_server_at(url))
+        raise ParamsRefusedError("{problem}", code="no_server", problem=no_server_at(url), url=url)
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     from flows.server import POOL, count_workers
@@ -83,8 +83,10 @@ def status() -> None:
     say(f"A Prefect server answers at {url}.")
     if not workers:
         raise ParamsRefusedError(
-            f"no worker takes runs there; deploy the flows by `epsilonflow server deploy` if that was never done, then"
-            f" start a worker:  prefect worker start --pool {POOL}"
+            "no worker takes runs there; deploy the flows by `epsilonflow server deploy` if that was never done, then"
+            " start a worker:  prefect worker start --pool {pool}",
+            code="no_worker",
+            pool=POOL,
         )
     say(f"Workers that take runs: {workers}.")
 
