@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -47,6 +48,8 @@ from tasks.tuning.gaussian_search import GaussianSearch, Guesses
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 _MAX_SPACE, _TRIES, _GUESSES, _NEAR = 512, 16, 4, 0.98
+_AIM = (1 + _NEAR) / 2
+"""The share of the search's epsilon that is aimed at."""
 _EVALUATION_WASTE = 1e-3
 """How far, relatively, the score's noise may be above the least."""
 
@@ -255,7 +258,7 @@ def plan_search(tuning: Tuning, base: Document, public: DatasetInfo) -> SearchPl
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
         _check_scored(every, public)
-    search_plan = _fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
+    search_plan = fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
     if tuning.objective.on != "held_out":
         return search_plan
     return _add_evaluation(search_plan, tuning, public, wanted)
@@ -406,24 +409,53 @@ def without_evaluation(public: DatasetInfo) -> DatasetInfo:
     return replace(public, holdout="public")
 
 
-def _fit_search_plan(
+def fit_search_plan(
     tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
     """Plan with the largest epsilon per trial that fits.
 
-    It is bracketed between one that does, or is too low, and one that costs too much. The price is mostly that of the
-    first or the last setting, so these are tried by themselves first.
+    The price is mostly that of the first or the last setting, so these are tried by themselves first.
     """
-    largest, trials = tuning.epsilon, None if releases_all else tuning.trials.trials()
+    trials = None if releases_all else tuning.trials.trials()
     like = GaussianSearch(every[0]["privacy"]["delta"], trials, len(every))
-    wanted = (1 + _NEAR) / 2 * largest
-    guesses = Guesses(like, wanted, largest)
-    some = every if releases_all else every[:: max(1, len(every) - 1)]
-    each, low, high, best = guesses.first(), (0.0, 0.0), (largest, math.inf), None
-    for tried in range(_TRIES):
+    guesses = Guesses(like, _AIM * tuning.epsilon, tuning.epsilon)
+    tries = iter(range(_TRIES))
+
+    def largest_of(some: list[Document], first: float, tries: Iterable[int]) -> SearchPlan | None:
+        plan_at = partial(_plan_at, tuning=tuning, every=some, public=public, releases_all=releases_all)
+        return _largest_that_fits(plan_at, tuning.epsilon, guesses, first=first, tries=tries)
+
+    ends = every if releases_all else every[:: max(1, len(every) - 1)]
+    best = largest_of(ends, guesses.first(), tries)
+    if best is not None and len(ends) < len(every):
+        best = largest_of(every, best.epsilon_per_trial, [*tries] or range(_TRIES // 2, _TRIES))
+    if best is None:
+        raise RefusedError(
+            "no trial is cheap enough for a search of epsilon {epsilon:g}; ask for more, or fewer trials.",
+            code="bad_keys",
+            epsilon=tuning.epsilon,
+            keys=("epsilon", "trials"),
+        )
+    return best
+
+
+def _largest_that_fits(
+    plan_at: Callable[[float], SearchPlan],
+    largest: float,
+    guesses: Guesses,
+    *,
+    first: float,
+    tries: Iterable[int],
+) -> SearchPlan | None:
+    """The plan whose price comes near `largest`; None if none below it was found in these tries.
+
+    Its epsilon per trial is bracketed between one that fits, or is too low, and one that costs too much.
+    """
+    each, low, high, best = first, (0.0, 0.0), (largest, math.inf), None
+    for tried in tries:
         guess = None
         try:
-            plan = _plan_at(each, tuning, some, public, releases_all=releases_all)
+            plan = plan_at(each)
         except RefusedError:  # for example if features alone cost more than that
             if each == largest and best is None:
                 raise
@@ -438,23 +470,13 @@ def _fit_search_plan(
             if tried < _GUESSES:
                 guess = guesses.after(each, plan.cost)
         if best is not None and (best.cost > _NEAR * largest or best.epsilon_per_trial == largest):
-            if len(some) == len(every):
-                break
-            some, each, low, high, best = every, best.epsilon_per_trial, (0.0, 0.0), (largest, math.inf), None
-            continue
-        share = (wanted - low[1]) / (high[1] - low[1])
+            break
+        share = (_AIM * largest - low[1]) / (high[1] - low[1])
         if not 0 < share < 1 or tried >= _TRIES / 2:
             share = 0.5
         each = low[0] + share * (high[0] - low[0])
         if guess is not None and (low[0] < guess < high[0] or (guess == largest and high[1] == math.inf)):
             each = guess
-    if best is None:
-        raise RefusedError(
-            "no trial is cheap enough for a search of epsilon {epsilon:g}; ask for more, or fewer trials.",
-            code="bad_keys",
-            epsilon=tuning.epsilon,
-            keys=("epsilon", "trials"),
-        )
     return best
 
 
