@@ -27,7 +27,7 @@ from epsilonflow.sklearn import DPClassifier
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from flows.cli.main import app
 from tasks.config.params import MODELS
-from tasks.refusals import AUDITS, PIPELINE
+from tasks.refusals import AUDITS, KINDS, PIPELINE
 from tasks.runs.stages import STAGES
 from tests.support.source_texts import text_in
 
@@ -129,25 +129,46 @@ def coded() -> Mapping[str, Coded]:
     return of_code
 
 
-DATA = Path(data.__file__).parent
-TASKS = ROOT.parent / "tasks"
+FOLDERS = (Path(data.__file__).parent, *(ROOT.parent / name for name in ("tasks", "flows", "epsilonflow")))
+OF_PIPELINE = {
+    "RefusedError",
+    "BudgetRefusedError",
+    "ModelRefusedError",
+    "ParamsRefusedError",
+    "EmptySearchError",
+    "TooFewBlocksError",
+}
+"""The errors whose code is a kind of the pipeline's."""
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """A refusal above `algorithms`. code: its kind; empty for an error that takes the sentence of another."""
+
+    error: str
+    code: str
+    template: str
+    fields: frozenset[str]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """A made-up value for each field."""
+        return {name: _Value(name) for name in self.fields}
 
 
 @cache
-def of_data() -> tuple[tuple[str, str, frozenset[str]], ...]:
-    """Kind, template and names of the fields of each refusal of a data set, in `data` and in what reads it."""
+def of_kinds() -> tuple[OfKind, ...]:
+    """The refusals in `data`, `tasks`, `flows` and `epsilonflow`."""
     refusals = []
-    for path in sorted(
-        path for folder in (DATA, TASKS, ROOT.parent / "flows") for path in folder.rglob("*.py")
-    ):
+    for path in sorted(path for folder in FOLDERS for path in folder.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "DataRefusedError(" in text else ():
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "DataRefusedError":
-                keywords = {key.arg: key.value for key in node.keywords}
-                code = keywords.pop("code")
-                if isinstance(code, ast.Constant):  # `with_more` takes the code of another
-                    names = frozenset(str(name) for name in keywords)
-                    refusals.append((code.value, text_in(node.args[0], computed="7"), names))
+        for node in ast.walk(ast.parse(text)) if "RefusedError(" in text or "BlocksError(" in text else ():
+            if isinstance(node, ast.Call) and (error := ast.unparse(node.func)) in OF_PIPELINE | {
+                "DataRefusedError"
+            }:
+                keywords = {str(key.arg): key.value for key in node.keywords}
+                code = ast.unparse(keywords.pop("code", ast.Constant(""))).strip("'")
+                refusals.append(OfKind(error, code, text_in(node.args[0], computed="7"), frozenset(keywords)))
     return tuple(refusals)
 
 
@@ -214,10 +235,20 @@ def test_every_refusal_is_a_sentence_in_each_front_end(front_end: str) -> None:
 
 
 def test_every_refusal_of_a_data_set_is_a_sentence_of_one_of_the_kinds() -> None:
-    for code, template, names in of_data():
-        refusal = DataRefusedError(template, code=code, **{name: _Value(name) for name in names})
-        assert re.fullmatch(r"\S[^\n{}]+[^.\s]\.?", str(refusal)), template
-    assert {code for code, *_ in of_data()} == {*get_args(DataFault)}
+    every = [one for one in of_kinds() if one.error == "DataRefusedError" and one.code != "self.code"]
+    for one in every:
+        refusal = DataRefusedError(one.template, code=one.code, **one.values)
+        assert re.fullmatch(r"\S[^\n{}]+[^.\s]\.?", str(refusal)), one.template
+    assert {one.code for one in every} == {*get_args(DataFault)}
+
+
+def test_every_refusal_of_the_pipeline_is_a_sentence_of_one_of_the_kinds() -> None:
+    every = [one for one in of_kinds() if one.error in OF_PIPELINE and one.template != "7"]
+    for one in every:
+        sentence = PIPELINE.sentence(RefusedError(one.template, code=one.code, **one.values))
+        assert re.fullmatch(r"\S([^\n]*[^.\s])?\.?", sentence), one.template
+    assert {one.code for one in every} == {*KINDS}
+    assert KINDS.keys().isdisjoint(coded())
 
 
 def test_a_refusal_of_a_data_set_crosses_processes_and_takes_another_sentence() -> None:

@@ -38,6 +38,7 @@ from tasks.retraining.delivery import DeliveryWork
 from tasks.runs import reservations
 from tasks.runs.stages import StageFailedError
 from tests.flows.conftest import ended, free_port
+from tests.support.refusals import refused_as
 from tests.support.retraining import Place
 from tests.support.retraining import place as place
 from tests.support.workspace import killed_in
@@ -130,7 +131,7 @@ def test_the_text_about_a_late_run_says_what_to_do_as_its_state_has_no_message()
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamsRefusedError, match="--file"):
+    with refused_as("missing_file", ParamsRefusedError):
         server.deploy(tmp_path / "prefect.yaml", tmp_path, "http://127.0.0.1:9/api")
 
 
@@ -138,7 +139,7 @@ def test_a_port_of_another_program_is_refused_at_once() -> None:
     other = HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     with closing(other.socket):
         Thread(target=other.handle_request, daemon=True).start()
-        with pytest.raises(ParamsRefusedError, match="another program than Prefect"):
+        with refused_as("other_server", ParamsRefusedError):
             server.start_server(other.server_port)
 
 

@@ -18,6 +18,7 @@ from tasks.auditing import AuditRequest, auditable, checked_requests, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting import AuditSummary, environment, newest_audit
 from tests.support.browser import seen
+from tests.support.refusals import refused_as
 from tests.support.waiting import HANG_SECONDS, before_long
 
 
@@ -51,7 +52,7 @@ def _killed(_seeds: list[int]) -> Any:
 
 @pytest.mark.usefixtures("forked")
 def test_a_worker_that_is_killed_ends_the_audit_in_a_sentence() -> None:
-    with pytest.raises(RefusedError, match="a process of the audit was killed"):
+    with refused_as("process_killed"):
         audit_processes.run_in_processes(_killed, [0], workers=1)
 
 
@@ -104,13 +105,13 @@ def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ParamsRefusedError, match=r"unknown key algorithm\.nothing"):
+    with refused_as("bad_keys", ParamsRefusedError, keys=("algorithm.nothing",)):
         run_audit(AuditRequest("majority", {"nothing": 1}), tmp_path)
     batch = "its smallest game has 9 synthetic records; set expected_batch_size to at most 9"
     for size in (10, 64):
         with pytest.raises(RefusedError, match=batch):
             checked_requests("dp_sgd", {"expected_batch_size": size}, 4.0, 1e-5, 4, 8, 0)
-    with pytest.raises(RefusedError, match="no algorithm"):
+    with refused_as("name_unknown", what="algorithm", name="unknown"):
         run_audit(AuditRequest("unknown", {}), tmp_path)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from algorithms.errors import RefusedError
 from algorithms.extension import source_digest
 from tasks import evaluate, train
 from tasks.comparing.work import work_of
 from tests.support.comparisons import document, run_here, small
+from tests.support.refusals import refused_as
 from tests.support.workspace import Workspace, killed_in
 
 NETS = """
@@ -132,7 +132,7 @@ def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(
     workspace.set("model", name="mypackage.nets:wide")
     workspace.train()
     package.write("sizes", "WIDTH = 8  # as before\n")
-    with pytest.raises(RefusedError, match="made for another code"):
+    with refused_as("stale_plan", differing="code"):
         workspace.train()
     workspace.set("privacy")
     workspace.train()
@@ -149,7 +149,7 @@ def test_a_changed_module_beside_the_named_package_is_refused_before_a_resume(
     with killed_in(train, "run_training"):
         workspace.train()
     beside.write_text("WIDTH = 8  # as before\n")
-    with pytest.raises(RefusedError, match="made for another code"):
+    with refused_as("stale_plan", differing="code"):
         workspace.train()
 
 

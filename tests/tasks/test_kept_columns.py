@@ -21,6 +21,7 @@ from tasks import predict as predicting
 from tasks.kept_columns import spool_to_file, with_columns
 from tasks.predict import predict, write
 from tests.algorithms.privacy.conftest import KEY
+from tests.support.refusals import refused_as
 from tests.support.synthetic_run import record, write_run
 from tests.support.trees import COLUMNS, HEADER, ROWS, write_model
 
@@ -60,18 +61,20 @@ def test_columns_of_the_file_stand_beside_the_predictions(
 
 
 @pytest.mark.parametrize(
-    ("name", "keep", "words"),
+    ("name", "keep", "code", "column"),
     [
-        ("rows.csv", "ssn", "one column 'ssn'"),
-        ("rows.csv", "predicted", "of their own"),
-        ("x.npy", "id", "of a table"),
+        ("rows.csv", "ssn", "missing_column", "ssn"),
+        ("rows.csv", "predicted", "columns_not_kept", "predicted"),
+        ("x.npy", "id", "columns_not_kept", None),
     ],
 )
-def test_what_cannot_be_kept_is_refused(name: str, keep: str, words: str, folder: Path) -> None:
+def test_what_cannot_be_kept_is_refused(
+    name: str, keep: str, code: str, column: str | None, folder: Path
+) -> None:
     trained = predicting.load(folder)
     batches = predict(trained, folder / name)
     kept = with_columns(batches, folder / name, reader_in(trained.preparation), [keep])
-    with pytest.raises(DataRefusedError, match=words):
+    with refused_as(code, DataRefusedError, column=column):
         list(write(kept, trained.classes, io.StringIO()))
 
 

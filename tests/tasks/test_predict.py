@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 import algorithms
-from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.errors import ModelRefusedError
 from algorithms.models.saved import TrainedModel
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import build, load
@@ -38,6 +38,7 @@ from tests.algorithms.privacy.conftest import KEY
 from tests.data.conftest import tar
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.modes import open_to_others, open_umask
+from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
 from tests.support.synthetic_run import record, write_run
 
@@ -119,17 +120,17 @@ def test_an_array_of_any_numbers_is_predicted_on_and_of_anything_else_refused(
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
     for other in (ones.astype(str), ones.astype(complex)):
         np.save(file, other)
-        with pytest.raises(DataRefusedError, match="the model takes numbers"):
+        with refused_as("unlike_training", DataRefusedError, expected="numbers"):
             list(predict(trained, file))
 
 
 def test_an_array_of_tokens_holds_whole_numbers_that_the_model_knows(tmp_path: Path) -> None:
-    for values, words in (
-        (np.ones((1, 4)), "whole numbers from 0 to 8"),
-        (np.full((1, 4), 9), "knows 0 to 8"),
+    for values, fields in (
+        (np.ones((1, 4)), {"expected": "whole numbers from 0 to 8"}),
+        (np.full((1, 4), 9), {"highest": 9, "last": 8}),
     ):
         np.save(tmp_path / "tokens.npy", values)
-        with pytest.raises(DataRefusedError, match=words):
+        with refused_as("unlike_training", DataRefusedError, **fields):
             list(records_in(tmp_path / "tokens.npy", None, (4,), tokens=9))
 
 
@@ -172,7 +173,7 @@ def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path)
     (again,) = records_in(tmp_path / "new.parquet", carried, shape)
     np.testing.assert_array_equal(again.features, found.features[:1])
     (tmp_path / "new.csv").write_text("age,reason\n50,pain\n")
-    with pytest.raises(DataRefusedError, match="must have one column 'distance_km'"):
+    with refused_as("missing_column", DataRefusedError, column="distance_km"):
         list(records_in(tmp_path / "new.csv", carried, shape))
 
 
@@ -282,7 +283,7 @@ def test_a_model_for_its_library_says_what_the_card_says_of_privacy(kind: Any, t
 
 
 def test_other_models_are_of_no_library(artifacts: Path, tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="of no library"):
+    with refused_as("form_unfit"):
         export(artifacts, "library", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -292,7 +293,7 @@ def test_an_export_that_says_something_else_is_refused(
 ) -> None:
     read = torch.jit.load
     monkeypatch.setattr(torch.jit, "load", lambda path: (model := read(path), lambda x: model(x) + 1e-3)[1])
-    with pytest.raises(RefusedError, match="gives other scores than the model"):
+    with refused_as("scores_differ"):
         export(artifacts, "torchscript", tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
 
@@ -304,7 +305,7 @@ def test_an_export_that_its_library_cannot_make_is_refused_in_a_sentence(
         raise IndexError("no such operator\nsecond line")
 
     monkeypatch.setattr(torch.jit, "trace", fail)
-    with pytest.raises(RefusedError, match=r"written as torchscript \(IndexError: no such operator\);"):
+    with refused_as("form_unfit", form="torchscript"):
         export(artifacts, "torchscript", tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
 
@@ -331,9 +332,9 @@ def test_a_release_holds_what_a_stranger_needs_and_nothing_else(artifacts: Path,
     verified = call("card", "verify", str(folder / "privacy_card.json"), "--key", key)
     assert verified.exit_code == 0 and "not checked" not in verified.stdout
     assert algorithms.load(folder).classes == tuple(map(str, range(10)))
-    with pytest.raises(RefusedError, match="is there already"):
+    with refused_as("bad_output"):
         release(artifacts, folder, key=key)
-    with pytest.raises(RefusedError, match="is not there; train first"):
+    with refused_as("missing_file"):
         release(tmp_path, tmp_path / "other", key=key)
 
 
@@ -342,7 +343,7 @@ def test_a_run_whose_card_does_not_hold_is_not_released(artifacts: Path, tmp_pat
     shutil.copytree(artifacts, changed)
     plan = changed / "plan.json"
     plan.write_text(plan.read_text() + "\n")
-    with pytest.raises(RefusedError, match=r"the card of this run does not hold \(plan\.json"):
+    with refused_as("card_broken"):
         release(changed, tmp_path / "release", key=None)
     assert not (tmp_path / "release").exists()
 
@@ -352,7 +353,7 @@ def test_an_export_whose_scores_are_no_numbers_is_not_written(
     artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: float
 ) -> None:
     monkeypatch.setattr(torch.jit, "load", lambda _: lambda given: torch.full((len(given), 10), score))
-    with pytest.raises(RefusedError, match="gives other scores than the model"):
+    with refused_as("scores_differ"):
         export(artifacts, "torchscript", tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
 
@@ -369,7 +370,7 @@ def test_a_release_whose_library_gives_other_scores_is_refused(
         "algorithms.models.public_models.write_beside",
         lambda *_: lambda given: torch.full((len(given), len(model.classes)), score),
     )
-    with pytest.raises(RefusedError, match="the library gives other scores than the model"):
+    with refused_as("scores_differ"):
         _add_library_files(model, tmp_path)
 
 

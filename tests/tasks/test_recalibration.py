@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms import load
-from algorithms.errors import RefusedError
 from algorithms.evaluation import ReleasedHistogram, recalibration_of
 from algorithms.model_facts import facts_of
 from algorithms.models.saved import load_model
@@ -26,6 +25,7 @@ from tasks.runs.summary import run_summary
 from tasks.tracking.runs import curve_tables
 from tests.support.cards import csv_of, label, number
 from tests.support.own_records import declared, finish
+from tests.support.refusals import refused_as
 from tests.support.workspace import Workspace, killed_in, prepared_digits, workspace
 
 __all__ = ["declared", "prepared_digits", "workspace"]
@@ -180,9 +180,7 @@ def test_only_classes_can_be_recalibrated(workspace: Workspace, declared: Declar
         classes=[],
         target={"bounds": [0, 9]},
     )
-    with pytest.raises(
-        RefusedError, match=r"only probabilities of classes.*change privacy.evaluation.recalibrate"
-    ):
+    with refused_as("bad_keys", keys=("privacy.evaluation.recalibrate",)):
         workspace.set("privacy", evaluation={"recalibrate": True})
 
 
@@ -225,7 +223,7 @@ def test_rows_of_a_person_that_are_records_of_their_own_are_refused(
     workspace: Workspace, declared: Declared
 ) -> None:
     people_of(workspace, declared, PEOPLE | {"group_privacy": True})
-    with pytest.raises(RefusedError, match="both fit and judge a temperature"):
+    with refused_as("bad_keys", keys=("privacy.evaluation.recalibrate", "person.group_privacy")):
         workspace.set("privacy", evaluation={"recalibrate": True})
 
 

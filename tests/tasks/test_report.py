@@ -78,9 +78,7 @@ def test_the_card_is_signed_with_the_key_of_the_home(tmp_path: Path) -> None:
     first, second = make(folders).card, make(folders).card
     assert first == second and verify(first, folders.artifacts, key=public_key(home())).passed
     (home() / "owner.key").unlink()
-    with pytest.raises(
-        DataRefusedError, match=r"owner\.key is gone, with which runs were charged here; restore it"
-    ):
+    with refused_as("bad_owner_key", DataRefusedError):
         make(folders)
     (home() / "owner.pub").unlink()
     other = make(folders).card
@@ -254,7 +252,7 @@ def test_a_spend_chosen_on_the_way_is_drawn_as_the_run_kept_count(finished: Repo
 def test_a_missing_file_is_refused_by_name(tmp_path: Path, missing: str) -> None:
     folders = write_run(tmp_path)
     (folders.artifacts / missing).unlink()
-    with pytest.raises(RefusedError, match=Path(missing).name):
+    with refused_as("missing_file", path=folders.artifacts / missing):
         make(folders)
 
 
@@ -273,7 +271,7 @@ def test_metrics_of_another_run_are_refused_and_nothing_is_written(
     path = folders.artifacts / "metrics.json"
     metrics = read_json(path) | change
     write_json(path, {name: value for name, value in metrics.items() if value is not None})
-    with pytest.raises(RefusedError, match=r"metrics\.json is not of run .*; evaluate again"):
+    with refused_as("files_of_two_runs"):
         make(folders)
     assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
 
@@ -304,7 +302,7 @@ def test_data_that_are_described_otherwise_than_in_training_are_refused(
     path = folders.prepared / "public.json"
     before = path.read_bytes()
     write_json(path, read_json(path) | change)
-    with pytest.raises(RefusedError, match="otherwise than when the model was trained; prepare them again"):
+    with refused_as("unlike_training"):
         make(folders)
     assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
     path.write_bytes(before)

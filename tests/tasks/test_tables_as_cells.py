@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from algorithms.cell_histograms import TableHistograms
 from algorithms.core.minibatch import DPSGDState
-from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.model_facts import facts_of
 from algorithms.models.cell_histograms import HistogramCells
@@ -39,6 +38,7 @@ from tasks.tuning.search import Search
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.metrics import metrics_of
 from tests.support.own_records import finish
+from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
 from tests.support.workspace import Workspace, crash, killed_in
 
@@ -205,7 +205,7 @@ def test_learned_features_of_cells_are_refused(root: Path) -> None:
     declared(root, "two")
     asked = document(root, "two", "dp_sgd", features={"name": "centred"})
     public = Workspace(root, root / "home").public
-    with pytest.raises(RefusedError, match="encoded as cells"):
+    with refused_as("bad_keys", keys=("features.name", "reader.cells")):
         calibrate.plan_for(params.parse(asked, reads=calibrate.READS), public)
 
 
@@ -294,7 +294,7 @@ def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root
     declared(root, "two")
     asked = params.parse(document(root, "two", "dp_sgd", **HISTOGRAMS), reads=calibrate.READS)
     earlier = replace(Workspace(root, root / "home").public, cell_columns=())
-    with pytest.raises(RefusedError, match="run the prepare stage again"):
+    with refused_as("not_prepared"):
         calibrate.plan_for(asked, earlier)
 
 

@@ -28,6 +28,7 @@ from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, csv_of, number
 from tests.support.comparisons import PROJECT, document, run_here, small, write
 from tests.support.public_texts import publish
+from tests.support.refusals import refused_as
 from tests.support.waiting import before_long
 from tests.support.warm_processes import ModuleProcess
 
@@ -249,7 +250,7 @@ def test_a_request_to_stop_starts_no_further_trial(finished: ComparisonWork, tmp
 def test_one_process_at_a_time(finished: ComparisonWork) -> None:
     with (
         lock_comparison(finished.place),
-        pytest.raises(ParamsRefusedError, match="another process"),
+        refused_as("busy", ParamsRefusedError, comparison="tiny"),
         lock_comparison(finished.place),
     ):
         pass

@@ -1,6 +1,5 @@
 """params.yaml is checked whole, each value by the path of its key; the ledger is outside every checkout."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tasks.config import params
 from tasks.config.params import GROUPS, ModelParams, ParamsRefusedError, load, parse
 from tests.support.changed import changed
 from tests.support.checkout import PROJECT
-from tests.support.refusals import refused, refused_as
+from tests.support.refusals import contradicting, refused, refused_as
 
 PARAMS = PROJECT / "params.yaml"
 
@@ -73,8 +72,9 @@ def test_the_projects_own_file_is_valid() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
-    with refused(re.escape(key), ParamsRefusedError):
+    with refused_as("bad_keys", ParamsRefusedError) as refusal:
         parse(with_value(key, value))
+    assert any(key.startswith(named) or named.startswith(key) for named in refusal.value.fields["keys"])
 
 
 @pytest.mark.parametrize(
@@ -86,23 +86,22 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
         ("algorithm.update", "adam"),
     ],
 )
-def test_what_is_no_group_of_keys_is_told_in_words(key: str, value: object) -> None:
-    with pytest.raises(
-        ParamsRefusedError, match=rf"{key} is {re.escape(repr(value))}, but should be keys with values"
-    ):
+def test_what_is_no_group_of_keys_is_refused_by_its_path(key: str, value: object) -> None:
+    with refused_as("bad_keys", ParamsRefusedError, keys=(key,)):
         parse(with_value(key, value))
 
 
 @pytest.mark.parametrize("shards", ["shard_frozen", "shard_trained"])
 def test_parameters_lie_in_main_memory_or_in_shards(shards: str) -> None:
-    with pytest.raises(ParamsRefusedError, match="keep one of the two"):
+    places = tuple(f"performance.{key}" for key in ("offload", "shard_frozen", "shard_trained"))
+    with refused_as("bad_keys", ParamsRefusedError, keys=places):
         parse({"performance": {"offload": True, shards: True}}, reads=("performance",))
 
 
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
     own = {"name": "huggingface", "checkpoint": "bert", "settings": {"replace_batch_norm": True}}
     assert ModelParams.model_validate(own).own_settings == {"replace_batch_norm": True, "checkpoint": "bert"}
-    with pytest.raises(ValueError, match=r"model\.checkpoint and model\.settings\.checkpoint are both given"):
+    with contradicting("checkpoint", "settings.checkpoint"):
         ModelParams.model_validate(own | {"settings": {"checkpoint": "bert"}})
 
 
@@ -122,18 +121,19 @@ def test_a_setting_of_a_librarys_model_is_given_once() -> None:
     ],
 )
 def test_an_unknown_key_is_told_beside_those_that_there_are(key: str, said: str) -> None:
-    with pytest.raises(ParamsRefusedError, match=f"unknown key {re.escape(said)}"):
+    with refused_as("bad_keys", ParamsRefusedError, keys=(key,)) as refusal:
         parse(with_value(key, 1.0))
+    assert said in str(refusal.value)
 
 
 def test_keys_that_there_are_are_listed_once() -> None:
-    with pytest.raises(ParamsRefusedError, match=r"unknown key privacy\.two") as refusal:
+    with refused_as("bad_keys", ParamsRefusedError, keys=("privacy.one", "privacy.two")) as refusal:
         parse(document() | {"privacy": document()["privacy"] | {"one": 1, "two": 2}})
     assert str(refusal.value).count("the keys of") == 1
 
 
 def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:
-    with pytest.raises(ParamsRefusedError, match="unknown key privcy"):
+    with refused_as("bad_keys", ParamsRefusedError, unknown="privcy", keys=("privcy",)):
         parse(document() | {"privcy": {"epsilon": 1.0}}, reads=("data",))
 
 
@@ -147,7 +147,7 @@ def test_groups_without_effect_on_results_alone_may_be_missing() -> None:
     rest = {name: values for name, values in document().items() if name not in params.OPTIONAL}
     assert parse(rest).performance == params.Performance()
     for group in ("data", "privacy", "model", "algorithm"):
-        with pytest.raises(ParamsRefusedError, match=f"group {group} is missing"):
+        with refused_as("bad_keys", ParamsRefusedError, keys=(group,), problem="is missing"):
             parse({name: values for name, values in document().items() if name != group})
 
 
@@ -168,7 +168,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamsRefusedError, match="no file"):
+    with refused_as("missing_file", ParamsRefusedError):
         load(tmp_path / "params.yaml", reads=())
 
 
@@ -181,7 +181,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_password_in_the_file_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ParamsRefusedError, match="EPSILONFLOW_LEDGER_URL") as refusal:
+    with refused_as("bad_keys", ParamsRefusedError, keys=("ledger.url",)) as refusal:
         parse(with_value("ledger.url", url))
     assert "hunter2" not in str(refusal.value)
 
@@ -307,5 +307,5 @@ def test_wandb_mode_of_the_environment_wins(
 
 def test_unknown_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "off")
-    with pytest.raises(params.ParamsRefusedError, match="WANDB_MODE is 'off'; set it to online, offline"):
+    with refused_as("bad_variable", params.ParamsRefusedError, value="off", variable="WANDB_MODE"):
         params.parse({}, reads=("tracking",))

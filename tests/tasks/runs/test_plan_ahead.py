@@ -105,7 +105,7 @@ def test_where_private_records_had_a_run_the_stage_looks_for_its_plan(
 def test_the_command_offers_its_plan_to_the_stages(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
 
-    def see(*_: object) -> Any:
+    def see(*_: object, **_named: object) -> Any:
         here.set("epsilon: 3.0", "epsilon: 2.0")
         found.append(read_offer(PREPARED))
         raise SystemExit(0)

@@ -31,6 +31,7 @@ from tasks.runs import processes
 from tasks.runs.stages import EXISTING, TRAINING
 from tests.support.checkout import PROJECT
 from tests.support.processes import joined
+from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
 from tests.support.waiting import HANG_SECONDS, before_long
 from tests.support.warm_processes import ModuleProcess, warm_pool
@@ -232,7 +233,7 @@ def test_whoever_connects_without_the_secret_is_told_nothing(workspace: Workspac
             def wait(self) -> None: ...
 
         with (
-            pytest.raises(RefusedError, match="process 1 of this run does not know the secret"),
+            refused_as("processes_differ", process=1, differing="secret"),
             processes.join_processes(2, home=workspace.home, start=Stranger),
         ):
             pytest.fail("it was let in")

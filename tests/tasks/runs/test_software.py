@@ -12,7 +12,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.core.software import DECIDES, Software, _source_files, software_here
-from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
 from data.prepared import load_as
 from data.readers.records import RecordBatch
@@ -22,6 +21,7 @@ from tasks.runs import software as subject
 from tasks.runs.dvc_process import code_has_changed
 from tasks.runs.software import pipeline_software, reuse_note_of
 from tests.support.checkout import PROJECT
+from tests.support.refusals import refused_as
 from tests.support.workspace import Workspace, killed_in
 
 MENDED = replace(pipeline_software(), version="9.9", code="9" * 64)
@@ -61,7 +61,7 @@ def test_other_software_does_not_resume_a_charged_run_and_names_both_ways_out(
 ) -> None:
     run_id, before = begun(workspace), pipeline_software()
     upgrade(other)
-    with pytest.raises(RefusedError, match=f"run {run_id} was begun by") as refusal:
+    with refused_as("other_software", run_id=run_id) as refusal:
         workspace.train()
     for words in (str(before), str(other), f"epsilonflow ledger forfeit {run_id}", "the software that began"):
         assert words in str(refusal.value)
@@ -87,7 +87,7 @@ def test_the_folder_has_to_name_this_software(
     workspace: Workspace, change: Callable[[Workspace, str], None]
 ) -> None:
     change(workspace, begun(workspace))
-    with pytest.raises(RefusedError, match=r"was begun by (software that was not recorded|epsilonflow 9\.9)"):
+    with refused_as("other_software", today=pipeline_software()):
         workspace.train()
 
 
@@ -104,7 +104,7 @@ def test_the_reservation_has_to_name_this_software(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "reserve", old)
         begun(workspace)
-    with pytest.raises(RefusedError, match="was begun by software that was not recorded"):
+    with refused_as("other_software", begun_by="software that was not recorded"):
         workspace.train()
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_was_killed_between_its_settlement_and_its_result_is_not_repe
     with killed_in(train.store.RunAttempt, "finish"):
         workspace.train()
     upgrade(MENDED)
-    with pytest.raises(RefusedError, match=r"give it up by deleting .*; it stays spent"):
+    with refused_as("other_software"):
         workspace.train()
 
 

@@ -39,6 +39,7 @@ from tasks.runs.stages import (
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import DvcHere
+from tests.support.refusals import refused_as
 from tests.support.waiting import HANG_SECONDS, before_long, processes_in
 from tests.support.workspace import Workspace
 
@@ -402,7 +403,7 @@ def test_another_error_keeps_its_traceback() -> None:
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ParamsRefusedError, match=r"no params\.yaml"):
+    with refused_as("no_checkout", ParamsRefusedError, missing="params.yaml"):
         checkout()
 
 

@@ -15,12 +15,12 @@ from typing import cast
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import secure_generator
 from tasks import calibrate, train
 from tasks.runs import store
+from tests.support.refusals import refused_as
 from tests.support.terminal import Terminal
 from tests.support.visits import CARD, OUTS, Visits
 from tests.support.visits import visits as visits
@@ -193,7 +193,7 @@ def test_what_was_charged_and_is_lost_is_refused_without_a_person(
 ) -> None:
     run_id = begin(tmp_path)
     change(tmp_path / "runs" / run_id)
-    with pytest.raises(RefusedError, match=f"identical run {run_id} exists, .* another epsilon=1;"):
+    with refused_as("consent_needed", what=f"run {run_id}", epsilon=1.0):
         ask(tmp_path)
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     assert ask(tmp_path) == (f"{DIGEST}-2", False)
@@ -257,7 +257,7 @@ def test_a_retraining_takes_no_result_of_another(tmp_path: Path) -> None:
     run_id = finished(tmp_path, retraining="visits 2026-W01")
     assert ask(tmp_path, retraining="visits 2026-W01") == (run_id, True)
     assert ask(tmp_path) == (run_id, True)
-    with pytest.raises(RefusedError, match=r"identical run .* exists"):
+    with refused_as("consent_needed"):
         ask(tmp_path, retraining="visits 2026-W02")
 
 
@@ -360,7 +360,7 @@ def test_another_unit_asks_for_no_other_run_and_its_result_is_not_handed_out_und
     visits.finish()
     visits.prepare(CARD.replace("unit: ", "unit: a part of "))
     assert first == f"{visits.digest()}-1" == f"{digest}-1"
-    with pytest.raises(RefusedError, match=r"counts .* as one record"):
+    with refused_as("unlike_population", differing="unit"):
         visits.train()
     visits.prepare()
     assert (visits.train(), visits.runs) == (first, 1)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from algorithms.errors import RefusedError
 from algorithms.models.saved import load_model
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card import verify
@@ -24,6 +23,7 @@ from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import SCORE, Search, SearchTrial, tune
 from tests.support.own_records import declared as declared
 from tests.support.public_texts import publish
+from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
 from tests.support.workspace import Workspace
 
@@ -173,5 +173,5 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
     }
     asked = {"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 8.0, "objective": {"on": "private"}}
     public = DatasetInfo.read(workspace.root / "datasets/prepared")
-    with pytest.raises(RefusedError, match=r"one record by itself .*more records.*set objective\.on"):
+    with refused_as("bad_keys", model="linear", keys=("objective.on",)):
         plan_search(Tuning.model_validate(asked), base, public)
