@@ -58,6 +58,8 @@ _MAX_WEIGHTS, _MAX_SEARCH_WEIGHTS = 2**21, 2**16
 """The most weights of gradients in iterates, of a workload and in a search; fewer rows of longer runs are counted."""
 MAX_STEPS = 50_000
 """The largest number of steps."""
+_MAX_LEAVES = 10**6
+"""The most leaves of an event's tree; no run is as long, so that a larger tree would have the same noise."""
 _ROUNDING = 1e-12
 """Relative, of 1 / (1 / k), which is a whole number k."""
 
@@ -599,7 +601,7 @@ class DPFTRL(SampledMethod):
 
         tree, independent = (
             CorrelatedPlan.of(strategy, "fixed_order", parts)
-            for strategy in (Tree(self.restart * parts), INDEPENDENT)
+            for strategy in (Tree(min(self.restart * parts, _MAX_LEAVES)), INDEPENDENT)
         )
         own, other = (
             calibrated_multiplier(releases(correlation), target, facts, sampled)

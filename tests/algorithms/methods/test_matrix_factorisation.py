@@ -91,6 +91,13 @@ def test_a_tree_may_stand_for_several_passes() -> None:
     assert isinstance(event, CorrelatedDpEvent) and event.leaves == 200
 
 
+def test_a_run_that_never_completes_its_tree_costs_the_same_however_large_that_is() -> None:
+    small, large = (plan_of("dp_ftrl", epsilon=1.0, records=records) for records in (10**6, 10**9))
+    assert correlated_of(large).correlation() == Tree(10**6)
+    assert large.noise_multiplier == small.noise_multiplier
+    assert correlated_of(large).course == correlated_of(small).course
+
+
 def test_a_private_number_of_records_is_counted_first_and_parts_follow_the_rate() -> None:
     for name in ("matrix_factorisation", "dp_ftrl"):
         plan = plan_of(name, epsilon=3.0, records=None)
