@@ -350,27 +350,30 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
 def _epsilon_of_search(
     schedule: Schedule, delta: float, adjacency: NeighboringRelation, grid: float | None
 ) -> tuple[float, float | None] | None:
-    """The epsilon of a search and nothing beside it from its trials' at one delta, and the widest of their grids.
+    """The epsilon of a search and nothing beside it, and the widest grid of its trials; None for other schedules.
 
-    None for other schedules, and where a trial loses nothing at that delta: its profile goes on below an epsilon of 0.
+    At delta the search costs what its dearest trial costs at delta over the mean number of trials, and a shift for what
+    the number of trials tells. Also None where a trial costs nothing there: its profile goes on below an epsilon of 0.
     """
     (event, count), *others = schedule or [(dp.NoOpDpEvent(), 1)]
     if others or count != 1 or not isinstance(event, dp.RepeatAndSelectDpEvent):
         return None
-    share, kinds = delta / event.mean, {repr(kind): kind for kind in alternatives_of(event.event)}
-    trials = [merge_events([(kind, 1)]) for kind in kinds.values()]
-    every = [_by_pld(trial, share, adjacency, grid) for trial in trials]
-    cost = max(epsilon for epsilon, _ in every)
-    if not 0 < cost < math.inf:
+    delta_of_trial = delta / event.mean
+    different = {repr(kind): kind for kind in alternatives_of(event.event)}
+    trials = [merge_events([(kind, 1)]) for kind in different.values()]
+    costs = [_by_pld(trial, delta_of_trial, adjacency, grid) for trial in trials]
+    largest = max(epsilon for epsilon, _ in costs)
+    if not 0 < largest < math.inf:
         return None
     translated = [_translate(trial, adjacency) for trial in trials]
     losses = [
         ComposedPLD(pairs_of(events, adjacency), TAIL_DELTA, by_delta=True)
         for events in translated
-        if not _are_hardly_sampled(events, share)
+        if not _are_hardly_sampled(events, delta_of_trial)
     ]
-    widest = max((width for _, width in every if width is not None), default=None)
-    return cost + shift_of_trials(event, losses, share if len(losses) < len(trials) else 0.0), widest
+    delta_of_others = delta_of_trial if len(losses) < len(trials) else 0.0
+    widest = max((width for _, width in costs if width is not None), default=None)
+    return largest + shift_of_trials(event, losses, delta_of_others), widest
 
 
 def _sum_of_pure(events: Schedule) -> float:
