@@ -255,7 +255,7 @@ def test_a_row_of_a_fast_layer_is_the_same_bit_for_bit_in_any_company(p: int, o:
     weight, rows = torch.randn(o, p, generator=draw), torch.randn(640, p, generator=draw)
     with cpu_threads(threads):
         alone = FastLinear.apply(rows[:64], weight, None)
-        for count in range(64, 641, 64):
+        for count in (64, 128, 320, 640):
             order = torch.randperm(count, generator=draw)
             together = FastLinear.apply(rows[order], weight, None)
             assert torch.equal(together[order.argsort()[:64]], alone)
@@ -350,7 +350,7 @@ BY_SIZE: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize(
     ("name", "expected_batch"),
     soak_but(
-        [(name, batch) for name in BY_SIZE for batch in (16.0, 1000.0) if (name, batch) != (SLOWEST, 1000.0)],
+        [(name, batch) for name in BY_SIZE for batch in (16.0, 1000.0) if name != SLOWEST],
         [(name, batch) for name in BY_SIZE for batch in (16.0, 200.0, 1000.0)],
     ),
 )
@@ -653,7 +653,7 @@ def test_the_size_that_passes_have_is_one_that_was_compared(monkeypatch: pytest.
     made = problem(Spec(lambda: nn.Linear(6, 2), (6,)), torch.float32)
     for settings in ({"expected_batch": 5.0}, {"expected_batch": 900.0}, {"physical_batch": 7}, {}):
         compared.clear()
-        assert made.engine(**settings).physical_batch == compared[-1]
+        assert made.engine(**settings, limits=BRIEF).physical_batch == compared[-1]
 
 
 def test_passes_are_about_as_large_as_batches_are_expected_to_be() -> None:
@@ -663,7 +663,10 @@ def test_passes_are_about_as_large_as_batches_are_expected_to_be() -> None:
         made = problem(
             Spec(lambda width=width: nn.Sequential(nn.Linear(width, width), nn.Linear(width, 2)), (width,))
         )
-        sizes = [made.engine(expected_batch=float(batch)).physical_batch for batch in (4, 16, 32, 128)]
+        sizes = [
+            made.engine(expected_batch=float(batch), limits=BRIEF).physical_batch
+            for batch in (4, 16, 32, 128)
+        ]
         assert sizes == sorted(sizes) and sizes[0] <= 16 and sizes[1] <= 32 and sizes[2] <= 64
         assert 64 <= sizes[3] <= 256
         widths[width] = sizes

@@ -10,6 +10,7 @@ from algorithms.gradients import Engine, UnsupportedModelError
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from tests.support.device import DEVICE
+from tests.support.gradients.problems import BRIEF
 
 
 def refuse(kernel: str) -> None:
@@ -49,7 +50,7 @@ class Unrepeatable(nn.Module):
 
 def engine(*layers: nn.Module, device: torch.device = DEVICE) -> Engine:
     model = Model("made up", nn.Sequential(*layers), cross_entropy, lambda outputs: outputs)
-    return Engine(model, input_shape=(1, 8, 8), device=device)
+    return Engine(model, input_shape=(1, 8, 8), device=device, limits=BRIEF)
 
 
 @pytest.mark.parametrize("is_forward", [True, False])

@@ -98,7 +98,7 @@ def test_a_layer_without_outputs_adds_nothing() -> None:
     made = problem(
         Spec(lambda: Wired(lambda self, x: torch.cat([self.layer(x), self.empty(x)], 1), **parts), (4,))
     )
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
         assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-10, kind
@@ -292,7 +292,7 @@ def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
 @pytest.mark.parametrize("kind", ["L2", "L1", "PerLayer", "Affine"])
 def test_no_record_s_copy_of_a_large_table_is_written_down(kind: str) -> None:
     made = problem(Spec(lambda: nn.Embedding(900, 3), (4,), entries=900))
-    found = made.engine().contributions(*made.arguments)
+    found = made.engine(limits=BRIEF).contributions(*made.arguments)
     found.norms(naive.clippings(made.model, made.gradients)[kind])
     table, records = made.gradients[0].nbytes, len(found.losses) + found.padding
     assert 0 < found.materialized_bytes < 0.1 * records * table
@@ -341,7 +341,7 @@ def test_a_parameter_that_has_no_effect_has_no_gradient() -> None:
     """A part that a model has and does not use: its place is zero, and shifted like any other."""
     unused = {"before": nn.Linear(2, 2), "after": nn.Linear(3, 1)}
     made = problem(Spec(lambda: Wired(lambda self, x: self.used(x), used=nn.Linear(4, 3), **unused), (4,)))
-    engine = made.engine()
+    engine = made.engine(limits=BRIEF)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
         assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-10, kind
@@ -404,7 +404,7 @@ def test_the_precision_is_the_one_that_is_asked_for() -> None:
 
 def test_a_sum_over_several_passes_holds_one_of_them_at_a_time() -> None:
     made = problem(SPECS["cnn"], torch.float32, count=192)
-    engine, peaks = made.engine(physical_batch=64), []
+    engine, peaks = made.engine(physical_batch=64, limits=BRIEF), []
     for count in (64, 192):
         with MemoryTracer() as memory:
             engine.clipped_sum(*made.some(slice(count)).arguments, L2(1.0))

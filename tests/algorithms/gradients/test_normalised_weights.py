@@ -172,9 +172,7 @@ OF_FEW_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "limits"), by_limits(BY_ROWS, in_full=["weight norm, no sequence", "standardised by formula"])
-)
+@pytest.mark.parametrize(("name", "limits"), by_limits(BY_ROWS, in_full=["weight norm, no sequence"]))
 def test_gradients_of_a_normalised_weight_are_those_of_the_loop(name: str, limits: InspectionLimits) -> None:
     made = problem(BY_ROWS[name])
     engine = made.engine(physical_batch=SMALL, limits=limits)

@@ -143,7 +143,9 @@ def test_what_is_chosen_by_a_mask_that_all_records_share_is_no_look(name: str) -
         return found
 
     made = problem(Spec(make, (4,)))
-    engine = made.engine(physical_batch=64)
+    engine = made.engine(
+        physical_batch=64, limits=InspectionLimits() if name in ("a buffer", "selected") else BRIEF
+    )
     assert engine.is_batched and engine.physical_batch == 64
     check(made, engine)
 
@@ -219,7 +221,10 @@ class Energy(nn.Module):
         return -torch.func.vmap(torch.func.grad(lambda one: self.energy(one)[0]))(x)
 
 
-@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize(
+    "limits",
+    [pytest.param(InspectionLimits(), id="full", marks=pytest.mark.soak), pytest.param(BRIEF, id="brief")],
+)
 def test_what_only_a_recorder_stumbles_over_is_taken_record_by_record(limits: InspectionLimits) -> None:
     made = problem(Spec(Energy, (4,), classes=4))
     engine = made.engine(limits=limits)
@@ -242,7 +247,7 @@ class Channels(nn.Module):
 
 def test_attention_within_the_parts_of_a_record_is_taken_at_once() -> None:
     made = problem(Spec(Channels, (3, 5, 4)))
-    engine = made.engine()
+    engine = made.engine(limits=BRIEF)
     assert engine.is_batched and not engine.operations_without_rule
     check(made, engine)
 

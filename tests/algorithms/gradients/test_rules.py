@@ -147,7 +147,7 @@ def test_kernels_of_one_channel_count_a_record_alike_in_any_company() -> None:
     made = problem(
         Spec(lambda: nn.Sequential(nn.Conv2d(6, 6, 3, groups=6), nn.Flatten()), (6, 9, 9)), torch.float32
     )
-    engine = made.engine()
+    engine = made.engine(limits=BRIEF)
     draw = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(150, 6, 9, 9, generator=draw), torch.arange(150) % 3
     together = engine.norms(made.parameters, inputs, labels, L2(1.0))
@@ -158,7 +158,7 @@ def test_kernels_of_one_channel_count_a_record_alike_in_any_company() -> None:
 
 def test_many_small_parameters_are_measured_and_added_together() -> None:
     made = problem(Spec(lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), (5, 3)))
-    engine = made.engine()
+    engine = made.engine(limits=BRIEF)
     assert naive.relative(rows(made, engine), made.gradients) < 1e-10
     bad = made.inputs.clone()
     bad[2] = float("nan")
