@@ -23,6 +23,7 @@ from algorithms.gradients import Packing, Padding, RowModule
 from algorithms.gradients.model import copy_module
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.gradients.randomness import same_randomness
+from algorithms.models.bounds import CROSS_ENTROPY, LOGISTIC, LossBounds
 from algorithms.models.feature_transforms import in_front
 from algorithms.models.libraries import tell_if_library_needs_torchvision
 from algorithms.models.mapped_arrays import (
@@ -32,9 +33,9 @@ from algorithms.models.mapped_arrays import (
     row_chunks,
     take_rows,
 )
-from algorithms.models.model import LossBounds, Model, ModelRefusedError, batch_experts, check_module
+from algorithms.models.model import Model, ModelRefusedError, batch_experts, check_module
 from algorithms.models.number_losses import CountLoss, QuantileLoss
-from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are, squared_error
+from algorithms.models.objectives import IGNORED, as_they_are, squared_error
 from algorithms.models.packed_records import pack, packing_of
 from algorithms.raw_scales import warn_of_raw_scales, whole_numbers
 from algorithms.target_scale import TargetScale

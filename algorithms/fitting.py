@@ -31,10 +31,11 @@ from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.checkpoint import cpu_copies
+from algorithms.core.facts_of_models import intercepts_of, number_of, zero_start_loss
 from algorithms.core.learned_features import schedule_of
 from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import PlanningFacts, intercepts_of, number_of, zero_start_loss
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import account_of, receipt_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter

@@ -31,8 +31,9 @@ from data.card import File, SplitRule, data_card
 from data.formats import Categorical, Column, Csv, Label, Numeric
 from data.readers.records import RecordBatch
 from data.reading import read
-from tasks.calibrate import model_for, plan_for
+from tasks.calibrate import plan_for
 from tasks.config import params
+from tasks.model_building import model_for
 
 _BLOCK = 100_000
 _ITERATIONS = 45

@@ -29,10 +29,11 @@ from data.card import DataCard, data_card
 from data.card import RecordCounts as Numbers
 from data.prepared import HeldOut
 from data.readers.records import RecordBatch
-from tasks.calibrate import model_for, plan_for
+from tasks.calibrate import plan_for
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.evaluate import evaluate
+from tasks.model_building import model_for
 
 Array = NDArray[np.float64]
 TEST_RECORDS, WORDS, LENGTH = 4000, 200, 20

@@ -39,10 +39,11 @@ from data.description import DatasetInfo
 from data.formats import Table
 from data.prepared import Prepared, load
 from data.readers.records import RecordBatch
-from tasks.calibrate import features_for, model_for, plan_for
+from tasks.calibrate import plan_for
 from tasks.config import data_mirror, params
 from tasks.config.overrides import Recipe, recipe
 from tasks.evaluate import EvaluationResult, compute_metrics, evaluate
+from tasks.model_building import features_for, model_for
 from tasks.prepare import prepare
 
 SHARE = 0.2

@@ -18,9 +18,9 @@ from torch import nn
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
+from algorithms.models.bounds import CROSS_ENTROPY, SQUARED
 from algorithms.models.cells import CellVectors
 from algorithms.models.number_losses import CountLoss, QuantileLoss
-from algorithms.models.objectives import CROSS_ENTROPY, SQUARED
 from algorithms.models.saved import TrainedModel
 from algorithms.noise_limits import CLIP_OF_COUNTS, Kind, shrink_share, usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card

@@ -1,7 +1,7 @@
 """The calibrate stage: compute from public values alone how much noise the run needs and what it will cost."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,28 +24,18 @@ if __name__ == "__main__" and (made := read_offer(PREPARED)) is not None:
     main_of(partial(_write, made))
     raise SystemExit
 
-import torch
 from dp_accounting.dp_event import DpEvent
 from pydantic import JsonValue
 
 from algorithms import models
-from algorithms.cell_histograms import CellHistograms, TableHistograms
 from algorithms.core.calibration import check_delta, plan_composed_evaluation, plan_evaluation
-from algorithms.core.learned_features import FeatureLearner, schedule_of
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of, number_of, zero_start_loss
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
-from algorithms.evaluation import HistogramSpec
-from algorithms.evaluation.histogram import Groups
+from algorithms.evaluation import HistogramSpec, histogram_for
+from algorithms.evaluation.histogram import BINARY, MULTICLASS, Groups, HistogramKind
 from algorithms.extension import is_own, source_digest
-from algorithms.gradients import linear_layer
-from algorithms.models import Model
-from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, HistogramPart
-from algorithms.models.cells import behind_cells
-from algorithms.models.feature_transforms import in_front, shape_after
-from algorithms.models.objectives import with_class_weights
-from algorithms.models.saved import adapt
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import Schedule, count_same, on_disjoint_parts, schedule_to_json
@@ -54,131 +44,16 @@ from algorithms.privacy.accounting.risk import max_true_positive_rate, risk_prof
 from algorithms.privacy.documents import PlanDocument, PlannedModel
 from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
-from data.cells import CellFacts
-from data.targets import level_of
+from data.targets import LabelType
 from tasks.config import home, params
 from tasks.config.params import Params
-from tasks.evaluation_counts import histogram_of
+from tasks.planned_model import facts_and_notes
 from tasks.runs.earlier_plans import earlier_plan, request_in, stated_model
 
 READS = ("privacy", "features", "algorithm", "model")
 _MIN_EPSILON, _MAX_EPSILON = 1e-4, 64.0
 _SLACK = 1e-9
 """By so much, relatively, rounding may raise a price that is the same."""
-
-
-def model_for(settings: Params, public: DatasetInfo) -> Model:
-    """Build the model that the parameters name for this data, preceded by the learned features.
-
-    Raises ModelRefusedError or RefusedError if it does not fit the data.
-    """
-    features, shape = features_for(settings, public), public.input_shape
-    if features is None:
-        return model_of(settings.model, public)
-    is_of_cells = isinstance(features, TableHistograms)
-    if public.cells is not None and not (is_of_cells or getattr(features, "of_target", False)):
-        raise RefusedError(
-            "features are learned from numbers, and the table is encoded as cells, which are public and need none; set"
-            " features.name to none or histograms, or leave reader.cells out of the data card.",
-            code="bad_keys",
-            keys=("features.name", "reader.cells"),
-        )
-    features.releases(shape)  # refuses a shape that does not fit
-    module = features.module(shape)
-    transformed = replace(public, input_shape=shape_after(module, shape))
-    if isinstance(module, HistogramCells):
-        transformed = replace(transformed, cells=CellFacts(*module.layout))
-    model = model_of(settings.model, transformed)
-    if hasattr(features, "check"):
-        features.check(model)
-    return in_front(module, model)
-
-
-def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None:
-    """The features that the parameters name; for a table of cells, those of its layout.
-
-    Raises RefusedError if the description of the data has no columns to make histograms of.
-    """
-    features = settings.features
-    if not isinstance(features, CellHistograms) or public.cells is None:
-        return features
-    if not public.cell_columns:
-        raise RefusedError(
-            "the table was prepared by a version without histograms of cells; run the prepare stage again.",
-            code="not_prepared",
-        )
-    columns = [
-        HistogramColumn(
-            column.count, tuple(HistogramPart(one.positions, one.is_ordered) for one in column.parts)
-        )
-        for column in public.cell_columns
-    ]
-    front, shares = sum(column.count for column in columns), [weight**2 for weight in public.cells.weights]
-    # Of the norm, what columns leave, from weights in 32 bits: trees, if there are any, and a cell that all rows share.
-    constant = round(shares.pop(), 6) if public.cells.sizes[-1] == 1 else 0.0
-    of_trees = round(math.fsum(shares[front:]), 6)
-    return features.of_table(
-        public.cells.sizes,
-        columns,
-        is_of_number=public.label_type.kind == "number",
-        tree_share=of_trees or (1.0 - constant) / 2,
-        constant_share=constant,
-    )
-
-
-def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:
-    """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
-    cells, shape = public.cells, public.input_shape
-    if cells is not None:
-        shape = (cells.total,)
-    model = models.build(
-        chosen.name,
-        input_shape=shape,
-        classes=public.outputs,
-        seed=chosen.seed,
-        precision=chosen.precision,
-        tokens=public.tokens,
-        words_sha256=public.words_sha256,
-        padding=public.padding,
-        predicts=public.label_type.kind,
-        level=level_of(public.label_type),
-        settings=chosen.own_settings,
-    )
-    if chosen.class_weights is not None:
-        model = with_class_weights(model, class_weights_of(chosen.class_weights, public))
-    model = adapt(
-        model,
-        input_shape=shape,
-        start=None if chosen.start is None else Path(chosen.start),
-        reinitialize=chosen.reinitialize,
-        freeze=chosen.freeze,
-        augmentations=chosen.augmentations,
-    )
-    return model if cells is None else behind_cells(model, cells.sizes, cells.weights)
-
-
-def class_weights_of(weights: Mapping[str, float], public: DatasetInfo) -> tuple[float, ...]:
-    """The weight of each class, in their order; raises RefusedError for names that are no classes."""
-    if not public.classes:
-        raise RefusedError(
-            "model.class_weights was given, and {dataset!r} has the target of {target}, not"
-            " classes; leave it out.",
-            code="bad_keys",
-            dataset=public.dataset,
-            target=public.label_type.kind,
-            keys=("model.class_weights",),
-        )
-    if unknown := sorted(weights.keys() - set(public.classes)):
-        raise RefusedError(
-            "model.class_weights names {name!r}, which is no class of {dataset!r}; its classes are"
-            " {classes}.",
-            code="bad_keys",
-            name=unknown[0],
-            dataset=public.dataset,
-            classes=", ".join(public.classes),
-            keys=("model.class_weights",),
-        )
-    return tuple(weights.get(name, 1.0) for name in public.classes)
 
 
 def plan_for(settings: Params, public: DatasetInfo) -> Plan:
@@ -193,13 +68,11 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     privacy = settings.privacy
     check_delta(privacy.delta, public.records)
     _check_secret(privacy, public)
-    model = model_for(settings, public)
-    before: tuple[tuple[DpEvent, int], ...] = ()
-    if (features := features_for(settings, public)) is not None:
-        before = tuple(schedule_of(features, public.input_shape, public.records, privacy.count_noise))
+    facts, _ = facts_and_notes(settings, public)
+    before = _releases_for_features(settings, public)
 
     def for_target(target: Target) -> Plan:
-        return _plan_of(settings.algorithm, target, planning_facts(model, public))
+        return _plan_of(settings.algorithm, target, facts)
 
     def at(epsilon: float) -> Plan:
         return for_target(
@@ -221,6 +94,18 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
             keys=("privacy.noise",),
         )
     return plan
+
+
+def _releases_for_features(settings: Params, public: DatasetInfo) -> tuple[tuple[DpEvent, int], ...]:
+    """The releases before training from which features are learned, and how often each occurs."""
+    if settings.features is None:
+        return ()
+    from algorithms.core.learned_features import schedule_of
+    from tasks.model_building import features_for  # both import torch
+
+    features = features_for(settings, public)
+    assert features is not None
+    return tuple(schedule_of(features, public.input_shape, public.records, settings.privacy.count_noise))
 
 
 def _plan_of(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) -> Plan:
@@ -281,6 +166,35 @@ def _histogram(wanted: params.EvaluationParams, public: DatasetInfo) -> Histogra
         halves=wanted.recalibrate,
         compared=wanted.compare_with is not None,
     )
+
+
+def histogram_of(
+    label_type: LabelType,
+    groups: Groups = (),
+    *,
+    cross: bool = False,
+    halves: bool = False,
+    compared: bool = False,
+) -> HistogramSpec:
+    """The histogram to release for a target; raises RefusedError if it would have too many cells, or no such halves."""
+    kinds: dict[str, HistogramKind] = {"class": MULTICLASS, "number": "number", "count": "number"}
+    kind = kinds.get(label_type.kind, "score")
+    classes = len(label_type.names) if kind == MULTICLASS else 1
+    try:
+        return histogram_for(
+            BINARY if classes == 2 else kind, classes, groups, cross, halves=halves, compared=compared
+        )
+    except ValueError as error:
+        setting = (
+            "privacy.evaluation.recalibrate" if halves and kind != MULTICLASS else "privacy.evaluation.by"
+        )
+        raise RefusedError(
+            "the held-out records are private, and {problem}; change {setting}, or the target.",
+            code="bad_keys",
+            problem=str(error).removesuffix("."),
+            setting=setting,
+            keys=(setting,),
+        ) from None
 
 
 def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
@@ -397,33 +311,6 @@ def meets_attack_target(plan: Plan, attack: params.AttackTarget) -> bool:
     )
 
 
-def planning_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
-    """What a method may use of the model and the data before its first release."""
-    return PlanningFacts(
-        records=public.records,
-        parameters=model.parameter_count,
-        layers=len(model.layers),
-        classes=len(public.classes) or 1,
-        inputs=_inputs(model, public),
-        loss=model.bounds,
-        rows_per_user=public.rows_per_user,
-        bfloat16=model.precision == torch.bfloat16,
-        start_loss=zero_start_loss(model, len(public.classes)),
-        intercepts=intercepts_of(model, len(public.classes)),
-        number=number_of(model),
-    )
-
-
-def _inputs(model: Model, public: DatasetInfo) -> Inputs | None:
-    """The inputs of a linear model, bounded by the data card, and the bias's constant 1; None for other models."""
-    layer = linear_layer(model.module)
-    if layer is None or public.feature_norms is None:
-        return None
-    (l1, l2), one = public.feature_norms, float(layer.bias is not None)
-    # The width is 1, since every feature is encoded in [0, 1].
-    return Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features)
-
-
 def calibrate(settings: Params, public: DatasetInfo) -> PlanDocument:
     """The plan as the document for artifacts/plan.json."""
     return document_of(plan_for(settings, public), settings, public)
@@ -431,7 +318,7 @@ def calibrate(settings: Params, public: DatasetInfo) -> PlanDocument:
 
 def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> PlanDocument:
     """The document of a plan: what it was made for, and the plan."""
-    return _document(plan, settings, public, notes=model_for(settings, public).notes)
+    return _document(plan, settings, public, notes=facts_and_notes(settings, public)[1])
 
 
 def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) -> None:
@@ -457,7 +344,7 @@ def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) ->
             code="stale_plan",
             differing=min(differing),
         )
-    if plan.facts != planning_facts(model_for(settings, public), public):
+    if plan.facts != facts_and_notes(settings, public)[0]:
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again.",
             code="stale_plan",

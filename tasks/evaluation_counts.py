@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms import models
-from algorithms.errors import RefusedError
-from algorithms.evaluation import HistogramSpec, count, histogram_for
-from algorithms.evaluation.histogram import BINARY, MULTICLASS, Floats, Groups, HistogramKind
+from algorithms.evaluation import HistogramSpec, count
+from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import Engine
 from algorithms.gradients.arithmetic import WHOLE
 from algorithms.models import Model
@@ -24,37 +23,7 @@ from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from data.description import DatasetInfo
 from data.prepared import HeldOut
 from data.readers.records import RecordBatch
-from data.targets import LabelType
 from tasks.prediction_passes import outputs_a_record, passes, predictions, record_scores, records_a_pass
-
-
-def histogram_of(
-    label_type: LabelType,
-    groups: Groups = (),
-    *,
-    cross: bool = False,
-    halves: bool = False,
-    compared: bool = False,
-) -> HistogramSpec:
-    """The histogram to release for a target; raises RefusedError if it would have too many cells, or no such halves."""
-    kinds: dict[str, HistogramKind] = {"class": MULTICLASS, "number": "number", "count": "number"}
-    kind = kinds.get(label_type.kind, "score")
-    classes = len(label_type.names) if kind == MULTICLASS else 1
-    try:
-        return histogram_for(
-            BINARY if classes == 2 else kind, classes, groups, cross, halves=halves, compared=compared
-        )
-    except ValueError as error:
-        setting = (
-            "privacy.evaluation.recalibrate" if halves and kind != MULTICLASS else "privacy.evaluation.by"
-        )
-        raise RefusedError(
-            "the held-out records are private, and {problem}; change {setting}, or the target.",
-            code="bad_keys",
-            problem=str(error).removesuffix("."),
-            setting=setting,
-            keys=(setting,),
-        ) from None
 
 
 def passes_alone(model: Model, public: DatasetInfo) -> tuple[int, ComputeConfig, Engine]:

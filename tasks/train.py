@@ -50,11 +50,12 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.prepared import digest_of, halves_of, load_as, load_held_out, preparation_in, prepared_again_error
 from data.readers.records import RecordBatch
-from tasks.calibrate import check_plan, features_for, model_for, plan_in
+from tasks.calibrate import check_plan, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
 from tasks.evaluation_counts import Trained, count_held_out
+from tasks.model_building import features_for, model_for
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run

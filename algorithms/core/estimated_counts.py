@@ -4,10 +4,18 @@ Whatever is said of a class that holds fewer records than the noise is wide, its
 loses. So no count is taken as it was drawn, or cut off at a number that somebody chose.
 """
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
+
+from algorithms.lazy_imports import later
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = later("torch")
 
 _SMALL = 10.0
 """A count in standard deviations of its noise, up to which all sizes are asked about."""

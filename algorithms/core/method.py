@@ -4,17 +4,22 @@ The training loop, checkpoints, the noise trace and progress use only this inter
 method may use declared values only, and nothing computed from records.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import JsonValue
-from torch import Tensor
 
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
-from algorithms.privacy.barrier.barrier import Barrier
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
 
 STORED_AS = "stored_as"
 """The metadata of a state's field that has another name in checkpoints, which runs begun before may resume."""

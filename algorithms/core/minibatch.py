@@ -1,13 +1,13 @@
 """Shared by DP-SGD and its relatives: settings, sampling, state, a noisy step, and noise that changes between steps."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import STORED_AS
@@ -17,10 +17,18 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import BudgetRefusedError, RefusedError, Slot
 from algorithms.gradients import L2, Clipping
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.epsilon import Array, in_levels
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
 from algorithms.privacy.mechanisms.sampling import Poisson, RandomAllocation, Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,22 @@
 All of this is post-processing of releases and public numbers, and costs no privacy.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import torch
 from pydantic import ConfigDict, Field
-from torch import Tensor
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 from algorithms.core.unknown_names import check_settings
+from algorithms.lazy_imports import later
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = later("torch")
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
@@ -30,8 +34,14 @@ Bound = Annotated[float, Field(ge=1e-12, le=1e12)]
 # The functions under torch.optim's classes: they take all of their state, so a checkpoint can hold it, and a first
 # optimizer of a process takes seconds to make. PyTorch's default on an accelerator, `foreach`, does not take a whole
 # number as the count of steps.
-_sgd = partial(sgd, foreach=False, dampening=0.0, weight_decay=0.0, maximize=False)
-_adam = partial(adam, foreach=False, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
+_SGD: dict[str, Any] = {"foreach": False, "dampening": 0.0, "weight_decay": 0.0, "maximize": False}
+_ADAM: dict[str, Any] = {
+    "foreach": False,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": False,
+    "maximize": False,
+}
 
 
 @dataclass(frozen=True)
@@ -147,15 +157,19 @@ class OptimizerConfig:
             >>> config.apply(config.start(torch.zeros(2)), torch.tensor([1.0, -2.0]), steps=10).parameters
             tensor([-0.5000,  1.0000])
         """
+        from torch.optim.adam import adam
+        from torch.optim.sgd import sgd
+
         rate = self.learning_rate * factor * self._decay(int(state.count) / steps)
         parameters = state.parameters * (1 - rate * self.weight_decay)
         first, second, count = state.first.clone(), state.second.clone(), state.count.clone()
         if self.optimizer == "sgd":
-            _sgd([parameters], [gradient], [first], lr=rate, momentum=self.momentum, nesterov=self.nesterov)
+            how: dict[str, Any] = {"lr": rate, "momentum": self.momentum, "nesterov": self.nesterov}
+            sgd([parameters], [gradient], [first], **how, **_SGD)
             count += 1
         else:
-            tensors = [parameters], [gradient], [first], [second]
-            _adam(*tensors, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
+            how = {"lr": rate, "beta1": self.momentum, "beta2": self.second_momentum}
+            adam([parameters], [gradient], [first], [second], [], [count], **how, **_ADAM)
         average = state.average
         if self.averaging != "none":
             average = average + self.averaging_weight(int(count), steps) * (parameters - average)

@@ -3,12 +3,14 @@
 `Target` is what a run may cost; a method's `plan` turns it into a `Plan`, which opens the filter that enforces it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import dp_accounting.dp_event as dp
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -50,8 +52,10 @@ from algorithms.privacy.accounting.filters import (
     epsilon_of_zcdp,
     rho_of,
 )
-from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.documents import Amount, StatedPlan
+
+if TYPE_CHECKING:
+    from algorithms.privacy.barrier.barrier import ComputeConfig
 
 P = TypeVar("P")
 
@@ -173,7 +177,7 @@ class Plan:
             return on_disjoint_parts(trained, self.evaluation.schedule)
         return [*trained, *self.evaluation.schedule]
 
-    def without_evaluation(self) -> "Plan":
+    def without_evaluation(self) -> Plan:
         """The plan of a run whose evaluation released nothing, which costs what its training does."""
         if self.evaluation is None:
             return self

@@ -4,23 +4,30 @@ Training and evaluation are of disjoint people: on which side a record is depend
 changes. So under add-or-remove-one a run costs the larger of the two; see `events.on_disjoint_parts`.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
-
-import torch
+from typing import TYPE_CHECKING, Literal, Self
 
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, ReleasedHistogram
 from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import L1, L2
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.events import Schedule, Trials, all_shown, schedule_to_json
-from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.documents import StatedEvaluation, StatedTrials
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from algorithms.privacy.barrier.trace import Trace
+else:
+    torch = later("torch")
 
 
 @dataclass(frozen=True)

@@ -10,27 +10,34 @@ is a k - b k^2 for the share k. What noise costs, b, follows from public numbers
 the best share is a / 2 b.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.estimated_counts import estimated_counts
 from algorithms.core.minibatch import DPSGDState, Moves
 from algorithms.core.optimizers import Positive
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Intercepts, NumberKind, PlanningFacts
-from algorithms.core.user_level import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.accounting.gaussian import noise_for_share
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 ONE = L2(1.0)
 CERTAIN = 3.0
@@ -62,7 +69,7 @@ class Shrinkage:
 
     gain_noise: Positive
     bound: Positive
-    counts: "ClassCounts | LabelCounts | None" = None
+    counts: ClassCounts | LabelCounts | None = None
     curvature: Positive = 1.0
 
     @property
@@ -109,7 +116,7 @@ class ClassCounts:
         logs = (self._weights.to(counts) * estimated_counts(counts, self.noise)).log()
         return logs[1:] - logs[:1] if self.intercepts.outputs == 1 else logs - logs.mean()
 
-    def shape(self, log_odds: Tensor) -> "LossShape":
+    def shape(self, log_odds: Tensor) -> LossShape:
         """That of the loss where outputs say the frequencies."""
         said = log_odds.double()
         shares = torch.cat([-said, said]).mul(0.5).softmax(0) if len(said) == 1 else said.softmax(0)
@@ -149,7 +156,7 @@ class LabelCounts:
         noise = self.noise * math.sqrt(self.labels)
         return torch.stack([estimated_counts(pair, noise).log().diff()[0] for pair in counts.view(2, -1).T])
 
-    def shape(self, log_odds: Tensor) -> "LossShape":
+    def shape(self, log_odds: Tensor) -> LossShape:
         """That of the loss, a mean over the labels, where outputs say the frequencies."""
         shares = log_odds.double().sigmoid()
         curvature = float((shares * (1.0 - shares)).mean())
@@ -243,6 +250,8 @@ class ShrunkState(DPSGDState):
 
         def of_its_classes(_features: Tensor, label: Tensor) -> Tensor:
             return chosen.count(label)
+
+        from algorithms.core.user_level import user_level_barrier
 
         rows, release = user_level_barrier(barrier, plan.facts.rows_per_user), chosen.release
         assert isinstance(release.clipping, L2)

@@ -10,23 +10,65 @@ Settings of the process and what several processes share are imported by module:
 `randomness`, `memory`.
 """
 
-from algorithms.gradients.arithmetic import pad_to_multiple, split_passes
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
-from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.errors import ProcessLostError, RecordsNotIndependentError, UnsupportedModelError
-from algorithms.gradients.linear import (
-    LinearRecords,
-    LineCandidates,
-    RecordMap,
-    has_one_bound,
-    hinge_loss,
-    layer_inputs,
-    linear_layer,
-    logistic_loss,
-)
-from algorithms.gradients.model import PerExampleModel
-from algorithms.gradients.packing import Packing, Padding, Part, RowModule
-from algorithms.gradients.per_example_gradients import PerExampleGradients
+
+if TYPE_CHECKING:
+    from algorithms.gradients.arithmetic import pad_to_multiple, split_passes
+    from algorithms.gradients.engine import Engine, clip_and_sum
+    from algorithms.gradients.linear import (
+        LinearRecords,
+        LineCandidates,
+        RecordMap,
+        has_one_bound,
+        hinge_loss,
+        layer_inputs,
+        linear_layer,
+        logistic_loss,
+    )
+    from algorithms.gradients.model import PerExampleModel
+    from algorithms.gradients.packing import Packing, Padding, Part, RowModule
+    from algorithms.gradients.per_example_gradients import PerExampleGradients
+else:
+    _MODULES = {
+        "arithmetic": (
+            "pad_to_multiple",
+            "split_passes",
+        ),
+        "engine": (
+            "Engine",
+            "clip_and_sum",
+        ),
+        "linear": (
+            "LinearRecords",
+            "LineCandidates",
+            "RecordMap",
+            "has_one_bound",
+            "hinge_loss",
+            "layer_inputs",
+            "linear_layer",
+            "logistic_loss",
+        ),
+        "model": ("PerExampleModel",),
+        "packing": (
+            "Packing",
+            "Padding",
+            "Part",
+            "RowModule",
+        ),
+        "per_example_gradients": ("PerExampleGradients",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        """Import a name of `_MODULES` on first use: who plans a run needs the clippings alone, and no PyTorch."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
 
 __all__ = [
     "L1",

@@ -1,12 +1,18 @@
-"""Clipping: how one record's contribution to a sum is bounded."""
+"""Clipping: how one record's contribution to a sum is bounded.
+
+Who plans a run names a clipping and its bound, and needs no PyTorch for that, so functions of tensors import it.
+"""
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn.functional import hardshrink
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Bounds on norms, well within the range of 32-bit arithmetic."""
@@ -112,6 +118,7 @@ class Affine(_Norm):
         ValueError: For a shift or a scale outside of these.
 
     Example:
+        >>> import torch
         >>> Affine(1.0, torch.tensor([3.0, 0.0]), torch.tensor([1.0, 2.0])).offset  # of a gradient that is zero
         3.0
     """
@@ -138,7 +145,7 @@ class Affine(_Norm):
             )
 
     @classmethod
-    def within_reach(cls, norm: float, shift: Tensor, scale: Tensor) -> "Affine":
+    def within_reach(cls, norm: float, shift: Tensor, scale: Tensor) -> Affine:
         """The same clipping with the shift shortened, if necessary, to the largest that this scale allows."""
         offset = (shift.double() / scale.double()).norm()
         # Computed as a tensor, so that nothing waits for a device.
@@ -148,6 +155,8 @@ class Affine(_Norm):
     @cached_property
     def _facts(self) -> tuple[float, float, float, bool]:
         """The smallest and the largest scale, the offset, and whether all are finite; with one wait for a device."""
+        import torch
+
         shift, scale = self.shift.double(), self.scale.double()
         are_numbers = torch.isfinite(shift).all() & torch.isfinite(scale).all()
         facts = [*scale.aminmax(), (shift / scale).norm(), are_numbers.double()]
@@ -184,6 +193,7 @@ class Normalised(_Norm):
         ValueError: For a stability below 0.
 
     Example:
+        >>> import torch
         >>> factors(torch.tensor([0.99], dtype=torch.float64), Normalised(1.0, 0.01), 1.0, torch.float64).tolist()
         [0.9999...]
     """
@@ -217,16 +227,21 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     norms: [batch], float64, upper bounds. bound: the allowed norm. dtype: of the gradients, which decides the margin
     below the bound for the rounding of norms.
     """
+    import torch
+
     room = bound * (1.0 - rounding_margin(dtype))
     if isinstance(clipping, Normalised):
         scales = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
         scales = torch.clamp(room / norms, max=1.0)
-    return hardshrink(scales, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
+    # Rounding could raise smaller factors by any amount.
+    return torch.nn.functional.hardshrink(scales, torch.finfo(dtype).tiny)
 
 
 def rounding_margin(dtype: torch.dtype) -> float:
     """The relative margin below a bound that keeps a contribution within the bound despite rounding in `dtype`."""
+    import torch
+
     return 1e-12 if dtype == torch.float64 else 3e-6
 
 

@@ -1,13 +1,13 @@
 """DP-SGD whose clipping follows what earlier releases say about gradients."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.calibration import SLACK, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import PaperProtocol, PaperSwitch, paper_protocol
@@ -23,12 +23,20 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import calibrate, epsilon
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release, norm_count_release
 from algorithms.privacy.mechanisms.sampling import Poisson
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 USUAL_SHARE = 0.1
 """Noise of the count over the bound of a record, as a share of the batch: the paper's sigma_b = B / 20 over 1/2."""

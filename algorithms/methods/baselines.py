@@ -4,14 +4,14 @@ Those without privacy go through the same loop and barrier. A release has no bou
 epsilon is infinite and says so.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import dp_accounting.dp_event as dp
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.estimated_counts import estimated_counts
@@ -20,13 +20,20 @@ from algorithms.core.minibatch import Descent, DPSGDState, batches, divisor_of
 from algorithms.core.optimizers import Count, OptimizerConfig, StepCount
 from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import Intercepts, PlanningFacts
-from algorithms.core.user_level import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
-from algorithms.models.objectives import CROSS_ENTROPY, LOGISTIC
-from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.lazy_imports import later
+from algorithms.models.bounds import CROSS_ENTROPY, LOGISTIC
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, total_release
 from algorithms.privacy.mechanisms.sampling import Poisson
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,8 @@ class Majority(SingleRelease):
 
         def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
             return (torch.arange(plan.facts.classes, device=label.device) == label).float()
+
+        from algorithms.core.user_level import user_level_barrier
 
         rows = user_level_barrier(barrier, plan.facts.rows_per_user)
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))

@@ -1,16 +1,16 @@
 """Descent by noisy selection: DP-AGD, and PrivGene, with which it was compared (Lee and Kifer 2018)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import dp_accounting.dp_event as dp
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.calibration import SLACK, check_adaptive, find_min_noise, plan_renyi, plan_zcdp
 from algorithms.core.method import STORED_AS, PaperProtocol, PaperSwitch, paper_protocol
@@ -19,11 +19,10 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
-from algorithms.gradients import L2, LineCandidates
+from algorithms.gradients import L2
 from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
     Gumbel,
@@ -34,6 +33,15 @@ from algorithms.privacy.mechanisms.release import (
     gradient_release,
 )
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.gradients import LineCandidates
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 stats = later("scipy.stats")
 
@@ -56,9 +64,7 @@ class SelectionDistribution:
     distance: float | None
 
     @classmethod
-    def of(
-        cls, release: Release, candidates: int, steps: int, facts: PlanningFacts
-    ) -> "SelectionDistribution":
+    def of(cls, release: Release, candidates: int, steps: int, facts: PlanningFacts) -> SelectionDistribution:
         """The law of one of `steps` selections."""
         scale, bound = release.noise_scale, release.clipping.sensitivity
         if facts.records is None:
@@ -103,7 +109,7 @@ class NoisySum:
     total: Tensor
     rho: float
 
-    def average_with(self, other: "NoisySum") -> "NoisySum":
+    def average_with(self, other: NoisySum) -> NoisySum:
         """Both by their inverse variances, which add up."""
         rho = self.rho + other.rho
         return NoisySum((self.rho * self.total + other.rho * other.total) / rho, rho)
@@ -312,6 +318,8 @@ class DPAGD(Strict):
 
     def step(self, state: AGDState, plan: Plan, barrier: Barrier) -> AGDState | None:
         """One iteration: measure and select until the step is not 0; None where the budget does not allow that."""
+        from algorithms.gradients import LineCandidates  # torch, which takes seconds to import
+
         is_printed, sampling, max_step = self.averaging == "printed", self._sampling(), float(state.max_step)
         noise = self._selection_noise(plan.params(Iteration).selection_multiplier)
         pull = self.regularisation * sampling.rate * (plan.facts.records or 0)  # public where there is one

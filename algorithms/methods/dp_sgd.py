@@ -3,15 +3,15 @@
 And its two relatives: DP-GD, with all records in each step, and descent without clipping (Song et al. 2013).
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.calibration import Batches, Claim, Releases, Repeated, events_of, plan_fixed
 from algorithms.core.minibatch import (
@@ -36,11 +36,19 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.shrinkage import ShrunkState, plan_shrinkage
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import find_smallest, rdp
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, RandomAllocation, Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 _STEPS_AT_ONE, _MIN_STEPS, _MAX_STEPS = 150, 10, 1000
 """DP-GD's steps at epsilon 1 where the settings give none, and the fewest and most at any other. They grow with the

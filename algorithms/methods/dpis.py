@@ -18,15 +18,15 @@ fixed in advance, at the best for K = N C; noise and number of steps are not com
 the next clip norm lies between public bounds, and K* is taken at the parameters at which it is used.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import dp_accounting.dp_event as dp
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.calibration import (
     MAX_NOISE,
@@ -55,12 +55,20 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError, Slot
 from algorithms.gradients import L2, Normalised
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, conversion
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release, norm_total_release
 from algorithms.privacy.mechanisms.sampling import Importance
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 _NO_PROBABILITY_ABOVE_1 = 1 + 1e-6
 """A factor of the least fraction, so that rounding puts no probability above 1."""
@@ -112,11 +120,11 @@ class Epoch:
     spent: Tensor
 
     @classmethod
-    def of(cls, *numbers: float) -> "Epoch":
+    def of(cls, *numbers: float) -> Epoch:
         """The epoch of these numbers, in the order above."""
         return cls(*(torch.tensor(number, dtype=torch.float64) for number in numbers))
 
-    def with_numbers(self, **numbers: float) -> "Epoch":
+    def with_numbers(self, **numbers: float) -> Epoch:
         """The same with other numbers."""
         return replace(self, **{name: torch.full_like(getattr(self, name), n) for name, n in numbers.items()})
 

@@ -9,17 +9,17 @@ the gradients so far in iterate t. The iterates' noise is A C^-1 W. A strategy C
 |A C^-1|^2 times its squared sensitivity.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache, cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue
-from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.minibatch import (
@@ -36,7 +36,6 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping, Normalised
 from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import (
     Buffered,
     Correlated,
@@ -47,6 +46,14 @@ from algorithms.privacy.mechanisms.correlated import (
 )
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder, Poisson, Sampling
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 optimize, signal = later("scipy.optimize"), later("scipy.signal")
 
@@ -334,52 +341,59 @@ def _powers(first: Tensor, later: Tensor, times: Callable[[Tensor, Tensor], Tens
     return columns[:, :count]
 
 
-class _Inverse(torch.autograd.Function):
-    """The first column of the inverse of a Toeplitz matrix, shape [steps].
+@cache
+def _inverse_function() -> type[torch.autograd.Function]:
+    """`Inverse` below, whose base comes with PyTorch."""
 
-    column: that of the matrix, shape [at most steps]. Few bands are a recurrence; more take Newton's iteration on power
-    series.
-    """
+    class Inverse(torch.autograd.Function):
+        """The first column of the inverse of a Toeplitz matrix, shape [steps].
 
-    @staticmethod
-    def forward(ctx: Any, column: Tensor, steps: int) -> Tensor:
-        ctx.bands = len(column)
-        if len(column) <= _MAX_BANDS:
-            impulse = np.zeros(steps)
-            impulse[0] = 1.0
-            with np.errstate(over="ignore", invalid="ignore"):
-                inverse = torch.from_numpy(signal.lfilter([1.0], column.numpy(), impulse))
+        column: that of the matrix, shape [at most steps]. Few bands are a recurrence; more take Newton's iteration on
+        power series.
+        """
+
+        @staticmethod
+        def forward(ctx: Any, column: Tensor, steps: int) -> Tensor:
+            ctx.bands = len(column)
+            if len(column) <= _MAX_BANDS:
+                impulse = np.zeros(steps)
+                impulse[0] = 1.0
+                with np.errstate(over="ignore", invalid="ignore"):
+                    inverse = torch.from_numpy(signal.lfilter([1.0], column.numpy(), impulse))
+                ctx.save_for_backward(column, inverse)
+                return inverse
+            inverse = 1.0 / column[:1]
+            while (half := len(inverse)) < steps:
+                # Of column * inverse the first half is (1, 0, ..), so that what wraps round on the circle may fall
+                # there.
+                there = torch.fft.rfft(inverse, n=2 * half)
+                product = torch.fft.irfft(torch.fft.rfft(column[: 2 * half], n=2 * half) * there, n=2 * half)
+                product[:half] = 0.0
+                change = torch.fft.irfft(torch.fft.rfft(product) * there, n=2 * half)
+                inverse = torch.cat([inverse, -change[half:]])
+            inverse = inverse[:steps]
             ctx.save_for_backward(column, inverse)
             return inverse
-        inverse = 1.0 / column[:1]
-        while (half := len(inverse)) < steps:
-            # Of column * inverse the first half is (1, 0, ..), so that what wraps round on the circle may fall there.
-            there = torch.fft.rfft(inverse, n=2 * half)
-            product = torch.fft.irfft(torch.fft.rfft(column[: 2 * half], n=2 * half) * there, n=2 * half)
-            product[:half] = 0.0
-            change = torch.fft.irfft(torch.fft.rfft(product) * there, n=2 * half)
-            inverse = torch.cat([inverse, -change[half:]])
-        inverse = inverse[:steps]
-        ctx.save_for_backward(column, inverse)
-        return inverse
 
-    @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
-        """By d(1 / c) = -(1 / c)^2 dc."""
-        column, inverse = ctx.saved_tensors
-        if ctx.bands <= _MAX_BANDS:
-            back = signal.lfilter([1.0], column.numpy(), slopes.numpy()[::-1])[::-1]
-            lags = range(ctx.bands)
-            moved = [-(back[lag:] @ inverse.numpy()[: len(inverse) - lag]) for lag in lags]
-            return torch.tensor(moved, dtype=torch.float64), None
-        size = 2 * len(inverse)
-        square = torch.fft.irfft(torch.fft.rfft(inverse, n=size).square(), n=size)[: len(inverse)]
-        product = torch.fft.rfft(slopes, n=size) * torch.fft.rfft(square, n=size).conj()
-        return -torch.fft.irfft(product, n=size)[: ctx.bands], None
+        @staticmethod
+        def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor, None]:
+            """By d(1 / c) = -(1 / c)^2 dc."""
+            column, inverse = ctx.saved_tensors
+            if ctx.bands <= _MAX_BANDS:
+                back = signal.lfilter([1.0], column.numpy(), slopes.numpy()[::-1])[::-1]
+                lags = range(ctx.bands)
+                moved = [-(back[lag:] @ inverse.numpy()[: len(inverse) - lag]) for lag in lags]
+                return torch.tensor(moved, dtype=torch.float64), None
+            size = 2 * len(inverse)
+            square = torch.fft.irfft(torch.fft.rfft(inverse, n=size).square(), n=size)[: len(inverse)]
+            product = torch.fft.rfft(slopes, n=size) * torch.fft.rfft(square, n=size).conj()
+            return -torch.fft.irfft(product, n=size)[: ctx.bands], None
+
+    return Inverse
 
 
 def _inverse(column: Tensor, steps: int) -> Tensor:
-    inverse: Tensor = _Inverse.apply(column, steps)  # type: ignore[no-untyped-call]
+    inverse: Tensor = _inverse_function().apply(column, steps)  # type: ignore[no-untyped-call]
     return inverse
 
 
@@ -404,7 +418,7 @@ class CorrelatedPlan:
     course: tuple[tuple[int, float, float], ...] = ()
 
     @classmethod
-    def of(cls, strategy: Strategy, participation: Participation, parts: int) -> "CorrelatedPlan":
+    def of(cls, strategy: Strategy, participation: Participation, parts: int) -> CorrelatedPlan:
         """The plan's values for a strategy."""
         return cls(event_to_json(strategy.event(1.0, 1)), participation, parts)
 
@@ -414,7 +428,7 @@ class CorrelatedPlan:
         assert isinstance(event, CorrelatedDpEvent)
         return strategy_of(event)
 
-    def beside_independent(self, asked: Workload, *, own: float, independent: float) -> "CorrelatedPlan":
+    def beside_independent(self, asked: Workload, *, own: float, independent: float) -> CorrelatedPlan:
         """The same with the expected gain over independent noise. own, independent: noise multipliers of equal cost."""
         strategies = (self.correlation(), own), (INDEPENDENT, independent)
         one, other = (multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies)

@@ -23,16 +23,16 @@ Differences from the paper:
 - With samples the epsilons are those that minimise the noise at their amplified scale.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
@@ -42,11 +42,19 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.epsilon import in_levels
 from algorithms.privacy.accounting.roots import find_root
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, KNorm, Laplace, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, WithoutReplacement
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 Array = NDArray[np.float64]
 
@@ -215,7 +223,7 @@ class MomentumState:
     previous: Tensor
     count: Tensor
 
-    def advance_to(self, parameters: Tensor) -> "MomentumState":
+    def advance_to(self, parameters: Tensor) -> MomentumState:
         """The state after an iteration."""
         return MomentumState(parameters, self.parameters, self.count + 1)
 

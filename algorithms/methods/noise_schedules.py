@@ -1,12 +1,12 @@
 """DP-SGD with noise that changes between steps, on a public schedule that is fixed in advance."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from algorithms.core.minibatch import (
     Allocation,
@@ -25,11 +25,18 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.gradients.placement import total
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.epsilon import Array
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from algorithms.privacy.barrier.barrier import Barrier
+else:
+    torch = later("torch")
 
 MIN_SHARE = 1e-3
 """The least that noise may fall to, relative to that of the first step."""
@@ -253,4 +260,6 @@ class ADPSGD(SampledMethod):
 def square_without_noise(gradient: Tensor, noise_std: float) -> float:
     """An unbiased estimate of the squared norm of a gradient before its noise, of that deviation a coordinate."""
     gradient = gradient.double()
+    from algorithms.gradients.placement import total
+
     return total(gradient.square()) - gradient.numel() * noise_std**2

@@ -4,9 +4,11 @@ Both are Chaudhuri, Monteleoni and Sarwate 2011, section 3. The number of record
 regularisation of the mean loss is given.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,7 +19,6 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
     Minimum,
@@ -26,6 +27,9 @@ from algorithms.privacy.mechanisms.release import (
     Release,
     minimum_release,
 )
+
+if TYPE_CHECKING:
+    from algorithms.privacy.barrier.barrier import Barrier
 
 RELATIVE_TOLERANCE = 1e-6
 """Length of the gradient at which a solver may stop, over the bound of one record's gradient."""

@@ -1,39 +1,17 @@
 """A model: a module with per-record losses, the facts it is built for, and its settings."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError as ModelRefusedError  # users of models import it from here
 from algorithms.gradients import PerExampleModel
-
-Unbounded: TypeAlias = Annotated[
-    float,
-    BeforeValidator(lambda value: math.inf if value is None else value),
-    PlainSerializer(lambda value: value if math.isfinite(value) else None),
-]
-"""A number that may be infinite, which is null in JSON."""
-
-
-@dataclass(frozen=True)
-class LossBounds:
-    """Public bounds on a record's loss as a function of the outputs, never computed from data.
-
-    Attributes:
-        slope: A bound on the L2 norm of its gradient.
-        curvature: A bound on the eigenvalues of its Hessian; infinite if the loss has a kink.
-        least: The smallest loss.
-    """
-
-    slope: Unbounded
-    curvature: Unbounded
-    least: Unbounded
+from algorithms.models.bounds import LossBounds
 
 
 @dataclass(frozen=True)

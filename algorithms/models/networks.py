@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import logistic_loss
+from algorithms.models.bounds import LOGISTIC, LossBounds
 from algorithms.models.libraries import digest
-from algorithms.models.model import ACTIVATIONS, LossBounds, Model, ModelSettings, ModelSpec
-from algorithms.models.objectives import LOGISTIC, as_they_are, classifier, cross_entropy
+from algorithms.models.model import ACTIVATIONS, Model, ModelSettings, ModelSpec
+from algorithms.models.objectives import as_they_are, classifier, cross_entropy
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 

@@ -9,26 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.models.model import LossBounds, Model, ModelSpec
+from algorithms.models.bounds import CROSS_ENTROPY, ROUNDED, SQUARED, LossBounds, bounds_of_labels
+from algorithms.models.model import Model, ModelSpec
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 
 MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, not log-odds."""
 IGNORED = -100
 """The label of a position that is ignored."""
-
-CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
-"""Its gradient is p - e_y, its Hessian diag(p) - p p^T (Böhning 1992)."""
-
-LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
-HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
-
-ROUNDED = 0.5
-"""Half the width over which the Huber hinge loss rounds off the kink; as in Chaudhuri et al. 2011, section 6."""
-HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
-
-SQUARED = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
-"""Half the squared error, whose slope grows with the error without a bound."""
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -100,16 +88,11 @@ _COUNT = CountLoss()
 POISSON = LossBounds(slope=math.inf, curvature=_COUNT.curvature, least=0.0)
 
 
-def _of_labels(count: int) -> LossBounds:
-    """The bounds for a mean of `count` logistic losses."""
-    return LossBounds(slope=1.0 / math.sqrt(count), curvature=0.25 / count, least=0.0)
-
-
 OBJECTIVES: Mapping[str, LossObjective] = {
     "number": LossObjective(squared_error, lambda _: SQUARED, torch.float32),
     "count": LossObjective(_COUNT, lambda _: POISSON, torch.float32, scores=_COUNT.scores),
     "quantile": _of_quantile(0.5),
-    "labels": LossObjective(binary_cross_entropy, _of_labels, torch.float32),
+    "labels": LossObjective(binary_cross_entropy, bounds_of_labels, torch.float32),
     "next token": LossObjective(next_token, lambda _: None, of_tokens=True),
     "tags": LossObjective(token_cross_entropy, lambda _: None, of_tokens=True),
 }

@@ -166,8 +166,6 @@ def plan(
 
     Exit status 2 if the run would be refused, also because a file is missing or is not the declared one.
     """
-    import torch  # noqa: F401  # first: its own import looks through all modules that are there, which takes 0.2 s
-
     from tasks.config.overrides import ParamOverrides, params_edit, settings_of
     from tasks.runs.stages import checkout
 

@@ -37,11 +37,12 @@ from data.card import DataRefusedError
 from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, Prepared, load
 from data.readers.records import RecordBatch
-from tasks.calibrate import READS, features_for, model_for, plan_for
+from tasks.calibrate import READS, plan_for
 from tasks.comparing import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
 from tasks.evaluate import compute_metrics, evaluate
+from tasks.model_building import features_for, model_for
 from tasks.prediction_passes import MAX_OUTPUTS
 from tasks.prepare import prepare
 from tasks.runs.metrics import held_out_metrics

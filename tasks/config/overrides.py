@@ -33,6 +33,8 @@ from tasks.config.temporary_params import undo_change
 
 if TYPE_CHECKING:
     from algorithms.core.method import PaperSwitch
+    from algorithms.models import Model
+    from algorithms.models.outlines import LinearOutline
     from algorithms.noise_limits import Kind
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
@@ -118,8 +120,8 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     )
     if "learning_rates" in settings:
         # torch, which takes seconds to import
+        from algorithms.models.bounds import SQUARED
         from algorithms.models.networks import UnitSettings
-        from algorithms.models.objectives import SQUARED
         from tasks.config.step_sizes import stable_rate
 
         rates = {
@@ -287,21 +289,12 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     update = settings.get("update", {})
     if update.get("learning_rate", 0.0) is not None:
         return settings
-    from algorithms.models import build  # torch, which takes seconds to import
     from algorithms.noise_limits import CLIP_OF_COUNTS, shrink_share, usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = _records_by_noise(card)
     cells, momentum = cells_of(card), update.get("momentum", 0.0)
-    made = build(
-        model,
-        input_shape=card.input_shape if cells is None else (cells.total,),
-        classes=card.label_type.outputs(card.tokens),
-        seed=0,
-        tokens=card.tokens,
-        predicts=card.label_type.kind,
-        level=level_of(card.label_type),
-    )
+    made = _model_of(model, card, card.input_shape if cells is None else (cells.total,))
     if cells is not None:
         if card.label_type.kind == "labels" and made.bounds is not None and "clip_norm" in settings:
             # Gradients are no longer than the slope of their mean loss, and noise is drawn for the clip norm.
@@ -336,6 +329,28 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
+
+
+def _model_of(name: str, card: DataCard, shape: tuple[int, ...]) -> "LinearOutline | Model":
+    """The model of the catalogue for a card, which is built only if it has no outline."""
+    target, classes = card.label_type, card.label_type.outputs(card.tokens)
+    if card.tokens is None:
+        from algorithms.models.outlines import outline_of
+
+        outline = outline_of(name, input_shape=shape, classes=classes, predicts=target.kind)
+        if outline is not None:
+            return outline
+    from algorithms.models import build  # torch, which takes seconds to import
+
+    return build(
+        name,
+        input_shape=shape,
+        classes=classes,
+        seed=0,
+        tokens=card.tokens,
+        predicts=target.kind,
+        level=level_of(target),
+    )
 
 
 def _records_by_noise(card: DataCard, bound: float = 1.0) -> float:

@@ -19,7 +19,7 @@ def stable_rate(bounds: LossBounds | None, norm: float, momentum: float) -> floa
     norm: bound on the L2 norm of a record, with a bias's constant.
 
     Example:
-        >>> from algorithms.models.objectives import SQUARED
+        >>> from algorithms.models.bounds import SQUARED
         >>> stable_rate(SQUARED, norm=2.0, momentum=0.5)
         0.375
     """

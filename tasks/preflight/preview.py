@@ -10,7 +10,6 @@ from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import (
     WHOLE_POPULATION,
@@ -128,7 +127,7 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
     check_local(card, root, key=owner_key(folder) if (folder / OWNER_KEY).exists() else None)
     if settings.data.blocks:
         chosen_blocks(card, settings.data.blocks, root=root)
-    device_of(settings.performance.device)
+    _check_device(settings.performance.device)
     warnings = sanity_warnings(settings, plan, records_of(public, cards))
     balances = preview_ledger(root, settings, public, plan, warnings)
     questions = questions_about(card)
@@ -138,6 +137,15 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
         names = block_names(card, root=root, url=database_url(card.blocks))
         questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
     return replace(balances, questions=tuple(questions), held_out=held_out_people(card))
+
+
+def _check_device(name: str) -> None:
+    """Raise RefusedError for an accelerator that this machine has not."""
+    if name in ("auto", "cpu"):  # which are always there
+        return
+    from algorithms.privacy.barrier.device import device_of  # torch, which takes seconds to import
+
+    device_of(name)
 
 
 def held_out_people(card: DataCard) -> int:

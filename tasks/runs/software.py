@@ -15,6 +15,7 @@ _DECIDES = (
     *("data/prepared.py", "data/readers/records.py", "data/targets.py"),
     *(
         "tasks/calibrate.py",
+        "tasks/model_building.py",
         "tasks/prediction_passes.py",
         "tasks/evaluation_counts.py",
         "tasks/train.py",

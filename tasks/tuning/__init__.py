@@ -36,12 +36,12 @@ from data import DatasetInfo
 from data.card import data_card
 from data.documents import Document, contradiction
 from data.readers.records import RecordBatch
-from tasks.calibrate import calibrate, model_for, price_ratios
+from tasks.calibrate import calibrate, histogram_of, price_ratios
 from tasks.config import home, params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, keys_of, read_yaml
-from tasks.evaluation_counts import histogram_of
+from tasks.model_building import model_for
 from tasks.prediction_passes import record_scores
 from tasks.tuning.gaussian_search import GaussianSearch, Guesses
 

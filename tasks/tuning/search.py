@@ -55,13 +55,14 @@ from data.documents import Document, load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, contents, load_as, load_held_out, prepared_again_error
 from data.readers.records import RecordBatch
-from tasks.calibrate import check_plan, features_for, model_for
+from tasks.calibrate import check_plan
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
 from tasks.evaluation_counts import count_held_out, passes_alone
+from tasks.model_building import features_for, model_for
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare

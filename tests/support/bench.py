@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core import training
+from algorithms.core.facts_of_models import intercepts_of, number_of
 from algorithms.core.learned_features import FeatureLearner
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of, number_of
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build

@@ -20,10 +20,10 @@ from data.card import DataCard
 from data.prepared import load as load_prepared
 from data.targets import Number, Quantile
 from epsilonflow.sklearn import DPRegressor, load
+from tasks.calibrate import histogram_of
 from tasks.config.new_project import of_number
 from tasks.config.overrides import recipe
 from tasks.config.params import ParamsRefusedError
-from tasks.evaluation_counts import histogram_of
 from tasks.export import export
 from tasks.predict import predict
 from tasks.prediction_passes import record_scores

@@ -12,7 +12,8 @@ from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from data.description import DatasetInfo
 from data.prepared import HeldOut
-from tasks.evaluation_counts import count_held_out, histogram_of, passes_alone
+from tasks.calibrate import histogram_of
+from tasks.evaluation_counts import count_held_out, passes_alone
 from tasks.tuning import score_statistic
 from tests.support.even_odds import WIDTH, Asking, EvenOdds
 from tests.support.soak import soak_but

@@ -33,7 +33,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data.card import CARDS as SHIPPED
 from data.card import data_card
 from data.files import public_key
-from tasks import calibrate, evaluate, prepare, report, train
+from tasks import calibrate, evaluate, model_building, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import Picture
@@ -233,7 +233,7 @@ class Runs:
         path = self.folder / f"start {kind}.safetensors"
         if not path.exists():
             settings = params.parse(document, reads=("model", "features"))
-            model = calibrate.model_for(settings, self.public(choices))
+            model = model_building.model_for(settings, self.public(choices))
             save_file(
                 {
                     name: t.contiguous()

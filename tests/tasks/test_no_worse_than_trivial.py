@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, xlogy
 
 from algorithms.cell_histograms import CellHistograms
+from algorithms.core.facts_of_models import intercepts_of, number_of
 from algorithms.core.plan import Target
-from algorithms.core.planning_facts import PlanningFacts, intercepts_of, number_of
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.shrinkage import left_of_moves
 from algorithms.core.training import ResumableRun, train
 from algorithms.features import from_settings as features_of

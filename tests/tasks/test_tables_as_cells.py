@@ -26,7 +26,7 @@ from data.card import data_card
 from data.files import public_key
 from data.prepared import load as load_prepared
 from flows.cli.costs import _plan_rows
-from tasks import calibrate
+from tasks import calibrate, model_building
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.export import export
@@ -214,7 +214,7 @@ def test_histograms_keep_the_constant_cell_that_the_card_declares(root: Path, tr
     declared(root, "two", trees=trees, tree_share=0.25, constant_share=0.1)
     public = Workspace(root, root / "home").public
     settings = params.parse(document(root, "two", "dp_sgd", **HISTOGRAMS), reads=calibrate.READS)
-    features = calibrate.features_for(settings, public)
+    features = model_building.features_for(settings, public)
     assert isinstance(features, TableHistograms)
     sizes, weights = features.module(public.input_shape).layout
     assert sizes[-1] == 1 and weights[-1] ** 2 == pytest.approx(0.1, rel=1e-5)

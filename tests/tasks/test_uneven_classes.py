@@ -25,7 +25,7 @@ from algorithms.models.objectives import classifier, with_class_weights
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load
 from data.card import CARDS, DataCard
-from tasks import calibrate
+from tasks import model_building
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.evaluate import EvaluationResult, exact_histogram, uneven_metrics
@@ -97,7 +97,7 @@ def test_weights_that_fit_no_class_are_refused(
 ) -> None:
     known = dataclasses.replace(description(), **public)
     with refused_as("bad_keys", keys=("model.class_weights",), **fields):
-        calibrate.class_weights_of(weights, known)
+        model_building.class_weights_of(weights, known)
 
 
 @pytest.mark.parametrize("weights", [{"yes": 0.0}, {"yes": -1.0}, {}, {"yes": "much"}])

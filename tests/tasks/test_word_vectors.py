@@ -14,9 +14,9 @@ from data.card import CARDS, DataCard, data_card
 from data.files import Places, fetch
 from data.readers import texts as of_texts
 from data.reading import word_list
-from tasks.calibrate import model_of
 from tasks.config import params
 from tasks.config.params import ModelParams
+from tasks.model_building import model_of
 from tasks.prepare import prepare
 from tests.data.conftest import tar
 from tests.support.mirror import MIRROR, needs_mirror

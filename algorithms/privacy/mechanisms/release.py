@@ -6,24 +6,24 @@ bound on one record; accounting decides what that means under add-or-remove-one 
 drawn in `sampling`.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 import dp_accounting.dp_event as dp
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerLayer
-from algorithms.gradients.devices import upload
+from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.accounting.random_allocation import (
@@ -41,6 +41,13 @@ from algorithms.privacy.mechanisms.sampling import (
     Sampling,
     WithoutReplacement,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+else:
+    torch = later("torch")
 
 
 @dataclass(frozen=True)
@@ -496,7 +503,7 @@ class NoiseAhead:
         skip: int = 0,
         correlator: Correlator | None = None,
         device: torch.device | None = None,
-    ) -> "NoiseAhead":
+    ) -> NoiseAhead:
         """Draw noise from a stream after `skip` more words; small draws are made immediately.
 
         correlator: continues the noise of the steps before, for correlated noise. device: where the noise is added, to
@@ -507,6 +514,8 @@ class NoiseAhead:
         later, there = stream.later(skip), device or torch.device("cpu")
 
         def draw() -> Callable[[], Tensor]:
+            from algorithms.gradients.devices import upload
+
             return upload(_noise_in_steps(release, later, dimension, correlator), there)
 
         if dimension >= _MANY:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
+from algorithms.core.facts_of_models import zero_start_loss
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.models import build
 
 

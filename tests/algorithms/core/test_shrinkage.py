@@ -13,9 +13,10 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
+from algorithms.core.facts_of_models import intercepts_of, number_of
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Intercepts, PlanningFacts, intercepts_of, number_of
+from algorithms.core.planning_facts import Intercepts, PlanningFacts
 from algorithms.core.shrinkage import (
     ClassCounts,
     LabelCounts,

@@ -15,11 +15,12 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
+from algorithms.core.facts_of_models import intercepts_of
 from algorithms.core.method import Algorithm
 from algorithms.core.minibatch import multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts, intercepts_of
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.methods.baselines import Majority, log_odds
 from algorithms.methods.dp_sgd import DPGD, DPSGD, SGDMA, NormBoundSGD, SGDAdv, steps_for
 from algorithms.models import Model, build

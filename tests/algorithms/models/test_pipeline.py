@@ -16,7 +16,7 @@ from algorithms.models.saved import adapt
 from data import DatasetInfo
 from data.card import data_card
 from data.prepared import load
-from tasks import calibrate, evaluate
+from tasks import calibrate, evaluate, model_building
 from tasks.comparing import Problem, Trial
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
@@ -149,6 +149,6 @@ def test_impossible_settings_of_a_comparison_s_model_are_refused(settings: Any, 
 
 def test_a_start_on_several_views_is_the_same_start(public: DatasetInfo) -> None:
     chosen = settings_of(settings=HIDDEN, augmentations=3).model
-    model = calibrate.model_of(chosen, public)
-    plain = adapt(calibrate.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
+    model = model_building.model_of(chosen, public)
+    plain = adapt(model_building.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
     assert torch.equal(model.initial_parameters(), plain.initial_parameters())

@@ -10,12 +10,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.core import calibration
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.training import Hooks
 from algorithms.methods import Nesterov
+from data import DatasetInfo
 from data.prepared import load
 from tasks import calibrate, train
 from tasks.config import params
-from tasks.config.params import GROUPS
+from tasks.config.params import GROUPS, Params
 from tasks.preflight.preview import preview_run
 from tasks.runs import store
 from tests.support.refusals import refused
@@ -183,8 +185,13 @@ def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
     after_upgrade: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a version knows another bound of a loss: calibration would name a plan that training sends back."""
-    first, known = plan_of(after_upgrade), calibrate.planning_facts
-    monkeypatch.setattr(calibrate, "planning_facts", lambda *given: replace(known(*given), loss=None))
+    first, known = plan_of(after_upgrade), calibrate.facts_and_notes
+
+    def other_facts(settings: Params, public: DatasetInfo) -> tuple[PlanningFacts, tuple[str, ...]]:
+        facts, notes = known(settings, public)
+        return replace(facts, loss=None), notes
+
+    monkeypatch.setattr(calibrate, "facts_and_notes", other_facts)
     calibrate.main()
     assert plan_of(after_upgrade)["noise_multiplier"] < first["noise_multiplier"]
 
