@@ -8,11 +8,13 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
 import pytest
+import typer.main
+import typer.testing
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
@@ -72,6 +74,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def empty_ledgers() -> Iterator[None]:
     """Most tests have a ledger of their own."""
     with empty_ledgers_made_once():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_once() -> Iterator[None]:
+    """Else all commands are made anew for each that a test invokes, most of which take no longer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
         yield
 
 
