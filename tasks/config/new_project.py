@@ -307,7 +307,15 @@ def _enum(name: str, limits: Document, path: Path) -> list[str]:
             path=path,
             field=name,
         )
-    return [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
+    spelled = [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
+    odd = [one for one in spelled if one != one.strip() or len(one.splitlines()) != 1]
+    if odd:
+        raise ParamsRefusedError(
+            f"{path}: the enum of the field {name!r} lists {odd[0]!r}, and a value is one line of text without spaces"
+            ' at its ends; write it so here and in the file, or leave the field out of the features by "ignore": true.'
+            " An empty field is a missing value."
+        )
+    return spelled
 
 
 def _bounds(name: str, limits: Document, path: Path) -> list[float] | None:

@@ -560,6 +560,12 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
                 ({"enum": "yes"}, "the enum of the field 'age' must be a list"),
                 ({"enum": [None, "x"]}, "leave out null"),
                 ({"enum": [["x"], "y"]}, "the enum of the field 'age' must be a list"),
+                ({"enum": ["x", ""]}, "the enum of the field 'age' lists '', and a value is one line"),
+                ({"enum": ["x", " y"]}, "the enum of the field 'age' lists ' y', and a value is one line"),
+                (
+                    {"enum": ["x", "y\nz"]},
+                    "the enum of the field 'age' lists 'y\\nz', and a value is one line",
+                ),
             ]
         ],
         (
