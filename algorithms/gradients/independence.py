@@ -503,7 +503,7 @@ def content_digest(value: Tensor) -> int:
     is_aligned = as_bytes.numel() % 8 == as_bytes.storage_offset() % 8 == 0
     blocks = torch.split(as_bytes.view(torch.int64) if is_aligned else as_bytes, _BLOCK)
     # Odd weights: modulo 2^64 they have inverses, so a change of one number always changes the sum.
-    by_place = 2 * torch.arange(_BLOCK, device=value.device) + 1
+    by_place = 2 * torch.arange(len(blocks[0]), device=value.device) + 1
     return hash((value.shape, *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
 
 
