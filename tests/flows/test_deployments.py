@@ -22,7 +22,7 @@ from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from algorithms.errors import LedgerBrokenError
+from algorithms.errors import EmptySearchError, LedgerBrokenError
 from algorithms.privacy.barrier.device import device_of
 from flows import deployed, tune
 from flows import scheduled as module
@@ -371,6 +371,14 @@ def test_a_password_file_of_kubernetes_is_copied_to_one_that_libpq_reads(
     ]
     subprocess.run(command, check=True)
     connect(own / "pgpass")
+
+
+def test_a_search_that_drew_no_trial_does_not_say_that_nothing_was_spent() -> None:
+    def work() -> None:
+        raise EmptySearchError("search a-1 drew 0 trials. Its budget is spent.")
+
+    state: Any = flow_result(work)
+    assert (state.name, state.message) == ("Failed", "search a-1 drew 0 trials. Its budget is spent.")
 
 
 def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
