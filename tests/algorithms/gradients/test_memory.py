@@ -190,16 +190,9 @@ def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
 SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS
 CHOSEN = [
     *("linear, used again", "lstm, used again", "embedding, used again", "decoder tied to the embedding"),
-    *("parts of a packed weight, used twice", "overlapping parts", "parts that are apart"),
-    *("attention with both masks", "attention, output frozen", "weight frozen", "lstm, some weights frozen"),
-    *("low-rank adaptation", "merged low-rank adaptation", "weight in several forms", "position added"),
-    *(
-        "normalised weight",
-        "filter by the Fourier transform",
-        "complex weight",
-        "function of one's own",
-        "cnn",
-    ),
+    *("overlapping parts", "parts that are apart", "attention with both masks", "weight frozen", "cnn"),
+    *("merged low-rank adaptation", "weight in several forms", "position added", "normalised weight"),
+    "function of one's own",
 ]
 """One of each way in which a parameter is used, shared, cut or frozen."""
 
