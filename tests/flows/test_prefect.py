@@ -52,6 +52,7 @@ from tests.flows.conftest import HTTP, free_port, get, post
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
+from tests.support.refusals import refused_as
 from tests.support.retraining import CARD, PARAMS, SETTINGS
 from tests.support.retraining import Place as Retrained
 from tests.support.retraining import place as retrained  # noqa: F401 - a fixture
@@ -107,7 +108,7 @@ def test_a_server_in_the_background_speaks_to_a_file_and_keeps_leases_in_files(
     with temporary_settings({PREFECT_HOME: server_home}), free_port() as other:
         monkeypatch.setenv("PREFECT_HOME", str(server_home))
         assert start_server(urlsplit(server).port or 0) == server
-        with pytest.raises(ParamsRefusedError, match=f"runs already, process {process.pid}; end it by"):
+        with refused_as("server_runs", ParamsRefusedError, process=process.pid):
             start_server(other)
     limits = f"{server}/v2/concurrency_limits"
     post(f"{limits}/", {"name": "one", "limit": 1})

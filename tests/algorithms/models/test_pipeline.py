@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from algorithms.errors import RefusedError
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.saved import adapt
 from data import DatasetInfo
@@ -20,6 +19,7 @@ from tasks import calibrate, evaluate, model_building
 from tasks.comparing import Problem, Trial
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
+from tests.support.refusals import refused_as
 from tests.support.workspace import PARAMS, Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
@@ -59,8 +59,9 @@ def public(prepared_digits: Path) -> DatasetInfo:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
-    with pytest.raises(ParamsRefusedError, match=f"model.{key}"):
+    with refused_as("bad_keys", ParamsRefusedError) as refusal:
         settings_of(**{key: value})
+    assert all(named.startswith(f"model.{key}") for named in refusal.value.fields["keys"])
 
 
 def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
@@ -74,7 +75,7 @@ def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
     assert document.model.parameters == 8 * 10 + 10
     assert [note.split()[0] for note in document.model.notes] == ["The", "Not"]
     start_file(path, seed=6)
-    with pytest.raises(RefusedError, match="made for another model"):
+    with refused_as("stale_plan", differing="model"):
         calibrate.check_plan(document, settings, public)
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from algorithms.core.training import Hooks
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Choice, Ledger
@@ -26,8 +26,8 @@ from tests.support.retraining import place as place
 from tests.support.workspace import killed_in
 
 
-def disk_full(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
-    reserve()
+def disk_full(*_: Any, hooks: Hooks, **__: Any) -> None:
+    hooks.reserve()
     raise OSError("no space left")
 
 

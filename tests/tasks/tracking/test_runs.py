@@ -20,7 +20,6 @@ import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from algorithms.errors import RefusedError
 from tasks import report
 from tasks import tracking as sessions
 from tasks.config.params import Tracking
@@ -42,6 +41,7 @@ from tests.support.offline_run import (
     track,
     write_finished,
 )
+from tests.support.refusals import refused_as
 from tests.support.synthetic_run import description, read_json
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import MODEL, finished
@@ -385,10 +385,15 @@ class TestTrack:
 
     @pytest.fixture
     def logs(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The modes in which runs were logged; an exception stands for an outage."""
+        """The modes in which runs were logged."""
         logs: list[str] = []
-        monkeypatch.setattr(tracking, "_log_run", lambda _run, settings, _: logs.append(settings.mode))
-        monkeypatch.setattr(tracking, "_save", lambda *_: "report")
+
+        def log(_run: object, settings: Tracking, **_: object) -> bool:
+            logs.append(settings.mode)
+            return True
+
+        monkeypatch.setattr(tracking, "log_run", log)
+        monkeypatch.setattr(report, "log_report", lambda *_, **__: "report")
         return logs
 
     def test_logs_once(self, root: Path, logs: list[str]) -> None:
@@ -399,11 +404,8 @@ class TestTrack:
         assert logs == ["offline"]
 
     def test_logs_after_an_outage(self, root: Path, logs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: object) -> None:
-            raise RuntimeError("no route to host")
-
         with monkeypatch.context() as outage:
-            outage.setattr(tracking, "_log_run", fail)
+            outage.setattr(tracking, "log_run", lambda *_, **__: False)
             assert report.track(root).endswith("is not logged at W&B; `epsilonflow track` tries again")
         assert has_run_to_log(root)
         report.track(root)
@@ -411,8 +413,7 @@ class TestTrack:
 
     def test_pulled_run_is_logged_where_it_was_trained(self, root: Path, logs: list[str]) -> None:
         (root / "datasets" / "prepared" / "public.json").unlink()
-        words = "brought here without its data set, whose description is logged with it; run `epsilonflow track` in the"
-        with pytest.raises(RefusedError, match=words):
+        with refused_as("no_run"):
             report.track(root)
         assert logs == []
 
