@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_type_hints
 
 from algorithms.errors import RefusedError
 
@@ -78,7 +78,9 @@ def check_names(
 def check_settings(kind: type[Any], given: Iterable[str]) -> None:
     """Raises UnknownNameError for a setting that a class of settings does not have."""
     if is_dataclass(kind):
-        allowed = [setting.name for setting in fields(kind)]
+        given, allowed = list(given), [setting.name for setting in fields(kind)]
+        if set(given) <= set(allowed):  # as nearly always, and the types below take long to find
+            return
         written = {"epsilon": "epsilon of fit, for which the noise is found"} | written_settings(kind)
         check_names(given, allowed, what=kind.__name__, kind="setting", written=written)
 
@@ -89,8 +91,18 @@ def written_settings(kind: type[Any], form: str = "{}") -> dict[str, str]:
     Those of an inner class, as of the optimizer, are among them.
     """
     written: dict[str, str] = {}
+    types = _types_of(kind)
     for setting in fields(kind):
-        if isinstance(setting.type, type) and is_dataclass(setting.type):
-            inner = form.format(f"{setting.name}={setting.type.__name__}({{}})")
-            written |= written_settings(setting.type, inner)
+        of = types.get(setting.name, setting.type)
+        if isinstance(of, type) and is_dataclass(of):
+            inner = form.format(f"{setting.name}={of.__name__}({{}})")
+            written |= written_settings(of, inner)
     return written | {setting.name: form.format(f"{setting.name}=...") for setting in fields(kind)}
+
+
+def _types_of(kind: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields, which may be written as text; empty if a text names what is not there."""
+    try:
+        return get_type_hints(kind)
+    except NameError:
+        return {}
