@@ -51,6 +51,7 @@ soak: $(VENV)/installed-dev
 	python -m tests.soak.year
 	python -m tests.soak.fuzz
 	python -m tests.soak.accounting
+	python -m tests.soak.plans
 	python -m tests.soak.faults
 	python -m tests.soak.faults --weeks 52 --file docs/results/faults-year.csv
 

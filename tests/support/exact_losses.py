@@ -5,6 +5,7 @@ Re s = c > 0, over 2 pi i. M is itself a normal integral, for which the trapezoi
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,30 +26,41 @@ def exact_epsilon(rate: float, multiplier: float, steps: int, delta: float, *, c
     Raises ValueError where results of two lines differ, so that both are wrong: as where rare large losses decide, at
     a rate of 1e-6, multiplier 0.5 and 240,000 steps.
     """
+    return exact_epsilon_of_kinds([(rate, multiplier, steps)], delta, count=count)
+
+
+def exact_epsilon_of_kinds(
+    kinds: Sequence[tuple[float, float, int]], delta: float, *, count: int = 1
+) -> float:
+    """The same for steps of several kinds: their rates, all below 1, multipliers and numbers."""
     first, second = (
-        max(_side(rate, multiplier, steps, delta, count, way, line) for way in ("remove", "add"))
-        for line in _LINES
+        max(_side(kinds, delta, count, way, line) for way in ("remove", "add")) for line in _LINES
     )
     if not (math.isfinite(first) and abs(first - second) <= _AGREE * max(first, 1e-6)):
         raise ValueError(f"two lines of the integral give {first:g} and {second:g}")
     return first
 
 
-def _side(rate: float, z: float, steps: int, delta: float, count: int, way: str, at: float) -> float:
+def _log_moments(
+    s: NDArray[np.complex128], rate: float, z: float, count: int, way: str
+) -> NDArray[np.complex128]:
+    """log M(s) of one step, shape [s]."""
     numbers = np.arange(count + 1)
     logs = binom.logpmf(numbers, count, rate)[:, None]
+    far = (float(s.real.max()) + 2) * count / z if way == "remove" else 0.0
+    t = np.linspace(-13.0, 13.0 + far, int((26 + far) / 0.06))
+    losses = np.logaddexp.reduce(logs + numbers[:, None] * (t / z - numbers[:, None] / (2 * z * z)))
+    normal = -t * t / 2 + math.log((t[1] - t[0]) / math.sqrt(2 * math.pi))
+    powers = s[:, None] + 1 if way == "remove" else -s[:, None]
+    exponents = powers * losses + normal
+    top = exponents.real.max(axis=1, keepdims=True)
+    return np.asarray(np.log(np.exp(exponents - top).sum(axis=1)) + top[:, 0])
 
+
+def _side(kinds: Sequence[tuple[float, float, int]], delta: float, count: int, way: str, at: float) -> float:
     def moments(s: NDArray[np.complex128]) -> NDArray[np.complex128]:
-        """steps times log M(s), shape [s]."""
-        far = (float(s.real.max()) + 2) * count / z if way == "remove" else 0.0
-        t = np.linspace(-13.0, 13.0 + far, int((26 + far) / 0.06))
-        losses = np.logaddexp.reduce(logs + numbers[:, None] * (t / z - numbers[:, None] / (2 * z * z)))
-        normal = -t * t / 2 + math.log((t[1] - t[0]) / math.sqrt(2 * math.pi))
-        powers = s[:, None] + 1 if way == "remove" else -s[:, None]
-        exponents = powers * losses + normal
-        top = exponents.real.max(axis=1, keepdims=True)
-        sums = np.log(np.exp(exponents - top).sum(axis=1)) + top[:, 0]
-        return np.asarray(steps * sums)
+        """log M(s) of all steps, shape [s]."""
+        return np.asarray(sum(steps * _log_moments(s, rate, z, count, way) for rate, z, steps in kinds))
 
     @lru_cache
     def real(c: float) -> float:
