@@ -1,7 +1,8 @@
 """Made-up tables of any kind, by the settings that `init` gives: in the mean no worse than a model that sees no column.
 
-With classes, that model says the most frequent one; with a number, the mean. Some labels have nothing to do with the
-columns. Every third table is ten times smaller than its card allows for, and the number of its records is private.
+With classes, that model says the most frequent one, or in log loss the frequencies, which the whole budget has released
+(exact ones are not private); with a number, the mean. Some labels have nothing to do with the columns. Every third
+table is ten times smaller than its card allows for, and the number of its records is private.
 """
 
 import json
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax, xlogy
 
 from algorithms.cell_histograms import CellHistograms
+from algorithms.core.estimated_counts import estimated_counts
 from algorithms.core.facts_of_models import intercepts_of, number_of
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -30,6 +32,7 @@ from algorithms.models.cell_histograms import HistogramColumn, HistogramPart
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.gaussian import noise_for_share
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
@@ -42,7 +45,7 @@ from tests.support.cards import card, category, csv_of, label, number
 from tests.support.soak import soak_but
 
 HELD_OUT = 1000
-KINDS = ("classes", "number", "count")
+KINDS = ("classes", "log loss", "number", "count")
 
 
 def table(
@@ -75,7 +78,7 @@ def gain(seed: int, kind: str) -> float:
     )
     columns, values, score = table(draw, n + HELD_OUT)
     labels: NDArray[Any]
-    if kind != "classes":
+    if kind in ("number", "count"):
         log_means, noise = signal * score / 3, draw.normal(size=n + HELD_OUT) / 2
         of_kind = np.exp(log_means + noise) if kind == "number" else draw.poisson(np.exp(log_means))
         labels = (of_kind.clip(0, 20) / 10 - 1).astype(np.float32)
@@ -93,7 +96,20 @@ def gain(seed: int, kind: str) -> float:
     if kind == "count":
         rates, counts = (scores[:, 0].clip(-1, 1) + 1) * 10, (real + 1) * 10
         return 1.0 - deviance(rates, counts) / deviance(np.full(len(counts), counts.mean()), counts)
+    if kind == "log loss":
+        said = log_softmax(scores, axis=1)[np.arange(len(real)), real]
+        return float((said - released_logs(labels[:n], scores.shape[1], epsilon, draw)[real]).mean())
     return float((scores.argmax(1) == real).mean() - np.bincount(real).max() / len(real))
+
+
+def released_logs(
+    labels: NDArray[Any], classes: int, epsilon: float, draw: np.random.Generator
+) -> NDArray[np.float64]:
+    """The logarithms of the frequencies that one release at this epsilon says."""
+    noise = noise_for_share(1.0, epsilon)
+    noisy = np.bincount(labels, minlength=classes) + draw.normal(0.0, noise, classes)
+    logs: NDArray[np.float64] = estimated_counts(torch.from_numpy(noisy), noise).log().numpy()
+    return np.array(log_softmax(logs))
 
 
 def deviance(rates: NDArray[Any], counts: NDArray[Any]) -> float:
