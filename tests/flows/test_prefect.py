@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -35,6 +36,7 @@ from typer.testing import CliRunner, Result
 
 from algorithms.core.plan import Plan
 from algorithms.privacy.accounting import Budget
+from flows.cli import runs
 from flows.cli.main import app
 from flows.compare import comparison, plan, run
 from flows.deployed import TAG, pipeline, report, run_stage, tell_of_reservation
@@ -46,7 +48,6 @@ from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder
 from tasks.config.params import ParamsRefusedError
-from tasks.preflight.preview import RunPreview
 from tasks.runs.stages import STAGES
 from tests.flows.conftest import HTTP, free_port, get, post
 from tests.support.checkout import PROJECT, Checkout
@@ -233,7 +234,7 @@ def test_a_run_that_the_ledger_refuses_leaves_ledger_parameters_and_model_alone(
     ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = ledger.head(), (served.root / "params.yaml").read_text()
     stay_in_this_process(monkeypatch)
-    monkeypatch.setattr(RunPreview, "check", lambda _: None)
+    monkeypatch.setattr(runs, "_look_ahead", lambda *_: nullcontext())
     done = CliRunner().invoke(app, ["run", "--epsilon", "2.5"])
     assert done.exit_code == 2, done.output
     refusals = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
