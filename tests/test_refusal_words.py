@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -207,7 +207,7 @@ def _has(kind: Any, path: str) -> bool:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         inner = kind.model_fields[name].annotation if name in kind.model_fields else None
     elif is_dataclass(kind):
-        inner = next((part.type for part in fields(kind) if part.name == name), None)
+        inner = get_type_hints(kind).get(name)  # which are texts in some modules
     else:
         return str(kind).startswith("dict")
     kinds = [inner, *getattr(inner, "__args__", ())]

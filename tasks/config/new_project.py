@@ -311,9 +311,13 @@ def _enum(name: str, limits: Document, path: Path) -> list[str]:
     odd = [one for one in spelled if one != one.strip() or len(one.splitlines()) != 1]
     if odd:
         raise ParamsRefusedError(
-            f"{path}: the enum of the field {name!r} lists {odd[0]!r}, and a value is one line of text without spaces"
+            "{path}: the enum of the field {field!r} lists {value!r}, and a value is one line of text without spaces"
             ' at its ends; write it so here and in the file, or leave the field out of the features by "ignore": true.'
-            " An empty field is a missing value."
+            " An empty field is a missing value.",
+            code="bad_schema",
+            path=path,
+            field=name,
+            value=odd[0],
         )
     return spelled
 
