@@ -80,8 +80,8 @@ def test_every_package_that_is_imported_is_required() -> None:
     graph = grimp.build_graph(*PACKAGES, include_external_packages=True)
     outside = {module for module in graph.modules if graph.is_module_squashed(module)} - set(PACKAGES)
     required = {canonicalize_name(Requirement(text).name) for text in project()[""]}
-    imported = {canonicalize_name(IMPORT_NAMES.get(module, module)) for module in outside}
-    assert {name for name in imported if name.replace("-", "_") not in sys.stdlib_module_names} <= required
+    of_packages = outside - sys.stdlib_module_names
+    assert {canonicalize_name(IMPORT_NAMES.get(module, module)) for module in of_packages} <= required
 
 
 def test_files_that_the_code_reads_are_package_data() -> None:
