@@ -307,11 +307,16 @@ def _pull_back(
     along = [direction.to(end.dtype) for direction, end in zip(directions, ends, strict=True)]
     across = [_across(each, direction) for each, direction in zip(group, along, strict=True)]
     ones = [_ones(each) for each in group]
-    images = back(ones), back(along), back(across)
-    maps = _row_maps(directions, along, across, [[image[each.weight] for image in images] for each in group])
+    multiples = [_multiples(rows) for rows in across]
+    mixed = [_mix(*parts) for parts in zip(across, ones, along, multiples, strict=True)]
+    images = back(ones), back(along), back(mixed)
+    of_weights, of_factors = list[list[Tensor]](), list[list[Tensor]]()
+    for each, own in zip(group, multiples, strict=True):
+        of_weights.append(_unmix([image[each.weight].reshape(each.shape) for image in images], own))
+        of_factors += [_unmix([image[name].reshape(-1, 1) for image in images], own) for name in each.factors]
+    maps = _row_maps(directions, along, across, of_weights)
     factors = [name for each in group for name in each.factors]
-    coefficients = _coefficients([[image[name] for image in images] for name in factors])
-    by_factor = dict(zip(factors, coefficients, strict=True))
+    by_factor = dict(zip(factors, _coefficients(of_factors), strict=True))
     return [
         None if row_map is None else _by_name(each, row_map, by_factor)
         for each, row_map in zip(group, maps, strict=True)
@@ -344,7 +349,7 @@ def _row_maps(
     """
     counts, parts = [len(direction) for direction in directions], []
     for direction, other, of_map in zip(along, across, images, strict=True):
-        found = torch.stack([image.reshape(direction.shape) for image in of_map])
+        found = torch.stack([*of_map])
         ones = found[:2].sum(dim=2).div_(math.sqrt(direction.shape[1]))
         stretch, lengths = _dot(found[2], other), torch.linalg.vector_norm(found, dim=2)
         parts.append(
@@ -410,6 +415,28 @@ def _across(candidate: _Candidate, along: Tensor) -> Tensor:
     """Rows orthogonal to 1 and to their directions."""
     rows = _random_rows(candidate.shape, candidate.end)
     return rows.addcmul_(along, _dot(rows, along)[:, None], value=-1.0)
+
+
+def _multiples(across: Tensor) -> Tensor:
+    """Of 1 and of the direction, a random number for each row, about as large as the row; [2, rows].
+
+    Where a map moves one row by another, as one that normalises two rows together, what it does to equal multiples of
+    all rows may be what a map by rows does, but not what it does to these.
+    """
+    numbers = _random(2 * len(across), across.dtype, across.device).view(2, -1)
+    return numbers * _length(across)
+
+
+def _mix(across: Tensor, ones: Tensor, along: Tensor, multiples: Tensor) -> Tensor:
+    first, second = multiples[..., None]
+    return torch.addcmul(torch.addcmul(across, first, ones), second, along)
+
+
+def _unmix(images: Sequence[Tensor], multiples: Tensor) -> list[Tensor]:
+    """The images of 1, the direction and, by a map by rows, `across`, from those of 1, the direction and the mix."""
+    ones, along, mixed = images
+    first, second = multiples[..., None]
+    return [ones, along, mixed.addcmul(first, ones, value=-1.0).addcmul(second, along, value=-1.0)]
 
 
 def _ones(candidate: _Candidate) -> Tensor:

@@ -479,7 +479,8 @@ def _standardised_form(
     sources: names by tensor. The others are the arguments of `functional.batch_norm`.
     """
     is_of_itself = training and running_mean is None and running_var is None
-    if not is_of_itself or input.dim() < 3 or len(input) > 1 or id(input) not in sources:
+    is_tied = weight is bias and weight is not None
+    if not is_of_itself or is_tied or input.dim() < 3 or len(input) > 1 or id(input) not in sources:
         return None
     matrix = input.detach().reshape(input.shape[1], -1)
     gain = None if weight is None else weight.detach()

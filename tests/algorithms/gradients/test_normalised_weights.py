@@ -163,6 +163,33 @@ OTHERS = {
     "a product of two": Spec(mapped(lambda w: w[:48] @ w[48:], 96, 48), (48,)),
 }
 
+OF_ROWS_TOGETHER = {
+    "of length 1, two rows as one": Spec(
+        mapped(lambda w: functional.normalize(w.view(24, 96), dim=1).view(48, 48), 48, 48), (2, 48)
+    ),
+    "standardised, two rows as one": Spec(
+        mapped(lambda w: standardised(w.view(24, 96)).view(48, 48), 48, 48), (2, 48)
+    ),
+    "standardised, a row of either half as one": Spec(
+        mapped(
+            lambda w: functional.batch_norm(w, None, None, training=True).view(48, 48),
+            *(2, 24, 48),
+        ),
+        (2, 48),
+    ),
+    "centred, two rows as one": Spec(
+        mapped(lambda w: (w.view(24, 96) - w.view(24, 96).mean(1, keepdim=True)).view(48, 48), 48, 48), (48,)
+    ),
+    "standardised, with a gain that is the shift": Spec(
+        lambda: Wired(
+            lambda self, x: functional.linear(x, standardised(self.w, weight=self.g, bias=self.g)),
+            w=nn.Parameter(torch.randn(48, 48, dtype=torch.float64)),
+            g=nn.Parameter(torch.rand(48, dtype=torch.float64) + 0.5),
+        ),
+        (2, 48),
+    ),
+}
+
 OF_FEW_NUMBERS = {
     "by rows": Spec(lambda: weight_norm(nn.Linear(5, 3)), (5,)),
     "by columns": Spec(lambda: weight_norm(nn.Linear(5, 3), dim=1), (2, 5)),
@@ -221,6 +248,14 @@ def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str, limits
     check(made, engine)
     kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
     assert NormalisedGrad not in kinds
+
+
+@pytest.mark.parametrize("name", OF_ROWS_TOGETHER)
+def test_a_map_that_moves_rows_by_others_is_recorded_as_it_is(name: str) -> None:
+    made = problem(OF_ROWS_TOGETHER[name])
+    engine = made.engine(physical_batch=SMALL, limits=BRIEF)
+    check(made, engine)
+    assert engine.is_batched
 
 
 @pytest.mark.parametrize(("name", "limits"), by_limits(OF_FEW_NUMBERS))
