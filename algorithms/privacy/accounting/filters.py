@@ -68,6 +68,9 @@ sixteenth, on a grid of 0.001.
 _COVER_ROUNDING = 1e-9
 """Relative; by so much rounding may raise a cost above what was stated of it."""
 
+_SOME_DELTA = 1e-5
+"""At which events are priced to learn whether there are bounds for them at all."""
+
 FilterSpec = FixedSchedule | ZCDPBudget | RenyiBudget
 """How a run's budget is enforced."""
 
@@ -431,7 +434,8 @@ def is_covered(stated: Budget, schedule: Schedule, adjacency: NeighboringRelatio
     """Whether a bound for the releases of a schedule is at most a stated budget; None where none takes its events.
 
     The bounds are those of the accountants, and those of filters, whose runs reserve a divergence at one order or a
-    rho: of these the conversion at a real order may be tighter than that at the accountants' orders.
+    rho: of these the conversion at a real order may be tighter than that at the accountants' orders. A delta of 0
+    covers no events that are not purely private.
 
     Args:
         stated: The epsilon and delta that the releases are said to cost.
@@ -463,6 +467,8 @@ def is_covered(stated: Budget, schedule: Schedule, adjacency: NeighboringRelatio
             if bound() <= stated.epsilon * (1 + _COVER_ROUNDING):
                 return True
             has_bound = True
+    if stated.delta == 0 and not has_bound:
+        has_bound = is_covered(Budget(math.inf, _SOME_DELTA), schedule, adjacency) is not None
     return False if has_bound else None
 
 

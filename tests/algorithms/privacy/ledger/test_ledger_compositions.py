@@ -279,6 +279,16 @@ def test_a_run_that_is_charged_less_than_its_events_cost_is_found_under_basic_su
         ledger.verify(prices=True)
 
 
+@pytest.mark.parametrize("others", [[], [(dp.LaplaceDpEvent(10.0), 1)]])
+def test_a_delta_of_0_covers_no_gaussian_noise(others: list[tuple[dp.DpEvent, int]], tmp_path: Path) -> None:
+    """Which no epsilon bounds at that delta."""
+    ledger = declared(tmp_path, cap=CAP)
+    events = schedule_to_json([(GAUSSIAN, 1), *others])
+    ledger.reserve("a", "patients", Budget(1.0, 0.0), events=events, notes={})
+    with pytest.raises(LedgerBrokenError, match="charges run 'a' epsilon=1, delta=0, its events cost more"):
+        ledger.verify(prices=True)
+
+
 def test_what_a_filter_reserves_and_what_it_let_through_are_covered_by_the_budget_of_the_filter(
     tmp_path: Path,
 ) -> None:
