@@ -174,8 +174,8 @@ def lower_bounds(
 
 
 LIKE_OTHERS = {
-    *("many steps", "two kinds", "search, replaced", "search after a count", "poisson search of many trials"),
-    *("half of the records, much noise", "pure, replaced", "disjoint parts, the second larger"),
+    *("many steps", "two kinds", "search after a count", "poisson search of many trials"),
+    "half of the records, much noise",
 }
 """Rows of which others have one kind each, in other sizes or together."""
 
