@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,8 +181,10 @@ def open_newest(url: str, *, home: Path, check: Callable[["Chain"], object] = la
         RefusedError: If it cannot be opened.
     """
 
+    recorded = _recorded_heads(home)
+
     def check_all(chain: "Chain") -> None:
-        _check_newest(chain, url, home)
+        _check_newest(chain, url, home, recorded)
         check(chain)
 
     return ledgers.Ledger.open(
@@ -206,19 +208,28 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     Raises:
         LedgerBrokenError: If an older copy was restored since the ledger was opened; nothing is recorded then.
     """
-    files = ledger.read_chain(lambda chain: _check_newest(chain, url, home))
+    recorded = _recorded_heads(home)
+    files = ledger.read_chain(lambda chain: _check_newest(chain, url, home, recorded))
     line = f"{ledger.verified.seq} {ledger.verified.hash}"  # of the snapshot that was checked
     for file in files:
         if not _has_line(file, line):
             write_line(file, line)
 
 
-def _check_newest(chain: "Chain", url: str, home: Path) -> list[Path]:
-    """Compare the ledger with the heads in a home; returns their files."""
+def _recorded_heads(home: Path) -> dict[Path, Head]:
+    """The heads in a home by their files: to be read before the rows are, to which another process may add at any time.
+
+    So a row that is missing later is one that the ledger has lost, and not one that it did not have yet.
+    """
+    return {file: _read_head(file) for file in (home / "ledger_heads").glob("*")}
+
+
+def _check_newest(chain: "Chain", url: str, home: Path, recorded: Mapping[Path, Head]) -> list[Path]:
+    """Compare the ledger with the heads in a home that were recorded before; returns their files."""
     files = _files(chain, url, home)
     for seen in files:
         try:
-            chain.check_contains(_read_head(seen).hash)
+            chain.check_contains(recorded.get(seen, NOTHING).hash)
         except LedgerBrokenError as error:
             raise LedgerBrokenError(
                 f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."

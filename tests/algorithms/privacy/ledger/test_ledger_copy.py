@@ -18,6 +18,7 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Entry, Ledger, export, identity, open_newest, remember, restore
 from algorithms.privacy.ledger import store as module
+from algorithms.privacy.ledger.ledger import Chain
 from algorithms.privacy.ledger.rows import follow
 from algorithms.privacy.ledger.store import INSERT, LATEST
 
@@ -178,6 +179,30 @@ def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_new
         ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
         open_newest(url, home=tmp_path)
+
+
+@pytest.mark.parametrize("how", ["opened", "remembered"])
+def test_a_run_that_another_process_charges_meanwhile_is_no_row_that_was_lost(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the snapshot of the rows and their comparison with the heads of the home."""
+    url, first, charges = f"sqlite:///{tmp_path}/ledger.sqlite", Chain.first, ["a"]
+    _lived(url)
+    here, other = (open_newest(url, home=tmp_path) for _ in range(2))
+    remember(other, url, home=tmp_path)
+
+    def charged_meanwhile(chain: Chain) -> str | None:
+        found = first.fget(chain)  # type: ignore[attr-defined]
+        if charges:
+            other.reserve(charges.pop(), "patients", ONE, events=[], notes={}, blocks=("january",))
+        return found  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Chain, "first", property(charged_meanwhile))
+    if how == "opened":
+        open_newest(url, home=tmp_path)
+    else:
+        remember(here, url, home=tmp_path)
+    assert not charges
 
 
 def test_a_head_is_written_once_and_again_where_it_changed_or_its_file_is_damaged(tmp_path: Path) -> None:
