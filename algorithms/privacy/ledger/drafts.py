@@ -34,6 +34,7 @@ def reservation_drafts(
     run: the row of a run on the whole population. content_digests: of the blocks. The price is computed here
     and never taken from the notes.
     """
+    blocks = [*dict.fromkeys(blocks)]  # a row for each, however often it is named
     if not blocks:
         return []
     group_size = terms.group_size(blocks)

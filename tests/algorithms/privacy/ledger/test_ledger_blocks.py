@@ -83,6 +83,13 @@ def test_the_same_run_twice_is_one_reservation_and_other_blocks_are_refused(tmp_
     assert len(ledger.history()) == 7
 
 
+def test_a_block_that_is_named_twice_is_charged_once(tmp_path: Path) -> None:
+    ledger = declared(tmp_path, "january", "february")
+    reserve(ledger, "a", "january", "january")
+    assert [(row.kind, row.block) for row in ledger.history()][-1] == ("reserve", "january")
+    assert ledger.balance("patients", "january").reserved == ONE
+
+
 def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path: Path) -> None:
     ledger = declared(tmp_path, "january", "february")
     reserve(ledger, "a", "january")
