@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.optimize import brentq
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
@@ -44,7 +45,6 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.lazy_imports import later
 from algorithms.privacy.accounting.epsilon import in_levels
-from algorithms.privacy.accounting.roots import find_root
 from algorithms.privacy.mechanisms.release import Gaussian, KNorm, Laplace, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, WithoutReplacement
 
@@ -175,7 +175,7 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
     def excess(price: float) -> float:
         return float(np.log(np.sum(counts * epsilons_at(price)) / epsilon))
 
-    epsilons = epsilons_at(find_root(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
+    epsilons = epsilons_at(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
     return np.asarray(epsilons * (epsilon / np.sum(counts * epsilons)))
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import dp_accounting.dp_event as dp
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from algorithms.privacy.accounting.events import Trials
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
-from algorithms.privacy.accounting.roots import find_root
 from algorithms.privacy.accounting.selection import shift_of_selection
 
 _MIN_SLOPE, _MAX_SLOPE = 0.3, 3.0
@@ -42,14 +42,14 @@ class GaussianSearch:
         highest = self._log_mu(largest)
         if self._price(highest) <= price:
             return largest
-        log_mu = find_root(lambda tried: self._price(tried) - price, _LOG_MU[0], highest, xtol=_CLOSE)
+        log_mu = brentq(lambda tried: self._price(tried) - price, _LOG_MU[0], highest, xtol=_CLOSE)
         return gaussian_epsilon(math.exp(log_mu), self.delta)
 
     def _log_mu(self, epsilon: float) -> float:
         def excess(log_mu: float) -> float:
             return gaussian_epsilon(math.exp(log_mu), self.delta) - epsilon
 
-        return float(find_root(excess, *_LOG_MU, xtol=_CLOSE))
+        return float(brentq(excess, *_LOG_MU, xtol=_CLOSE))
 
     def _price(self, log_mu: float) -> float:
         mu = math.exp(log_mu)

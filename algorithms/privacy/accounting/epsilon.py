@@ -27,6 +27,7 @@ import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Accountant as Accountant
@@ -51,7 +52,6 @@ from algorithms.privacy.accounting.pairs import TAIL_DELTA
 from algorithms.privacy.accounting.pld import PrivacyLoss
 from algorithms.privacy.accounting.pld_epsilon import ComposedPLD, epsilon_of, epsilon_on_grid, sides_of
 from algorithms.privacy.accounting.pld_search import cost_ratio, estimated_epsilon, extrapolated_epsilon
-from algorithms.privacy.accounting.roots import find_root
 from algorithms.privacy.accounting.selection import shift_of_trials
 
 Array = NDArray[np.float64]
@@ -468,7 +468,7 @@ def find_smallest(
         return low
     if cost(high) > limit:
         return None
-    root = find_root(excess, math.log(low), math.log(high), xtol=tolerance)
+    root = brentq(excess, math.log(low), math.log(high), xtol=tolerance)
     candidates = (min(math.exp(root + k * tolerance), high) for k in range(1000))
     return next((number for number in candidates if cost(number) <= limit), high)
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import dp_accounting.dp_event as dp
 import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
+from scipy import optimize
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ACCOUNTANTS,
@@ -35,8 +35,6 @@ from algorithms.privacy.accounting.epsilon import (
 from algorithms.privacy.accounting.event_rules import in_words, rule_of
 from algorithms.privacy.accounting.events import RenyiDpEvent, Schedule, disjoint_parts_of
 from algorithms.privacy.accounting.random_allocation import PaidSteps
-
-optimize = later("scipy.optimize")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 import math
 
+from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
-
-from algorithms.privacy.accounting.roots import find_root
 
 _U = 2.0**-53
 SHARE_OF_FEATURES = 0.05
@@ -56,9 +55,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     low, high = 0.0, mu * mu / 2 + mu
     while delta_bound(high) > delta:
         low, high = high, 2 * high
-    root = find_root(
-        lambda e: math.log(max(delta_bound(e), 1e-320) / delta), low, high, xtol=1e-300, rtol=1e-14
-    )
+    root = brentq(lambda e: math.log(max(delta_bound(e), 1e-320) / delta), low, high, xtol=1e-300, rtol=1e-14)
     slack = 1e-13
     while delta_bound(epsilon := float(root) * (1 + slack)) > delta:
         slack *= 4
@@ -70,5 +67,5 @@ def noise_for_share(share: float, epsilon: float, delta: float = 1e-5) -> float:
 
     A Gaussian mechanism has mu, its sensitivity over its standard deviation; squares of mu add up.
     """
-    mu = find_root(lambda one: gaussian_epsilon(one, delta) - epsilon, 1e-6, 1e3)
+    mu = brentq(lambda one: gaussian_epsilon(one, delta) - epsilon, 1e-6, 1e3)
     return 1.0 / (float(mu) * math.sqrt(share))

@@ -14,6 +14,7 @@ import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import (
@@ -29,7 +30,6 @@ from algorithms.privacy.accounting.epsilon import (
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import FilterSpec, FixedSchedule, RenyiBudget, ZCDPBudget
 from algorithms.privacy.accounting.gaussian import gaussian_delta
-from algorithms.privacy.accounting.roots import find_root
 
 Array = NDArray[np.float64]
 _POINTS, _MIN_DELTA = 300, 1e-10
@@ -199,4 +199,4 @@ def _mu_at(epsilon: float, delta: float) -> float:
 
     if above(0.0) >= 0:
         return 0.0
-    return float(find_root(above, 0.0, _LARGEST_MU, xtol=1e-9)) if above(_LARGEST_MU) >= 0 else math.inf
+    return float(brentq(above, 0.0, _LARGEST_MU, xtol=1e-9)) if above(_LARGEST_MU) >= 0 else math.inf

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import optimize
 from torch import Tensor
 
 from algorithms.gradients import PerExampleModel, layer_inputs, linear_layer
-from algorithms.lazy_imports import later
 from algorithms.models import Model
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
@@ -27,8 +27,6 @@ from algorithms.privacy.mechanisms.release import (
     draws,
     minimum_release,
 )
-
-optimize = later("scipy.optimize")
 
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
