@@ -28,6 +28,8 @@ from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared
 from tests.support.refusals import check_refusals, refused_as
 
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1}, "count": 3}]
+PURE = [{"event": {"type": "LaplaceDpEvent", "noise_multiplier": 10.0}, "count": 1}]
+"""Of epsilon 0.1 at a delta of 0."""
 reserve = partial(conftest.reserve, events=EVENTS)
 
 
@@ -177,7 +179,7 @@ def _hold(ledger: Ledger, run_id: str, **held: str) -> None:
 def _hold_all(ledger: Ledger, run_id: str, held: dict[str, list[str]]) -> None:
     """Reserves a run on blocks with these digests."""
     ledger.reserve(
-        run_id, "patients", Budget(0.1, 0.0), events=EVENTS, notes={}, blocks=[*held], content_digests=held
+        run_id, "patients", Budget(0.1, 0.0), events=PURE, notes={}, blocks=[*held], content_digests=held
     )
 
 
@@ -256,7 +258,7 @@ def test_a_write_reads_the_accounts_of_its_blocks_alone(
 
     monkeypatch.setattr(StatePart, "state", spy)
     _hold(ledger, "a", **{"block 3": "A"})
-    ledger.settle("a", Budget(0.1, 0.0), events=EVENTS)
+    ledger.settle("a", Budget(0.1, 0.0), events=PURE)
     ledger.forfeit("open")
     assert read == {1, 2}  # the whole population's, and the block's
     reserve(ledger, "still open", "block 3")
