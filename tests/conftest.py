@@ -12,6 +12,7 @@ from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
+import absl.logging
 import pytest
 import typer.main
 import typer.testing
@@ -46,6 +47,8 @@ _SEED = 20_260_101
 settings.register_profile("other examples", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same examples", settings.get_profile("other examples"), derandomize=True)
 settings.load_profile("same examples")  # of hypothesis; `make soak` draws others
+# Else it holds the file that pytest captures to, and closes it where Prefect sets up logging between two captures.
+absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 gc.disable()  # while modules by the thousand are imported, whose objects stay
 
 

@@ -1,5 +1,6 @@
 """Crashes inside a checkpoint, and take-up where the number of records is private."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,6 @@ def test_training_tells_the_barrier_no_number_that_is_private(
         told.append(named["compute"].number)
         return Barrier(*given, **named)
 
-    monkeypatch.setattr(training, "Barrier", watched)
+    monkeypatch.setattr(training, "Hooks", partial(training.Hooks, barrier_of=watched))
     trained(tmp_path, private=private)
     assert told == [None if private else bench.RECORDS]
