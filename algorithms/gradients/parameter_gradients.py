@@ -150,7 +150,9 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
         into.addmv_(some.double().T, weights)
 
 
-def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, grad_outputs: Tensor) -> Tensor:
+def square_norms_of_single(
+    form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, grad_outputs: Tensor
+) -> Tensor:
     """Squared L2 norms [batch], float64, of the gradients that `form` computes for one record at a time."""
     return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, grad_outputs)])
 
@@ -162,7 +164,7 @@ def add_single(
     weights: Tensor,
     total: Tensor,
 ) -> None:
-    """Add the weighted sum of the gradients of `norms_of_single` to a total [numbers], float64."""
+    """Add the weighted sum of the gradients of `square_norms_of_single` to a total [numbers], float64."""
     for one, weight in zip(_singly(inputs, grad_outputs), weights.tolist(), strict=True):
         total.add_(form(*one).view_as(total), alpha=weight)
 
@@ -197,17 +199,17 @@ def add_materialized(
         add_rows(write(some, their), each, total)
 
 
-def product_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
+def product_square_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """Squared L2 norms of sum_t grad_outputs_t inputs_t^T by Gram matrices, a few records at a time.
 
     inputs: [batch, length, p]. grad_outputs: [batch, length, o]. Returns [batch], float64.
     """
     _, length, p = inputs.shape
     parts = slices(2 * (length * (p + grad_outputs.shape[2]) + 2 * length**2), inputs, grad_outputs)
-    return torch.cat([gram_norms(*part) for part in parts])
+    return torch.cat([gram_square_norms(*part) for part in parts])
 
 
-def gram_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
+def gram_square_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """Squared L2 norms of sum_t e_t x_t^T, inputs x [batch, length, p], output gradients e [batch, length, o]."""
     # <e_s x_s^T, e_t x_t^T> = (e_s . e_t) (x_s . x_t), so the squared norm of the sum over t is the sum over s and t of
     # the product of two Gram matrices, entry by entry: length^2 (p + o) operations, and no [o, p] gradient.
@@ -530,10 +532,10 @@ class LinearGrad(RowGrad):
         if self.is_materialized:
             return square_norms(self.rows)
         if not self._prefers_gram:
-            return norms_of_single(_materialize_slice, self.inputs, self.grad_outputs)
+            return square_norms_of_single(_materialize_slice, self.inputs, self.grad_outputs)
         # A sum of products: by Gram matrices of length x length (ghost clipping, Li et al. 2022, arXiv:2110.05679).
         # Their terms cancel, hence 64 bits and a margin, so that no contribution exceeds the bound.
-        squares = product_norms(self.inputs, self.grad_outputs)
+        squares = product_square_norms(self.inputs, self.grad_outputs)
         return add_rounding_margin(
             squares, product_sizes(self.inputs, self.grad_outputs), self.length, wide(self.grad_outputs).dtype
         )

@@ -36,15 +36,15 @@ from algorithms.gradients.parameter_gradients import (
     is_formed_singly,
     is_short,
     join_row_products,
-    norms_of_single,
     prefers_gram,
-    product_norms,
     product_sizes,
+    product_square_norms,
     row_products,
     row_products_of_factors,
     row_slack,
     rows_of_product,
     slices,
+    square_norms_of_single,
 )
 from algorithms.gradients.rules.general import general
 
@@ -163,7 +163,7 @@ class ConvGrad(RowGrad):
     def square_norms(self) -> Tensor:
         if not self._prefers_gram:
             if self._is_formed_singly:
-                return norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
+                return square_norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
             return square_norms(self._materialized_sums)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
         parts = slices(self._gram_numbers, self.inputs, self.grad_outputs)
@@ -334,7 +334,7 @@ def _square_norms(seen: Tensor, grad_outputs: Tensor, groups: int) -> Tensor:
     """Squared norms for a few records, by products of patches and output gradients."""
     batch, length = len(grad_outputs), math.prod(grad_outputs.shape[2:])
     back = wide(grad_outputs).reshape(batch * groups, -1, length).transpose(1, 2)
-    return product_norms(seen, back).view(batch, groups).sum(dim=1)
+    return product_square_norms(seen, back).view(batch, groups).sum(dim=1)
 
 
 def _row_products(seen: Tensor, back: Tensor, directions: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -324,8 +324,8 @@ def test_the_noise_has_the_scale_that_is_charged() -> None:
     noise: Any = Gaussian(multiplier)
     small = barrier(no_records(COUNT), axes_model())
     at = torch.zeros(COUNT)
-    totals = np.array([small.norm_total(at, bound=L2(bound), noise=noise) for _ in range(1000)])
-    counts = np.array([small.norm_count(at, bound=L2(9.0), noise=noise) for _ in range(1000)])
+    totals = np.array([small.norm_total(at, bound=L2(bound), noise=noise) for _ in range(2000)])
+    counts = np.array([small.norm_count(at, bound=L2(9.0), noise=noise) for _ in range(2000)])
     for residuals in (gradients, totals / (multiplier * bound), counts / (multiplier * 0.5)):
         squares, k = np.sum(residuals**2), len(residuals)
         assert min(stats.chi2.cdf(squares, k), stats.chi2.sf(squares, k)) > FALSE_ALARM
