@@ -16,6 +16,7 @@ _DECIDES = (
     *(
         "tasks/calibrate.py",
         "tasks/model_building.py",
+        "tasks/planned_model.py",
         "tasks/prediction_passes.py",
         "tasks/evaluation_counts.py",
         "tasks/train.py",

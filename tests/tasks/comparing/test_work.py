@@ -220,10 +220,10 @@ def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
     work = work_of(write(root, document() | {"seeds": 3}), root)
     failing, train = {trial.digest for trial in work.trials if trial.seed == 1}, one_trial.train
 
-    def fails_once(*given: Any, run_id: str, **more: Any) -> Any:
-        if run_id in failing:
+    def fails_once(*given: Any, run: Any, **more: Any) -> Any:
+        if run.run_id in failing:
             raise RuntimeError("out of\nluck")
-        return train(*given, run_id=run_id, **more)
+        return train(*given, run=run, **more)
 
     with lock_comparison(work.place):
         prepare_data(work)
