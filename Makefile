@@ -27,7 +27,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test tests waiting-tests soak lint format docs papers benchmarks gpu server stop clean
+.PHONY: run test tests soak lint format docs papers benchmarks gpu server stop clean
 .DEFAULT_GOAL := run
 
 run:
@@ -35,21 +35,13 @@ run:
 	@$(MAKE) --no-print-directory $(VENV)/installed
 	@epsilonflow run $(ARGS)
 
-# Files whose tests wait for servers, heartbeats and other processes for longer than they compute.
-WAITING := $(addprefix tests/,flows/test_prefect.py flows/cli/test_running.py tasks/runs/test_processes.py tasks/runs/test_stages.py \
-	accelerator/test_runs.py algorithms/privacy/barrier/test_process_group.py algorithms/privacy/ledger/test_ledger_stores.py)
-
 test:
-	# Side by side, as tests wait now and then; with ARGS only what they choose.
-	@$(MAKE) --no-print-directory -j 3 lint tests $(if $(ARGS),,waiting-tests)
+	# Side by side, as tests wait now and then.
+	@$(MAKE) --no-print-directory -j 2 lint tests
 
 tests: $(VENV)/installed-dev
-	# For two cores, on which three processes that compute take longer. What is compiled is kept for the next run. Slow files first, so
-	# that none is long at the end.
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(or $(ARGS),$(addprefix --ignore=,$(WAITING)))
-
-waiting-tests: $(VENV)/installed-dev
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -q $(WAITING)
+	# For two cores, on which three processes take as long. What is compiled is kept for the next run.
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # slow files first, so that none is long at the end
 
 soak: $(VENV)/installed-dev
 	pytest -m soak $(ARGS)
