@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -80,6 +81,14 @@ def post(url: str, body: Any) -> Any:
     assert before_long(is_answered)
     answer = answers[-1].raise_for_status()
     return answer.json() if answer.content else None
+
+
+@pytest.fixture(autouse=True)
+def same_module_path() -> Iterator[None]:
+    """Prefect adds a flow's folder to the path of modules, in which later tests would find its checkout's packages."""
+    before = sys.path.copy()
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="module")
