@@ -282,27 +282,27 @@ def _group_price(order: float | None, schedule: "Schedule", adjacency: str, coun
 
 
 class _GroupShares:
-    """Bounds on delta_j / j for up to `together` records j of a person, each the least that is known.
+    """Bounds on delta_j / j for up to `group_size` records j of a person, each the least that is known.
 
     delta_j is what j records lose at j times a run's epsilon: by its events, and at most what any run of its cost
     allows. A bound for some records holds for fewer, whom the others may leave alone: the losses of k bound delta_j for
     all j up to k.
     """
 
-    def __init__(self, cost: Budget, events: Events, adjacency: str, together: int) -> None:
+    def __init__(self, cost: Budget, events: Events, adjacency: str, group_size: int) -> None:
         import numpy as np  # as below: the ledger opens without it
 
         from algorithms.privacy.accounting.epsilon import adjacency_named
         from algorithms.privacy.accounting.events import count_same, schedule_from_json
 
-        self._cost, self._together = cost, together
+        self._cost, self._group_size = cost, group_size
         self._schedule = count_same(schedule_from_json(events))
         self._relation = adjacency_named(adjacency)
-        self._counts = np.arange(1, together + 1, dtype=np.float64)
+        self._counts = np.arange(1, group_size + 1, dtype=np.float64)
         self._bounds = (
-            np.array([_group_delta(cost, count) for count in range(1, together + 1)]) / self._counts
+            np.array([_group_delta(cost, count) for count in range(1, group_size + 1)]) / self._counts
         )
-        self._powers = {min(2**power, together) for power in range(1, together.bit_length() + 1)}
+        self._powers = {min(2**power, group_size) for power in range(1, group_size.bit_length() + 1)}
         self._on_wide_cells, self._exactly = set[int](), set[int]()
 
     def __getitem__(self, count: int) -> float:
@@ -327,7 +327,7 @@ class _GroupShares:
 
     def above(self, share: float) -> list[int]:
         """The numbers of records between one and all whose share may be above this one."""
-        return [j for j in range(2, self._together) if self[j] > share and j not in self._exactly]
+        return [j for j in range(2, self._group_size) if self[j] > share and j not in self._exactly]
 
     def largest_power(self, counts: Sequence[int]) -> int:
         """The largest power of two among these numbers; the largest number where none is one."""
@@ -345,8 +345,8 @@ class _GroupShares:
         return max(self._powers.intersection(unknown), default=unknown[len(unknown) // 2])
 
 
-def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) -> float:
-    """The delta of each block, at the run's epsilon in each, that pays for up to `together` records of a person.
+def _delta_share(cost: Budget, events: Events, adjacency: str, group_size: int) -> float:
+    """The delta of each block, at the run's epsilon in each, that pays for up to `group_size` records of a person.
 
     j records in as many blocks pay j times both numbers. So it is the largest of delta_j / j in `_GroupShares`, of
     which only those are computed whose bound is above the largest share so far, first on wide cells, whose losses are
@@ -354,12 +354,12 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) ->
     """
     if not cost.delta:
         return 0.0
-    shares, share = _GroupShares(cost, events, adjacency, together), cost.delta
-    on_wide_cells = shares.bound(together, _COARSER)
+    shares, share = _GroupShares(cost, events, adjacency, group_size), cost.delta
+    on_wide_cells = shares.bound(group_size, _COARSER)
     are_wide_cells_useful = True
     if on_wide_cells > share:
-        share = max(share, shares.bound(together))
-        are_wide_cells_useful = on_wide_cells <= _USEFUL * max(share, shares[together])
+        share = max(share, shares.bound(group_size))
+        are_wide_cells_useful = on_wide_cells <= _USEFUL * max(share, shares[group_size])
     while counts := shares.above(share):
         if not are_wide_cells_useful:
             share = max(share, shares.bound(shares.largest_power(counts)))
