@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import logging
 import random
 import secrets
 import shutil
@@ -71,6 +72,14 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, value in (_SETTINGS | {name: str(folder / name.lower()) for name in _FOLDERS}).items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture
+def log_to_pytest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Prefect's handler, which an earlier test of this process may have added: it writes times."""
+    root = logging.getLogger()
+    kept = [handler for handler in root.handlers if type(handler).__module__.startswith("_pytest.")]
+    monkeypatch.setattr(root, "handlers", kept)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1542,6 +1542,7 @@ def counts() -> re.Pattern[str]:
     return re.compile(rf"(?<![\d.e-])(?:{every})(?![\d.])")
 
 
+@pytest.mark.usefixtures("log_to_pytest_alone")
 @pytest.mark.parametrize("name", REFUSED)
 def test_no_refusal_log_or_traceback_says_a_private_number(
     name: str, own_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

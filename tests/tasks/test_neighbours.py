@@ -178,7 +178,7 @@ def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.usefixtures("noise_alone")
+@pytest.mark.usefixtures("noise_alone", "log_to_pytest_alone")
 @pytest.mark.parametrize("kind", ["private", "public", "search"])
 def test_nothing_but_the_noisy_answers_depends_on_the_records(
     kind: str,
@@ -205,9 +205,7 @@ def test_nothing_but_the_noisy_answers_depends_on_the_records(
             for record in caplog.records
             if record.name.split(".")[0] in ("algorithms", "data", "tasks")
         ]
-        written = "".join(
-            capfd.readouterr()
-        ).splitlines()  # with the log, where an earlier test has set it up so
+        written = "".join(capfd.readouterr()).splitlines()
         logged, output = (
             [line for line in lines if not re.search(r"step [0-9]+ of", line)] for lines in (logged, written)
         )

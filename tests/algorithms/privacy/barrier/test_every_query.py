@@ -84,7 +84,7 @@ def nothing_is_left() -> None:
 
 
 @every_question
-@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.usefixtures("nothing_is_left", "log_to_pytest_alone")
 def test_nothing_recorded_logged_or_printed_depends_on_the_records(
     kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
