@@ -117,8 +117,8 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
         data = prepared.load(folder)
         training.train(
             settings.algorithm,
-            plan_for(settings, data.public),
-            model_for(settings, data.public),
+            plan_for(settings, data.info),
+            model_for(settings, data.info),
             open_records=lambda: RecordBatch(data.train_features, data.train_labels),
             run=training.ResumableRun(run_id="rows", generator=seeded_generator(0), folder=folder),
             compute=ComputeConfig(memory_mb=512),

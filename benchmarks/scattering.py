@@ -39,8 +39,8 @@ def seconds(card: DataCard, images: int) -> float:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         blocks = scatter(card, first_images(card, images))
-        public = dataset_info(card, "scattering")
-        prepared.write(Path(folder) / "prepared", blocks, public, salt=bytes(32), at_most=None)
+        info = dataset_info(card, "scattering")
+        prepared.write(Path(folder) / "prepared", blocks, info, salt=bytes(32), at_most=None)
     return time.perf_counter() - start
 
 

@@ -52,23 +52,23 @@ class Job:
 
     def row(self, work: Path) -> list[Any]:
         """Run what the row needs; `work` holds the prepared data."""
-        public = DatasetInfo.read(work / self.dataset)
+        info = DatasetInfo.read(work / self.dataset)
         if self.what in ("recipe", "advised"):
             document = self._document(is_advised=self.what == "advised")
-            plan = calibrate(params.parse(document, reads=READS), public)
-            reached = [self._reached(document, plan, work, public, 0)]
+            plan = calibrate(params.parse(document, reads=READS), info)
+            reached = [self._reached(document, plan, work, info, 0)]
             return [*self._about(), reached[0], self.epsilon, 1]
         space, mean = SPACES[self.dataset]
         asked = Tuning.model_validate({"space": space, "epsilon": self.epsilon, "trials": Draw(mean=mean)})
         if self.what == "tuned":
-            found = plan_search(asked, self._document(), public)
+            found = plan_search(asked, self._document(), info)
             picks, each = self._picks(asked, found), found.epsilon_per_trial
             documents, plans = found.documents, found.plans
         else:
             documents = tuple(candidates(asked, self._document()))
-            plans = tuple(calibrate(params.parse(d, reads=READS), public) for d in documents)
+            plans = tuple(calibrate(params.parse(d, reads=READS), info) for d in documents)
             picks, each = list(range(len(plans))), self.epsilon
-        reached = [self._reached(documents[i], plans[i], work, public, n) for n, i in enumerate(picks)]
+        reached = [self._reached(documents[i], plans[i], work, info, n) for n, i in enumerate(picks)]
         return [*self._about(), max(reached), round(each, 4), len(picks)]
 
     def _about(self) -> list[Any]:
@@ -96,16 +96,14 @@ class Job:
         document: dict[str, Any],
         plan: PlanDocument,
         work: Path,
-        public: DatasetInfo,
+        info: DatasetInfo,
         number: int,
     ) -> float:
         key = hashlib.sha256(repr((*self._about(), number)).encode()).digest()
         with tempfile.TemporaryDirectory(dir=work) as folder:
             place, prepared = Path(folder) / "trial", work / self.dataset
             secrets = contents(prepared), key, False
-            SearchTrial(
-                document, plan, SearchObjective(), prepared, public, *secrets, "measured", place
-            ).run()
+            SearchTrial(document, plan, SearchObjective(), prepared, info, *secrets, "measured", place).run()
             return float(json.loads((place / "score.json").read_text()))
 
 

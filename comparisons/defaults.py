@@ -138,21 +138,21 @@ def accuracy(
     made: Made, model: str, settings: Mapping[str, Any], *, name: str, epsilon: float, seeds: int
 ) -> float:
     """The mean held-out accuracy of runs with seeded noise."""
-    public = dataset_info(made.card().model_copy(update={"public": True}))
+    info = dataset_info(made.card().model_copy(update={"public": True}))
     document = {
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"},
         "algorithm": {"name": name, **settings},
         "model": {"name": model},
     }
     chosen = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
-    plan, n = plan_for(chosen, public), len(made.labels) - made.test
-    held_out = HeldOut(public, made.features[n:], made.labels[n:])
+    plan, n = plan_for(chosen, info), len(made.labels) - made.test
+    held_out = HeldOut(info, made.features[n:], made.labels[n:])
     found = []
     for seed in range(seeds):
         state, _, trained = train(
             chosen.algorithm,
             plan,
-            model_for(chosen, public),
+            model_for(chosen, info),
             open_records=lambda: RecordBatch(made.features[:n], made.labels[:n]),
             run=ResumableRun(run_id="study", generator=seeded_generator(seed), folder=Path(os.devnull)),
             compute=ComputeConfig(torch.device("cpu"), 1024, None),

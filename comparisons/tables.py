@@ -194,10 +194,10 @@ def prepared_from(card: dict[str, Any], root: Path, folder: str) -> tuple[DataCa
     name = card["name"]
     YAML(typ="safe", pure=True).dump(card, root / "cards" / f"{name}.yaml")
     asked = params.parse({"data": {"dataset": name}}, reads=("data",))
-    public = prepare(
+    info = prepare(
         asked, mirror=data_mirror(), home=root, destination=root / folder, root=root, cards=root / "cards"
     )
-    return data_card(name, root / "cards"), public, load(root / folder)
+    return data_card(name, root / "cards"), info, load(root / folder)
 
 
 def runs_on(
@@ -205,7 +205,7 @@ def runs_on(
 ) -> Iterator[dict[str, Any]]:
     """A row for each way and epsilon; of other libraries alone, if they are asked for."""
     for way in ("numbers",) if libraries else ("cells",) if cells_only else ("numbers", "cells"):
-        known, public, held = prepared_as(way, card, root)
+        known, info, held = prepared_as(way, card, root)
         if libraries:
             for epsilon in epsilons:
                 for other, scores in by_libraries(known, held, epsilon, seed):
@@ -219,11 +219,11 @@ def runs_on(
         for epsilon in epsilons:
             chosen = recipe(known, "dp_sgd", epsilon, by_numbers=True)
             if way == "numbers" and known.target is not None:
-                noise = 65.0 * math.sqrt(public.input_shape[0] + 1) / ((public.records or 1) * epsilon)
+                noise = 65.0 * math.sqrt(info.input_shape[0] + 1) / ((info.records or 1) * epsilon)
                 # The rule as it was, without a bound by the loss's curvature.
                 chosen.settings["update"]["learning_rate"] = min(8.0, 0.1 / noise)
             settings = settings_for(chosen, epsilon, {"name": chosen.model})
-            yield {"way": way, "epsilon": epsilon, **trained(settings, public, held, seed)}
+            yield {"way": way, "epsilon": epsilon, **trained(settings, info, held, seed)}
 
 
 def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> params.Params:
@@ -235,18 +235,18 @@ def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> param
     return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
 
-def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
+def trained(settings: params.Params, info: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
     """The CPU seconds of a run with seeded noise, and its metrics on the held-out records."""
-    seconds, evaluation = scored(settings, public, held, seed)
-    metrics = compute_metrics(public.label_type, evaluation, held.test_labels)
-    return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[public.label_type.kind]}
+    seconds, evaluation = scored(settings, info, held, seed)
+    metrics = compute_metrics(info.label_type, evaluation, held.test_labels)
+    return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[info.label_type.kind]}
 
 
 def scored(
-    settings: params.Params, public: DatasetInfo, held: Prepared, seed: int
+    settings: params.Params, info: DatasetInfo, held: Prepared, seed: int
 ) -> tuple[float, EvaluationResult]:
     """The CPU seconds of a run with seeded noise, and its predictions on the held-out records."""
-    plan, model = plan_for(settings, public), model_for(settings, public)
+    plan, model = plan_for(settings, info), model_for(settings, info)
     records = RecordBatch(np.array(held.train_features), np.array(held.train_labels))
     began = time.process_time()
     state, _, model = train(
@@ -255,12 +255,12 @@ def scored(
         model,
         open_records=lambda: records,
         run=ResumableRun(
-            run_id=hashlib.sha256(f"{public.dataset} {seed}".encode()).hexdigest(),
+            run_id=hashlib.sha256(f"{info.dataset} {seed}".encode()).hexdigest(),
             generator=seeded_generator(seed),
             folder=Path("there is no checkpoint"),
         ),
-        compute=ComputeConfig(torch.device("cpu"), number=public.records),
-        features=features_for(settings, public),
+        compute=ComputeConfig(torch.device("cpu"), number=info.records),
+        features=features_for(settings, info),
     )
     seconds = time.process_time() - began
     return seconds, evaluate(model, model.published_tensors(settings.algorithm.released(state)), held)
@@ -369,14 +369,14 @@ def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[
     from sklearn.metrics import roc_auc_score
 
     frame = rare_table(seed)
-    _, public, held = prepared_as("cells", split_card("rare", frame, "found", root, seed), root)
+    _, info, held = prepared_as("cells", split_card("rare", frame, "found", root, seed), root)
     for epsilon in epsilons:
         for weight in (1.0, 20.0, 100.0):
             chosen = recipe(data_card("rare", root / "cards"), "dp_sgd", epsilon, by_numbers=True)
             model = {"name": chosen.model} | ({} if weight == 1 else {"class_weights": {"yes": weight}})
             settings = settings_for(chosen, epsilon, model)
             scores, labels = (
-                np.array(scored(settings, public, held, seed)[1].scores),
+                np.array(scored(settings, info, held, seed)[1].scores),
                 np.array(held.test_labels),
             )
             first = np.random.default_rng(seed).random(len(labels)) < 0.5

@@ -181,9 +181,9 @@ def main(
                 card = card_by_init(target, frame, int(count), root)  # type: ignore[arg-type]
                 chosen = recipe(DataCard.model_validate_json(json.dumps(card)), "dp_sgd", epsilon)
                 more = card | {"records": {"at_most": int(count) + HELD_OUT}}  # of the rows of both files
-                _, public, held = prepared_from(more, root, "prepared")
+                _, info, held = prepared_from(more, root, "prepared")
                 settings = settings_for(chosen, epsilon, {"name": chosen.model})
-                seconds, evaluation = scored(settings, public, held, seed)
+                seconds, evaluation = scored(settings, info, held, seed)
                 parts = (np.array(part) for part in (held.test_labels, held.train_labels))
                 found.append(
                     {

@@ -35,12 +35,12 @@ _PEOPLE_AT_ONCE = 1024
 class HeldOut:
     """The held-out part of a prepared data set; the arrays are read-only maps of their files.
 
-    Features are float32 [n, *public.input_shape], or int32 if they are tokens. Labels are int64 [n], indices into
-    public.classes, or have the shape and type of the target, [n, *public.label_shape]. test_groups: [n, columns], the
+    Features are float32 [n, *info.input_shape], or int32 if they are tokens. Labels are int64 [n], indices into
+    info.classes, or have the shape and type of the target, [n, *info.label_shape]. test_groups: [n, columns], the
     index of each row's category in the columns of groups from which no feature is made, if there are any.
     """
 
-    public: DatasetInfo
+    info: DatasetInfo
     test_features: Features
     test_labels: NDArray[Any]
     test_groups: NDArray[np.int16] | None = field(default=None, kw_only=True)
@@ -48,20 +48,20 @@ class HeldOut:
     @property
     def weights(self) -> NDArray[np.float64]:
         """The most that each row may count, [n], so that the rows of a person count 1 together."""
-        return np.full(len(self.test_labels), 1.0 / (self.public.rows_per_user or 1))
+        return np.full(len(self.test_labels), 1.0 / (self.info.rows_per_user or 1))
 
     def group_indices(self, columns: Sequence[str], rows: slice) -> NDArray[np.int64]:
         """The index of each row's category in each of some declared columns, [rows, columns]; -1 for none of them."""
-        by_name = {group.name: group for group in self.public.groups}
+        by_name = {group.name: group for group in self.info.groups}
         features = np.asarray(self.test_features[rows])
         indices = np.full((len(features), len(columns)), -1, np.int64)
         for at, group in enumerate(by_name[name] for name in columns):
             count = len(group.values)
             if group.start is None:
                 assert self.test_groups is not None
-                unseen = self.test_groups[rows, self.public.unseen_groups.index(group.name)]
+                unseen = self.test_groups[rows, self.info.unseen_groups.index(group.name)]
                 indices[:, at] = np.where(unseen < count, unseen, -1)
-            elif self.public.cells is not None:
+            elif self.info.cells is not None:
                 codes = features[:, group.start].astype(np.int64)
                 indices[:, at] = np.where(codes < count, codes, -1)
             else:
@@ -83,7 +83,7 @@ class Prepared(HeldOut):
 def write(
     folder: Path,
     chunks: Iterable[RecordChunk],
-    public: DatasetInfo,
+    info: DatasetInfo,
     *,
     salt: Salt,
     at_most: int | None,
@@ -107,15 +107,15 @@ def write(
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
         content.mkdir(mode=0o700)
-        counts, digest = _fill(content, chunks, public)
+        counts, digest = _fill(content, chunks, info)
         (content / _CONTENTS).write_text(f"{digest}\n", encoding="utf-8")
-        (content / "public.json").write_text(public.to_json(), encoding="utf-8")
+        (content / "public.json").write_text(info.to_json(), encoding="utf-8")
         (content / _DIGESTS).write_text(json.dumps(dict(digests or {})), encoding="utf-8")
         if words is not None:
             (content / "words.txt").write_bytes(words)
         if preparation is not None:
             (content / PREPARATION).write_text(json.dumps(preparation), encoding="utf-8")
-        padding = 0 if at_most is None else _padding(counts, at_most, public)
+        padding = 0 if at_most is None else _padding(counts, at_most, info)
         secret = salt if isinstance(salt, bytes) else salt()
         with (content / "salt").open("wb") as file:
             file.write(secret)
@@ -165,43 +165,43 @@ def portions_of(folder: Path) -> Iterator[Path]:
             os.close(held)
 
 
-def _fill(folder: Path, chunks: Iterable[RecordChunk], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
+def _fill(folder: Path, chunks: Iterable[RecordChunk], info: DatasetInfo) -> tuple[Mapping[Part, int], str]:
     """Write the arrays; returns the number of records of each part, and a digest of those that noise is drawn for."""
     owners, halves, groups = bytearray(), bytearray(), list[NDArray[np.int16]]()
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
             for name, kind, shape in (
-                ("features", _feature_dtype(public), public.input_shape),
-                ("labels", _label_dtype(public), public.label_shape),
+                ("features", _feature_dtype(info), info.input_shape),
+                ("labels", _label_dtype(info), info.label_shape),
             )
         )
         for chunk in chunks:
             features[chunk.part].append(chunk.records.features)
             labels[chunk.part].append(chunk.records.labels)
-            if public.rows_per_user is not None and chunk.part == "train":
+            if info.rows_per_user is not None and chunk.part == "train":
                 owners += b"".join(chunk.owners)
             if chunk.part == "test":
                 halves += bytes(owner[0] & 1 for owner in chunk.owners)
                 if chunk.records.groups is not None:
                     groups.append(chunk.records.groups.astype(np.int16))
-    if _has_halves(public):
+    if _has_halves(info):
         np.save(folder / _HALVES, np.frombuffer(halves, np.uint8))
-    if public.rows_per_user is not None:
-        features["train"], labels["train"] = _group_by_user(folder, owners, public)
+    if info.rows_per_user is not None:
+        features["train"], labels["train"] = _group_by_user(folder, owners, info)
     digest = _hash_of_both(features["train"].digest, labels["train"].digest)
-    if public.holdout == "private":  # noise must not be drawn again for others
+    if info.holdout == "private":  # noise must not be drawn again for others
         digest = _hash_of_both(bytes.fromhex(digest), features["test"].digest + labels["test"].digest)
-    if public.unseen_groups:
-        rows = np.concatenate([np.zeros((0, len(public.unseen_groups)), np.int16), *groups])
+    if info.unseen_groups:
+        rows = np.concatenate([np.zeros((0, len(info.unseen_groups)), np.int16), *groups])
         np.save(folder / _GROUPS, rows)
         digest = _hash_of_both(bytes.fromhex(digest), rows.tobytes())
     return {part: labels[part].count for part in PARTS}, digest
 
 
-def _has_halves(public: DatasetInfo) -> bool:
+def _has_halves(info: DatasetInfo) -> bool:
     """Whether the folder says in which half of the people held out each row is; otherwise the rows do."""
-    return public.holdout == "private" and public.per_person is not None
+    return info.holdout == "private" and info.per_person is not None
 
 
 def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
@@ -209,7 +209,7 @@ def halves_of(data: HeldOut, folder: Path) -> NDArray[np.int64]:
 
     Raises DataRefusedError for a table of people that an earlier version prepared.
     """
-    if _has_halves(data.public):
+    if _has_halves(data.info):
         with suppress(OSError):
             return np.load(folder / _HALVES).astype(np.int64)  # type: ignore[no-any-return]
         raise _not_whole(folder)
@@ -237,7 +237,7 @@ def digest_of(features: Features, labels: NDArray[Any]) -> str:
     )
 
 
-def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tuple["_Rows", "_Rows"]:
+def _group_by_user(folder: Path, owners: bytearray, info: DatasetInfo) -> tuple["_Rows", "_Rows"]:
     """Group rows, which came in any order: the rows of a person become one training record [k, *shape].
 
     It is padded with the person's first row under ignored labels. Removing a record then removes a person, and a
@@ -247,10 +247,10 @@ def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tupl
     old = [path.rename(path.with_suffix(".rows")) for path in (features, labels)]
     rows, row_labels = (np.load(path, mmap_mode="r") for path in old)
     with (
-        _Rows(features, _feature_dtype(public), (*public.rows, *public.input_shape)) as feature_rows,
-        _Rows(labels, _label_dtype(public), (*public.rows, *public.label_shape)) as label_rows,
+        _Rows(features, _feature_dtype(info), (*info.rows, *info.input_shape)) as feature_rows,
+        _Rows(labels, _label_dtype(info), (*info.rows, *info.label_shape)) as label_rows,
     ):
-        for places in _by_person(owners, *public.rows):
+        for places in _by_person(owners, *info.rows):
             filled = np.where(places < 0, places[:, :1], places)
             filled_labels = row_labels[filled]
             filled_labels[places < 0] = np.nan if filled_labels.dtype.kind == "f" else IGNORED
@@ -282,14 +282,12 @@ def _by_person(owners: bytes | bytearray, max_rows: int) -> Iterator[NDArray[np.
         yield np.where(slots < count, order[inside], -1)
 
 
-def _padding(counts: Mapping[Part, int], at_most: int, public: DatasetInfo) -> int:
+def _padding(counts: Mapping[Part, int], at_most: int, info: DatasetInfo) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
-    bytes_per_label = prod(public.label_shape) * _label_dtype(public).itemsize
-    bytes_per_row = prod(public.input_shape) * _feature_dtype(public).itemsize + bytes_per_label
-    bytes_per_record = bytes_per_row * prod(public.rows)  # a training record may be all rows of a person
-    bytes_beside = _has_halves(public) + 2 * len(
-        public.unseen_groups
-    )  # of a held-out row, in files of their own
+    bytes_per_label = prod(info.label_shape) * _label_dtype(info).itemsize
+    bytes_per_row = prod(info.input_shape) * _feature_dtype(info).itemsize + bytes_per_label
+    bytes_per_record = bytes_per_row * prod(info.rows)  # a training record may be all rows of a person
+    bytes_beside = _has_halves(info) + 2 * len(info.unseen_groups)  # of a held-out row, in files of their own
     train = (at_most - counts["train"]) * bytes_per_record
     return train - counts["test"] * bytes_per_row + (at_most - counts["test"]) * bytes_beside
 
@@ -335,12 +333,12 @@ class _Rows:
             self._write_header()
 
 
-def _feature_dtype(public: DatasetInfo) -> np.dtype[Any]:
-    return np.dtype(np.float32 if public.tokens is None else np.int32)
+def _feature_dtype(info: DatasetInfo) -> np.dtype[Any]:
+    return np.dtype(np.float32 if info.tokens is None else np.int32)
 
 
-def _label_dtype(public: DatasetInfo) -> np.dtype[Any]:
-    return np.dtype(public.label_type.label_dtype)
+def _label_dtype(info: DatasetInfo) -> np.dtype[Any]:
+    return np.dtype(info.label_type.label_dtype)
 
 
 def contents(folder: Path) -> str:
@@ -374,18 +372,18 @@ def _not_whole(folder: Path) -> DataRefusedError:
 
 def load(folder: Path) -> Prepared:
     """Load what `write` wrote into `folder`; raises DataRefusedError if it is missing or incomplete."""
-    public, (train, test) = _read(folder, PARTS)
-    return Prepared(public, *test, *train, test_groups=_groups_in(folder, public))
+    info, (train, test) = _read(folder, PARTS)
+    return Prepared(info, *test, *train, test_groups=_groups_in(folder, info))
 
 
 def load_held_out(folder: Path) -> HeldOut:
     """Load only the held-out part; the training records are not opened. Raises DataRefusedError as `load` does."""
-    public, (test,) = _read(folder, ("test",))
-    return HeldOut(public, *test, test_groups=_groups_in(folder, public))
+    info, (test,) = _read(folder, ("test",))
+    return HeldOut(info, *test, test_groups=_groups_in(folder, info))
 
 
-def _groups_in(folder: Path, public: DatasetInfo) -> NDArray[np.int16] | None:
-    if not public.unseen_groups:
+def _groups_in(folder: Path, info: DatasetInfo) -> NDArray[np.int16] | None:
+    if not info.unseen_groups:
         return None
     try:
         groups: NDArray[np.int16] = np.load(folder / _GROUPS)
@@ -394,13 +392,13 @@ def _groups_in(folder: Path, public: DatasetInfo) -> NDArray[np.int16] | None:
     return groups
 
 
-def load_as(folder: Path, public: DatasetInfo) -> Prepared:
+def load_as(folder: Path, info: DatasetInfo) -> Prepared:
     """Load what `write` wrote with this description; raises DataRefusedError if it was prepared again with another.
 
     The description is read after the arrays are mapped, since preparing again replaces the whole folder.
     """
     data = load(folder)
-    if DatasetInfo.read(folder) != public:
+    if DatasetInfo.read(folder) != info:
         raise prepared_again_error(folder)
     return data
 
@@ -417,18 +415,18 @@ def prepared_again_error(folder: Path) -> DataRefusedError:
 
 def _read(folder: Path, parts: Iterable[Part]) -> tuple[DatasetInfo, list[_Arrays]]:
     try:
-        public = DatasetInfo.read(folder)
-        return public, [_map(folder, part, public) for part in parts]
+        info = DatasetInfo.read(folder)
+        return info, [_map(folder, part, info) for part in parts]
     except (OSError, EOFError, ValueError):
         raise _not_whole(folder) from None
 
 
-def _map(folder: Path, part: Part, public: DatasetInfo) -> _Arrays:
+def _map(folder: Path, part: Part, info: DatasetInfo) -> _Arrays:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
-    rows = public.rows if part == "train" else ()
-    shapes = (len(labels), *rows, *public.input_shape), (len(labels), *rows, *public.label_shape)
-    kinds = _feature_dtype(public), _label_dtype(public)
+    rows = info.rows if part == "train" else ()
+    shapes = (len(labels), *rows, *info.input_shape), (len(labels), *rows, *info.label_shape)
+    kinds = _feature_dtype(info), _label_dtype(info)
     if (features.shape, labels.shape) != shapes or (features.dtype, labels.dtype) != kinds:
         raise ValueError("the arrays do not fit the description")
     return features, labels

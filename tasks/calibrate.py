@@ -56,7 +56,7 @@ _SLACK = 1e-9
 """By so much, relatively, rounding may raise a price that is the same."""
 
 
-def plan_for(settings: Params, public: DatasetInfo) -> Plan:
+def plan_for(settings: Params, info: DatasetInfo) -> Plan:
     """Plan the run that the parameters describe; spends nothing and reads no record.
 
     Raises:
@@ -66,10 +66,10 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
         ModelRefusedError: if the model does not fit.
     """
     privacy = settings.privacy
-    check_delta(privacy.delta, public.records)
-    _check_secret(privacy, public)
-    facts, _ = facts_and_notes(settings, public)
-    before = _releases_for_features(settings, public)
+    check_delta(privacy.delta, info.records)
+    _check_secret(privacy, info)
+    facts, _ = facts_and_notes(settings, info)
+    before = _releases_for_features(settings, info)
 
     def for_target(target: Target) -> Plan:
         return _plan_of(settings.algorithm, target, facts)
@@ -84,7 +84,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     else:
         assert privacy.target is not None  # params.yaml has one of the two
         plan = _plan_for_attack(privacy.target, at)
-    plan = _add_evaluation(plan, settings, public, for_target)
+    plan = _add_evaluation(plan, settings, info, for_target)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
             "secret noise would promise what does not hold: {problem} To reproduce it all the same,"
@@ -96,16 +96,16 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     return plan
 
 
-def _releases_for_features(settings: Params, public: DatasetInfo) -> tuple[tuple[DpEvent, int], ...]:
+def _releases_for_features(settings: Params, info: DatasetInfo) -> tuple[tuple[DpEvent, int], ...]:
     """The releases before training from which features are learned, and how often each occurs."""
     if settings.features is None:
         return ()
     from algorithms.core.learned_features import schedule_of
     from tasks.model_building import features_for  # both import torch
 
-    features = features_for(settings, public)
+    features = features_for(settings, info)
     assert features is not None
-    return tuple(schedule_of(features, public.input_shape, public.records, settings.privacy.count_noise))
+    return tuple(schedule_of(features, info.input_shape, info.records, settings.privacy.count_noise))
 
 
 def _plan_of(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) -> Plan:
@@ -122,21 +122,21 @@ def _plan_of(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) ->
 
 
 def _add_evaluation(
-    plan: Plan, settings: Params, public: DatasetInfo, for_target: Callable[[Target], Plan]
+    plan: Plan, settings: Params, info: DatasetInfo, for_target: Callable[[Target], Plan]
 ) -> Plan:
     """The plan with the evaluation of private held-out records; as it is where the data card declares them public."""
     wanted = settings.privacy.evaluation
-    if public.holdout == "public":
+    if info.holdout == "public":
         if wanted != params.EvaluationParams():
             raise RefusedError(
                 "privacy.evaluation was given, and the held-out records of {dataset!r} are declared public, so"
                 " that their exact metrics leave; leave it out, or say holdout: private in the data card.",
                 code="bad_keys",
-                dataset=public.dataset,
+                dataset=info.dataset,
                 keys=("privacy.evaluation", "holdout"),
             )
         return plan
-    spec = _histogram(wanted, public)
+    spec = _histogram(wanted, info)
     attack, adjacency = settings.privacy.target, plan.adjacency
     true_positive_ratio: list[Callable[[Schedule], float]] = []
     if attack is not None:
@@ -147,12 +147,12 @@ def _add_evaluation(
         return plan_composed_evaluation(
             for_target, plan.target, spec, wanted=wanted.epsilon, ratios=true_positive_ratio
         )
-    ratios: list[Callable[[Schedule], float]] = [*price_ratios(plan, public), *true_positive_ratio]
+    ratios: list[Callable[[Schedule], float]] = [*price_ratios(plan, info), *true_positive_ratio]
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
 
 
-def _histogram(wanted: params.EvaluationParams, public: DatasetInfo) -> HistogramSpec:
-    if wanted.recalibrate and public.per_person not in (None, 1) and public.rows_per_user is None:
+def _histogram(wanted: params.EvaluationParams, info: DatasetInfo) -> HistogramSpec:
+    if wanted.recalibrate and info.per_person not in (None, 1) and info.rows_per_user is None:
         raise RefusedError(
             "privacy.evaluation.recalibrate was given, and each row of a person is a record of its own here, so that"
             " one person could both fit and judge a temperature; leave it out, or group_privacy in the data card.",
@@ -160,8 +160,8 @@ def _histogram(wanted: params.EvaluationParams, public: DatasetInfo) -> Histogra
             keys=("privacy.evaluation.recalibrate", "person.group_privacy"),
         )
     return histogram_of(
-        public.label_type,
-        _groups(wanted.by, public),
+        info.label_type,
+        _groups(wanted.by, info),
         cross=wanted.cross,
         halves=wanted.recalibrate,
         compared=wanted.compare_with is not None,
@@ -197,9 +197,9 @@ def histogram_of(
         ) from None
 
 
-def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
+def _groups(columns: Sequence[str], info: DatasetInfo) -> Groups:
     """The declared values of columns by which metrics are given."""
-    declared = {group.name: group.values for group in public.groups}
+    declared = {group.name: group.values for group in info.groups}
     for name in columns:
         if name not in declared or columns.count(name) > 1:
             raise RefusedError(
@@ -256,13 +256,13 @@ class PriceRatio:
         return False
 
 
-def price_ratios(plan: Plan, public: DatasetInfo) -> list[PriceRatio]:
+def price_ratios(plan: Plan, info: DatasetInfo) -> list[PriceRatio]:
     """What the run costs with an evaluation, over without one, by each composition that the population may have."""
-    terms = Terms(public.is_public, Composition(), public.blocks_per_person)
-    group_size = terms.group_size(public.blocks or (WHOLE_POPULATION,))
+    terms = Terms(info.is_public, Composition(), info.blocks_per_person)
+    group_size = terms.group_size(info.blocks or (WHOLE_POPULATION,))
     compositions = [Composition("renyi", float(order)) for order in ORDERS]
-    if public.composition_runs is None:
-        compositions = [Composition(public.composition, public.composition_order)]
+    if info.composition_runs is None:
+        compositions = [Composition(info.composition, info.composition_order)]
     trained = count_same(plan.reserved_schedule)
     ratios = [
         PriceRatio(one, plan.adjacency, group_size, trained) for one in compositions if one.kind != "basic"
@@ -311,30 +311,30 @@ def meets_attack_target(plan: Plan, attack: params.AttackTarget) -> bool:
     )
 
 
-def calibrate(settings: Params, public: DatasetInfo) -> PlanDocument:
+def calibrate(settings: Params, info: DatasetInfo) -> PlanDocument:
     """The plan as the document for artifacts/plan.json."""
-    return document_of(plan_for(settings, public), settings, public)
+    return document_of(plan_for(settings, info), settings, info)
 
 
-def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> PlanDocument:
+def document_of(plan: Plan, settings: Params, info: DatasetInfo) -> PlanDocument:
     """The document of a plan: what it was made for, and the plan."""
-    return _document(plan, settings, public, notes=facts_and_notes(settings, public)[1])
+    return _document(plan, settings, info, notes=facts_and_notes(settings, info)[1])
 
 
-def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) -> None:
+def check_plan(document: PlanDocument, settings: Params, info: DatasetInfo) -> None:
     """Check a plan's document against the parameters and the data.
 
     Raises RefusedError if it was made for other parameters, if its cost is less than that of its events, or if noise is
     seeded or diagnostics are requested for private records. The shipped code may be another than the plan was made by.
     """
     privacy, plan = settings.privacy, Plan.from_document(document)
-    _check_secret(privacy, public)
-    public.check_reader()
+    _check_secret(privacy, info)
+    info.check_reader()
     budget = Budget(privacy.epsilon or plan.target.budget.epsilon, privacy.delta)
     target = replace(
         plan.target, budget=budget, accountant=privacy.accountant, count_noise=privacy.count_noise
     )
-    expected = request_in(_document(replace(plan, target=target), settings, public))
+    expected = request_in(_document(replace(plan, target=target), settings, info))
     actual = request_in(document)
     differing = [key for key in expected.keys() | actual.keys() if expected.get(key) != actual.get(key)]
     if differing:
@@ -344,15 +344,15 @@ def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) ->
             code="stale_plan",
             differing=min(differing),
         )
-    if plan.facts != facts_and_notes(settings, public)[0]:
+    if plan.facts != facts_and_notes(settings, info)[0]:
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again.",
             code="stale_plan",
             differing="public facts",
         )
     planned = None if plan.evaluation is None else plan.evaluation.spec
-    is_private, wanted = public.holdout == "private", settings.privacy.evaluation
-    if planned != (_histogram(wanted, public) if is_private else None):
+    is_private, wanted = info.holdout == "private", settings.privacy.evaluation
+    if planned != (_histogram(wanted, info) if is_private else None):
         raise RefusedError(
             "artifacts/plan.json was made for other held-out records; run the calibrate stage again.",
             code="stale_plan",
@@ -368,14 +368,14 @@ def check_plan(document: PlanDocument, settings: Params, public: DatasetInfo) ->
 
 
 def plan_of_earlier_run(
-    document: PlanDocument, settings: Params, public: DatasetInfo, prepared: Path
+    document: PlanDocument, settings: Params, info: DatasetInfo, prepared: Path
 ) -> bytes | None:
     """The plan of an earlier run that asked for what `document` asks for, and that training takes today; or None."""
     return earlier_plan(
         document,
         settings.model,
-        public,
-        check=partial(check_plan, settings=settings, public=public),
+        info,
+        check=partial(check_plan, settings=settings, info=info),
         home=home(),
         prepared=prepared,
     )
@@ -401,9 +401,7 @@ def model_files(chosen: params.ModelParams) -> dict[str, str]:
         return digests | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
-def _document(
-    plan: Plan, settings: Params, public: DatasetInfo, *, notes: Sequence[str] = ()
-) -> PlanDocument:
+def _document(plan: Plan, settings: Params, info: DatasetInfo, *, notes: Sequence[str] = ()) -> PlanDocument:
     privacy = settings.privacy
     return PlanDocument(
         **dict(plan.to_document()),
@@ -418,10 +416,10 @@ def _document(
             parameters=plan.facts.parameters,
             notes=tuple(notes),
         ),
-        dataset=public.dataset,
+        dataset=info.dataset,
         noise=privacy.noise,
         diagnostics=privacy.diagnostics,
-        held_out=_evaluation_entries(privacy.evaluation) if public.holdout == "private" else None,
+        held_out=_evaluation_entries(privacy.evaluation) if info.holdout == "private" else None,
     )
 
 
@@ -444,31 +442,31 @@ def _code(settings: Params) -> dict[str, str]:
     return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
-def _check_secret(privacy: params.PrivacyParams, public: DatasetInfo) -> None:
-    if privacy.noise == "seeded" and not public.is_public:
+def _check_secret(privacy: params.PrivacyParams, info: DatasetInfo) -> None:
+    if privacy.noise == "seeded" and not info.is_public:
         raise RefusedError(
             "seeded noise protects nobody, and the records of {dataset!r} are private;"
             " set privacy.noise to secure.",
             code="bad_keys",
-            dataset=public.dataset,
+            dataset=info.dataset,
             keys=("privacy.noise",),
         )
-    if privacy.diagnostics and not public.is_public:
+    if privacy.diagnostics and not info.is_public:
         raise RefusedError(
             "diagnostics are computed from the records and shown without noise, and those of {dataset!r} are"
             " private; set privacy.diagnostics to false.",
             code="bad_keys",
-            dataset=public.dataset,
+            dataset=info.dataset,
             keys=("privacy.diagnostics",),
         )
 
 
 def main() -> None:
     """`python -P -m tasks.calibrate`, in a checkout."""
-    settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(PREPARED)
-    document = calibrate(settings, public)
+    settings, info = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(PREPARED)
+    document = calibrate(settings, info)
     _write(
-        plan_of_earlier_run(document, settings, public, PREPARED) or document.to_text(sort_keys=True).encode()
+        plan_of_earlier_run(document, settings, info, PREPARED) or document.to_text(sort_keys=True).encode()
     )
 
 

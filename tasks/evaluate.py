@@ -202,7 +202,7 @@ class ClassMetrics(_TargetMetrics):
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> EvaluationResult:
     """Compute predictions and mean loss on the held-out records."""
-    label_type = data.public.label_type
+    label_type = data.info.label_type
     predicted, losses, weights, all_scores = [], [], [], []
     for outputs, scores, labels, evaluated in passes(model, parameters, data):
         predicted.append((scores > 0).long() if label_type.kind == "labels" else scores.argmax(dim=-1))
@@ -312,14 +312,14 @@ def _record_f1(real: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDArray
 
 
 def uneven_metrics(
-    released: ReleasedHistogram, public: DatasetInfo, *, recalibrated: Callable[[float], float] = float
+    released: ReleasedHistogram, info: DatasetInfo, *, recalibrated: Callable[[float], float] = float
 ) -> dict[str, object]:
     """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals.
 
     recalibrated: maps a probability of the histogram, which the model gave before its recalibration, to the one that
     the published model gives.
     """
-    per_class, label_type = class_metrics_of(released), public.label_type
+    per_class, label_type = class_metrics_of(released), info.label_type
     document: dict[str, object] = {}
     if per_class:
         # A list, as for thresholds, since DVC makes a column of each number outside of lists.
@@ -327,7 +327,7 @@ def uneven_metrics(
             {"class": name, **_documents("", vars(one), label_type)}
             for name, one in zip(label_type.names, per_class, strict=True)
         ]
-    decision = None if public.costs is None else cheapest_threshold(released, public.costs)
+    decision = None if info.costs is None else cheapest_threshold(released, info.costs)
     if decision is not None:
         shown = {"recall": decision.at.recall, "precision": decision.at.precision}
         shown |= {"cost": decision.cost, "constant_cost": decision.constant_cost}
@@ -340,10 +340,10 @@ def uneven_metrics(
 
 
 def exact_histogram(
-    public: DatasetInfo, evaluation: EvaluationResult, labels: NDArray[Any]
+    info: DatasetInfo, evaluation: EvaluationResult, labels: NDArray[Any]
 ) -> ReleasedHistogram:
     """The histogram of public held-out records of classes, without noise."""
-    classes = len(public.label_type.names)
+    classes = len(info.label_type.names)
     spec = histogram_for(BINARY if classes == 2 else MULTICLASS, classes)
     return ReleasedHistogram(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
 
@@ -352,7 +352,7 @@ def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ())
     """The metrics of a model file on the held-out records of prepared data; allow_code: as in `algorithms.load`."""
     data = load_held_out(prepared)
     trained = load_model(model, allow_code=allow_code)
-    return compute_metrics(data.public.label_type, evaluate(*trained, data), data.test_labels)
+    return compute_metrics(data.info.label_type, evaluate(*trained, data), data.test_labels)
 
 
 def _of_numbers(label_type: Number, evaluation: EvaluationResult, labels: NDArray[Any]) -> NumberMetrics:
@@ -644,13 +644,13 @@ def write_tables(folder: Path, confusion: "pd.DataFrame", classes: "pd.DataFrame
 
 
 def _of_release(
-    path: Path, receipt: Receipt, public: DatasetInfo
+    path: Path, receipt: Receipt, info: DatasetInfo
 ) -> tuple[dict[str, object], "tuple[pd.DataFrame, pd.DataFrame]"]:
     """Metrics with their intervals, and the plots' tables, from the histogram that training released.
 
     Raises RefusedError if it is missing or another than the receipt's; a run whose evaluation failed has none.
     """
-    planned, names = receipt.sha256.get(EVALUATION), public.label_type.names
+    planned, names = receipt.sha256.get(EVALUATION), info.label_type.names
     facts: dict[str, object] = {"held_out": "private", "evaluation_epsilon": receipt.evaluation_epsilon}
     if planned is None:
         return facts, class_tables(None, names)
@@ -669,10 +669,10 @@ def _of_release(
     def recalibrated(probability: float) -> float:
         return probability if recalibration is None else float(expit(logit(probability) / temperature))
 
-    document = private_metrics(released, public.label_type, recalibrated=recalibrated)
-    document |= uneven_metrics(released, public, recalibrated=recalibrated)
+    document = private_metrics(released, info.label_type, recalibrated=recalibrated)
+    document |= uneven_metrics(released, info, recalibrated=recalibrated)
     if released.spec.halves:
-        document["recalibration"] = _recalibration_document(recalibration, public.label_type)
+        document["recalibration"] = _recalibration_document(recalibration, info.label_type)
     return facts | document, class_tables(released, names)
 
 
@@ -807,21 +807,19 @@ def main() -> None:
     path = artifacts / "model.safetensors"
     receipt = _receipt_of(path)
     prepared = Path("datasets/prepared")
-    public = DatasetInfo.read(prepared)
-    check_data_facts(receipt, public)
-    store.mark_used(home(), receipt.run_id, keeps=not public.is_public)
-    if public.holdout == "private":
-        document, drawn = _of_release(artifacts / EVALUATION, receipt, public)
+    info = DatasetInfo.read(prepared)
+    check_data_facts(receipt, info)
+    store.mark_used(home(), receipt.run_id, keeps=not info.is_public)
+    if info.holdout == "private":
+        document, drawn = _of_release(artifacts / EVALUATION, receipt, info)
         write_tables(artifacts / "plots", *drawn)
     else:
-        data, label_type = load_held_out(prepared), public.label_type
+        data, label_type = load_held_out(prepared), info.label_type
         evaluation = evaluate(*load_model(path, allow_code=named_code(Path())), data)
         document = compute_metrics(label_type, evaluation, data.test_labels)
         if label_type.kind == "class":
-            document |= uneven_metrics(exact_histogram(public, evaluation, data.test_labels), public)
-        write_plots(
-            artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, public.tokens)
-        )
+            document |= uneven_metrics(exact_histogram(info, evaluation, data.test_labels), info)
+        write_plots(artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, info.tokens))
     facts = facts_of(path)
     if facts.shrinkage is not None:
         document["shrinkage"] = {**facts.shrinkage.model_dump(), "predicts": facts.predicts}

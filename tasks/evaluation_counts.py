@@ -26,16 +26,16 @@ from data.readers.records import RecordBatch
 from tasks.prediction_passes import outputs_a_record, passes, predictions, record_scores, records_a_pass
 
 
-def passes_alone(model: Model, public: DatasetInfo) -> tuple[int, ComputeConfig, Engine]:
+def passes_alone(model: Model, info: DatasetInfo) -> tuple[int, ComputeConfig, Engine]:
     """The size of passes in which a record's score depends on that record alone, and what computes in them so.
 
     An inspection finds the same values for a record in any company in passes of this size, as in training; it is 1 for
     models that branch on values, which are pinned in the engine's own passes alone.
     """
     compute = ComputeConfig(
-        torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(outputs_a_record(public)))
+        torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(outputs_a_record(info)))
     )
-    features = np.empty((0, *public.input_shape), np.float32 if public.tokens is None else np.int32)
+    features = np.empty((0, *info.input_shape), np.float32 if info.tokens is None else np.int32)
     engine = compute.engine(models.for_evaluation(model), RecordBatch(features, np.empty(0, np.int64)))
     reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
     return 1 if reads_values else engine.physical_batch, compute, engine
@@ -58,7 +58,7 @@ def count_held_out(
 
     other: the model compared with, where the histogram compares. halves: [n], of each record, where it has halves.
     """
-    label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
+    label_type, cells, start = data.info.label_type, np.zeros(spec.cells), 0
     before = (
         None
         if other is None
@@ -82,7 +82,7 @@ def count_held_out(
 
 def _held_out_scores(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores and labels of the held-out records, pass by pass, each from its record alone."""
-    size, compute, engine = passes_alone(trained[0], data.public)
+    size, compute, engine = passes_alone(trained[0], data.info)
     with fixed_arithmetic(compute, engine):
         for _, scores, labels, _ in passes(*trained, data, filled=size):
             yield scores, labels
@@ -90,5 +90,5 @@ def _held_out_scores(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, 
 
 def _bounded_scores(data: HeldOut, scores: Tensor, labels: Tensor) -> Floats:
     """A score from 0 to 1 of each record, [n]."""
-    score: Floats = record_scores(data.public.label_type, scores, labels).double().numpy()
+    score: Floats = record_scores(data.info.label_type, scores, labels).double().numpy()
     return score

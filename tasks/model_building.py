@@ -27,16 +27,16 @@ from tasks.config import params
 from tasks.config.params import Params
 
 
-def model_for(settings: Params, public: DatasetInfo) -> Model:
+def model_for(settings: Params, info: DatasetInfo) -> Model:
     """Build the model that the parameters name for this data, preceded by the learned features.
 
     Raises ModelRefusedError or RefusedError if it does not fit the data.
     """
-    features, shape = features_for(settings, public), public.input_shape
+    features, shape = features_for(settings, info), info.input_shape
     if features is None:
-        return model_of(settings.model, public)
+        return model_of(settings.model, info)
     is_of_cells = isinstance(features, TableHistograms)
-    if public.cells is not None and not (is_of_cells or getattr(features, "of_target", False)):
+    if info.cells is not None and not (is_of_cells or getattr(features, "of_target", False)):
         raise RefusedError(
             "features are learned from numbers, and the table is encoded as cells, which are public and need none; set"
             " features.name to none or histograms, or leave reader.cells out of the data card.",
@@ -45,7 +45,7 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
         )
     features.releases(shape)  # refuses a shape that does not fit
     module = features.module(shape)
-    transformed = replace(public, input_shape=shape_after(module, shape))
+    transformed = replace(info, input_shape=shape_after(module, shape))
     if isinstance(module, HistogramCells):
         transformed = replace(transformed, cells=CellFacts(*module.layout))
     model = model_of(settings.model, transformed)
@@ -54,15 +54,15 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
     return in_front(module, model)
 
 
-def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None:
+def features_for(settings: Params, info: DatasetInfo) -> FeatureLearner | None:
     """The features that the parameters name; for a table of cells, those of its layout.
 
     Raises RefusedError if the description of the data has no columns to make histograms of.
     """
     features = settings.features
-    if not isinstance(features, CellHistograms) or public.cells is None:
+    if not isinstance(features, CellHistograms) or info.cells is None:
         return features
-    if not public.cell_columns:
+    if not info.cell_columns:
         raise RefusedError(
             "the table was prepared by a version without histograms of cells; run the prepare stage again.",
             code="not_prepared",
@@ -71,41 +71,41 @@ def features_for(settings: Params, public: DatasetInfo) -> FeatureLearner | None
         HistogramColumn(
             column.count, tuple(HistogramPart(one.positions, one.is_ordered) for one in column.parts)
         )
-        for column in public.cell_columns
+        for column in info.cell_columns
     ]
-    front, shares = sum(column.count for column in columns), [weight**2 for weight in public.cells.weights]
+    front, shares = sum(column.count for column in columns), [weight**2 for weight in info.cells.weights]
     # Of the norm, what columns leave, from weights in 32 bits: trees, if there are any, and a cell that all rows share.
-    constant = round(shares.pop(), 6) if public.cells.sizes[-1] == 1 else 0.0
+    constant = round(shares.pop(), 6) if info.cells.sizes[-1] == 1 else 0.0
     of_trees = round(math.fsum(shares[front:]), 6)
     return features.of_table(
-        public.cells.sizes,
+        info.cells.sizes,
         columns,
-        is_of_number=public.label_type.kind == "number",
+        is_of_number=info.label_type.kind == "number",
         tree_share=of_trees or (1.0 - constant) / 2,
         constant_share=constant,
     )
 
 
-def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:
+def model_of(chosen: params.ModelParams, info: DatasetInfo) -> Model:
     """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
-    cells, shape = public.cells, public.input_shape
+    cells, shape = info.cells, info.input_shape
     if cells is not None:
         shape = (cells.total,)
     model = models.build(
         chosen.name,
         input_shape=shape,
-        classes=public.outputs,
+        classes=info.outputs,
         seed=chosen.seed,
         precision=chosen.precision,
-        tokens=public.tokens,
-        words_sha256=public.words_sha256,
-        padding=public.padding,
-        predicts=public.label_type.kind,
-        level=level_of(public.label_type),
+        tokens=info.tokens,
+        words_sha256=info.words_sha256,
+        padding=info.padding,
+        predicts=info.label_type.kind,
+        level=level_of(info.label_type),
         settings=chosen.own_settings,
     )
     if chosen.class_weights is not None:
-        model = with_class_weights(model, class_weights_of(chosen.class_weights, public))
+        model = with_class_weights(model, class_weights_of(chosen.class_weights, info))
     model = adapt(
         model,
         input_shape=shape,
@@ -117,52 +117,52 @@ def model_of(chosen: params.ModelParams, public: DatasetInfo) -> Model:
     return model if cells is None else behind_cells(model, cells.sizes, cells.weights)
 
 
-def class_weights_of(weights: Mapping[str, float], public: DatasetInfo) -> tuple[float, ...]:
+def class_weights_of(weights: Mapping[str, float], info: DatasetInfo) -> tuple[float, ...]:
     """The weight of each class, in their order; raises RefusedError for names that are no classes."""
-    if not public.classes:
+    if not info.classes:
         raise RefusedError(
             "model.class_weights was given, and {dataset!r} has the target of {target}, not"
             " classes; leave it out.",
             code="bad_keys",
-            dataset=public.dataset,
-            target=public.label_type.kind,
+            dataset=info.dataset,
+            target=info.label_type.kind,
             keys=("model.class_weights",),
         )
-    if unknown := sorted(weights.keys() - set(public.classes)):
+    if unknown := sorted(weights.keys() - set(info.classes)):
         raise RefusedError(
             "model.class_weights names {name!r}, which is no class of {dataset!r}; its classes are"
             " {classes}.",
             code="bad_keys",
             name=unknown[0],
-            dataset=public.dataset,
-            classes=", ".join(public.classes),
+            dataset=info.dataset,
+            classes=", ".join(info.classes),
             keys=("model.class_weights",),
         )
-    return tuple(weights.get(name, 1.0) for name in public.classes)
+    return tuple(weights.get(name, 1.0) for name in info.classes)
 
 
-def built_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
+def built_facts(model: Model, info: DatasetInfo) -> PlanningFacts:
     """What a method may use of the model and the data before its first release."""
     return PlanningFacts(
-        records=public.records,
+        records=info.records,
         parameters=model.parameter_count,
         layers=len(model.layers),
-        classes=len(public.classes) or 1,
-        inputs=_inputs(model, public),
+        classes=len(info.classes) or 1,
+        inputs=_inputs(model, info),
         loss=model.bounds,
-        rows_per_user=public.rows_per_user,
+        rows_per_user=info.rows_per_user,
         bfloat16=model.precision == torch.bfloat16,
-        start_loss=zero_start_loss(model, len(public.classes)),
-        intercepts=intercepts_of(model, len(public.classes)),
+        start_loss=zero_start_loss(model, len(info.classes)),
+        intercepts=intercepts_of(model, len(info.classes)),
         number=number_of(model),
     )
 
 
-def _inputs(model: Model, public: DatasetInfo) -> Inputs | None:
+def _inputs(model: Model, info: DatasetInfo) -> Inputs | None:
     """The inputs of a linear model, bounded by the data card, and the bias's constant 1; None for other models."""
     layer = linear_layer(model.module)
-    if layer is None or public.feature_norms is None:
+    if layer is None or info.feature_norms is None:
         return None
-    (l1, l2), one = public.feature_norms, float(layer.bias is not None)
+    (l1, l2), one = info.feature_norms, float(layer.bias is not None)
     # The width is 1, since every feature is encoded in [0, 1].
     return Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features)

@@ -15,32 +15,32 @@ from data.cells import CellFacts
 from tasks.config.params import ModelParams, Params
 
 
-def facts_and_notes(settings: Params, public: DatasetInfo) -> tuple[PlanningFacts, tuple[str, ...]]:
+def facts_and_notes(settings: Params, info: DatasetInfo) -> tuple[PlanningFacts, tuple[str, ...]]:
     """The facts for planning, and the public sentences on the model's start; see `Model`.
 
     Raises ModelRefusedError or RefusedError if the model does not fit the data.
     """
-    outline = outline_for(settings, public)
+    outline = outline_for(settings, info)
     if outline is not None:
-        return outlined_facts(outline, public, bfloat16=settings.model.precision == "bfloat16"), ()
+        return outlined_facts(outline, info, bfloat16=settings.model.precision == "bfloat16"), ()
     from tasks.model_building import built_facts, model_for  # torch, which takes seconds to import
 
-    model = model_for(settings, public)
-    return built_facts(model, public), model.notes
+    model = model_for(settings, info)
+    return built_facts(model, info), model.notes
 
 
-def outline_for(settings: Params, public: DatasetInfo) -> LinearOutline | None:
+def outline_for(settings: Params, info: DatasetInfo) -> LinearOutline | None:
     """The outline of the model, if there is one, and nothing else of the parameters changes it."""
-    chosen, cells = settings.model, public.cells
-    if settings.features is not None or not _is_as_shipped(chosen) or public.tokens is not None:
+    chosen, cells = settings.model, info.cells
+    if settings.features is not None or not _is_as_shipped(chosen) or info.tokens is not None:
         return None
     if cells is not None and chosen.precision == "bfloat16":
         return None  # which is refused
     return outline_of(
         chosen.name,
-        input_shape=public.input_shape if cells is None else (cells.total,),
-        classes=public.outputs,
-        predicts=public.label_type.kind,
+        input_shape=info.input_shape if cells is None else (cells.total,),
+        classes=info.outputs,
+        predicts=info.label_type.kind,
     )
 
 
@@ -50,23 +50,23 @@ def _is_as_shipped(chosen: ModelParams) -> bool:
     return not any(changes) and chosen.augmentations == 1
 
 
-def outlined_facts(outline: LinearOutline, public: DatasetInfo, *, bfloat16: bool) -> PlanningFacts:
+def outlined_facts(outline: LinearOutline, info: DatasetInfo, *, bfloat16: bool) -> PlanningFacts:
     """The facts for planning of the model of an outline, for this data."""
     inputs, one = None, float(outline.has_bias)
-    if public.feature_norms is not None:
-        l1, l2 = public.feature_norms
+    if info.feature_norms is not None:
+        l1, l2 = info.feature_norms
         inputs = Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=outline.outputs)
     return PlanningFacts(
-        records=public.records,
+        records=info.records,
         parameters=outline.parameter_count,
         layers=1,
-        classes=len(public.classes) or 1,
+        classes=len(info.classes) or 1,
         inputs=inputs,
         loss=outline.bounds,
-        rows_per_user=public.rows_per_user,
+        rows_per_user=info.rows_per_user,
         bfloat16=bfloat16,
         start_loss=outline.start_loss,
-        intercepts=_intercepts(outline, public.cells),
+        intercepts=_intercepts(outline, info.cells),
     )
 
 

@@ -27,8 +27,8 @@ def passes(
 
     filled: take so many records in each pass, the last of which repeats its last record.
     """
-    model, public = models.for_evaluation(model), data.public
-    size = filled or records_a_pass(outputs_a_record(public))
+    model, info = models.for_evaluation(model), data.info
+    size = filled or records_a_pass(outputs_a_record(info))
     with torch.no_grad(), without_shortcuts():  # as in training
         for start in range(0, len(data.test_labels), size):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
@@ -37,11 +37,11 @@ def passes(
             yield outputs, model.scores(outputs), labels, model
 
 
-def outputs_a_record(public: DatasetInfo) -> int:
+def outputs_a_record(info: DatasetInfo) -> int:
     """The number of outputs of a model for a record, at all its positions."""
-    label_type = public.label_type
-    positions = prod(public.label_shape) if label_type.has_tokens else 1
-    return label_type.outputs(public.tokens) * positions
+    label_type = info.label_type
+    positions = prod(info.label_shape) if label_type.has_tokens else 1
+    return label_type.outputs(info.tokens) * positions
 
 
 def records_a_pass(outputs: int) -> int:

@@ -46,16 +46,16 @@ _EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
 
 
-def public_of(card: DataCard, chosen: params.DataParams) -> DatasetInfo:
+def info_of(card: DataCard, chosen: params.DataParams) -> DatasetInfo:
     """The public description of a card's records as they will be prepared.
 
     Raises DataRefusedError for a transform that the records cannot have, ModelRefusedError for a missing encoder.
     """
     encoder = None if chosen.encoder is None else facts_of(chosen.encoder)
     reader_of(card.reader)
-    public = dataset_info(card, chosen.transform, encoder)
-    public.check_reader()
-    return public
+    info = dataset_info(card, chosen.transform, encoder)
+    info.check_reader()
+    return info
 
 
 def reader_of(reader: Format | None) -> OwnReader | None:
@@ -219,22 +219,22 @@ def prepare(
     """
     transform = params.data.transform
     card = data_card(params.data.dataset, cards)
-    public = public_of(card, params.data)
+    info = info_of(card, params.data)
     # Blocks and their rows, as of one moment.
     with snapshot(card, database_url(card.blocks)) as database, ExitStack() as until_written:
-        public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root, database=database))
+        info = replace(info, blocks=chosen_blocks(card, params.data.blocks, root=root, database=database))
         key = PUBLIC_KEY if card.public else owner_key(home)
         files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
         words = ["salt of a prepared folder", card.model_dump_json()]
         digests = Digests(card.population, key=key)
-        as_texts = public.encoder is not None and public.encoder.takes == "texts"
+        as_texts = info.encoder is not None and info.encoder.takes == "texts"
         if card.blocks is None:
             records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
         else:
             # The card has no checksum of the blocks' content, so the salt depends on the content.
             blocks = read_blocks(
                 card,
-                public.blocks,
+                info.blocks,
                 files,
                 root=root,
                 url=database,
@@ -245,29 +245,29 @@ def prepare(
             records = _append_digest(blocks, words)
         if transform == "scattering":
             records = scatter(card, records)
-        vocabulary, encoder = None if public.encoder else word_list(card, files), params.data.encoder
+        vocabulary, encoder = None if info.encoder else word_list(card, files), params.data.encoder
         encoder_settings = None
-        if public.encoder is not None and encoder is not None:
-            encoder_settings = without_local_folders(encoder).model_dump() | {"sha256": public.encoder.sha256}
+        if info.encoder is not None and encoder is not None:
+            encoder_settings = without_local_folders(encoder).model_dump() | {"sha256": info.encoder.sha256}
             records = encode_records(
                 records,
-                public.encoder,
-                loader_of(encoder, public.target, tried_on=card.input_shape),
-                public.label_type,
+                info.encoder,
+                loader_of(encoder, info.target, tried_on=card.input_shape),
+                info.label_type,
                 folder=until_written.enter_context(prepared.portions_of(destination)),
                 say=_progress_logger(card),
             )
         prepared.write(
             destination,
             records,
-            public,
+            info,
             salt=lambda: keyed_digest(key, words),
             at_most=card.records.at_most,
             digests=digests.by_block,
             words=vocabulary,
             preparation=preparation_of(card, transform, vocabulary, encoder=encoder_settings),
         )
-    return public
+    return info
 
 
 def _progress_logger(card: DataCard) -> Callable[[int], object]:

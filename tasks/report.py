@@ -89,7 +89,7 @@ class RunResults:
     plan: PlanDocument
     receipt: Receipt
     metrics: Metrics
-    public: DatasetInfo
+    info: DatasetInfo
     trace: pd.DataFrame
     pairs: pd.DataFrame
     classes: pd.DataFrame
@@ -123,7 +123,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     for name in (CARD, PAGE):
         (artifacts / name).unlink(missing_ok=True)
     run = _read(artifacts, prepared)
-    check_data_facts(run.receipt, run.public)
+    check_data_facts(run.receipt, run.info)
     check_run_facts(run.metrics, run.receipt)
     audit = newest_audit(run.plan.algorithm, root)
     made = compose(
@@ -160,7 +160,7 @@ def compose(
     card that is not published. audit: the newest audit of the method. Raises RefusedError if the card would be
     incomplete or does not verify.
     """
-    card = build(RunRecord(run.plan, run.receipt, data_facts_of(run.public), run.trace), key)
+    card = build(RunRecord(run.plan, run.receipt, data_facts_of(run.info), run.trace), key)
     verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
     for check in verification.failures:
         raise RefusedError(
@@ -195,7 +195,7 @@ def compose(
             attack=run.plan.attack,
             ten_more=None if ten_more is None else ten_more.epsilon,
             audit=audit,
-            other_software=reuse_note(run.receipt, is_public=run.public.is_public),
+            other_software=reuse_note(run.receipt, is_public=run.info.is_public),
             explanation=explanation,
         ),
     )
@@ -210,9 +210,9 @@ def _calibration(metrics: Metrics) -> dict[str, tuple[Drawing, str]]:
     return {"calibration": (lambda theme: calibration_figure(metrics["calibration"], theme=theme), words)}
 
 
-def data_facts_of(public: DatasetInfo) -> DataFacts:
+def data_facts_of(info: DatasetInfo) -> DataFacts:
     """What a card states of the prepared data."""
-    return DataFacts.model_validate_json(public.to_json())
+    return DataFacts.model_validate_json(info.to_json())
 
 
 def _noise(run: RunResults) -> Drawing:
@@ -239,7 +239,7 @@ def _read(artifacts: Path, prepared: Path) -> RunResults:
         plan=PlanDocument.read(artifacts / "plan.json"),
         receipt=Receipt.read(artifacts / "receipt.json"),
         metrics=read_json(artifacts / "metrics.json"),
-        public=DatasetInfo.read(prepared),
+        info=DatasetInfo.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=read_csv(artifacts / "plots" / "confusion.csv"),
         classes=classes.assign(
@@ -359,7 +359,7 @@ def track(root: Path) -> str:
         return f"{name} is logged at W&B already, {settings.mode}"
     drawn = read_csv(artifacts / "plots" / "epsilon.csv")
     curve = CostCurve(drawn["step"].astype(int).tolist(), drawn["epsilon"].astype(float).tolist())
-    finished = tracking.FinishedRun(card, run.metrics, run.trace, run.public, curve)
+    finished = tracking.FinishedRun(card, run.metrics, run.trace, run.info, curve)
     if not tracking.log_run(finished, settings, artifacts=artifacts, root=root):
         return f"{name} is not logged at W&B; `epsilonflow track` tries again"
     here = root.absolute()

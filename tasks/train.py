@@ -81,7 +81,7 @@ class Job:
         settings: Its parameters.
         plan_file: The bytes of the plan that calibration wrote.
         prepared: The folder of the prepared data.
-        public: The description of these data.
+        info: The description of these data.
         blocks: The population's blocks that are in the prepared data.
         retraining: The scheduled retraining that the run is charged for, which the ledger charges only once; None for a
             run that a person requested.
@@ -91,7 +91,7 @@ class Job:
     settings: Params
     plan_file: bytes
     prepared: Path
-    public: DatasetInfo
+    info: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
     retraining: str | None = None
     group: ProcessGroup = ALONE
@@ -112,7 +112,7 @@ class Job:
             json.loads(self.plan_file),
             self.settings.model,
             self.blocks,
-            self.public,
+            self.info,
             self.prepared,
             home=home,
         )
@@ -144,43 +144,43 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     again or to train with settings that look wrong. Nothing is spent then.
     """
     device_of(job.settings.performance.device)  # refuses one that this machine has not
-    model = model_for(job.settings, job.public)
-    check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
+    model = model_for(job.settings, job.info)
+    check_plan(job.document, job.settings, job.info)  # of the same files that the model was read from
     _comparison_model(job, root)  # refuses one that has changed since it was planned
     with claim_run(
         job.digest(home),
         ledger,
-        job.public,
+        job.info,
         noise=job.settings.privacy.noise,
         seed=job.settings.model.seed,
         confirm_repeat=lambda run_id, has_result: _confirm_repeat(job, run_id, has_result, ledger),
         home=home,
         root=root,
     ) as (run, software):
-        _log_claim(run, job.public)
-        charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
+        _log_claim(run, job.info)
+        charge = Charge(ledger, run, software, job.info, job.prepared, job.blocks, home, root)
         with run.abandon_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
                 _check_settings(job, cards=root / "data" / "cards")
-            register(ledger, job.public, home=home, prepared=job.prepared, plan=lambda: job.plan)
+            register(ledger, job.info, home=home, prepared=job.prepared, plan=lambda: job.plan)
             result = run.result or _train_and_settle(job, model, charge)
         run.forget_secrets()
-        store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.public))
+        store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.info))
 
 
-def _log_claim(run: store.RunAttempt, public: DatasetInfo) -> None:
+def _log_claim(run: store.RunAttempt, info: DatasetInfo) -> None:
     """Say whether the run is trained or its result is handed out, which `flows` show."""
     if run.result is None:
         _LOG.info(TRAINING)
         return
-    note = reuse_note(Receipt.read(run.result / RECEIPT), is_public=public.is_public)
+    note = reuse_note(Receipt.read(run.result / RECEIPT), is_public=info.is_public)
     _LOG.info("%s: run %s is identical%s.", EXISTING, run.run_id, f"; {note}" if note else "")
 
 
 def _check_settings(job: Job, *, cards: Path) -> None:
     """Refuse settings that look wrong, unless a person agrees; for public records they are only logged."""
-    warnings = sanity.sanity_warnings(job.settings, job.plan, sanity.records_of(job.public, cards))
-    consent.confirm_or_refuse(warnings, job.public, epsilon=job.plan.target.budget.epsilon)
+    warnings = sanity.sanity_warnings(job.settings, job.plan, sanity.records_of(job.info, cards))
+    consent.confirm_or_refuse(warnings, job.info, epsilon=job.plan.target.budget.epsilon)
 
 
 def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> bool:
@@ -188,7 +188,7 @@ def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> 
 
     Raises RefusedError if nobody agrees and the result is missing or belongs to another retraining.
     """
-    rows = ledger.history(job.public.population) if job.retraining else []
+    rows = ledger.history(job.info.population) if job.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
     is_for = job.retraining is None or any(of.get("retraining") == job.retraining for of in of_run)
     return consent.confirm_repeat(
@@ -212,7 +212,7 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
         diagnostics=job.settings.privacy.diagnostics,
     )
     folder = run.make_result_folder()
-    group = group_of(run.run_id, job.public.population, is_on_blocks=bool(job.public.blocks))
+    group = group_of(run.run_id, job.info.population, is_on_blocks=bool(job.info.blocks))
     with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
         trace = _train_into(folder, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (folder / PLAN).write_bytes(job.plan_file)
@@ -241,7 +241,7 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier
         trained = load_model(file, allow_code=named_code(charge.root))
         other = _comparison_model(job, charge.root)
         data = load_held_out(job.prepared)
-        if data.public != job.public:
+        if data.info != job.info:
             raise prepared_again_error(job.prepared)
         halves = halves_of(data, job.prepared) if planned.spec.halves else None
         _check_same_records(job, charge)  # after all is read or mapped, as in `load_as`
@@ -289,13 +289,13 @@ def _comparison_model(job: Job, root: Path) -> Trained | None:
             path=path,
             differing="scores to compare with",
         )
-    check_comparable(Path(path), job.public)
+    check_comparable(Path(path), job.info)
     return load_model(Path(path), allow_code=named_code(root))
 
 
-def check_comparable(path: Path, public: DatasetInfo) -> None:
+def check_comparable(path: Path, info: DatasetInfo) -> None:
     """Raise ModelRefusedError unless the model in a file was trained on records like these, for the same target."""
-    facts, described = facts_of(path).document(), json.loads(json.dumps(_data_facts(public)))
+    facts, described = facts_of(path).document(), json.loads(json.dumps(_data_facts(info)))
     names = described.keys() | {"target", "padding", "cells"}
     if differing := [name for name in names if facts.get(name) != described.get(name)]:
         raise ModelRefusedError(
@@ -304,7 +304,7 @@ def check_comparable(path: Path, public: DatasetInfo) -> None:
             code="unlike_training",
             path=path,
             differing=min(differing).replace("_", " "),
-            dataset=public.dataset,
+            dataset=info.dataset,
         )
 
 
@@ -318,11 +318,11 @@ def _reserve(job: Job, charge: Charge, identity: RunIdentity) -> None:
     """Rehearse the card, then charge the ledger. identity: the known part of the receipt."""
     run = charge.run
     if charge.ledger.status(run.run_id) is None:
-        rehearsal.rehearse(job.document, job.public, identity)
+        rehearsal.rehearse(job.document, job.info, identity)
         run.keep_plan(job.plan_file)
-    notes = job.document.ledger_notes | holdout_note(job.public)
+    notes = job.document.ledger_notes | holdout_note(job.info)
     charge.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
-    bind(charge.ledger, job.public, home=charge.home, prepared=job.prepared)
+    bind(charge.ledger, job.info, home=charge.home, prepared=job.prepared)
     _check_same_records(job, charge)
 
 
@@ -358,7 +358,7 @@ def _train_into(
         folder / "model.safetensors",
         model,
         released,
-        job.public,
+        job.info,
         job.document.algorithm,
         prepared=job.prepared,
         shrinkage=shrinkage_of(state),
@@ -376,7 +376,7 @@ def save_model(
     path: Path,
     model: Model,
     released: Tensor,
-    public: DatasetInfo,
+    info: DatasetInfo,
     algorithm: str,
     *,
     prepared: Path,
@@ -387,8 +387,8 @@ def save_model(
     facts = {
         "model": model.name,
         "model_settings": model.settings,
-        **_data_facts(public),
-        "dataset": public.dataset,
+        **_data_facts(info),
+        "dataset": info.dataset,
         "algorithm": algorithm,
         "front": None if front is None else front.settings,
         "preparation": preparation_in(prepared),
@@ -399,17 +399,17 @@ def save_model(
     save_file(cpu_copies(in_file(model, model.published_tensors(released))), path, metadata=described)
 
 
-def _data_facts(public: DatasetInfo) -> dict[str, object]:
+def _data_facts(info: DatasetInfo) -> dict[str, object]:
     """The facts in a model's file about its records and its target."""
     return {
-        "tokens": public.tokens,
-        "input_shape": public.input_shape,
-        "classes": public.label_type.names,
-        "outputs": public.outputs,
-        "predicts": public.label_type.kind,
-        **({} if public.target is None else {"target": public.target.model_dump(mode="json")}),
-        **({} if public.padding == 0 else {"padding": public.padding}),
-        **({} if public.cells is None else {"cells": asdict(public.cells)}),
+        "tokens": info.tokens,
+        "input_shape": info.input_shape,
+        "classes": info.label_type.names,
+        "outputs": info.outputs,
+        "predicts": info.label_type.kind,
+        **({} if info.target is None else {"target": info.target.model_dump(mode="json")}),
+        **({} if info.padding == 0 else {"padding": info.padding}),
+        **({} if info.cells is None else {"cells": asdict(info.cells)}),
     }
 
 
@@ -417,7 +417,7 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
     """The training loop, given all that is the same in each process of a run."""
 
     def records() -> RecordBatch:
-        data = load_as(job.prepared, job.public)
+        data = load_as(job.prepared, job.info)
         # Of the arrays that are mapped: a copy that was interrupted has another file `contents` than arrays.
         if job.group.count > 1 and not job.group.agrees(digest_of(data.train_features, data.train_labels)):
             raise RefusedError(
@@ -435,7 +435,7 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
         model,
         open_records=records,
         compute=compute_config(job.settings.performance, job.group),
-        features=features_for(job.settings, job.public),
+        features=features_for(job.settings, job.info),
     )
 
 
@@ -468,7 +468,7 @@ def _check_same_job(job: Job, home: Path) -> None:
     """Raise RefusedError in every process unless all have the same job, records included, and owner key."""
     settings = job.settings.performance
     sharing = settings.shard_frozen, settings.shard_trained, settings.offload, device_of(settings.device).type
-    described = job.plan_file.decode(), job.public.to_json(), job.digest(home), str(sharing)
+    described = job.plan_file.decode(), job.info.to_json(), job.digest(home), str(sharing)
     parts = *described, str(pipeline_software().digest)
     if not job.group.agrees(hashlib.sha256("".join(parts).encode()).hexdigest()):
         raise RefusedError(
@@ -507,19 +507,19 @@ def main() -> None:
     """`python -P -m tasks.train`, in a checkout; `torchrun -m tasks.train` for several processes."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("datasets/prepared")
-    public = DatasetInfo.read(prepared)
+    info = DatasetInfo.read(prepared)
     with join_processes(settings.performance.processes, home=home()) as group:
         job = Job(
             settings,
             plan_file=plan_in(Path("artifacts")),
             prepared=prepared,
-            public=public,
-            blocks=public.blocks or (WHOLE_POPULATION,),
+            info=info,
+            blocks=info.blocks or (WHOLE_POPULATION,),
             retraining=retraining(),
             group=group,
         )
         if not group.is_first:
-            train_as_worker(job, model_for(settings, public), home=home())
+            train_as_worker(job, model_for(settings, info), home=home())
             return
         ledger = open_newest(ledger_url(settings.ledger.url), home=home(), root=Path())
         train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))

@@ -321,8 +321,8 @@ def test_the_made_up_weeks_of_the_tutorial_fit_its_card(
     assert retraining.recipe is not None
     settings = params.parse(retraining.recipe.settings("visits-weekly", 1e-5), reads=RECIPE)
     places = {"destination": tmp_path / "prepared", "home": tmp_path / "home", "root": tmp_path}
-    public = prepare(settings, mirror=None, cards=tmp_path / "data/cards", **places)
-    assert plan_for(settings, public).steps == 300
+    info = prepare(settings, mirror=None, cards=tmp_path / "data/cards", **places)
+    assert plan_for(settings, info).steps == 300
 
 
 def keys_of(document: Any, path: str = "") -> Iterator[str]:

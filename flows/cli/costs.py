@@ -23,7 +23,7 @@ from tasks.config import params
 from tasks.config.overrides import ParamOverrides, explain_recipe, params_edit, recipe
 from tasks.config.params import Params
 from tasks.preflight.preview import RunPreview, held_out_people, preview_ledger, preview_run
-from tasks.prepare import public_of
+from tasks.prepare import info_of
 from tasks.runs.metrics import metric_units, metric_words
 from tasks.runs.summary import two_columns
 
@@ -80,9 +80,9 @@ def search_table(
     base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
     settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")
-    public = public_of(card, settings.data)
+    info = info_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    options = tuning.plan_options(search_settings, base, public)
+    options = tuning.plan_options(search_settings, base, info)
     size = next(len(option.plans) for option in options if option)
     rows = {
         "trials": (
@@ -108,8 +108,8 @@ def search_table(
     option = max(filter(None, chosen), key=lambda option: option.epsilon_per_trial, default=None)
     if option is None:
         return table, None
-    plan = Search(search_settings, option, root / "datasets" / "prepared", public).charged_plan
-    return table, preview_ledger(root, settings, public, plan)
+    plan = Search(search_settings, option, root / "datasets" / "prepared", info).charged_plan
+    return table, preview_ledger(root, settings, info, plan)
 
 
 def _noises(option: "tuning.SearchPlan") -> str:
@@ -172,11 +172,11 @@ def _promise_rows(settings: Params) -> list[tuple[str, str]]:
 
 def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:
     """How many records of a person are used, if the data card names the person's column."""
-    per_person = preview.public.per_person
+    per_person = preview.info.per_person
     if per_person is None:
         return []
-    where = " in each block" if preview.public.blocks_by else ""
-    if rows := preview.public.rows_per_user:
+    where = " in each block" if preview.info.blocks_by else ""
+    if rows := preview.info.rows_per_user:
         text = f"up to {rows} records of each{where}, together as one"
     elif per_person == 1:
         text = f"one record of each{where}"
@@ -187,27 +187,25 @@ def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:
 
 def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     """Who the held-out records are, and for private ones what their evaluation costs and how exact it will be."""
-    evaluation, public = preview.plan.evaluation, preview.public
+    evaluation, info = preview.plan.evaluation, preview.info
     if evaluation is None:
-        why = f": {public.holdout_why}" if public.holdout_why else ""
-        return (
-            [] if public.is_public else [("held-out records", f"declared public{why}; exact metrics leave")]
-        )
+        why = f": {info.holdout_why}" if info.holdout_why else ""
+        return [] if info.is_public else [("held-out records", f"declared public{why}; exact metrics leave")]
     whole = _text(preview.plan.cost.epsilon)
     price = f"private: one release at epsilon {_text(evaluation.epsilon)}; the whole run costs {whole}"
     errors = expected_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
     drowned = ", ".join(metric_words(name) for name, error in errors.items() if error is None)
-    rows = public.rows_per_user
+    rows = info.rows_per_user
     people = f"{preview.held_out:,} people of {rows} records" if rows else f"{preview.held_out:,} records"
     said = f"with {people} held out, about as many as the data card allows"
     by_group = expected_group_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
     return [
         ("held-out records", price),
-        ("standard errors of its metrics", f"{_errors_text(errors, public)}, {said}"),
+        ("standard errors of its metrics", f"{_errors_text(errors, info)}, {said}"),
         *(
             (
                 f"of each group of {name}",
-                f"{_errors_text(of_one, public)}, if the groups are equally large",
+                f"{_errors_text(of_one, info)}, if the groups are equally large",
             )
             for name, of_one in by_group.items()
         ),
@@ -215,10 +213,10 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     ]
 
 
-def _errors_text(errors: Mapping[str, float | None], public: DatasetInfo) -> str:
+def _errors_text(errors: Mapping[str, float | None], info: DatasetInfo) -> str:
     """Standard errors of metrics; those of a number's errors in its own units."""
     shown = ", ".join(
-        f"{metric_words(name)} {error * metric_units(name, public.label_type):.2g}"
+        f"{metric_words(name)} {error * metric_units(name, info.label_type):.2g}"
         for name, error in errors.items()
         if error is not None
     )
@@ -288,12 +286,12 @@ def _noise(plan: Plan) -> str:
 
 
 def _ledger_rows(preview: RunPreview) -> list[tuple[str, str]]:
-    population, balance, public = preview.public.population, preview.balance, preview.public
+    population, balance, info = preview.info.population, preview.balance, preview.info
     if balance is None:
         new = [("population", population), ("cap", _pair(preview.cap)), ("spent", "nothing so far")]
         return [*new, *_composition_rows(preview)]
     counts = _pair(balance.cap)
-    if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
+    if balance.cap != Budget(info.cap_epsilon, info.cap_delta):
         counts += "; the one in the data card is no longer used, `epsilonflow ledger cap` changes it"
     return [
         ("population", population),
@@ -308,13 +306,13 @@ def _ledger_rows(preview: RunPreview) -> list[tuple[str, str]]:
 
 def _composition_rows(preview: RunPreview) -> list[tuple[str, str]]:
     """How runs on the population add up, and what this one and ten more like it take of the cap."""
-    added, planned = str(preview.composition), preview.public.composition_runs
+    added, planned = str(preview.composition), preview.info.composition_runs
     if preview.chosen is not None and planned is not None:
         added += f": {explain(preview.chosen, planned)}"
     elif preview.composition.kind == "basic":
         added += ": epsilons and deltas add up"
     rule = [("runs add up by", added)]
-    if not preview.spent_after or preview.public.is_public:
+    if not preview.spent_after or preview.info.is_public:
         return rule
     one, more = preview.spent_after
     is_within = more.epsilon <= preview.cap.epsilon and more.delta <= preview.cap.delta

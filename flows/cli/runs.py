@@ -133,9 +133,9 @@ def _look_ahead(root: Path, edit: "ParamsEdit") -> AbstractContextManager[None]:
     preview = preview_run(root, edit.params)
     preview.check()
     if not preview.is_begun or sys.stdin.isatty():
-        confirm_before_stages(preview.warnings, preview.public, epsilon=preview.plan.target.budget.epsilon)
-    document = document_of(preview.plan, edit.params, preview.public)
-    return offering(root, document, preview.public, edit.after)
+        confirm_before_stages(preview.warnings, preview.info, epsilon=preview.plan.target.budget.epsilon)
+    document = document_of(preview.plan, edit.params, preview.info)
+    return offering(root, document, preview.info, edit.after)
 
 
 def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":

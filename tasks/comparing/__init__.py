@@ -38,7 +38,7 @@ from tasks.config.params import (
     keys_of,
     read_yaml,
 )
-from tasks.prepare import facts_of, public_of
+from tasks.prepare import facts_of, info_of
 from tasks.refusals import PIPELINE
 from tasks.runs.metrics import HELD_OUT_METRICS
 
@@ -516,7 +516,7 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
             dataset=problem.dataset,
             keys=("problems.dataset",),
         )
-    public_of(card, DataParams(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
+    info_of(card, DataParams(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
     if problem.model not in MODELS and not is_own(problem.model):
         raise ParamsRefusedError(
             "{file}: there is no model {model!r}; choose one of {choices}.",

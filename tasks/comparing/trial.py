@@ -115,9 +115,9 @@ def write_parquet(path: Path, frame: pd.DataFrame) -> None:
 
 @dataclass(frozen=True)
 class Sides:
-    """The training and test records of a trial. public: the public facts of exactly these records."""
+    """The training and test records of a trial. info: the public facts of exactly these records."""
 
-    public: DatasetInfo
+    info: DatasetInfo
     train: RecordBatch
     test: RecordBatch
 
@@ -180,17 +180,17 @@ def sides(store: Path, trial: Trial) -> Sides:
     data = _load_records(folder)
     if trial.fold is None:
         train = RecordBatch(data.train_features, data.train_labels)
-        return Sides(data.public, train, RecordBatch(data.test_features, data.test_labels))
+        return Sides(data.info, train, RecordBatch(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
-    public, *places = _fold_records(folder, trial.fold)
-    return Sides(public, *(RecordBatch(features[side], labels[side]) for side in places))
+    info, *places = _fold_records(folder, trial.fold)
+    return Sides(info, *(RecordBatch(features[side], labels[side]) for side in places))
 
 
-def public_of(store: Path, trial: Trial) -> DatasetInfo:
+def info_of(store: Path, trial: Trial) -> DatasetInfo:
     """The public facts of the records that a trial trains on; raises DataRefusedError as `sides` does."""
     folder = prepared_folder(store, trial)
-    return _load_records(folder).public if trial.fold is None else _fold_records(folder, trial.fold)[0]
+    return _load_records(folder).info if trial.fold is None else _fold_records(folder, trial.fold)[0]
 
 
 @lru_cache(maxsize=64)
@@ -202,18 +202,18 @@ def _load_records(folder: Path) -> Prepared:
 def _fold_records(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64], NDArray[np.int64]]:
     """The facts of a fold, and the indices in the union, training records first, of its records for either use."""
     data = _load_records(folder)
-    if data.public.rows_per_user is not None:
+    if data.info.rows_per_user is not None:
         raise DataRefusedError(
             "folds of {dataset!r} were asked for, whose training records are people with several rows;"
             " leave folds out, or keep one record a person.",
             code="folds_unfit",
-            dataset=data.public.dataset,
+            dataset=data.info.dataset,
         )
     labels = np.concatenate([data.train_labels, data.test_labels])
     train, test = split_by_fold(len(labels), chosen)
-    if data.public.label_type.kind == "class":
+    if data.info.label_type.kind == "class":
         check_classes(labels, train, test)
-    return replace(data.public, records=len(train), test_records=len(test)), train, test
+    return replace(data.info, records=len(train), test_records=len(test)), train, test
 
 
 @dataclass(frozen=True)
@@ -235,14 +235,14 @@ def plan_trial(context: Context, trial: Trial) -> Plan:
     Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the trial cannot run, for example
     because a fold has a single class.
     """
-    settings, public = _params(trial), public_of(context.place.store, trial)
+    settings, info = _params(trial), info_of(context.place.store, trial)
     inputs = [trial.settings, trial.model, trial.accountant, trial.epsilon, trial.delta]
     inputs += [extra for extra in (trial.model_settings, trial.features) if extra]
-    name = digest_of([*inputs, json.loads(public.to_json()), context.code])
+    name = digest_of([*inputs, json.loads(info.to_json()), context.code])
     path = context.place.plans / f"{name}.json"
     if path.exists():
         return Plan.from_document(StatedPlan.read(path))
-    plan = plan_for(settings, public)
+    plan = plan_for(settings, info)
     is_private = math.isfinite(plan.cost.epsilon)
     if is_private and trial.epsilon is None:
         raise RefusedError(
@@ -375,18 +375,18 @@ def run_trial(context: Context, trial: Trial) -> None:
 def build_models(context: Context, trials: Iterable[Trial]) -> None:
     """Initialise all models before trials run, since initialisation uses torch's global generator."""
     for trial in trials:
-        _model(trial, public_of(context.place.store, trial))
+        _model(trial, info_of(context.place.store, trial))
 
 
-def _model(trial: Trial, public: DatasetInfo) -> Model:
+def _model(trial: Trial, info: DatasetInfo) -> Model:
     """The model of a trial, which is not changed: a trial trains a copy, since threads must not share a module."""
-    return _build_model(json.dumps({"model": trial.model_group, "features": trial.features}), public)
+    return _build_model(json.dumps({"model": trial.model_group, "features": trial.features}), info)
 
 
 @cache
-def _build_model(groups: str, public: DatasetInfo) -> Model:
+def _build_model(groups: str, info: DatasetInfo) -> Model:
     """Build the model that these groups of params.yaml describe, given as JSON."""
-    return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
+    return model_for(params.parse(json.loads(groups), reads=("model", "features")), info)
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,7 @@ class _Trained:
 
 def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _Trained:
     """Train from the start and without checkpoints: trials are short, and an interrupted one runs again."""
-    model, settings = deepcopy(_model(trial, data.public)), _params(trial)
+    model, settings = deepcopy(_model(trial, data.info)), _params(trial)
     algorithm = settings.algorithm
     start = algorithm.init(model.initial_parameters(), plan)
     curve = ParameterTrail(algorithm.released, plan.steps, start=start) if trial.record["curves"] else None
@@ -418,7 +418,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
             run_id=trial.digest, generator=seeded_generator(trial.noise_seed), folder=Path(os.devnull)
         ),
         compute=compute,
-        features=features_for(settings, data.public),
+        features=features_for(settings, data.info),
         hooks=Hooks(
             on_step=lambda step, *_: steps.append(step),
             on_state=curve.on_state if curve else None,
@@ -431,7 +431,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
 
 def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, object]:
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
-    records, label_type = HeldOut(data.public, data.test.features, data.test.labels), data.public.label_type
+    records, label_type = HeldOut(data.info, data.test.features, data.test.labels), data.info.label_type
     evaluation = evaluate(trained.model, trained.model.published_tensors(trained.parameters), records)
     metrics = compute_metrics(label_type, evaluation, data.test.labels)
     objective = None
@@ -450,7 +450,7 @@ def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float |
         "epsilon_planned": _finite(plan.cost.epsilon),
         "noise_multiplier": plan.fixed_noise,
         "sampling_rate": plan.sampling_rate,
-        "records": data.public.records,
+        "records": data.info.records,
     }
 
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-def confirm_or_refuse(warnings: Sequence[str], public: DatasetInfo, *, epsilon: float) -> None:
+def confirm_or_refuse(warnings: Sequence[str], info: DatasetInfo, *, epsilon: float) -> None:
     """Ask a person whether to run in spite of the warnings; raises RefusedError unless somebody agrees.
 
     For public records the warnings are only logged.
     """
-    if public.is_public:
+    if info.is_public:
         for warning in warnings:
             _LOG.warning("these settings look wrong: %s.", warning)
     elif warnings and not has_consent(TRAIN_ANYWAY):
@@ -80,11 +80,11 @@ def confirm_repeat(what: str, doing: str, epsilon: float, *, has_result: bool, o
     )
 
 
-def confirm_before_stages(warnings: Sequence[str], public: DatasetInfo, *, epsilon: float) -> None:
+def confirm_before_stages(warnings: Sequence[str], info: DatasetInfo, *, epsilon: float) -> None:
     """Ask the question for a run on private records before its stages start, since stages cannot ask.
 
     This process and its child processes do not ask again. Raises RefusedError unless somebody agrees.
     """
-    if warnings and not public.is_public and not has_consent(TRAIN_ANYWAY):
-        confirm_or_refuse(warnings, public, epsilon=epsilon)
+    if warnings and not info.is_public and not has_consent(TRAIN_ANYWAY):
+        confirm_or_refuse(warnings, info, epsilon=epsilon)
         os.environ[TRAIN_ANYWAY] = "yes"

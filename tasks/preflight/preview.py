@@ -29,7 +29,7 @@ from tasks.card_questions import questions_about
 from tasks.config import database_url, home
 from tasks.config.params import Params
 from tasks.preflight.sanity import records_of, sanity_warnings
-from tasks.prepare import chosen_blocks, public_of
+from tasks.prepare import chosen_blocks, info_of
 from tasks.runs.ledger import (
     check_terms,
     composition_for,
@@ -59,7 +59,7 @@ class RunPreview:
     chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
     the data card leaves open. held_out: about how many people are held out, at most; 0 if it is not known."""
 
-    public: DatasetInfo
+    info: DatasetInfo
     plan: Plan
     warnings: tuple[str, ...]
     cap: Budget
@@ -77,7 +77,7 @@ class RunPreview:
         """Raise BudgetRefusedError if the population cannot pay for the run."""
         if self.fits != 0 or self.is_begun:
             return
-        cost, population = self.plan.cost, self.public.population
+        cost, population = self.plan.cost, self.info.population
         if self.balance is None:
             left, used, raised = self.cap, "", "`cap` in the data card"
         else:
@@ -121,15 +121,15 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
     """
     cards = root / "data" / "cards"
     card = data_card(settings.data.dataset, cards)
-    public = public_of(card, settings.data)
-    plan = plan_for(settings, public)
+    info = info_of(card, settings.data)
+    plan = plan_for(settings, info)
     folder = home()
     check_local(card, root, key=owner_key(folder) if (folder / OWNER_KEY).exists() else None)
     if settings.data.blocks:
         chosen_blocks(card, settings.data.blocks, root=root)
     _check_device(settings.performance.device)
-    warnings = sanity_warnings(settings, plan, records_of(public, cards))
-    balances = preview_ledger(root, settings, public, plan, warnings)
+    warnings = sanity_warnings(settings, plan, records_of(info, cards))
+    balances = preview_ledger(root, settings, info, plan, warnings)
     questions = questions_about(card)
     if card.blocks is not None and balances.balance is not None and not settings.data.blocks:
         from data.reading import block_names  # imports readers of all kinds, which most data sets do not need
@@ -162,21 +162,21 @@ def held_out_people(card: DataCard) -> int:
 
 
 def preview_ledger(
-    root: Path, settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str] = ()
+    root: Path, settings: Params, info: DatasetInfo, plan: Plan, warnings: Sequence[str] = ()
 ) -> RunPreview:
     """The preview of a planned run or search.
 
     Raises RefusedError if the population is charged in another ledger, on other terms, or by blocks that the card
     lacks.
     """
-    ledger, population = open_ledger(root, settings), public.population
-    check_location(ledger, population, public=public.is_public, home=home())
+    ledger, population = open_ledger(root, settings), info.population
+    check_location(ledger, population, public=info.is_public, home=home())
     if population not in ledger.populations():
-        return _preview_new_population(settings, public, plan, warnings)
+        return _preview_new_population(settings, info, plan, warnings)
     if ledger.is_charged(population):
-        check_terms(ledger, public)
+        check_terms(ledger, info)
     blocks = [block.name for block in ledger.blocks(population)]
-    if public.blocks_by is None and blocks != [WHOLE_POPULATION]:
+    if info.blocks_by is None and blocks != [WHOLE_POPULATION]:
         raise RefusedError(
             "the population {population!r} is charged by blocks ({blocks}), but the card of"
             " {dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
@@ -184,7 +184,7 @@ def preview_ledger(
             code="unlike_population",
             population=population,
             blocks=", ".join(blocks[:3]),
-            dataset=public.dataset,
+            dataset=info.dataset,
             differing="blocks",
         )
     balance, events = ledger.balance(population), reserved_events(plan)
@@ -202,7 +202,7 @@ def preview_ledger(
     is_begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
     is_begun = is_begun or _has_earlier_plan(root, settings, plan)
     return RunPreview(
-        public,
+        info,
         plan,
         tuple(warnings),
         balance.cap,
@@ -219,20 +219,20 @@ def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
     """Whether a run on the prepared records asked for the same under other software, whose plan is taken over."""
     prepared = root / "datasets" / "prepared"
     try:
-        public = DatasetInfo.read(prepared)
+        info = DatasetInfo.read(prepared)
     except DataRefusedError:  # not prepared yet
         return False
-    document = document_of(plan, settings, public)
-    return plan_of_earlier_run(document, settings, public, prepared) is not None
+    document = document_of(plan, settings, info)
+    return plan_of_earlier_run(document, settings, info, prepared) is not None
 
 
 def _preview_new_population(
-    settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str]
+    settings: Params, info: DatasetInfo, plan: Plan, warnings: Sequence[str]
 ) -> RunPreview:
     """The preview of the first run on a population."""
-    cap, chosen = Budget(public.cap_epsilon, public.cap_delta), plan_composition(public, plan)
-    composition = composition_for(public, chosen)
-    terms = Terms(public.is_public, composition, public.blocks_per_person)
+    cap, chosen = Budget(info.cap_epsilon, info.cap_delta), plan_composition(info, plan)
+    composition = composition_for(info, chosen)
+    terms = Terms(info.is_public, composition, info.blocks_per_person)
     blocks = settings.data.blocks or (WHOLE_POPULATION,)
     fits: int | None = None
     after: tuple[Budget, ...] = ()
@@ -240,10 +240,10 @@ def _preview_new_population(
         charge = terms.planned_charge(plan.cost, reserved_events(plan), plan.adjacency, blocks)
         limit = composition.amount_of(cap)
         is_too_much = any(part > cap_part for part, cap_part in zip(charge, limit, strict=True))
-        fits = 0 if is_too_much and not public.is_public else None
+        fits = 0 if is_too_much and not info.is_public else None
         after = tuple(composition.as_budget(times(charge, count), cap.delta) for count in _RUNS_SHOWN)
     return RunPreview(
-        public,
+        info,
         plan,
         tuple(warnings),
         cap,

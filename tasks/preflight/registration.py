@@ -28,15 +28,15 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
     card = data_card(name, root / "data" / "cards")
     transform = settings.data.transform if name == settings.data.dataset else "none"
     there_are = () if card.blocks is None else block_names(card, root=root, url=database_url(card.blocks))
-    public = replace(dataset_info(card, transform), blocks=there_are)
-    declare(ledger, public, plan=lambda: planned_run(root, card))
+    info = replace(dataset_info(card, transform), blocks=there_are)
+    declare(ledger, info, plan=lambda: planned_run(root, card))
     return card.population
 
 
 def planned_run(root: Path, card: DataCard) -> "Plan":
     """The plan of the run that params.yaml describes; raises RefusedError if it is about another data set."""
     from tasks.calibrate import READS, plan_for  # imports PyTorch, which the ledger's commands do without
-    from tasks.prepare import public_of
+    from tasks.prepare import info_of
 
     settings = params.load(root / "params.yaml", reads=("data", *READS))
     if settings.data.dataset != card.name:
@@ -50,4 +50,4 @@ def planned_run(root: Path, card: DataCard) -> "Plan":
             other=settings.data.dataset,
             keys=("composition.runs", "data.dataset"),
         )
-    return plan_for(settings, public_of(card, settings.data))
+    return plan_for(settings, info_of(card, settings.data))

@@ -22,7 +22,7 @@ _NO_HEAD = "0" * 64
 
 def rehearse(
     document: PlanDocument,
-    public: DatasetInfo,
+    info: DatasetInfo,
     known: RunIdentity,
     *,
     trial: Schedule | None = None,
@@ -39,7 +39,7 @@ def rehearse(
     from tasks.reporting import nothing
     from tasks.reporting.figures import rehearse_picture
 
-    run = _rehearsal_run(document, public, known, trial)
+    run = _rehearsal_run(document, info, known, trial)
     with rehearsal():
         if report is not None:
             report(run)
@@ -48,7 +48,7 @@ def rehearse(
 
 
 def _rehearsal_run(
-    document: PlanDocument, public: DatasetInfo, known: RunIdentity, trial: Schedule | None
+    document: PlanDocument, info: DatasetInfo, known: RunIdentity, trial: Schedule | None
 ) -> "RunResults":
     import pandas as pd
 
@@ -59,21 +59,21 @@ def _rehearsal_run(
     receipt, columns = made_up(
         planned,
         known,
-        cap=Budget(public.cap_epsilon, public.cap_delta),
+        cap=Budget(info.cap_epsilon, info.cap_delta),
         head=_NO_HEAD,
-        composition=composition_for(public, plan_composition(public, planned)),
-        blocks_per_person=public.blocks_per_person,
+        composition=composition_for(info, plan_composition(info, planned)),
+        blocks_per_person=info.blocks_per_person,
         trial=trial,
     )
-    names = list(public.label_type.names) or ["all"]
+    names = list(info.label_type.names) or ["all"]
     return RunResults(
         plan=document,
         receipt=receipt,
         metrics=metrics.placeholder_metrics(
-            public.label_type.kind,
+            info.label_type.kind,
             evaluation_epsilon=receipt.evaluation_epsilon,
         ),
-        public=public,
+        info=info,
         trace=pd.DataFrame(columns),
         pairs=pd.DataFrame({"actual": names, "predicted": names}),
         classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),

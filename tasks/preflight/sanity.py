@@ -102,8 +102,8 @@ def _learning_rate_warnings(
     return warnings
 
 
-def records_of(public: DatasetInfo, cards: Path) -> int | None:
+def records_of(info: DatasetInfo, cards: Path) -> int | None:
     """The number of training records, or the bound that the card in `cards` declares; None without either."""
-    if public.records is not None or public.dataset not in card_names(cards):
-        return public.records
-    return data_card(public.dataset, cards).records.at_most
+    if info.records is not None or info.dataset not in card_names(cards):
+        return info.records
+    return data_card(info.dataset, cards).records.at_most

@@ -48,7 +48,7 @@ from tasks.config.temporary_params import check_params, override_params, restore
 from tasks.evaluate import metrics_of
 from tasks.preflight.preview import held_out_people
 from tasks.preflight.registration import planned_run
-from tasks.prepare import public_of
+from tasks.prepare import info_of
 from tasks.refusals import PIPELINE
 from tasks.retraining import (
     RECIPE,
@@ -162,7 +162,7 @@ def next_of(
 
     def first() -> Plan:
         alone = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params
-        return plan_for(alone, public_of(card, alone.data))
+        return plan_for(alone, info_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
     retire(settings, ledger, card, blocks_here(card, ledger, root, first))
@@ -192,16 +192,16 @@ def next_of(
     if card.holdout == "private" and registry.serving is not None:
         in_use = registry.serving / "model.safetensors"
         data = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params.data
-        if _is_comparable(in_use, public_of(card, data), root):
+        if _is_comparable(in_use, info_of(card, data), root):
             changes[_COMPARED] = str(in_use.relative_to(root))
     # The plan is a function of epsilon, which follows from the price that all blocks can pay.
     planned = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params
-    public, privacy = replace(public_of(card, planned.data), blocks=used), planned.privacy
+    info, privacy = replace(info_of(card, planned.data), blocks=used), planned.privacy
 
     def plan(epsilon: float) -> Plan:
-        return plan_for(planned.with_epsilon(epsilon), public)
+        return plan_for(planned.with_epsilon(epsilon), info)
 
-    balance = ledger.balance(public.population, "all")
+    balance = ledger.balance(info.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
     changes |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
     edit, evaluation = params_edit(root, ParamOverrides(settings=changes)), None
@@ -214,10 +214,10 @@ def next_of(
     return Next(used, epsilon, edit, ahead)
 
 
-def _is_comparable(model: Path, public: DatasetInfo, root: Path) -> bool:
+def _is_comparable(model: Path, info: DatasetInfo, root: Path) -> bool:
     """Whether the model in a file can be evaluated on a data set; not one of other data or code."""
     try:
-        check_comparable(model, public)
+        check_comparable(model, info)
         load_model(model, allow_code=named_code(root))
     except (ModelRefusedError, NotUsableError, RuntimeError):
         return False

@@ -29,7 +29,7 @@ from tasks.runs.store import EVALUATION, PLAN, RECEIPT, data_facts
 def claim_run(
     digest: str,
     ledger: Ledger,
-    public: DatasetInfo,
+    info: DatasetInfo,
     *,
     noise: str,
     seed: int,
@@ -46,7 +46,7 @@ def claim_run(
     software = pipeline_software()
 
     def on_repeat(run_id: str, has_result: bool) -> bool:
-        return not has_result if public.is_public else confirm_repeat(run_id, has_result)
+        return not has_result if info.is_public else confirm_repeat(run_id, has_result)
 
     with store.acquire_run(
         home,
@@ -58,7 +58,7 @@ def claim_run(
         notes=software.notes,
     ) as run:
         if run.result is None:
-            check_resumes(run, ledger, public.population, software)
+            check_resumes(run, ledger, info.population, software)
         yield run, software
 
 
@@ -69,7 +69,7 @@ class Charge:
     ledger: Ledger
     run: store.RunAttempt
     software: Software
-    public: DatasetInfo
+    info: DatasetInfo
     prepared: Path
     blocks: tuple[str, ...]
     home: Path
@@ -80,7 +80,7 @@ class Charge:
         return RunIdentity(
             run_id=self.run.run_id,
             algorithm=algorithm,
-            **data_facts(self.public),
+            **data_facts(self.info),
             blocks=self.blocks,
             private_noise=self.run.private_noise,
             diagnostics=diagnostics,
@@ -95,12 +95,12 @@ class Charge:
         if self.ledger.status(self.run.run_id) != "settled":
             self.ledger.reserve(
                 self.run.run_id,
-                self.public.population,
+                self.info.population,
                 plan.cost,
                 events=reserved_events(plan),
                 notes={**notes, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
                 blocks=self.blocks,
-                content_digests=digests_of(self.public, self.prepared),
+                content_digests=digests_of(self.info, self.prepared),
             )
 
     @property
@@ -108,7 +108,7 @@ class Charge:
         """The releases at which the run was settled before it was killed; None if it was not."""
         if self.ledger.status(self.run.run_id) != "settled":
             return None
-        rows = self.ledger.history(self.public.population)
+        rows = self.ledger.history(self.info.population)
         settled = [row for row in rows if (row.kind, row.run_id) == ("settle", self.run.run_id)]
         events: list[EventRow] = json.loads(settled[-1].events)
         return events
@@ -131,7 +131,7 @@ class Charge:
             plan,
             events,
             releases=len(pd.read_parquet(result / "trace.parquet")),
-            account=account_of(self.ledger, self.public.population, run_id),
+            account=account_of(self.ledger, self.info.population, run_id),
             software=software_facts(self.root, self.software),
             sha256=sums,
         )

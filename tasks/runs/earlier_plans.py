@@ -66,7 +66,7 @@ def stated_model(settings: Mapping[str, Any]) -> dict[str, Any]:
 def earlier_plan(
     document: PlanDocument,
     model: params.ModelParams,
-    public: DatasetInfo,
+    info: DatasetInfo,
     *,
     check: Callable[[PlanDocument], None],
     home: Path,
@@ -78,12 +78,12 @@ def earlier_plan(
     one that no longer meets its target; it is not taken over. prepared: the folder of the records. Nor is a plan taken
     over where a run with the new one exists, as after somebody spent again. The plan is returned as it was written.
     """
-    if not may_have_earlier_plan(public, home) or not prepared.is_dir():
+    if not may_have_earlier_plan(info, home) or not prepared.is_dir():
         return None
 
     def id_of(content: str | bytes) -> str:
-        blocks = public.blocks or (WHOLE_POPULATION,)
-        return store.training_digest(json.loads(content), model, blocks, public, prepared, home=home)
+        blocks = info.blocks or (WHOLE_POPULATION,)
+        return store.training_digest(json.loads(content), model, blocks, info, prepared, home=home)
 
     plans = dict(_plans(home / "runs"))
     if id_of(document.to_text()) in plans:
@@ -97,9 +97,9 @@ def earlier_plan(
     return None
 
 
-def may_have_earlier_plan(public: DatasetInfo, home: Path) -> bool:
+def may_have_earlier_plan(info: DatasetInfo, home: Path) -> bool:
     """Whether runs are here, one of which may have asked for the same as a new run on these records."""
-    if public.is_public or has_consent(SPEND_AGAIN) or not (home / OWNER_KEY).exists():
+    if info.is_public or has_consent(SPEND_AGAIN) or not (home / OWNER_KEY).exists():
         return False
     return bool(_folders(home / "runs"))
 

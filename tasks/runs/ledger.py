@@ -97,7 +97,7 @@ def _checkpoint_file(first: str) -> Path:
 
 def register(
     ledger: Ledger,
-    public: DatasetInfo,
+    info: DatasetInfo,
     *,
     home: Path,
     prepared: Path,
@@ -108,61 +108,61 @@ def register(
     prepared: the folder of the records. plan: see `declare`. Raises BudgetRefusedError if another block was charged for
     exactly these records.
     """
-    check_location(ledger, public.population, public=public.is_public, home=home)
-    declare(ledger, public, content_digests=digests_of(public, prepared), plan=plan)
+    check_location(ledger, info.population, public=info.is_public, home=home)
+    declare(ledger, info, content_digests=digests_of(info, prepared), plan=plan)
 
 
-def digests_of(public: DatasetInfo, prepared: Path) -> dict[str, list[str]]:
+def digests_of(info: DatasetInfo, prepared: Path) -> dict[str, list[str]]:
     """The keyed digests of the prepared blocks; empty for public records, which may be in any number of blocks."""
-    return block_digests(prepared) if public.blocks and not public.is_public else {}
+    return block_digests(prepared) if info.blocks and not info.is_public else {}
 
 
-def bind(ledger: Ledger, public: DatasetInfo, *, home: Path, prepared: Path) -> None:
+def bind(ledger: Ledger, info: DatasetInfo, *, home: Path, prepared: Path) -> None:
     """Check, for a run that is reserved, that the population's fixed terms are those that the run was registered with.
 
     Raises RefusedError or DataRefusedError before anything is trained, if another run with another card or ledger came
     first, or the records were prepared again.
     """
-    if not public.is_public:
-        keep_usual(ledger, public.population, home=home)
-    check_terms(ledger, public)
-    charged, here = ledger.reserved_digests(public.population), digests_of(public, prepared)
+    if not info.is_public:
+        keep_usual(ledger, info.population, home=home)
+    check_terms(ledger, info)
+    charged, here = ledger.reserved_digests(info.population), digests_of(info, prepared)
     if any(contents(charged.get(name, ())).isdisjoint(contents_here) for name, contents_here in here.items()):
         raise prepared_again_error(prepared)
 
 
-def plan_composition(public: DatasetInfo, plan: "Plan") -> ChosenComposition | None:
+def plan_composition(info: DatasetInfo, plan: "Plan") -> ChosenComposition | None:
     """How the runs on a new population will add up if its card plans a number of them, all like `plan`; else None."""
-    if public.composition_runs is None:
+    if info.composition_runs is None:
         return None
     # It imports PyTorch, which the ledger's commands do without.
     from algorithms.core.receipt import reserved_events
 
-    terms = Terms(public.is_public, Composition(), public.blocks_per_person)
+    terms = Terms(info.is_public, Composition(), info.blocks_per_person)
     return choose_composition(
-        public.composition_runs,
+        info.composition_runs,
         cost=plan.cost,
         events=reserved_events(plan),
         adjacency=plan.adjacency,
-        cap=Budget(public.cap_epsilon, public.cap_delta),
-        blocks_per_person=public.blocks_per_person,
-        group_size=terms.group_size(public.blocks or (WHOLE_POPULATION,)),
+        cap=Budget(info.cap_epsilon, info.cap_delta),
+        blocks_per_person=info.blocks_per_person,
+        group_size=terms.group_size(info.blocks or (WHOLE_POPULATION,)),
     )
 
 
-def composition_for(public: DatasetInfo, chosen: ChosenComposition | None) -> Composition:
+def composition_for(info: DatasetInfo, chosen: ChosenComposition | None) -> Composition:
     """How the runs on a new population will add up: as `plan_composition` has chosen, or else as the card says."""
-    return chosen.composition if chosen else Composition(public.composition, public.composition_order)
+    return chosen.composition if chosen else Composition(info.composition, info.composition_order)
 
 
-def _of_first_run(public: DatasetInfo, plan: "Plan") -> Composition:
+def _of_first_run(info: DatasetInfo, plan: "Plan") -> Composition:
     """The composition that the first run decides by `plan_composition`.
 
     Raises BudgetRefusedError if that run does not fit, so that it decides nothing.
     """
-    chosen = plan_composition(public, plan)
+    chosen = plan_composition(info, plan)
     assert chosen is not None
-    if chosen.one > public.cap_epsilon and not public.is_public:
+    if chosen.one > info.cap_epsilon and not info.is_public:
         raise BudgetRefusedError(
             "a run at epsilon {epsilon:g} takes {share:.6g} of the cap of population"
             " {population!r}, which is {cap:g}; ask for a smaller epsilon, or raise `cap` in the"
@@ -170,15 +170,15 @@ def _of_first_run(public: DatasetInfo, plan: "Plan") -> Composition:
             code="above_cap",
             epsilon=plan.cost.epsilon,
             share=chosen.one,
-            population=public.population,
-            cap=public.cap_epsilon,
+            population=info.population,
+            cap=info.cap_epsilon,
         )
     return chosen.composition
 
 
 def declare(
     ledger: Ledger,
-    public: DatasetInfo,
+    info: DatasetInfo,
     *,
     content_digests: Mapping[str, Sequence[str]] | None = None,
     plan: "Callable[[], Plan] | None" = None,
@@ -192,36 +192,36 @@ def declare(
     since records trained on would be published, or if the blocks are defined in another way, since a person would have
     a cap for each definition.
     """
-    cap = Budget(public.cap_epsilon, public.cap_delta)
-    terms = ledger.terms(public.population) if public.population in ledger.populations() else None
-    if public.composition_runs is None:
-        composition = Composition(public.composition, public.composition_order)
+    cap = Budget(info.cap_epsilon, info.cap_delta)
+    terms = ledger.terms(info.population) if info.population in ledger.populations() else None
+    if info.composition_runs is None:
+        composition = Composition(info.composition, info.composition_order)
     elif terms is not None:
         composition = terms.composition
     else:
         assert plan is not None
-        composition = _of_first_run(public, plan())
+        composition = _of_first_run(info, plan())
     before = terms.bound if terms is not None else {}
-    if before and ledger.is_charged(public.population):
-        _check_held_out(ledger, public, before)
-    bound = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
+    if before and ledger.is_charged(info.population):
+        _check_held_out(ledger, info, before)
+    bound = {UNIT: info.unit, _HOLDOUT: info.holdout_rule, _BLOCKS: info.blocks_by}
     # Populations of before have no such term: theirs are public.
-    bound[_HELD_OUT] = public.holdout if "private" in (public.holdout, before.get(_HELD_OUT)) else None
+    bound[_HELD_OUT] = info.holdout if "private" in (info.holdout, before.get(_HELD_OUT)) else None
     ledger.declare(
-        public.population,
+        info.population,
         cap,
-        public=public.is_public,
+        public=info.is_public,
         composition=composition,
-        blocks_per_person=public.blocks_per_person,
+        blocks_per_person=info.blocks_per_person,
         bound={name: value for name, value in bound.items() if value is not None},
     )
-    check_terms(ledger, public)
+    check_terms(ledger, info)
     if content_digests:
-        ledger.check_contents(public.population, content_digests)
-    declared = {block.name for block in ledger.blocks(public.population)} if public.blocks else set()
-    for block in public.blocks:
+        ledger.check_contents(info.population, content_digests)
+    declared = {block.name for block in ledger.blocks(info.population)} if info.blocks else set()
+    for block in info.blocks:
         if block not in declared:
-            ledger.declare_block(public.population, block)
+            ledger.declare_block(info.population, block)
 
 
 def open_runs(history: Sequence[Entry]) -> list[str]:
@@ -248,25 +248,25 @@ def missing_blocks(ledger: Ledger, population: str, names: Sequence[str]) -> str
     )
 
 
-def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
+def check_terms(ledger: Ledger, info: DatasetInfo) -> None:
     """Raise RefusedError if a population in the ledger has other terms than the card; none of them ever changes."""
-    terms, name = ledger.terms(public.population), public.population
-    if terms.public != public.is_public:
+    terms, name = ledger.terms(info.population), info.population
+    if terms.public != info.is_public:
         kinds = ("private", "public")
         raise RefusedError(
             "the population {population!r} is {declared} in the ledger, but the card of"
             " {dataset!r} says {kind}; give the card a population of its own.",
             code="unlike_population",
             population=name,
-            declared=kinds[not public.is_public],
-            dataset=public.dataset,
-            kind=kinds[public.is_public],
+            declared=kinds[not info.is_public],
+            dataset=info.dataset,
+            kind=kinds[info.is_public],
             differing="public",
         )
     composition = terms.composition  # which the card leaves open where it plans a number of runs
-    if public.composition_runs is None:
-        composition = Composition(public.composition, public.composition_order)
-    count = public.blocks_per_person
+    if info.composition_runs is None:
+        composition = Composition(info.composition, info.composition_order)
+    count = info.blocks_per_person
     if (terms.composition, terms.blocks_per_person) != (composition, count):
         raise RefusedError(
             "the population {population!r} was declared under {declared} with at most"
@@ -276,74 +276,74 @@ def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
             population=name,
             declared=terms.composition,
             declared_count=terms.blocks_per_person,
-            dataset=public.dataset,
+            dataset=info.dataset,
             composition=composition,
             count=count,
             differing="composition",
         )
     bound = terms.bound
-    if public.unit != bound[UNIT]:
+    if info.unit != bound[UNIT]:
         raise RefusedError(
             "the population {population!r} counts {declared!r} as one record, but the card of"
             " {dataset!r} says {unit!r}, and what is spent on one does not add up with what is spent on"
             " the other; set the unit back or, for other people only, give the card a population of its own.",
             code="unlike_population",
-            population=public.population,
+            population=info.population,
             declared=bound[UNIT],
-            dataset=public.dataset,
-            unit=public.unit,
+            dataset=info.dataset,
+            unit=info.unit,
             differing="unit",
         )
-    if public.holdout_rule != bound.get(_HOLDOUT) and not public.is_public:
+    if info.holdout_rule != bound.get(_HOLDOUT) and not info.is_public:
         raise RefusedError(
             "the population {population!r} holds out other records than the card of {dataset!r}, whose"
             " split, columns, classes or test file have changed or are those of another card, so that records trained"
             " on could be published as held out; set them back or, for other people only, give the card a population"
             " of its own.",
             code="unlike_population",
-            population=public.population,
-            dataset=public.dataset,
+            population=info.population,
+            dataset=info.dataset,
             differing="held-out records",
         )
-    _check_held_out(ledger, public, bound)
-    if public.blocks_by not in (None, bound.get(_BLOCKS)):
+    _check_held_out(ledger, info, bound)
+    if info.blocks_by not in (None, bound.get(_BLOCKS)):
         raise RefusedError(
             "the blocks of the population {population!r} are made by {declared}, but the card of"
             " {dataset!r} makes them by {blocks_by}, which would give each person a second cap; set it"
             " back or, for other people only, give the card a population of its own.",
             code="unlike_population",
-            population=public.population,
+            population=info.population,
             declared=bound[_BLOCKS],
-            dataset=public.dataset,
-            blocks_by=public.blocks_by,
+            dataset=info.dataset,
+            blocks_by=info.blocks_by,
             differing="blocks",
         )
 
 
-def holdout_note(public: DatasetInfo) -> dict[str, str]:
+def holdout_note(info: DatasetInfo) -> dict[str, str]:
     """The ledger's entry about a run whose held-out records are private."""
-    return {_HELD_OUT: "private"} if public.holdout == "private" else {}
+    return {_HELD_OUT: "private"} if info.holdout == "private" else {}
 
 
-def _check_held_out(ledger: Ledger, public: DatasetInfo, bound: Mapping[str, str]) -> None:
+def _check_held_out(ledger: Ledger, info: DatasetInfo, bound: Mapping[str, str]) -> None:
     """Raise RefusedError if the population's held-out records were private and are to be public, or the reverse.
 
     What left of them exactly cannot be taken back, and what was promised them cannot be given up. Where nothing says
     how records are held out, as after calls of `fit`, nothing has left of them.
     """
     is_private = bound.get(_HELD_OUT) == "private"
-    if is_private == (public.holdout == "private") or public.is_public or _HOLDOUT not in bound:
+    if is_private == (info.holdout == "private") or info.is_public or _HOLDOUT not in bound:
         return
-    reserved = [row for row in ledger.history(public.population) if row.kind == "reserve"]
+    reserved = [row for row in ledger.history(info.population) if row.kind == "reserve"]
     first = f" as run {reserved[0].run_id} was made with" if reserved else ""
     if is_private:
         raise RefusedError(
             "the held-out records of population {population!r} are private,{first}, and the card of"
             " {dataset!r} declares them public; set holdout back to private.",
             code="unlike_population",
-            population=public.population,
+            population=info.population,
             first=first,
-            dataset=public.dataset,
+            dataset=info.dataset,
             differing="holdout",
         )
     raise RefusedError(
@@ -351,9 +351,9 @@ def _check_held_out(ledger: Ledger, public: DatasetInfo, bound: Mapping[str, str
         " and the card of {dataset!r} says that they are private; set holdout back to public or, for other"
         " people only, give the card a population of its own.",
         code="unlike_population",
-        population=public.population,
+        population=info.population,
         first=first,
-        dataset=public.dataset,
+        dataset=info.dataset,
         differing="holdout",
     )
 

@@ -27,10 +27,10 @@ _READS = ("privacy", "features", "algorithm", "model")
 
 
 @contextmanager
-def offering(root: Path, document: PlanDocument, public: DatasetInfo, text: str) -> Iterator[None]:
+def offering(root: Path, document: PlanDocument, info: DatasetInfo, text: str) -> Iterator[None]:
     """Within the block, processes that this one starts may take over its plan.
 
-    root: the checkout. public: the description of the data that it was made for. text: that of params.yaml. A plan that
+    root: the checkout. info: the description of the data that it was made for. text: that of params.yaml. A plan that
     depends on files or on code of the user's own, which may change until the stage runs, is not offered.
     """
     of_own = is_own(document.algorithm) or document.code.keys() != {"algorithm"}
@@ -39,7 +39,7 @@ def offering(root: Path, document: PlanDocument, public: DatasetInfo, text: str)
         return
     file = root.absolute() / ".dvc" / "tmp" / "epsilonflow-plan.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    offer = {"basis": _basis(public, load_yaml(text)), "plan": document.to_text(sort_keys=True)}
+    offer = {"basis": _basis(info, load_yaml(text)), "plan": document.to_text(sort_keys=True)}
     write_text(file, json.dumps(offer))
     os.environ[_PLACE] = str(file)
     try:
@@ -58,15 +58,15 @@ def read_offer(prepared: Path) -> bytes | None:
         return None
     try:
         offer = json.loads(Path(place).read_text(encoding="utf-8"))
-        public, asked = DatasetInfo.read(prepared), load_yaml(Path("params.yaml").read_text(encoding="utf-8"))
-        if may_have_earlier_plan(public, home()) or offer["basis"] != _basis(public, asked):
+        info, asked = DatasetInfo.read(prepared), load_yaml(Path("params.yaml").read_text(encoding="utf-8"))
+        if may_have_earlier_plan(info, home()) or offer["basis"] != _basis(info, asked):
             return None
         return str(offer["plan"]).encode()
     except (OSError, ValueError, KeyError, DocumentError, DataRefusedError):
         return None  # the stage says what is wrong
 
 
-def _basis(public: DatasetInfo, asked: Document) -> str:
+def _basis(info: DatasetInfo, asked: Document) -> str:
     """A digest of all that decides a plan but software, which stays the same within a command."""
-    words = [public.to_json(), *(json.dumps(asked.get(group), sort_keys=True) for group in _READS)]
+    words = [info.to_json(), *(json.dumps(asked.get(group), sort_keys=True) for group in _READS)]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()

@@ -77,7 +77,7 @@ def reuse_note_of(root: Path) -> str | None:
     """The note for the result in the checkout at `root`; None if there is none, or nothing to say."""
     try:
         receipt = Receipt.read(root / "artifacts" / RECEIPT)
-        public = DatasetInfo.read(root / "datasets" / "prepared")
-        return reuse_note(receipt, is_public=public.is_public)
+        info = DatasetInfo.read(root / "datasets" / "prepared")
+        return reuse_note(receipt, is_public=info.is_public)
     except (OSError, ValueError):
         return None  # the stages say what is wrong

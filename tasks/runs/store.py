@@ -68,7 +68,7 @@ OnRepeat = Callable[[str, bool], bool]
 """Whether to repeat a run that is charged already, given its id and whether its result exists."""
 
 
-def digest(decides: Sequence[object], public: DatasetInfo, prepared: Path, *, home: Path) -> str:
+def digest(decides: Sequence[object], info: DatasetInfo, prepared: Path, *, home: Path) -> str:
     """A keyed digest of everything that decides a run's result, the first part of its id.
 
     decides: the plan, which has digests of the code, and the settings. prepared: the folder with the records; the
@@ -81,7 +81,7 @@ def digest(decides: Sequence[object], public: DatasetInfo, prepared: Path, *, ho
     paid for once, and take turns by the lock of its folder. DVC tracks what each checkout has and needs no id.
     """
     described = {
-        key: value for key, value in json.loads(public.to_json()).items() if key not in _DECIDES_NOTHING
+        key: value for key, value in json.loads(info.to_json()).items() if key not in _DECIDES_NOTHING
     }
     every = json.dumps([*decides, described, contents(prepared)], sort_keys=True)
     return keyed_digest(owner_key(home), ["what decides a run", every]).hex()[:_DIGITS]
@@ -91,7 +91,7 @@ def training_digest(
     plan: Mapping[str, Any],
     model: ModelParams,
     blocks: Sequence[str],
-    public: DatasetInfo,
+    info: DatasetInfo,
     prepared: Path,
     *,
     home: Path,
@@ -100,17 +100,17 @@ def training_digest(
     decides: list[object] = [plan, model.model_dump(), blocks]
     if plan.get("held_out", {}).get("recalibrate"):  # other halves must not get the same noise
         decides.append(halves_digest(prepared))
-    return digest([*decides, *counted_columns([plan], public)], public, prepared, home=home)
+    return digest([*decides, *counted_columns([plan], info)], info, prepared, home=home)
 
 
-def counted_columns(documents: Iterable[Mapping[str, Any]], public: DatasetInfo) -> list[object]:
+def counted_columns(documents: Iterable[Mapping[str, Any]], info: DatasetInfo) -> list[object]:
     """The columns of which a plan, or settings, release histograms: others of the same rows must not get their noise.
 
     Empty without histograms.
     """
     if all(document.get("features", {}).get("name") != "histograms" for document in documents):
         return []
-    return [[asdict(column) for column in public.cell_columns]]
+    return [[asdict(column) for column in info.cell_columns]]
 
 
 @dataclass(frozen=True)
@@ -403,17 +403,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def data_facts(public: DatasetInfo) -> dict[str, str]:
+def data_facts(info: DatasetInfo) -> dict[str, str]:
     """The names of the run's data and a digest of their description, for `check_data_facts`."""
-    return {"dataset": public.dataset, "population": public.population, "description_sha256": public.digest}
+    return {"dataset": info.dataset, "population": info.population, "description_sha256": info.digest}
 
 
-def check_data_facts(receipt: Receipt, public: DatasetInfo) -> None:
+def check_data_facts(receipt: Receipt, info: DatasetInfo) -> None:
     """Raise RefusedError if the description of the data has changed since the model was trained.
 
     A card would describe other data, and some records that the model was trained on may be held out now.
     """
-    if receipt.description_sha256 != public.digest:
+    if receipt.description_sha256 != info.digest:
         raise RefusedError(
             "datasets/prepared/public.json describes the data otherwise than when the model was trained; prepare them"
             " again with the data card as it was, or train again.",

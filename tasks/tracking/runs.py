@@ -83,13 +83,13 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
     return artifact
 
 
-def _dataset(public: DatasetInfo) -> "wandb.Artifact":
+def _dataset(info: DatasetInfo) -> "wandb.Artifact":
     """The data set by name, with its public description; its records are not sent."""
     import wandb
 
-    described = json.loads(public.to_json())
-    artifact = wandb.Artifact(artifact_name(f"dataset-{public.dataset}"), "dataset", metadata=described)
-    artifact.add_reference(f"dataset://{public.dataset}", name="description", checksum=False)
+    described = json.loads(info.to_json())
+    artifact = wandb.Artifact(artifact_name(f"dataset-{info.dataset}"), "dataset", metadata=described)
+    artifact.add_reference(f"dataset://{info.dataset}", name="description", checksum=False)
     return artifact
 
 
@@ -100,7 +100,7 @@ class FinishedRun:
     card: PrivacyCard
     metrics: Metrics
     trace: pd.DataFrame
-    public: DatasetInfo
+    info: DatasetInfo
     curve: CostCurve
 
 
@@ -128,7 +128,7 @@ def _log_run(run: FinishedRun, settings: Tracking, artifacts: Path) -> None:
         config=config(run.card),
         tags=_tags(run.card),
     ) as logged:
-        use(logged, _dataset(run.public))
+        use(logged, _dataset(run.info))
         for kind in _FILES:
             if kind == "evaluation" and EVALUATION not in run.card.evidence.files:
                 continue

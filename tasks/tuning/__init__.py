@@ -226,46 +226,46 @@ class SearchPlan:
         return self.costs[self.accountant]
 
 
-def plan_search(tuning: Tuning, base: Document, public: DatasetInfo) -> SearchPlan:
+def plan_search(tuning: Tuning, base: Document, info: DatasetInfo) -> SearchPlan:
     """Find the largest epsilon per trial with which the whole search fits; only plans are made, nothing is spent.
 
     Raises RefusedError if a trial's releases are not fixed in advance, or no epsilon fits.
     """
     if tuning.show_all == "cheaper":
         return max(
-            filter(None, plan_options(tuning, base, public)), key=lambda option: option.epsilon_per_trial
+            filter(None, plan_options(tuning, base, info)), key=lambda option: option.epsilon_per_trial
         )
     base = with_values(
         base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
     )
     wanted = (base["privacy"].get("evaluation") or {}).get("epsilon")
     base = base | {"privacy": {key: value for key, value in base["privacy"].items() if key != "evaluation"}}
-    if tuning.objective.on == "held_out" and public.holdout != "private":
+    if tuning.objective.on == "held_out" and info.holdout != "private":
         raise RefusedError(
             "the held-out records of {dataset!r} are public, so that trials need no noise to be scored on them;"
             " set objective.on to public.",
             code="bad_keys",
-            dataset=public.dataset,
+            dataset=info.dataset,
             keys=("objective.on",),
         )
-    if tuning.objective.on == "public" and not public.is_public and public.holdout != "public":
+    if tuning.objective.on == "public" and not info.is_public and info.holdout != "public":
         raise RefusedError(
             "the card of {dataset!r} declares no public held-out records; set objective.on to held_out.",
             code="bad_keys",
-            dataset=public.dataset,
+            dataset=info.dataset,
             keys=("objective.on",),
         )
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
-        _check_scored(every, public)
-    search_plan = fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
+        _check_scored(every, info)
+    search_plan = fit_search_plan(tuning, every, info, releases_all=tuning.show_all)
     if tuning.objective.on != "held_out":
         return search_plan
-    return _add_evaluation(search_plan, tuning, public, wanted)
+    return _add_evaluation(search_plan, tuning, info, wanted)
 
 
 def _add_evaluation(
-    search_plan: SearchPlan, tuning: Tuning, public: DatasetInfo, wanted: float | None
+    search_plan: SearchPlan, tuning: Tuning, info: DatasetInfo, wanted: float | None
 ) -> SearchPlan:
     """The same search whose trials are scored on private held-out people, by the least noise that costs nothing more.
 
@@ -277,11 +277,11 @@ def _add_evaluation(
     delta, adjacency = first.target.budget.delta, adjacency_named(first.adjacency)
     trials = len(search_plan.plans) if search_plan.releases_all else tuning.trials.trials()
     spec, deciding = (
-        histogram_of(public.label_type),
+        histogram_of(info.label_type),
         {search_plan.accountant, "pld"} & search_plan.costs.keys(),
     )
     trained = replace(first, schedule=search_plan.schedule, epsilon=search_plan.costs)
-    in_ledger = price_ratios(trained, public)
+    in_ledger = price_ratios(trained, info)
 
     def at(noise: float, epsilon: float = 0.0) -> EvaluationPlan:
         return EvaluationPlan(spec, "gaussian", noise, epsilon, trials)
@@ -309,7 +309,7 @@ def _add_evaluation(
     )
 
 
-def plan_options(tuning: Tuning, base: Document, public: DatasetInfo) -> "list[SearchPlan | None]":
+def plan_options(tuning: Tuning, base: Document, info: DatasetInfo) -> "list[SearchPlan | None]":
     """The price if only the winner is released, and if all trials are shown; None for one that does not fit.
 
     Raises the first RefusedError if neither fits.
@@ -318,7 +318,7 @@ def plan_options(tuning: Tuning, base: Document, public: DatasetInfo) -> "list[S
     refusals = []
     for releases_all in (False, True):
         try:
-            options.append(plan_search(tuning.model_copy(update={"show_all": releases_all}), base, public))
+            options.append(plan_search(tuning.model_copy(update={"show_all": releases_all}), base, info))
         except RefusedError as refusal:
             options.append(None)
             refusals.append(refusal)
@@ -327,15 +327,13 @@ def plan_options(tuning: Tuning, base: Document, public: DatasetInfo) -> "list[S
     return options
 
 
-def _check_scored(every: Sequence[Document], public: DatasetInfo) -> None:
+def _check_scored(every: Sequence[Document], info: DatasetInfo) -> None:
     """Check on a record of zeros that each model can score a single record: a later error would follow the charge."""
     for settings in distinct_models(every):
-        model = model_for(settings, public)
+        model = model_for(settings, info)
         try:
-            score = score_statistic(
-                public, model, model.published_tensors(model.initial_parameters()), size=1
-            )
-            shape_of(score, zeros(public), model)
+            score = score_statistic(info, model, model.published_tensors(model.initial_parameters()), size=1)
+            shape_of(score, zeros(info), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise RefusedError(
@@ -358,16 +356,16 @@ def distinct_models(every: Sequence[Document]) -> Iterator[Params]:
             yield params.parse(document, reads=READS)
 
 
-def zeros(public: DatasetInfo) -> RecordBatch:
+def zeros(info: DatasetInfo) -> RecordBatch:
     """A record of zeros in the form of the prepared records."""
     return RecordBatch(
-        np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
-        np.zeros((1, *public.label_shape), public.label_type.label_dtype),
+        np.zeros((1, *info.input_shape), np.float32 if info.tokens is None else np.int32),
+        np.zeros((1, *info.label_shape), info.label_type.label_dtype),
     )
 
 
 def score_statistic(
-    public: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor], *, size: int
+    info: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor], *, size: int
 ) -> Statistic:
     """The score of the model's output for a record, [1], as a statistic that a barrier sums up.
 
@@ -378,7 +376,7 @@ def score_statistic(
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         passes = torch.split(pad_to_multiple(features, size), size)
         outputs = torch.cat([model.outputs(parameters, one) for one in passes])[: len(features)]
-        return record_scores(public.label_type, model.scores(outputs), labels)[:, None]
+        return record_scores(info.label_type, model.scores(outputs), labels)[:, None]
 
     return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
 
@@ -404,13 +402,13 @@ class _OfBatch(torch.autograd.Function):
         return run(features, labels), 0
 
 
-def without_evaluation(public: DatasetInfo) -> DatasetInfo:
+def without_evaluation(info: DatasetInfo) -> DatasetInfo:
     """The description by which trials are planned: private held-out records are not evaluated in a search."""
-    return replace(public, holdout="public")
+    return replace(info, holdout="public")
 
 
 def fit_search_plan(
-    tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
+    tuning: Tuning, every: list[Document], info: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
     """Plan with the largest epsilon per trial that fits.
 
@@ -422,7 +420,7 @@ def fit_search_plan(
     tries = iter(range(_TRIES))
 
     def largest_of(some: list[Document], first: float, tries: Iterable[int]) -> SearchPlan | None:
-        plan_at = partial(_plan_at, tuning=tuning, every=some, public=public, releases_all=releases_all)
+        plan_at = partial(_plan_at, tuning=tuning, every=some, info=info, releases_all=releases_all)
         return _largest_that_fits(plan_at, tuning.epsilon, guesses, first=first, tries=tries)
 
     ends = every if releases_all else every[:: max(1, len(every) - 1)]
@@ -481,11 +479,11 @@ def _largest_that_fits(
 
 
 def _plan_at(
-    epsilon: float, tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
+    epsilon: float, tuning: Tuning, every: list[Document], info: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
     """The plan of the search whose trials have this epsilon."""
     documents = [with_values(d, {"privacy.epsilon": epsilon, "privacy.accountant": "pld"}) for d in every]
-    plans = [calibrate(params.parse(d, reads=READS), without_evaluation(public)) for d in documents]
+    plans = [calibrate(params.parse(d, reads=READS), without_evaluation(info)) for d in documents]
     shared = schedule_from_json(plans[0].prior_events) if shares_features(tuning, documents[0]) else []
     schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
     adjacencies = {plan.adjacency for plan in plans}

@@ -124,7 +124,7 @@ class SearchTrial:
     plan: PlanDocument
     objective: SearchObjective
     prepared: Path
-    public: DatasetInfo
+    info: DatasetInfo
     contents: str = field(repr=False)
     key: bytes = field(repr=False)
     private_noise: bool
@@ -142,7 +142,7 @@ class SearchTrial:
         planned = plan.evaluation
         plan = replace(plan, evaluation=None)
         to_score, to_train = self.records()
-        start = model_for(settings, self.public)
+        start = model_for(settings, self.info)
         before = None if self.shared is None else load_shared(start, *self.shared)
         if self.shared is not None and before is None:  # a trial must not learn it again
             raise RefusedError(
@@ -162,7 +162,7 @@ class SearchTrial:
                 checkpoint_seconds=settings.performance.checkpoint_seconds,
             ),
             compute=compute_config(settings.performance),
-            features=features_for(settings, self.public),
+            features=features_for(settings, self.info),
             shared_features=before,
         )
         released = settings.algorithm.released(state)
@@ -171,7 +171,7 @@ class SearchTrial:
             file,
             model,
             released,
-            self.public,
+            self.info,
             self.plan.algorithm,
             prepared=self.prepared,
             shrinkage=shrinkage_of(state),
@@ -190,7 +190,7 @@ class SearchTrial:
 
     def records(self) -> tuple[RecordBatch | None, RecordBatch]:
         """The records to score, None for a public objective, and those to train on, divided by their content alone."""
-        data = load_as(self.prepared, self.public)
+        data = load_as(self.prepared, self.info)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
             raise prepared_again_error(self.prepared)
         if self.objective.on != "private":
@@ -209,7 +209,7 @@ class SearchTrial:
         schedule = [(release.event(), 1)]
         score_trace = Trace()
         score_trace.step = plan.steps
-        rows = self.public.rows_per_user
+        rows = self.info.rows_per_user
         barrier = Barrier(
             records,
             user_level_model(model, rows),
@@ -222,8 +222,8 @@ class SearchTrial:
             compute=ComputeConfig(),
         )
 
-        size, *_ = passes_alone(model, self.public)
-        of_record = score_statistic(self.public, model, parameters, size=size)
+        size, *_ = passes_alone(model, self.info)
+        of_record = score_statistic(self.info, model, parameters, size=size)
         scorer = user_level_barrier(barrier, rows)
         score = float(scorer.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
@@ -288,7 +288,7 @@ class Search:
     tuning: Tuning
     search_plan: SearchPlan
     prepared: Path
-    public: DatasetInfo
+    info: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
 
     @property
@@ -305,9 +305,9 @@ class Search:
             [plan.to_json() for plan in self.search_plan.plans],
             list(self.search_plan.documents),
             self.blocks,
-            *store.counted_columns(self.search_plan.documents, self.public),
+            *store.counted_columns(self.search_plan.documents, self.info),
         ]
-        return store.digest(decides, self.public, self.prepared, home=home)
+        return store.digest(decides, self.info, self.prepared, home=home)
 
     @property
     def charged_plan(self) -> Plan:
@@ -339,12 +339,12 @@ class Search:
         self.charged_plan.check()
         for document, plan in zip(self.search_plan.documents, self.search_plan.plans, strict=True):
             trained = plan.model_copy(update={"evaluation": None})
-            check_plan(trained, params.parse(document, reads=READS), without_evaluation(self.public))
+            check_plan(trained, params.parse(document, reads=READS), without_evaluation(self.info))
 
     def or_earlier(self, home: Path) -> "Search":
         """The search, or the one on the same private records that asked for the same and was planned otherwise."""
         plan = None
-        if not self.public.is_public:
+        if not self.info.is_public:
             plan = earlier_search_plan(
                 self.tuning,
                 self.search_plan,
@@ -388,7 +388,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     search that drew no trial, which is charged and has no result. A search that asked for the same and was planned by
     another version, with more noise, is the same search.
     """
-    search, public = search.or_earlier(home), search.public
+    search, info = search.or_earlier(home), search.info
 
     def ask_to_repeat(run_id: str, has_result: bool) -> bool:
         return confirm_repeat(f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result)
@@ -398,7 +398,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     with claim_run(
         search.digest(home),
         ledger,
-        public,
+        info,
         noise=noise,
         seed=seed,
         confirm_repeat=ask_to_repeat,
@@ -408,13 +408,11 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         result = run.result
         if result is None:
             with run.abandon_if_refused(ledger.status):
-                register(
-                    ledger, public, home=home, prepared=search.prepared, plan=lambda: search.charged_plan
-                )
-                charge = Charge(ledger, run, software, public, search.prepared, search.blocks, home, root)
+                register(ledger, info, home=home, prepared=search.prepared, plan=lambda: search.charged_plan)
+                charge = Charge(ledger, run, software, info, search.prepared, search.blocks, home, root)
                 run.keep_plan(search.to_json().encode(), SEARCH)
                 _reserve(search, charge)
-            bind(ledger, public, home=home, prepared=search.prepared)
+            bind(ledger, info, home=home, prepared=search.prepared)
             result = _run_search(search, charge, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
@@ -438,18 +436,18 @@ def deliver(
         settings, folder = params.load(root / "params.yaml", reads=READS), home()
         prepared = root / "datasets" / "prepared"
         cards = root / "data" / "cards"
-        public = prepare(
+        info = prepare(
             settings, mirror=data_mirror(), home=folder, destination=prepared, root=root, cards=cards
         )
         base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
-        search_plan = plan_search(tuning, base, public)
-        work = Search(tuning, search_plan, prepared, public, public.blocks or (WHOLE_POPULATION,))
+        search_plan = plan_search(tuning, base, info)
+        work = Search(tuning, search_plan, prepared, info, info.blocks or (WHOLE_POPULATION,))
         ledger = open_newest(ledger_url(settings.ledger.url), home=folder, root=root)
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         is_done = ledger.head() == head
         log_winner(root / FOLDER, settings.tracking, root=root)
-        note = reuse_note(receipt, is_public=public.is_public) if is_done else None
+        note = reuse_note(receipt, is_public=info.is_public) if is_done else None
         each = read_json(root / FOLDER / "plan.json")["search"]["each"]
         cost = "without a bound" if receipt.cost is None else rounded_up(receipt.cost)
         reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
@@ -477,13 +475,13 @@ def _reserve(search: Search, charge: Charge) -> None:
     if charge.ledger.status(charge.run.run_id) is None:
         # A model that cannot be trained is refused before the charge.
         for settings in distinct_models(search.search_plan.documents):
-            model = user_level_model(model_for(settings, search.public), search.public.rows_per_user)
+            model = user_level_model(model_for(settings, search.info), search.info.rows_per_user)
             compute = compute_config(settings.performance)
-            engine = compute.engine(model, zeros(search.public))
+            engine = compute.engine(model, zeros(search.info))
             compute.check_rounding(engine, private=charge.run.private_noise)
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     methods = sorted({plan.algorithm for plan in search.search_plan.plans})
-    notes = document.ledger_notes | {"algorithm": ", ".join(methods)} | holdout_note(search.public)
+    notes = document.ledger_notes | {"algorithm": ", ".join(methods)} | holdout_note(search.info)
     charge.reserve(plan, notes)
 
 
@@ -507,7 +505,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
         _, document = search.plan_if_won(candidate)
         rehearse(
             document,
-            search.public,
+            search.info,
             _identity(search, charge, document),
             trial=_winner_schedule(trial_plan, search.tuning.objective),
             report=partial(report, candidate),
@@ -542,7 +540,7 @@ def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, Sear
                 search.search_plan.plans[candidate],
                 search.tuning.objective,
                 search.prepared,
-                search.public,
+                search.info,
                 of_records,
                 derive_generator(key.key, "trial", index, private=run.private_noise).key,
                 run.private_noise,
@@ -560,8 +558,8 @@ def _share_features(run: store.RunAttempt, trial: SearchTrial) -> None:
     assert trial.shared is not None
     run_id, folder = trial.shared
     settings, plan = params.parse(trial.document, reads=READS), Plan.from_document(trial.plan)
-    model = model_for(settings, trial.public)
-    features = features_for(settings, trial.public)
+    model = model_for(settings, trial.info)
+    features = features_for(settings, trial.info)
     if features is None or load_shared(model, run_id, folder) is not None:
         return
     learned, trace = learn_shared_features(
@@ -645,12 +643,12 @@ def _write_search(search: Search, scores: Sequence[float], best: int, folder: Pa
 
 def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
     """How the winner fails on a record of zeros, which tells nothing of the people held out."""
-    record = zeros(trial.public)
+    record = zeros(trial.info)
     made_up = HeldOut(
-        trial.public,
+        trial.info,
         record.features,
         record.labels,
-        test_groups=np.zeros((1, len(trial.public.unseen_groups)), np.int16),
+        test_groups=np.zeros((1, len(trial.info.unseen_groups)), np.int16),
     )
     try:
         model = load_model(trial.folder / "model.safetensors", allow_code=[*names_in(trial.document)])
@@ -685,7 +683,7 @@ def _winner_score(folder: Path, search: Search) -> tuple[str, str] | None:
     """
     if (folder / SCORE).is_file():
         score: float = json.loads((folder / SCORE).read_text(encoding="utf-8"))
-        name = metric_name(placeholder_metrics(search.public.label_type.kind))
+        name = metric_name(placeholder_metrics(search.info.label_type.kind))
         return name, format_metric(score, name)
     if not (folder / EVALUATION).is_file():
         return None
@@ -706,7 +704,7 @@ def _card(
     trace: Columns,
     key: Ed25519PrivateKey | None = None,
 ) -> PrivacyCard:
-    return build(RunRecord(plan, receipt, data_facts_of(search.public), trace), key)
+    return build(RunRecord(plan, receipt, data_facts_of(search.info), trace), key)
 
 
 def _page(

@@ -136,8 +136,8 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
     workspace.set("privacy", noise="seeded")
     workspace.train()
     expected = load_file(workspace.root / "artifacts/model.safetensors")
-    data = load_as(workspace.root / "datasets/prepared", workspace.public)
-    start = build("softmax", input_shape=workspace.public.input_shape, classes=10, seed=0).module
+    data = load_as(workspace.root / "datasets/prepared", workspace.info)
+    start = build("softmax", input_shape=workspace.info.input_shape, classes=10, seed=0).module
     method = DPSGD(steps=6, expected_batch_size=64, update=OptimizerConfig(momentum=0.9, averaging="ema"))
     own, how = (data.train_features, data.train_labels), {"public": True, "noise": "seeded", "seed": 0}
     result = fit(start, nn.CrossEntropyLoss(), *own, method=method, epsilon=3, delta=1e-5, **how)

@@ -140,20 +140,20 @@ def tiny(trial: Trial) -> Trial:
     )
 
 
-def write_records(folder: Path, public: DatasetInfo) -> None:
+def write_records(folder: Path, info: DatasetInfo) -> None:
     """A few random records of this description as a prepared data set."""
     draw = np.random.default_rng(1)
 
     def of(count: int) -> RecordBatch:
-        shape = (count, *public.input_shape)
-        if public.tokens is None:
+        shape = (count, *info.input_shape)
+        if info.tokens is None:
             features = draw.random(shape).astype(np.float32)
         else:
-            features = draw.integers(1, public.tokens, shape).astype(np.int32)
-        return RecordBatch(features, np.arange(count) % len(public.classes))
+            features = draw.integers(1, info.tokens, shape).astype(np.int32)
+        return RecordBatch(features, np.arange(count) % len(info.classes))
 
     chunks = [RecordChunk(part, of(count)) for part, count in RECORDS.items()]  # type: ignore[arg-type]
-    sizes = replace(public, records=RECORDS["train"], test_records=RECORDS["test"])
+    sizes = replace(info, records=RECORDS["train"], test_records=RECORDS["test"])
     prepared.write(folder, chunks, sizes, salt=bytes(32), at_most=None)
 
 

@@ -122,7 +122,7 @@ def test_a_row_that_moves_between_blocks_while_they_are_read_is_in_one_of_them(
     monkeypatch.setattr(prepare_stage, "read_blocks", after_the_names)
     monkeypatch.setattr(RowReader, "records", after_a_block)
     found = prepared.load(run([], document, store, tmp_path))
-    assert found.public.blocks == WEEKS
+    assert found.info.blocks == WEEKS
     ages = np.concatenate([found.train_features[:, 0], found.test_features[:, 0]]) * 100
     assert sorted(np.round(ages).astype(int).tolist()) == sorted(
         int(age) for week in range(3) for age, _, _ in rows(week)
@@ -254,7 +254,7 @@ def test_preparing_reads_the_named_blocks_and_says_so(
 ) -> None:
     folder = run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
     found, salt = prepared.load(folder), (folder / "salt").read_bytes()
-    assert found.public.blocks == WEEKS[1:]
+    assert found.info.blocks == WEEKS[1:]
     assert len(found.train_labels) + len(found.test_labels) == 20
     size = sum(path.stat().st_size for path in folder.iterdir())
     again = run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
@@ -264,7 +264,7 @@ def test_preparing_reads_the_named_blocks_and_says_so(
     run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
     assert (folder / "salt").read_bytes()[:32] != salt[:32]
     assert sum(path.stat().st_size for path in folder.iterdir()) == size
-    assert prepared.load(run([], folder_card, store, tmp_path)).public.blocks == WEEKS
+    assert prepared.load(run([], folder_card, store, tmp_path)).info.blocks == WEEKS
 
 
 def test_a_block_that_is_not_there_leaves_everything_as_it_was(

@@ -15,10 +15,10 @@ from tests.support.refusals import refused_as
 
 @pytest.mark.parametrize("name", card_names())
 def test_every_card_of_the_catalogue_is_valid_and_public(name: str) -> None:
-    public = dataset_info(data_card(name))
-    assert (public.dataset, public.is_public, public.holdout) == (name, True, "public")
-    assert (public.cap_epsilon, public.cap_delta) == (1e6, 1.0)
-    assert (public.records is None) == (public.test_records is None) == (name == "ipums")
+    info = dataset_info(data_card(name))
+    assert (info.dataset, info.is_public, info.holdout) == (name, True, "public")
+    assert (info.cap_epsilon, info.cap_delta) == (1e6, 1.0)
+    assert (info.records is None) == (info.test_records is None) == (name == "ipums")
 
 
 def test_the_two_cards_of_kddcup99_differ_in_their_training_records_only() -> None:
@@ -34,9 +34,9 @@ def test_an_unknown_data_set_is_refused_with_the_known_ones(name: str) -> None:
 
 
 def test_a_private_number_of_records_is_not_described(table: Document, card_of: CardOf) -> None:
-    public = dataset_info(card_of(table))
-    assert (public.records, public.test_records, public.input_shape) == (None, None, (4,))
-    assert "1000" not in public.to_json()
+    info = dataset_info(card_of(table))
+    assert (info.records, info.test_records, info.input_shape) == (None, None, (4,))
+    assert "1000" not in info.to_json()
 
 
 BINNED = {"name": "age", "kind": "binned", "edges": [1]}

@@ -47,13 +47,13 @@ def test_a_row_is_in_the_group_that_its_column_names(
     declared = data_card("clinic", tmp_path)
     assert isinstance(declared.reader, Table)
     rows = pa.table({"age": [1.0, 2, 3, 4, 5], "sex": SEX, "region": REGION, "y": ["no"] * 5})
-    public = dataset_info(declared)
-    held_out = HeldOut(public, features(rows, declared.reader, "t.csv"), np.zeros(5, np.int64))
+    info = dataset_info(declared)
+    held_out = HeldOut(info, features(rows, declared.reader, "t.csv"), np.zeros(5, np.int64))
     found = held_out.group_indices(["region", "sex"], slice(0, 5))
     expected = [[0, 1], [1, 0], [-1, 0], [2, -1], [1, 1]]  # x is no declared sex, elsewhere no region
     assert found.tolist() == expected
     assert held_out.group_indices([], slice(1, 3)).shape == (2, 0)
-    assert [(group.name, group.values) for group in public.groups] == [
+    assert [(group.name, group.values) for group in info.groups] == [
         ("sex", ("f", "m")),
         ("region", ("north", "south", "west")),
     ]
@@ -77,16 +77,16 @@ def prepare_unseen(folder: Path, regions: list[str], **keys: Any) -> Path:
     )
     YAML(typ="safe", pure=True).dump(document | keys, folder / "clinic.yaml")
     declared = data_card("clinic", folder)
-    public, key = dataset_info(declared), b"k" * 32
+    info, key = dataset_info(declared), b"k" * 32
     blocks = read(declared, {"train": folder / "t.csv"}, key=key)
-    write(folder / "prepared", blocks, public, salt=key, at_most=400)
+    write(folder / "prepared", blocks, info, salt=key, at_most=400)
     return folder / "prepared"
 
 
 def test_a_column_that_no_feature_is_made_of_can_divide_those_held_out(tmp_path: Path) -> None:
     prepared = prepare_unseen(tmp_path, REGION)
     data = load_held_out(prepared)
-    assert data.public.input_shape == (1,)
+    assert data.info.input_shape == (1,)
     ages = np.asarray(data.test_features)[:, 0].astype(np.float64) * 100
     rows = np.rint((ages * 1000) % 1000).astype(int) % len(REGION)
     codes = np.array([0, 1, -1, 2, 1])  # of REGION, where elsewhere is none

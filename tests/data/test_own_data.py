@@ -31,8 +31,8 @@ def run(destination: Path, *, home: Path, root: Path = PROJECT, cards: Path = EX
 def test_the_example_is_prepared(tmp_path: Path) -> None:
     run(tmp_path / "prepared", home=tmp_path / "home")
     loaded = prepared.load(tmp_path / "prepared")
-    assert (loaded.public.dataset, loaded.public.is_public, loaded.public.records) == ("visits", False, None)
-    assert loaded.train_features.shape[1:] == (11,) == loaded.public.input_shape
+    assert (loaded.info.dataset, loaded.info.is_public, loaded.info.records) == ("visits", False, None)
+    assert loaded.train_features.shape[1:] == (11,) == loaded.info.input_shape
     assert len(loaded.train_labels) + len(loaded.test_labels) == 1200
     assert 250 < len(loaded.test_labels) < 350
     assert loaded.train_features.min() >= 0 and loaded.train_features.max() <= 1
@@ -82,7 +82,7 @@ def test_a_refusal_leaves_the_prepared_folder_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "prepared", home=tmp_path)
     with refused_as("missing_file", DataRefusedError):
         run(tmp_path / "prepared", home=tmp_path, root=tmp_path)
-    assert prepared.load(tmp_path / "prepared").public.dataset == "visits"
+    assert prepared.load(tmp_path / "prepared").info.dataset == "visits"
 
 
 def test_too_many_records_for_the_declared_bound_are_refused(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_stage_runs_as_dvc_runs_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tasks.prepare"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert prepared.load(tmp_path / "datasets" / "prepared").public.records == 1436
+    assert prepared.load(tmp_path / "datasets" / "prepared").info.records == 1436
     (tmp_path / "params.yaml").write_text("data: {dataset: digit}\n")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "there is no data set 'digit'" in done.stderr

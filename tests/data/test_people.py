@@ -301,8 +301,8 @@ def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path
 
 def test_the_person_is_never_a_feature_and_never_leaves(card: CardOf, tmp_path: Path) -> None:
     own = card()
-    public, carried = dataset_info(own), preparation_of(own, "none", None)
-    assert public.input_shape == (4,) and (public.per_person, public.blocks_per_person) == (1, 1)
+    info, carried = dataset_info(own), preparation_of(own, "none", None)
+    assert info.input_shape == (4,) and (info.per_person, info.blocks_per_person) == (1, 1)
     assert "who" not in str(carried)
     (tmp_path / "new.csv").write_text("age,town\n50,Rome\n")
     (found,) = records_in(tmp_path / "new.csv", carried, (4,))
@@ -372,7 +372,7 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
     shuffled = [rows()[place] for place in np.random.default_rng(0).permutation(len(rows()))]
     data, found = prepare_people(own, tmp_path, shuffled)
     assert data.train_features.shape == (len(found), 3, 4) and data.train_labels.shape == (len(found), 3)
-    assert data.test_features.shape[1:] == (4,) and data.public.input_shape == (4,)
+    assert data.test_features.shape[1:] == (4,) and data.info.input_shape == (4,)
     numbers = [people(set(ages_)) for ages_ in found]
     assert all(len(one) == 1 for one in numbers) and len({*map(tuple, numbers)}) == len(found)
     assert all(count == min(3, who % 4 + 1) for one in numbers for who, count in one.items())
@@ -382,7 +382,7 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
     missing = data.train_labels == -100
     assert (~missing).sum(axis=1).tolist() == [len(ages_) for ages_ in found]
     np.testing.assert_array_equal(data.train_features[missing], first[missing])
-    assert (data.public.per_person, data.public.rows_per_user, data.public.blocks_per_person) == (1, 3, 1)
+    assert (data.info.per_person, data.info.rows_per_user, data.info.blocks_per_person) == (1, 3, 1)
 
     less, rest = prepare_people(
         own, tmp_path, [row for row in shuffled if row[0] not in ("p3", "p30")], "less"
@@ -402,14 +402,14 @@ def test_the_rows_that_a_person_lacks_have_no_label(
     target: Number | None, card: CardOf, tmp_path: Path
 ) -> None:
     """-100 in place of a class, and NaN in place of a number; their features are those of a row of the person."""
-    public = replace(
+    info = replace(
         dataset_info(card(person={"column": "who", "per_person": 2}, records={"at_most": 200})), target=target
     )
     labels = np.array([1, 0, 1], np.int64 if target is None else np.float32)
     features = np.arange(12, dtype=np.float32).reshape(3, 4)
     train = RecordBatch(features, labels, keys=(b"her", b"his", b"her"))
     chunks = [RecordChunk("train", train), RecordChunk("test", RecordBatch(features[:1], labels[:1]))]
-    write_prepared(tmp_path / "p", chunks, public, salt=b"s" * 32, at_most=200)
+    write_prepared(tmp_path / "p", chunks, info, salt=b"s" * 32, at_most=200)
     data = load(tmp_path / "p")
     order = np.argsort(data.train_features[:, 0, 0])
     mark = -100 if target is None else np.nan

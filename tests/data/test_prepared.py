@@ -33,32 +33,32 @@ def parts(train: int, test: int) -> list[RecordChunk]:
 
 
 @pytest.fixture
-def public(table: Document, card_of: CardOf) -> DatasetInfo:
+def info(table: Document, card_of: CardOf) -> DatasetInfo:
     """What is public of the tiny table."""
     return dataset_info(card_of(table))
 
 
-def test_what_is_written_is_mapped_back_read_only(public: DatasetInfo, tmp_path: Path) -> None:
-    prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+def test_what_is_written_is_mapped_back_read_only(info: DatasetInfo, tmp_path: Path) -> None:
+    prepared.write(tmp_path / "p", parts(5, 2), info, salt=b"s" * 32, at_most=None)
     loaded = prepared.load(tmp_path / "p")
-    assert loaded.public == public
+    assert loaded.info == info
     assert isinstance(loaded.train_features, np.memmap) and not loaded.train_features.flags.writeable
     assert loaded.train_features.flags.c_contiguous
     assert (loaded.train_features.shape, loaded.test_labels.tolist()) == ((5, 4), [1, 1])
     assert loaded.train_features.dtype == np.float32 and loaded.train_labels.dtype == np.int64
 
 
-def test_what_is_prepared_is_for_its_owner_alone(public: DatasetInfo, tmp_path: Path) -> None:
+def test_what_is_prepared_is_for_its_owner_alone(info: DatasetInfo, tmp_path: Path) -> None:
     with open_umask():
-        prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+        prepared.write(tmp_path / "p", parts(5, 2), info, salt=b"s" * 32, at_most=None)
     assert (tmp_path / "p/train_features.npy").is_file() and open_to_others(tmp_path / "p") == []
 
 
 def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
-    public: DatasetInfo, tmp_path: Path
+    info: DatasetInfo, tmp_path: Path
 ) -> None:
     def digest(chunks: list[RecordChunk], **changes: Any) -> str:
-        described = replace(public, **changes)
+        described = replace(info, **changes)
         prepared.write(tmp_path / "p", chunks, described, salt=os.urandom(32), at_most=None)
         return prepared.contents(tmp_path / "p")
 
@@ -72,38 +72,38 @@ def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing
         prepared.contents(tmp_path / "p")
 
 
-def test_the_description_survives_json(public: DatasetInfo) -> None:
-    counted = replace(public, records=7, test_records=3)
+def test_the_description_survives_json(info: DatasetInfo) -> None:
+    counted = replace(info, records=7, test_records=3)
     assert DatasetInfo.from_json(counted.to_json()) == counted
     with refused_as("not_prepared", DataRefusedError):
         DatasetInfo.from_json(counted.to_json()[:-5])
 
 
 def test_size_depends_on_the_bound_alone_when_the_number_is_private(
-    public: DatasetInfo, tmp_path: Path
+    info: DatasetInfo, tmp_path: Path
 ) -> None:
     sizes = set()
     for train, test in [(1, 1), (5, 2), (999, 1), (1, 999), (123, 456)]:
-        prepared.write(tmp_path / "p", parts(train, test), public, salt=b"s" * 32, at_most=1000)
+        prepared.write(tmp_path / "p", parts(train, test), info, salt=b"s" * 32, at_most=1000)
         sizes.add(sum(file.stat().st_size for file in (tmp_path / "p").iterdir()))
     assert len(sizes) == 1
     assert (tmp_path / "p" / "salt").read_bytes()[:32] == b"s" * 32
 
 
-def test_a_folder_is_replaced_whole_and_nothing_else_stays(public: DatasetInfo, tmp_path: Path) -> None:
+def test_a_folder_is_replaced_whole_and_nothing_else_stays(info: DatasetInfo, tmp_path: Path) -> None:
     for train in (5, 6):
-        prepared.write(tmp_path / "p", parts(train, 2), public, salt=b"s" * 32, at_most=None)
+        prepared.write(tmp_path / "p", parts(train, 2), info, salt=b"s" * 32, at_most=None)
     assert len(prepared.load(tmp_path / "p").train_labels) == 6
     assert os.listdir(tmp_path) == ["p"]
 
 
 def test_a_write_that_fails_leaves_the_old_folder(
-    public: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    info: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+    prepared.write(tmp_path / "p", parts(5, 2), info, salt=b"s" * 32, at_most=None)
     monkeypatch.setattr(DatasetInfo, "to_json", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        prepared.write(tmp_path / "p", parts(6, 2), public, salt=b"s" * 32, at_most=None)
+        prepared.write(tmp_path / "p", parts(6, 2), info, salt=b"s" * 32, at_most=None)
     assert len(prepared.load(tmp_path / "p").train_labels) == 5
     assert os.listdir(tmp_path) == ["p"]
 
@@ -134,16 +134,16 @@ def test_a_write_that_fails_leaves_the_old_folder(
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(
-    public: DatasetInfo, tmp_path: Path, spoil: Callable[[Path], None]
+    info: DatasetInfo, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
-    prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+    prepared.write(tmp_path / "p", parts(5, 2), info, salt=b"s" * 32, at_most=None)
     spoil(tmp_path / "p")
     with refused_as("not_prepared", DataRefusedError):
         prepared.load(tmp_path / "p")
 
 
 def test_portions_that_a_killed_process_encoded_go_unless_another_goes_on_with_them(
-    public: DatasetInfo, tmp_path: Path
+    info: DatasetInfo, tmp_path: Path
 ) -> None:
     folder = tmp_path / "prepared"
     for is_killed in (False, True):
@@ -151,7 +151,7 @@ def test_portions_that_a_killed_process_encoded_go_unless_another_goes_on_with_t
             assert portions.stat().st_mode & 0o077 == 0
             (portions / "a.npy").write_bytes(b"of records")
             if not is_killed:
-                prepared.write(folder, parts(4, 4), public, salt=bytes(32), at_most=None)
+                prepared.write(folder, parts(4, 4), info, salt=bytes(32), at_most=None)
                 prepared.sweep(folder)
                 assert (portions / "a.npy").exists()
     prepared.sweep(folder)
@@ -173,16 +173,16 @@ def test_the_next_stage_removes_what_a_killed_one_left_of_records(
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
-    public: DatasetInfo, tmp_path: Path
+    info: DatasetInfo, tmp_path: Path
 ) -> None:
     def more() -> Iterator[RecordChunk]:
         (at_work,) = tmp_path.glob(".prepared-*")
         shutil.copytree(at_work, tmp_path / ".prepared-killed")
-        prepared.write(tmp_path / "prepared", parts(5, 5), public, salt=bytes(32), at_most=None)
+        prepared.write(tmp_path / "prepared", parts(5, 5), info, salt=bytes(32), at_most=None)
         assert list(tmp_path.glob(".prepared-*")) == [at_work]
         yield from parts(4, 4)
 
-    prepared.write(tmp_path / "prepared", more(), public, salt=bytes(32), at_most=None)
+    prepared.write(tmp_path / "prepared", more(), info, salt=bytes(32), at_most=None)
     assert len(prepared.load(tmp_path / "prepared").train_labels) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["prepared"]
 

@@ -160,22 +160,22 @@ def test_an_archive_that_is_cut_short_is_refused(card: CardOf, tmp_path: Path, s
 
 def test_tokens_are_described_written_and_mapped_back_as_such(card: CardOf, tmp_path: Path) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
-    public = dataset_info(card())
-    assert (public.tokens, public.feature_norms, public.input_shape) == (6, None, (5,))
-    assert DatasetInfo.from_json(public.to_json()) == public
-    prepared.write(tmp_path / "p", read(card(), {"archive": path}), public, salt=bytes(32), at_most=None)
+    info = dataset_info(card())
+    assert (info.tokens, info.feature_norms, info.input_shape) == (6, None, (5,))
+    assert DatasetInfo.from_json(info.to_json()) == info
+    prepared.write(tmp_path / "p", read(card(), {"archive": path}), info, salt=bytes(32), at_most=None)
     loaded = prepared.load(tmp_path / "p")
     assert loaded.train_features.dtype == np.int32 and loaded.train_features[0].tolist() == [0, 0, 0, 0, 2]
-    (tmp_path / "p" / "public.json").write_text(replace(public, tokens=None).to_json())
+    (tmp_path / "p" / "public.json").write_text(replace(info, tokens=None).to_json())
     with refused_as("not_prepared", DataRefusedError):
         prepared.load(tmp_path / "p")
 
 
 def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) -> None:
     real = RecordBatch(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))
-    public = dataset_info(card())
+    info = dataset_info(card())
     with pytest.raises(ValueError, match="kind"):
-        prepared.write(tmp_path / "p", [RecordChunk("train", real)], public, salt=bytes(32), at_most=None)
+        prepared.write(tmp_path / "p", [RecordChunk("train", real)], info, salt=bytes(32), at_most=None)
 
 
 @pytest.mark.soak

@@ -110,10 +110,10 @@ def test_small_images_are_refused_before_anything_is_fetched(
 
 def test_prepare_writes_features_and_says_so(tmp_path: Path) -> None:
     chosen = params.parse({"data": {"dataset": "digits", "transform": "scattering"}}, reads=("data",))
-    public = prepare(chosen, mirror=None, home=tmp_path, destination=tmp_path / "p")
-    assert (public.transform, public.feature_norms, public.tokens) == ("scattering", None, None)
-    assert DatasetInfo.from_json(public.to_json()) == public
+    info = prepare(chosen, mirror=None, home=tmp_path, destination=tmp_path / "p")
+    assert (info.transform, info.feature_norms, info.tokens) == ("scattering", None, None)
+    assert DatasetInfo.from_json(info.to_json()) == info
     loaded = prepared.load(tmp_path / "p")
-    assert loaded.public == public
+    assert loaded.info == info
     assert loaded.train_features.shape == (1436, 81, 2, 2) and loaded.test_features.shape == (361, 81, 2, 2)
     assert np.isfinite(loaded.train_features).all() and loaded.train_features[0].std() > 0

@@ -41,8 +41,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(card: DataCard, path: Path, folder: Path) -> dict[str, bytes]:
     """The files that the records in `path` become."""
-    public = dataset_info(card)
-    prepared.write(folder, read(card, {"train": path}), public, salt=bytes(32), at_most=ROWS)
+    info = dataset_info(card)
+    prepared.write(folder, read(card, {"train": path}), info, salt=bytes(32), at_most=ROWS)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -207,7 +207,7 @@ def test_an_array_that_grew_is_the_file_that_numpy_saves(
 
 def test_rows_of_another_shape_are_not_appended(card: CardOf, tmp_path: Path) -> None:
     narrow = RecordBatch(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
-    public = dataset_info(card())
+    info = dataset_info(card())
     with pytest.raises(ValueError, match="shape"):
-        prepared.write(tmp_path / "p", [RecordChunk("train", narrow)], public, salt=bytes(32), at_most=None)
+        prepared.write(tmp_path / "p", [RecordChunk("train", narrow)], info, salt=bytes(32), at_most=None)
     assert not (tmp_path / "p").exists()

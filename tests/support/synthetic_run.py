@@ -47,8 +47,8 @@ def write_run(
     folders = Folders(root / "artifacts", root / "datasets" / "prepared")
     (folders.artifacts / "plots").mkdir(parents=True)
     folders.prepared.mkdir(parents=True)
-    public = description()
-    (folders.prepared / "public.json").write_text(public.to_json(), encoding="utf-8")
+    info = description()
+    (folders.prepared / "public.json").write_text(info.to_json(), encoding="utf-8")
     trace = _trace(kind, steps, noise_multiplier)
     schedule = run_lengths(trace.events())
     costs = {
@@ -61,7 +61,7 @@ def write_run(
         {"weight": np.zeros((3, 5), np.float32)},
         folders.artifacts / "model.safetensors",
         metadata={
-            FACTS: json.dumps({"model": "softmax", "input_shape": [5], "classes": public.label_type.names})
+            FACTS: json.dumps({"model": "softmax", "input_shape": [5], "classes": info.label_type.names})
         },
     )
     receipt = _receipt(folders, kind, steps, costs, events, len(trace.rows))

@@ -52,7 +52,7 @@ class Visits:
         root = self.place.root
         settings = params.load(root / "params.yaml", reads=train.READS)
         plan = (root / "artifacts/plan.json").read_bytes()
-        job = train.Job(settings, plan, root / "datasets/prepared", self.place.public)
+        job = train.Job(settings, plan, root / "datasets/prepared", self.place.info)
         return job.digest(self.place.home)
 
     @property

@@ -73,16 +73,16 @@ class Workspace:
         settings = params.load(path, reads=calibrate.READS)
         plan = self.root / "artifacts" / "plan.json"
         plan.parent.mkdir(exist_ok=True)
-        plan.write_text(calibrate.calibrate(settings, self.public).to_text())
+        plan.write_text(calibrate.calibrate(settings, self.info).to_text())
 
     @property
-    def public(self) -> DatasetInfo:
+    def info(self) -> DatasetInfo:
         return DatasetInfo.from_json((self.root / "datasets/prepared/public.json").read_text())
 
     def declare(self, **changes: Any) -> None:
         """Change what the data card declares, as prepared."""
-        public = dataclasses.replace(self.public, **changes)
-        (self.root / "datasets/prepared/public.json").write_text(public.to_json())
+        info = dataclasses.replace(self.info, **changes)
+        (self.root / "datasets/prepared/public.json").write_text(info.to_json())
 
     @property
     def ledger(self) -> Ledger:
@@ -93,14 +93,14 @@ class Workspace:
         settings = params.load(self.root / "params.yaml", reads=train.READS)
         artifacts, prepared = self.root / "artifacts", self.root / "datasets/prepared"
         job = train.Job(
-            settings, (artifacts / "plan.json").read_bytes(), prepared, changes.get("public", self.public)
+            settings, (artifacts / "plan.json").read_bytes(), prepared, changes.get("info", self.info)
         )
         train.train(job, ledger=self.ledger, home=home or self.home, root=self.root, artifacts=artifacts)
         return self.receipt
 
     def mark_used(self) -> None:
         """As a later stage does that has the result in hand."""
-        store.mark_used(self.home, self.receipt["run_id"], keeps=not self.public.is_public)
+        store.mark_used(self.home, self.receipt["run_id"], keeps=not self.info.is_public)
 
     @property
     def receipt(self) -> dict[str, Any]:

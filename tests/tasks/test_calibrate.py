@@ -24,7 +24,7 @@ from tests.support.workspace import PARAMS, Workspace
 def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
     workspace: Workspace, delta: float, refused: bool
 ) -> None:
-    public = replace(workspace.public, records=None)
+    info = replace(workspace.info, records=None)
     algorithm = {"name": "dp_sgd", "sampling_rate": 0.05, "steps": 5}
     document = PARAMS | {"privacy": {"epsilon": 3.0, "delta": delta}, "algorithm": algorithm}
     settings = params.parse(
@@ -32,27 +32,27 @@ def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
     )
     if refused:
         with refused_as("delta_above_1_n", why="the number of records is private"):
-            calibrate.plan_for(settings, public)
+            calibrate.plan_for(settings, info)
     else:
-        assert calibrate.plan_for(settings, public).cost.delta == delta
+        assert calibrate.plan_for(settings, info).cost.delta == delta
 
 
-def plan_of(public: DatasetInfo, **changes: Any) -> Plan:
+def plan_of(info: DatasetInfo, **changes: Any) -> Plan:
     document = PARAMS | changes
     settings = params.parse(
         {key: document[key] for key in calibrate.READS if key in document}, reads=calibrate.READS
     )
-    return calibrate.plan_for(settings, public)
+    return calibrate.plan_for(settings, info)
 
 
 def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(workspace: Workspace) -> None:
-    public = replace(workspace.public, classes=("no", "yes"))
+    info = replace(workspace.info, classes=("no", "yes"))
     algorithm = {"name": "nesterov", "steps": 20, "smoothness": 5.1, "smoothness_is_data_dependent": True}
     changes = {"algorithm": algorithm, "model": {"name": "logistic"}}
     privacy = {"epsilon": 1.0, "delta": 1e-5}
     with refused_as("bad_keys", keys=("privacy.noise",)):
-        plan_of(public, privacy=privacy, **changes)
-    assert plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).not_private
+        plan_of(info, privacy=privacy, **changes)
+    assert plan_of(info, privacy=privacy | {"noise": "seeded"}, **changes).not_private
 
 
 @pytest.mark.parametrize(
@@ -67,26 +67,26 @@ def test_a_method_that_needs_norms_is_refused_in_bfloat16_by_its_plan(
     workspace: Workspace, algorithm: dict[str, Any]
 ) -> None:
     """Its first release would be refused, and by then the run is charged."""
-    assert "bfloat16" not in plan_of(workspace.public, algorithm=algorithm).facts.to_json()
+    assert "bfloat16" not in plan_of(workspace.info, algorithm=algorithm).facts.to_json()
     with refused_as("norms_in_bfloat16"):
-        plan_of(workspace.public, algorithm=algorithm, model={"name": "softmax", "precision": "bfloat16"})
+        plan_of(workspace.info, algorithm=algorithm, model={"name": "softmax", "precision": "bfloat16"})
 
 
 def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:
     asked = {"epsilon": 3.0, "delta": 1e-5, "diagnostics": True}
-    assert plan_of(workspace.public, privacy=asked).steps == 6
-    private = replace(workspace.public, is_public=False)
+    assert plan_of(workspace.info, privacy=asked).steps == 6
+    private = replace(workspace.info, is_public=False)
     with refused_as("bad_keys", keys=("privacy.diagnostics",), dataset="digits"):
         plan_of(private, privacy=asked)
 
 
 def test_every_setting_of_a_model_is_in_its_plan() -> None:
-    public = dataset_info(data_card("digits"), "none")
+    info = dataset_info(data_card("digits"), "none")
     model = {"name": "softmax", "seed": 3, "class_weights": {"1": 2.0}}
     algorithm = {"name": "dp_sgd", "steps": 2, "expected_batch_size": 100}
     document = {"privacy": {"epsilon": 2.0, "delta": 1e-5}, "algorithm": algorithm, "model": model}
     settings = params.parse(document, reads=calibrate.READS)
-    written = calibrate.calibrate(settings, public).to_json()["model"]
+    written = calibrate.calibrate(settings, info).to_json()["model"]
     assert written == settings.model.model_dump() | {"files": {}, "parameters": 650, "notes": []}
 
 
@@ -102,19 +102,19 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
     algorithm: dict[str, Any], privacy: dict[str, Any]
 ) -> None:
     attack = {"false_alarms": 0.01, "caught": 0.05}
-    public = dataset_info(data_card("digits"), "none")
+    info = dataset_info(data_card("digits"), "none")
 
     def settings(**target: Any) -> params.Params:
         document = {"privacy": privacy | target, "algorithm": algorithm, "model": {"name": "softmax"}}
         return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
     asked = settings(target=attack)
-    document = calibrate.calibrate(asked, public)
-    calibrate.check_plan(document, asked, public)
+    document = calibrate.calibrate(asked, info)
+    calibrate.check_plan(document, asked, info)
     plan = Plan.from_document(document)
     found = float(risk.max_true_positive_rate(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
     assert 0.045 < found <= 0.05
-    more = calibrate.plan_for(settings(epsilon=1.05 * plan.target.budget.epsilon), public)
+    more = calibrate.plan_for(settings(epsilon=1.05 * plan.target.budget.epsilon), info)
     assert (
         float(risk.max_true_positive_rate(risk_profile(more.filter, more.schedule, more.adjacency), 0.01))
         > found
@@ -170,11 +170,11 @@ def test_nesterov_stops_by_the_loss_that_logistic_regression_starts_with(
     epsilon: float, before: int, now: int
 ) -> None:
     """The numbers of steps on Adult with a gap of 10 and of ln 2, found apart from this code."""
-    public = dataset_info(data_card("adult-a9a"))
+    info = dataset_info(data_card("adult-a9a"))
     algorithm = {"name": "nesterov", "steps": 200, "noise": "laplace", "regularisation": 0.01}
     changes = {"privacy": {"epsilon": epsilon, "delta": 1e-6}, "model": {"name": "logistic"}}
-    assert plan_of(public, algorithm=algorithm | {"initial_gap": 10.0}, **changes).steps == before
-    plan = plan_of(public, algorithm=algorithm, **changes)
+    assert plan_of(info, algorithm=algorithm | {"initial_gap": 10.0}, **changes).steps == before
+    plan = plan_of(info, algorithm=algorithm, **changes)
     assert (plan.steps, plan.method_params["initial_gap"]) == (now, pytest.approx(0.69314718056))
 
 

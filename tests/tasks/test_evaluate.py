@@ -40,8 +40,8 @@ def test_a_model_of_padded_texts_gives_what_it_gave_in_training(ids: Any) -> Non
     model = Model("encoded", module, nn.CrossEntropyLoss(reduction="none"), as_they_are)
     expected = module(torch.tensor(ids)).detach()  # with gradients, as in training
     features, labels = np.array(ids, np.int32), np.zeros(len(ids), np.int64)
-    public: Any = SimpleNamespace(label_type=Classes(classes=("no", "yes")), tokens=9, label_shape=())
-    data: Any = SimpleNamespace(public=public, test_features=features, test_labels=labels)
+    info: Any = SimpleNamespace(label_type=Classes(classes=("no", "yes")), tokens=9, label_shape=())
+    data: Any = SimpleNamespace(info=info, test_features=features, test_labels=labels)
     evaluated = evaluate(model, model.published_tensors(model.initial_parameters()), data)
     torch.testing.assert_close(torch.from_numpy(evaluated.scores).double(), expected.softmax(1).double())
 
@@ -53,7 +53,7 @@ def test_a_model_of_padded_texts_gives_what_it_gave_in_training(ids: Any) -> Non
     predicted = _predict_batch(trained, None, ("0",) * len(ids), features)
     torch.testing.assert_close(torch.from_numpy(predicted.scores).double(), expected.softmax(1).double())
 
-    score = score_statistic(public, model, model.published_tensors(model.initial_parameters()), size=8)
+    score = score_statistic(info, model, model.published_tensors(model.initial_parameters()), size=8)
     assert score(torch.from_numpy(features[0]), torch.from_numpy(labels)[0]).shape == (1,)
 
 

@@ -179,11 +179,11 @@ class Runs:
     def _calibrated(self, choices: str) -> PlanDocument | None:
         try:
             settings = params.parse(self.document(json.loads(choices)), reads=calibrate.READS)
-            return calibrate.calibrate(settings, self.public(json.loads(choices)))
+            return calibrate.calibrate(settings, self.info(json.loads(choices)))
         except (RefusedError, params.ParamsRefusedError):
             return None
 
-    def public(self, choices: Choices) -> prepare.DatasetInfo:
+    def info(self, choices: Choices) -> prepare.DatasetInfo:
         return prepare.DatasetInfo.read(self.prepared(choices))
 
     def prepared(self, choices: Choices) -> Path:
@@ -192,7 +192,7 @@ class Runs:
     def document(self, choices: Choices) -> dict[str, Any]:
         """params.yaml of these choices: the recipe with few steps."""
         chosen = USUAL | dict(choices)
-        card = CARD_OF(self.public(choices).dataset, self.made.cards)
+        card = CARD_OF(self.info(choices).dataset, self.made.cards)
         usual = recipe(card, self.name, 1.0)
         own = {name.removeprefix("algorithm."): v for name, v in choices.items() if "algorithm." in name}
         short = {"steps": STEPS, "epochs": 1, "iterations": STEPS}
@@ -233,7 +233,7 @@ class Runs:
         path = self.folder / f"start {kind}.safetensors"
         if not path.exists():
             settings = params.parse(document, reads=("model", "features"))
-            model = model_building.model_for(settings, self.public(choices))
+            model = model_building.model_for(settings, self.info(choices))
             save_file(
                 {
                     name: t.contiguous()
@@ -258,10 +258,10 @@ class Runs:
         assert document is not None
         (artifacts / "plan.json").write_text(document.to_text())
         YAML(typ="safe", pure=True).dump({}, root / "params.yaml")
-        public, ledger = self.public(choices), Ledger.open(f"sqlite:///{home}/ledger.sqlite")
+        info, ledger = self.info(choices), Ledger.open(f"sqlite:///{home}/ledger.sqlite")
         settings = params.parse(self.document(choices), reads=train.READS)
         plan = (artifacts / "plan.json").read_bytes()
-        job = train.Job(settings, plan, prepared, public, blocks=public.blocks or (WHOLE_POPULATION,))
+        job = train.Job(settings, plan, prepared, info, blocks=info.blocks or (WHOLE_POPULATION,))
         try:
             train.train(job, ledger=ledger, home=home, root=root, artifacts=artifacts)
         except RefusedError as refused:

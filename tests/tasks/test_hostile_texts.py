@@ -279,7 +279,7 @@ def test_the_report_for_wandb_shows_names_as_they_are(tmp_path: Path) -> None:
     run, cells = record(folders), set()
     for text in HOSTILE:
         card = build(replace(run, data=with_entries(run.data, unit=text)), KEY)
-        finished = FinishedRun(card, made.run.metrics, made.run.trace, made.run.public, made.curve)
+        finished = FinishedRun(card, made.run.metrics, made.run.trace, made.run.info, made.curve)
         page = sections(finished, nothing())["card"][1]
         tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page)
         kinds = {token.type for block in tokens for token in (block, *(block.children or ()))}

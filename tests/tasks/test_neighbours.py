@@ -122,8 +122,8 @@ def run(place: Workspace, asked: dict[str, Any], **evaluation: str) -> dict[str,
 def search_rates(place: Workspace, base: dict[str, Any], on: str) -> dict[str, str]:
     """Searches for a learning rate; what it leaves by name."""
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 3.0, "objective": {"on": on}})
-    planned = plan_search(asked, base, place.public)
-    search = Search(asked, planned, place.root / "datasets/prepared", place.public)
+    planned = plan_search(asked, base, place.info)
+    search = Search(asked, planned, place.root / "datasets/prepared", place.info)
     receipt = tune(search, ledger=place.ledger, home=place.home, root=place.root)
     return left_in(place.root / "tuned", json.loads(receipt.model_dump_json()))
 

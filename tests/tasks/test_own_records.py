@@ -143,7 +143,7 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
         {"test: not read as images, the stand-in": 1},
     )
     assert look("mine", workspace.root, counted=False).counts is None
-    assert load_prepared(workspace.root / "datasets/prepared").public.input_shape == (12,)
+    assert load_prepared(workspace.root / "datasets/prepared").info.input_shape == (12,)
     workspace.train()
     model = load_model(workspace.root / "artifacts/model.safetensors")
     (found,) = predict(model, workspace.root / "photos/yes", allow_code=[ENCODER])
@@ -160,10 +160,10 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
         declared("lines", reader=reader, shape=[2])
     reader["each_record_alone"] = True
     declared("lines", reader=reader, shape=[2])
-    public = workspace.public
-    assert (public.reader_sha256, public.feature_norms) == (source_digest(factory), None)
+    info = workspace.info
+    assert (info.reader_sha256, info.feature_norms) == (source_digest(factory), None)
     assert load_prepared(workspace.root / "datasets/prepared").train_features[:, 1].tolist()[0] == 1.0
-    assert public.each_record_alone
+    assert info.each_record_alone
     assert "who declares that it reads each record by itself" in finish(workspace)
     (tmp_path / "new").write_text("0 0.1 0.2\n")
     model = load_model(workspace.root / "artifacts/model.safetensors")
@@ -255,7 +255,7 @@ def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
         reader=_texts(workspace.root),
         unit="one text",
     )
-    assert (workspace.public.tokens, workspace.public.padding) == (len(WORDS), WORDS.index("<pad>"))
+    assert (workspace.info.tokens, workspace.info.padding) == (len(WORDS), WORDS.index("<pad>"))
     words = finish(workspace)
     assert "The first 6 tokens of each text by the public tokenizer/public" in words
     model = load_model(workspace.root / "artifacts/model.safetensors")
@@ -265,7 +265,7 @@ def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
     expected = model(rows).double().softmax(-1).detach().numpy()
     assert found.scores == pytest.approx(expected)
     facts = same_by_onnxruntime(workspace.root / "artifacts", rows.numpy(), found)
-    tokenizer, sha256 = facts["encoder"], workspace.public.encoder.sha256
+    tokenizer, sha256 = facts["encoder"], workspace.info.encoder.sha256
     assert (tokenizer["sha256"], tokenizer["settings"]["length"], facts["padding"]) == (sha256, 6, "7")
 
     publish(public)  # with other weights
@@ -279,7 +279,7 @@ def test_a_run_on_texts_is_all_there_is_to_type(workspace: Workspace, declared: 
     encoder = {"name": "wordllama", "settings": {}}
     declared("texts.jsonl", {"transform": "encoder", "encoder": encoder}, reader=reader, unit="one text")
     card = data_card("mine", workspace.root / "data/cards")
-    assert card.input_shape == () and workspace.public.input_shape == (768,)
+    assert card.input_shape == () and workspace.info.input_shape == (768,)
     finish(workspace)
     found = list(
         predict(load_model(workspace.root / "artifacts/model.safetensors"), workspace.root / "texts.jsonl")
@@ -311,7 +311,7 @@ def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
     card = load(root / "artifacts" / report.CARD)
     assert verify(card, root / "artifacts", unsigned=True).passed
     assert card.mechanism.encoder is not None
-    assert card.mechanism.encoder.sha256 == workspace.public.encoder.sha256 != "ab" * 32  # computed
+    assert card.mechanism.encoder.sha256 == workspace.info.encoder.sha256 != "ab" * 32  # computed
     assert "whose people this run does not protect" in text.transform(card.mechanism)
     assert "whose people this run does not protect" in (root / "artifacts" / report.PAGE).read_text()
     events = [row.event["type"] for row in card.events]
@@ -341,7 +341,7 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
         workspace.root / "artifacts", encode(pixels[:, None] / np.float32(16)), found, allow_code=[ENCODER]
     )
     assert facts["encoder"]["name"] == ENCODER
-    assert facts["encoder"]["sha256"] == workspace.public.encoder.sha256
+    assert facts["encoder"]["sha256"] == workspace.info.encoder.sha256
     other = replace(tiny_encoder.make(Frozen()), sha256="cd" * 32)
     monkeypatch.setattr(tiny_encoder, "make", lambda _settings: other)
     with refused_as("encoder_unfit", ModelRefusedError):
@@ -388,10 +388,10 @@ def test_the_declaration_of_a_reader_changes_no_run(
     (workspace.root / "lines").write_text("".join(f"{place % 2} {place / 90} 0.5\n" for place in range(90)))
     own = {"kind": "own", "factory": "tests.support.tiny_reader:make", "settings": {"scale": 2}}
     declared("lines", reader=own | {"source_sha256": "0" * 64, "each_record_alone": True}, shape=[2])
-    public, prepared = workspace.public, workspace.root / "datasets/prepared"
-    before = replace(public, each_record_alone=False)
-    ids = [store.digest([], some, prepared, home=workspace.home) for some in (public, before)]
-    assert ids[0] == ids[1] and public.digest == before.digest
+    info, prepared = workspace.info, workspace.root / "datasets/prepared"
+    before = replace(info, each_record_alone=False)
+    ids = [store.digest([], some, prepared, home=workspace.home) for some in (info, before)]
+    assert ids[0] == ids[1] and info.digest == before.digest
     cards = [data_card("mine", workspace.root / "data/cards")]
     cards.append(cards[0].model_copy(update={"reader": Own(**own, source_sha256="1" * 64)}))
     documents = [json.loads(card.model_dump_json()) for card in cards]

@@ -58,18 +58,18 @@ def settings_of(**model: Any) -> Params:
 @pytest.mark.parametrize("name", sorted(CATALOGUE.keys() - {"timm", "huggingface"}))
 def test_facts_from_an_outline_are_those_of_the_built_model(name: str, target: str) -> None:
     for data, precision in product(DATA.values(), ("float32", "bfloat16")):
-        public, settings = (
+        info, settings = (
             replace(description(), **TARGETS[target], **data),
             settings_of(name=name, precision=precision),
         )
-        outline = outline_for(settings, public)
+        outline = outline_for(settings, info)
         assert outline is None or name in HAVE_OUTLINES
         try:
-            model = model_for(settings, public)
+            model = model_for(settings, info)
         except RefusedError:
             assert outline is None
             continue
-        (facts, notes), expected = facts_and_notes(settings, public), built_facts(model, public)
+        (facts, notes), expected = facts_and_notes(settings, info), built_facts(model, info)
         assert (asdict(facts), notes) == (asdict(expected), model.notes)  # with what `==` leaves out
 
 
@@ -92,9 +92,9 @@ def test_each_linear_model_has_an_outline(name: str) -> None:
     ],
 )
 def test_a_model_that_is_changed_is_built(change: dict[str, Any]) -> None:
-    public = replace(description(), **TARGETS["2 classes"])
-    assert outline_for(settings_of(name="softmax"), public) is not None
-    assert outline_for(settings_of(name="softmax", **change), public) is None
+    info = replace(description(), **TARGETS["2 classes"])
+    assert outline_for(settings_of(name="softmax"), info) is not None
+    assert outline_for(settings_of(name="softmax", **change), info) is None
 
 
 def test_the_loss_of_a_start_at_zero_is_that_of_pytorch_for_any_number_of_classes() -> None:
@@ -116,7 +116,7 @@ from data.card import data_card
 from tasks import calibrate
 from tasks.config import params
 from tasks.config.overrides import recipe
-from tasks.prepare import public_of
+from tasks.prepare import info_of
 
 planned = []
 for name in CATALOGUE.keys() - set(sys.argv[2:]):
@@ -126,7 +126,7 @@ for name in CATALOGUE.keys() - set(sys.argv[2:]):
         "algorithm": {"name": name, **usual.settings}, "model": {"name": usual.model}, "features": usual.features
     }
     settings = params.parse(document)
-    try: calibrate.calibrate(settings, public_of(card, settings.data))
+    try: calibrate.calibrate(settings, info_of(card, settings.data))
     except RefusedError as refusal: print(name, refusal)
     else: planned.append(name)
     if "torch" in sys.modules: sys.exit(f"{name} imports torch")

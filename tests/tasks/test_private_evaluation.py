@@ -405,7 +405,7 @@ def test_records_that_were_prepared_again_meanwhile_are_not_evaluated(
         if change == "other records":
             (clinic.place.root / "datasets/prepared/contents").write_text("0" * 64 + "\n")
         else:
-            other = replace(clinic.place.public, rows_per_user=3)
+            other = replace(clinic.place.info, rows_per_user=3)
             (clinic.place.root / "datasets/prepared/public.json").write_text(other.to_json())
         return done
 
@@ -593,9 +593,9 @@ def test_a_search_scores_on_people_held_out_or_on_training_records_alone(clinic:
     base["privacy"]["evaluation"] = {"epsilon": 0.5}
     settings = {"epsilon": 1.0, "trials": {"mean": 2.0}, "space": {"algorithm.steps": [2, 3]}}
     with refused_as("bad_keys", keys=("objective.on",)):
-        tuning.plan_search(tuning.Tuning.model_validate(settings), base, clinic.place.public)
+        tuning.plan_search(tuning.Tuning.model_validate(settings), base, clinic.place.info)
     private = settings | {"objective": {"on": "private"}}
-    plan = tuning.plan_search(tuning.Tuning.model_validate(private), base, clinic.place.public)
+    plan = tuning.plan_search(tuning.Tuning.model_validate(private), base, clinic.place.info)
     file = clinic.place.root / "tune.yaml"
     clinic.place.set("data", dataset="visits")
     YAML(typ="safe", pure=True).dump(settings, file)
@@ -614,7 +614,7 @@ def test_a_plan_says_the_price_and_how_exact_metrics_will_be(test: int, words: s
     settings = params.load(clinic.place.root / "params.yaml", reads=params.GROUPS)
     plan = Plan.from_document(plan_of(clinic))
     preview = RunPreview(
-        clinic.place.public, plan, (), Budget(10.0, 1e-4), None, 5, False, Composition(), held_out=test
+        clinic.place.info, plan, (), Budget(10.0, 1e-4), None, 5, False, Composition(), held_out=test
     )
     table = cost_table(preview, settings)
     rows = dict(zip(*(column.cells for column in table.columns), strict=True))
@@ -630,9 +630,9 @@ def test_a_plan_says_errors_of_a_number_in_its_own_units_and_counts_people(clini
     plan = Plan.from_document(plan_of(clinic))
     assert plan.evaluation is not None
     exact = replace(plan.evaluation, spec=histogram_for("number", 1), noise_multiplier=1e-6)
-    public = replace(clinic.place.public, target=NumberTarget(bounds=(100.0, 300.0)), rows_per_user=4)
+    info = replace(clinic.place.info, target=NumberTarget(bounds=(100.0, 300.0)), rows_per_user=4)
     preview = RunPreview(
-        public,
+        info,
         replace(plan, evaluation=exact),
         (),
         Budget(10.0, 1e-4),
@@ -651,9 +651,9 @@ def test_a_plan_says_errors_of_a_number_in_its_own_units_and_counts_people(clini
 
 def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
     """A person with three rows moves the histogram by no more than its sensitivity."""
-    public = replace(clinic.place.public, rows_per_user=3)
+    info = replace(clinic.place.info, rows_per_user=3)
     spec, rng = histogram_for("two classes", 2), np.random.default_rng(0)
-    rows = HeldOut(public, np.zeros((3, *public.input_shape), np.float32), np.ones(3, np.int64))
+    rows = HeldOut(info, np.zeros((3, *info.input_shape), np.float32), np.ones(3, np.int64))
     assert rows.weights.tolist() == [1 / 3] * 3
     for _ in range(50):
         scores = rng.dirichlet([1.0, 1.0], 3)

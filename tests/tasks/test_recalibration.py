@@ -234,7 +234,7 @@ def test_the_same_rows_in_other_halves_are_another_run(workspace: Workspace, dec
 
     def digest() -> str:
         settings = params.load(workspace.root / "params.yaml", reads=train.READS)
-        return train.Job(settings, plan.read_bytes(), prepared, workspace.public).digest(workspace.home)
+        return train.Job(settings, plan.read_bytes(), prepared, workspace.info).digest(workspace.home)
 
     workspace.set("privacy", evaluation={})
     without = digest()

@@ -105,11 +105,11 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, **model: An
 @pytest.mark.usefixtures("same_secrets")
 def test_a_search_takes_the_settings_with_the_best_r2(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPSILONFLOW_HOME", str(root / "home"))
-    public, base = prepare.DatasetInfo.read(root / "datasets/prepared"), document(root, "dp_sgd")
+    info, base = prepare.DatasetInfo.read(root / "datasets/prepared"), document(root, "dp_sgd")
     rates = {"algorithm.update.learning_rate": [1e-9, base["algorithm"]["update"]["learning_rate"]]}
     asked = {"space": rates, "epsilon": 8.0, "show_all": True}
     tuning = Tuning.model_validate(asked)
-    search = Search(tuning, plan_search(tuning, base, public), root / "datasets/prepared", public)
+    search = Search(tuning, plan_search(tuning, base, info), root / "datasets/prepared", info)
     tune(search, ledger=Ledger.open(f"sqlite:///{root}/home/ledger.sqlite"), home=root / "home", root=root)
     with (root / "tuned/trials.csv").open() as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]
@@ -177,10 +177,10 @@ def test_models_of_classes_are_refused(model: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["majority", "heavy_ball", "norm_bound_sgd", "objective_perturbation"])
 def test_methods_that_need_classes_or_a_bounded_gradient_are_refused(root: Path, algorithm: str) -> None:
-    public = prepare.DatasetInfo.read(root / "datasets/prepared")
+    info = prepare.DatasetInfo.read(root / "datasets/prepared")
     settings = params.parse(document(root, algorithm), reads=calibrate.READS)
     with pytest.raises(RefusedError):
-        calibrate.calibrate(settings, public)
+        calibrate.calibrate(settings, info)
     assert from_settings(document(root, algorithm)["algorithm"]) is not None
 
 

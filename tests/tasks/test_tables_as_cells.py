@@ -196,27 +196,27 @@ def test_methods_that_bound_norms_need_less_noise_by_the_norm_of_one(root: Path)
         YAML(typ="safe", pure=True).dump(own, path)
         Workspace(root, root / "home").prepare("two")
         settings = params.parse(document(root, "two", "heavy_ball"), reads=calibrate.READS)
-        public = Workspace(root, root / "home").public
-        noises.append(calibrate.plan_for(settings, public).facts.gradient_norm(2))
+        info = Workspace(root, root / "home").info
+        noises.append(calibrate.plan_for(settings, info).facts.gradient_norm(2))
     assert noises == [pytest.approx(1.0), pytest.approx(3.0**0.5)]
 
 
 def test_learned_features_of_cells_are_refused(root: Path) -> None:
     declared(root, "two")
     asked = document(root, "two", "dp_sgd", features={"name": "centred"})
-    public = Workspace(root, root / "home").public
+    info = Workspace(root, root / "home").info
     with refused_as("bad_keys", keys=("features.name", "reader.cells")):
-        calibrate.plan_for(params.parse(asked, reads=calibrate.READS), public)
+        calibrate.plan_for(params.parse(asked, reads=calibrate.READS), info)
 
 
 @pytest.mark.parametrize("trees", [64, 0])
 def test_histograms_keep_the_constant_cell_that_the_card_declares(root: Path, trees: int) -> None:
     declared(root, "two", trees=trees, tree_share=0.25, constant_share=0.1)
-    public = Workspace(root, root / "home").public
+    info = Workspace(root, root / "home").info
     settings = params.parse(document(root, "two", "dp_sgd", **HISTOGRAMS), reads=calibrate.READS)
-    features = model_building.features_for(settings, public)
+    features = model_building.features_for(settings, info)
     assert isinstance(features, TableHistograms)
-    sizes, weights = features.module(public.input_shape).layout
+    sizes, weights = features.module(info.input_shape).layout
     assert sizes[-1] == 1 and weights[-1] ** 2 == pytest.approx(0.1, rel=1e-5)
     learned = sum(weight**2 for size, weight in zip(sizes, weights, strict=True) if size == 16)
     assert learned == pytest.approx(0.225 if trees else 0.45, rel=1e-5)
@@ -225,8 +225,8 @@ def test_histograms_keep_the_constant_cell_that_the_card_declares(root: Path, tr
 def test_histograms_of_other_columns_of_the_same_rows_get_other_noise(root: Path) -> None:
     """A training and a search; without histograms the columns decide nothing, and ids stay what they are."""
     declared(root, "two")
-    public, prepared = Workspace(root, root / "home").public, root / "datasets/prepared"
-    others = replace(public, cell_columns=public.cell_columns[::-1])
+    info, prepared = Workspace(root, root / "home").info, root / "datasets/prepared"
+    others = replace(info, cell_columns=info.cell_columns[::-1])
     tuning = Tuning.model_validate({"space": {"algorithm.steps": [2, 3]}, "epsilon": 4.0})
     model = params.ModelParams(name="additive")
     for settings, is_covered in ((HISTOGRAMS, True), ({}, False)):
@@ -237,7 +237,7 @@ def test_histograms_of_other_columns_of_the_same_rows_get_other_noise(root: Path
                     training_digest(settings, model, (), one, prepared, home=root / "home"),
                     Search(tuning, search_plan, prepared, one).digest(root / "home"),
                 )
-                for one in (public, others)
+                for one in (info, others)
             ),
             strict=True,
         )
@@ -293,7 +293,7 @@ def test_histograms_of_a_table_that_an_earlier_version_prepared_are_refused(root
     """Its description does not say yet what of its cells may be counted."""
     declared(root, "two")
     asked = params.parse(document(root, "two", "dp_sgd", **HISTOGRAMS), reads=calibrate.READS)
-    earlier = replace(Workspace(root, root / "home").public, cell_columns=())
+    earlier = replace(Workspace(root, root / "home").info, cell_columns=())
     with refused_as("not_prepared"):
         calibrate.plan_for(asked, earlier)
 
@@ -316,7 +316,7 @@ def test_a_share_for_shrinking_stays_unspent_where_another_model_is_chosen(
     kinds = pd.read_parquet(root / "artifacts/trace.parquet")["kind"]
     assert set(kinds) == {"gradient"}
     settings = params.load(root / "params.yaml", reads=("data", *calibrate.READS))
-    rows = dict(_plan_rows(settings, calibrate.plan_for(settings, place.public)))
+    rows = dict(_plan_rows(settings, calibrate.plan_for(settings, place.info)))
     assert "is not spent" in rows["shrinkage"]
 
 

@@ -66,7 +66,7 @@ def test_a_run_reserves_settles_and_leaves_its_files(workspace: Workspace) -> No
     receipt = workspace.train()
     assert receipt["epsilon"]["pld"] <= 3.0 < receipt["epsilon"]["rdp"]
     assert receipt["private_noise"] is True
-    assert receipt["description_sha256"] == workspace.public.digest
+    assert receipt["description_sha256"] == workspace.info.digest
     assert [entry.kind for entry in workspace.ledger.history("digits")] == ["population", "reserve", "settle"]
     balance = workspace.ledger.balance("digits")
     assert balance.spent == Budget(receipt["epsilon"]["pld"], 1e-5)
@@ -428,7 +428,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     check_run_facts(metrics, Receipt.read(workspace.root / "artifacts/receipt.json"))
     confusion = (workspace.root / "artifacts/plots/confusion.csv").read_text().splitlines()
     right = sum(len(set(line.split(","))) == 1 for line in confusion[1:])
-    assert len(confusion) - 1 == workspace.public.test_records
+    assert len(confusion) - 1 == workspace.info.test_records
     assert right / (len(confusion) - 1) == pytest.approx(metrics["test_accuracy"])
     assert workspace.run_folders == []
 

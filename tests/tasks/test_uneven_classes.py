@@ -179,9 +179,9 @@ def test_recall_and_precision_of_each_class_are_those_of_scikit_learn(classes: i
 
 def test_the_page_the_terminal_and_wandb_say_what_becomes_of_a_rare_class() -> None:
     scores, labels = rare_people(4000, 3)
-    public = dataclasses.replace(description(), classes=("no", "<yes>"), costs=(1.0, 30.0))
+    info = dataclasses.replace(description(), classes=("no", "<yes>"), costs=(1.0, 30.0))
     evaluation = EvaluationResult(scores.argmax(axis=1), 0.1, scores)
-    metrics = uneven_metrics(exact_histogram(public, evaluation, labels), public)
+    metrics = uneven_metrics(exact_histogram(info, evaluation, labels), info)
     metrics |= {"test_accuracy": 0.98, "majority_accuracy": 0.98, "test_records": 4000}
     rows = dict(metric_rows(metrics))
     assert "naming all so: 2." in rows["rare class <yes>"]

@@ -40,7 +40,7 @@ def start_file(path: Path, seed: int = 5) -> Path:
 
 
 @pytest.fixture
-def public(prepared_digits: Path) -> DatasetInfo:
+def info(prepared_digits: Path) -> DatasetInfo:
     return DatasetInfo.from_json((prepared_digits / "public.json").read_text())
 
 
@@ -65,18 +65,18 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
 
 
 def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
-    public: DatasetInfo, tmp_path: Path
+    info: DatasetInfo, tmp_path: Path
 ) -> None:
     path = start_file(tmp_path / "start.safetensors")
     settings = settings_of(settings=HIDDEN, start=str(path), freeze=["[0-2]"])
-    document = calibrate.calibrate(settings, public)
-    calibrate.check_plan(document, settings, public)
+    document = calibrate.calibrate(settings, info)
+    calibrate.check_plan(document, settings, info)
     assert list(document.model.files) == ["start"]
     assert document.model.parameters == 8 * 10 + 10
     assert [note.split()[0] for note in document.model.notes] == ["The", "Not"]
     start_file(path, seed=6)
     with refused_as("stale_plan", differing="model"):
-        calibrate.check_plan(document, settings, public)
+        calibrate.check_plan(document, settings, info)
 
 
 def test_what_was_trained_from_a_start_with_frozen_layers_is_evaluated_without_the_files(
@@ -148,8 +148,8 @@ def test_impossible_settings_of_a_comparison_s_model_are_refused(settings: Any, 
         Problem(dataset="digits", model="mlp", model_settings=settings)
 
 
-def test_a_start_on_several_views_is_the_same_start(public: DatasetInfo) -> None:
+def test_a_start_on_several_views_is_the_same_start(info: DatasetInfo) -> None:
     chosen = settings_of(settings=HIDDEN, augmentations=3).model
-    model = model_building.model_of(chosen, public)
-    plain = adapt(model_building.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
+    model = model_building.model_of(chosen, info)
+    plain = adapt(model_building.model_of(settings_of(settings=HIDDEN).model, info), input_shape=SHAPE)
     assert torch.equal(model.initial_parameters(), plain.initial_parameters())

@@ -323,7 +323,7 @@ def test_a_fold_of_one_class_is_refused() -> None:
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 
 
-def public() -> DatasetInfo:
+def info() -> DatasetInfo:
     return dataset_info(data_card("synthetic-logistic"))
 
 
@@ -333,7 +333,7 @@ def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:
     curve = ParameterTrail(lambda state: state, 5, start=torch.full((3,), 10.0))
     for step in (1, 2, 3):  # ends before its last planned step
         curve.on_state(step, torch.full((3,), 10.0 - step))
-    frame = curve.frame(MODEL, Trace(), Sides(public(), part, part), regularisation=0.5)
+    frame = curve.frame(MODEL, Trace(), Sides(info(), part, part), regularisation=0.5)
     points_ = torch.stack([torch.full((3,), value) for value in (10.0, 9.0, 8.0, 7.0)])
     rows = torch.from_numpy(part.features) @ points_.T
     signs = torch.from_numpy(2 * part.labels - 1)[:, None]

@@ -22,7 +22,7 @@ from data.readers.records import RecordBatch
 from tasks.comparing import groups
 from tasks.comparing import trial as one_trial
 from tasks.comparing.report import report, results
-from tasks.comparing.trial import make_ready, mean_losses, points, prepared_folder, public_of, sides
+from tasks.comparing.trial import info_of, make_ready, mean_losses, points, prepared_folder, sides
 from tasks.comparing.work import ComparisonWork, lock_comparison, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, csv_of, number
@@ -117,9 +117,9 @@ def test_folds_are_of_the_union_and_public_numbers_are_theirs(
     seen = []
     for trial in work.trials[:8]:
         both = sides(work.place.store, trial)
-        assert public_of(work.place.store, trial) == both.public
-        assert both.public.records == len(both.train.labels)
-        assert both.public.test_records == len(both.test.labels)
+        assert info_of(work.place.store, trial) == both.info
+        assert both.info.records == len(both.train.labels)
+        assert both.info.test_records == len(both.test.labels)
         assert len(both.train.labels) + len(both.test.labels) == len(union)
         assert both.train.features.dtype == np.float32
         seen.append(both.test.features)
@@ -139,7 +139,7 @@ def test_transformed_records_are_prepared_beside_the_others_and_stay_mapped(tmp_
     for trial, shape in zip(trials, [(1, 8, 8), (81, 2, 2)], strict=True):
         make_ready(root, trial, root=root)
         both = sides(root, trial)
-        assert both.train.features.shape[1:] == shape == public_of(root, trial).input_shape
+        assert both.train.features.shape[1:] == shape == info_of(root, trial).input_shape
         assert isinstance(both.train.features, np.memmap)
     assert prepared_folder(root, trials[1]).name == f"{prepared_folder(root, trials[0]).name}-scattering"
 

@@ -64,8 +64,8 @@ def settings_for(
 
 def warnings_about(settings: Params) -> list[str]:
     cards = EXAMPLE if settings.data.dataset == "visits" else CARDS
-    public = dataset_info(data_card(settings.data.dataset, cards))
-    return sanity_warnings(settings, plan_for(settings, public), records_of(public, cards))
+    info = dataset_info(data_card(settings.data.dataset, cards))
+    return sanity_warnings(settings, plan_for(settings, info), records_of(info, cards))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
     preview = preview_run(too_fast.place.root, settings)
 
     def ask() -> None:
-        confirm_before_stages(preview.warnings, preview.public, epsilon=1.0)
+        confirm_before_stages(preview.warnings, preview.info, epsilon=1.0)
 
     with refused_as("consent_needed", variable="EPSILONFLOW_TRAIN_ANYWAY"):
         ask()

@@ -60,9 +60,7 @@ def plan_of(visits: Visits) -> dict[str, Any]:
 def test_the_same_request_gets_the_earlier_plan_and_its_result_for_nothing(after_upgrade: Visits) -> None:
     first, receipt = plan_of(after_upgrade), after_upgrade.place.receipt
     settings = params.load(after_upgrade.place.root / "params.yaml", reads=GROUPS)
-    assert (
-        calibrate.plan_for(settings, after_upgrade.place.public).noise_multiplier < first["noise_multiplier"]
-    )
+    assert calibrate.plan_for(settings, after_upgrade.place.info).noise_multiplier < first["noise_multiplier"]
     assert preview_run(after_upgrade.place.root, settings).is_begun
     calibrate.main()
     assert plan_of(after_upgrade) == first
@@ -187,8 +185,8 @@ def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
     """As where a version knows another bound of a loss: calibration would name a plan that training sends back."""
     first, known = plan_of(after_upgrade), calibrate.facts_and_notes
 
-    def other_facts(settings: Params, public: DatasetInfo) -> tuple[PlanningFacts, tuple[str, ...]]:
-        facts, notes = known(settings, public)
+    def other_facts(settings: Params, info: DatasetInfo) -> tuple[PlanningFacts, tuple[str, ...]]:
+        facts, notes = known(settings, info)
         return replace(facts, loss=None), notes
 
     monkeypatch.setattr(calibrate, "facts_and_notes", other_facts)
@@ -215,7 +213,7 @@ def test_a_run_under_an_earlier_default_keeps_its_plan_and_its_result(
         run_id = visits.train()
     first = plan_of(visits)
     settings = params.load(visits.place.root / "params.yaml", reads=GROUPS)
-    assert calibrate.plan_for(settings, visits.place.public).steps < first["steps"]
+    assert calibrate.plan_for(settings, visits.place.info).steps < first["steps"]
     calibrate.main()
     assert plan_of(visits) == first
     assert visits.train() == run_id and visits.runs == 1

@@ -41,19 +41,19 @@ from tests.support.workspace import Workspace, killed_in
 def test_private_people_are_charged_in_one_ledger_alone(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, public = workspace.ledger, replace(workspace.public, is_public=False)
-    register(first, public, home=workspace.home, prepared=tmp_path)
-    bind(first, public, home=workspace.home, prepared=tmp_path)
-    register(first, public, home=workspace.home, prepared=tmp_path)
-    bind(first, public, home=workspace.home, prepared=tmp_path)
+    first, info = workspace.ledger, replace(workspace.info, is_public=False)
+    register(first, info, home=workspace.home, prepared=tmp_path)
+    bind(first, info, home=workspace.home, prepared=tmp_path)
+    register(first, info, home=workspace.home, prepared=tmp_path)
+    bind(first, info, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     with pytest.raises(RefusedError, match="is charged in another ledger"):
-        register(other, public, home=workspace.home, prepared=tmp_path)
+        register(other, info, home=workspace.home, prepared=tmp_path)
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     with pytest.raises(RefusedError, match="is charged in another ledger"):
-        register(other, public, home=workspace.home, prepared=tmp_path)
+        register(other, info, home=workspace.home, prepared=tmp_path)
     with pytest.raises(RefusedError, match="is charged in another ledger"):
-        register(other, replace(public, is_public=True), home=workspace.home, prepared=tmp_path)
+        register(other, replace(info, is_public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
     monkeypatch.setattr(preview, "open_ledger", lambda *_: other)
     monkeypatch.setattr(preview, "home", lambda: workspace.home)
@@ -63,7 +63,7 @@ def test_private_people_are_charged_in_one_ledger_alone(
     export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     restore(tmp_path / "copy.jsonl", moved)
-    register(Ledger.open(moved), public, home=workspace.home, prepared=tmp_path)
+    register(Ledger.open(moved), info, home=workspace.home, prepared=tmp_path)
 
 
 def test_a_plan_refuses_blocks_that_the_card_lacks_as_the_run_would(
@@ -72,7 +72,7 @@ def test_a_plan_refuses_blocks_that_the_card_lacks_as_the_run_would(
     shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
     settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
     monkeypatch.setattr(preview, "open_ledger", lambda *_: workspace.ledger)
-    declare(workspace.ledger, workspace.public)
+    declare(workspace.ledger, workspace.info)
     assert preview.preview_run(workspace.root, settings).fits != 0
     workspace.ledger.declare_block("digits", "january")
     with pytest.raises(RefusedError, match="charged by blocks"):
@@ -85,8 +85,8 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """No mark says which ledger is theirs, but the one in the home has charged them."""
-    own, public = workspace.ledger, replace(workspace.public, is_public=False)
-    register(own, public, home=workspace.home, prepared=tmp_path)
+    own, info = workspace.ledger, replace(workspace.info, is_public=False)
+    register(own, info, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     check_usual(other, "digits", home=workspace.home)
@@ -94,9 +94,9 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     with pytest.raises(
         RefusedError, match=r"charged in another ledger .* or keep .*/ledger\.sqlite elsewhere"
     ):
-        register(other, public, home=workspace.home, prepared=tmp_path)
-    register(other, replace(public, population="others"), home=workspace.home, prepared=tmp_path)
-    register(own, public, home=workspace.home, prepared=tmp_path)
+        register(other, info, home=workspace.home, prepared=tmp_path)
+    register(other, replace(info, population="others"), home=workspace.home, prepared=tmp_path)
+    register(own, info, home=workspace.home, prepared=tmp_path)
 
 
 def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_charged_keeps_them(
@@ -192,7 +192,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     settings = params.load(workspace.root / "params.yaml", reads=train.READS)
     artifacts, prepared = workspace.root / "artifacts", workspace.root / "datasets/prepared"
     plan = (artifacts / "plan.json").read_bytes()
-    job = train.Job(settings, plan, prepared, workspace.public, blocks=("january", "february"))
+    job = train.Job(settings, plan, prepared, workspace.info, blocks=("january", "february"))
 
     def run() -> None:
         train.train(job, ledger=ledger, home=workspace.home, root=workspace.root, artifacts=artifacts)
@@ -200,7 +200,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     run()
     spent = [ledger.balance("digits", block).spent.epsilon for block in ("january", "february")]
     assert spent == [job.plan.cost.epsilon] * 2
-    assert calibrate.plan_for(settings, workspace.public).cost == job.plan.cost
+    assert calibrate.plan_for(settings, workspace.info).cost == job.plan.cost
     workspace.mark_used()
     shutil.rmtree(workspace.home / "runs")
     with refused_as("budget_exceeded", BudgetRefusedError, population="digits", block="january"):
@@ -215,8 +215,8 @@ def _charge(ledger: Ledger, block: str = WHOLE_POPULATION) -> None:
 def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
     first = replace(description(), holdout_rule="a")
-    for public in (replace(first, holdout_rule="z"), first, first):
-        declare(ledger, public)
+    for info in (replace(first, holdout_rule="z"), first, first):
+        declare(ledger, info)
     _charge(ledger)
     declare(ledger, first)
     for rule in ("b", None):
@@ -259,19 +259,19 @@ def test_a_private_population_keeps_how_rows_belong_to_people(
     card["reader"]["columns"][names.index("reason")] = {"name": "reason", "kind": "ignored"}
     card["reader"]["columns"].insert(0, {"name": "who", "kind": "ignored"})
 
-    def info(person: dict[str, Any] | None) -> DatasetInfo:
+    def info_of(person: dict[str, Any] | None) -> DatasetInfo:
         own = {} if person is None else {"person": person}
         return dataset_info(
             DataCard.model_validate_json(json.dumps({**card, "population": "painters", **own})), "none"
         )
 
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
-    declare(ledger, info({"column": "who"}))
+    declare(ledger, info_of({"column": "who"}))
     _charge(ledger)
     before = ledger.head()
-    declare(ledger, info({"column": "who", "per_person": 3}))
+    declare(ledger, info_of({"column": "who", "per_person": 3}))
     with refused(words):
-        declare(ledger, info(person))
+        declare(ledger, info_of(person))
     assert ledger.head() == before
 
 
@@ -279,8 +279,8 @@ def test_a_private_population_keeps_what_makes_its_blocks(tmp_path: Path) -> Non
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
     whole = replace(description(), holdout_rule="a")
     first = replace(whole, blocks_by="the column 'week' of a query", blocks=("monday",))
-    for public in (whole, first, whole, first):
-        declare(ledger, public)
+    for info in (whole, first, whole, first):
+        declare(ledger, info)
     _charge(ledger, "monday")
     before = ledger.head()
     for way in ("the column 'region' of a query", "the files of a folder"):
@@ -334,14 +334,14 @@ def test_a_run_that_its_cap_refused_binds_the_card_to_nothing(
     workspace.set("privacy", epsilon=1.0)
     workspace.declare(holdout_rule="b")
     with monkeypatch.context() as patch, refused_as("unlike_population", differing="held-out records"):
-        other = replace(workspace.public, holdout_rule="c")
+        other = replace(workspace.info, holdout_rule="c")
         patch.setattr(train, "register", lambda ledger, *_, **__: declare(ledger, other))
         workspace.train()
     assert not (workspace.root / "artifacts/model.safetensors").exists()
     workspace.declare(holdout_rule="c")
     workspace.train()
     with refused_as("unlike_population", differing="held-out records"):
-        declare(workspace.ledger, replace(workspace.public, holdout_rule="a"))
+        declare(workspace.ledger, replace(workspace.info, holdout_rule="a"))
 
 
 def test_noise_that_is_known_is_refused_where_the_plan_was_made_for_secret_noise(place: Place) -> None:

@@ -45,9 +45,9 @@ print({names!r} & set(sys.modules))"""
 
 def test_a_plan_is_handed_out_for_the_same_values_and_data_alone(here: Checkout) -> None:
     document = PlanDocument.from_json(here.root.joinpath("artifacts/plan.json").read_bytes(), "plan.json")
-    public, text = DatasetInfo.read(PREPARED), (here.root / "params.yaml").read_text()
+    info, text = DatasetInfo.read(PREPARED), (here.root / "params.yaml").read_text()
     assert read_offer(PREPARED) is None
-    with offering(here.root, document, public, text):
+    with offering(here.root, document, info, text):
         assert read_offer(PREPARED) == document.to_text(sort_keys=True).encode()
         for old, new in (
             ("epsilon: 3.0", "epsilon: 2.0"),
@@ -61,7 +61,7 @@ def test_a_plan_is_handed_out_for_the_same_values_and_data_alone(here: Checkout)
         here.set("threads: null", "threads: 1")
         assert read_offer(PREPARED) is not None
     assert read_offer(PREPARED) is None
-    with offering(here.root, document, replace(public, records=public.records + 1), text):
+    with offering(here.root, document, replace(info, records=info.records + 1), text):
         assert read_offer(PREPARED) is None
 
 
@@ -91,8 +91,8 @@ def test_where_private_records_had_a_run_the_stage_looks_for_its_plan(
 ) -> None:
     monkeypatch.setenv("EPSILONFLOW_HOME", str(here.home))
     document = PlanDocument.from_json(here.root.joinpath("artifacts/plan.json").read_bytes(), "plan.json")
-    public, text = DatasetInfo.read(PREPARED), (here.root / "params.yaml").read_text()
-    private = replace(public, is_public=False)
+    info, text = DatasetInfo.read(PREPARED), (here.root / "params.yaml").read_text()
+    private = replace(info, is_public=False)
     (here.root / PREPARED / "public.json").write_text(private.to_json())
     owner_key(here.home)
     (here.home / "runs" / "0-0").mkdir(parents=True)

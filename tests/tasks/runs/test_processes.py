@@ -44,7 +44,7 @@ def released(place: Workspace) -> torch.Tensor:
 
 
 def reservations(place: Workspace) -> list[str]:
-    rows = place.ledger.history(place.public.population)
+    rows = place.ledger.history(place.info.population)
     return [row.kind for row in rows if row.kind in ("reserve", "settle", "forfeit")]
 
 
@@ -131,7 +131,7 @@ def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
                 if name == OTHER_SOFTWARE:
                     patch.setattr(train, "pipeline_software", lambda: Software("9.9", "9" * 64, {}))
                 try:
-                    train.train_as_worker(job, train.model_for(job.settings, job.public), home=place.home)
+                    train.train_as_worker(job, train.model_for(job.settings, job.info), home=place.home)
                     ends[name] = "trained"
                 except RefusedError as refusal:
                     ends[name] = str(refusal)
@@ -141,7 +141,7 @@ def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
 def job_of(place: Workspace, group: ProcessGroup) -> train.Job:
     settings = params.load(place.root / "params.yaml", reads=train.READS)
     plan, prepared = (place.root / "artifacts/plan.json").read_bytes(), place.root / "datasets/prepared"
-    return train.Job(settings, plan, prepared, place.public, group=group)
+    return train.Job(settings, plan, prepared, place.info, group=group)
 
 
 def in_another_order(prepared: Path, *, is_whole: bool) -> None:

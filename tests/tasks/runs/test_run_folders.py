@@ -77,7 +77,7 @@ def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what:
     def digest(home: Path = workspace.home, blocks: tuple[str, ...] = ("all",)) -> str:
         settings = params.load(workspace.root / "params.yaml", reads=train.READS)
         plan = (workspace.root / "artifacts/plan.json").read_bytes()
-        return train.Job(settings, plan, root / "datasets/prepared", workspace.public, blocks).digest(home)
+        return train.Job(settings, plan, root / "datasets/prepared", workspace.info, blocks).digest(home)
 
     root = workspace.root
     before, after = digest(), digest
@@ -149,7 +149,7 @@ def test_training_sees_the_training_records_and_no_others(workspace: Workspace) 
 
     with killed_in(train, "run_training", look):
         workspace.train()
-    assert seen == [workspace.public.records] * 2
+    assert seen == [workspace.info.records] * 2
 
 
 __all__ = ["place"]

@@ -225,7 +225,7 @@ PACKAGES = ("algorithms", "data", "epsilonflow", "flows", "tasks")
 
 def test_the_digest_covers_all_code_that_brings_prepared_records_into_memory(workspace: Workspace) -> None:
     """Whatever of ours runs there could bring others; errors and the contents of the description decide nothing."""
-    root, public = Path(subject.__file__).parents[2], workspace.public
+    root, info = Path(subject.__file__).parents[2], workspace.info
     ran = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -235,7 +235,7 @@ def test_the_digest_covers_all_code_that_brings_prepared_records_into_memory(wor
 
     sys.setprofile(note)
     try:
-        data = load_as(workspace.root / "datasets/prepared", public)
+        data = load_as(workspace.root / "datasets/prepared", info)
         RecordBatch(data.train_features, data.train_labels)[:2]
     finally:
         sys.setprofile(None)

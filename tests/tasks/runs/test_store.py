@@ -44,7 +44,7 @@ def claim(
     ledger = ledger_of(home)
     asked = SimpleNamespace(
         plan=SimpleNamespace(target=SimpleNamespace(budget=Budget(1.0, 1e-5))),
-        public=SimpleNamespace(population="painters"),
+        info=SimpleNamespace(population="painters"),
         retraining=retraining,
     )
     return store.acquire_run(

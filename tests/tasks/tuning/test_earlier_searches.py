@@ -35,11 +35,11 @@ def place(tmp_path: Path, prepared_digits: Path) -> Path:
 
 
 def search_of(place: Path, base: dict[str, Any] = BASE, **settings: Any) -> Search:
-    public = dataclasses.replace(DatasetInfo.read(place / "prepared"), is_public=False)
-    (place / "prepared" / "public.json").write_text(public.to_json())
+    info = dataclasses.replace(DatasetInfo.read(place / "prepared"), is_public=False)
+    (place / "prepared" / "public.json").write_text(info.to_json())
     space = {"algorithm.update.learning_rate": [0.001, 2.0]}
     tuning = Tuning.model_validate({"space": space, "epsilon": 4.0, "trials": {"mean": 1.0}} | settings)
-    return Search(tuning, plan_search(tuning, base, public), place / "prepared", public)
+    return Search(tuning, plan_search(tuning, base, info), place / "prepared", info)
 
 
 def search_before(place: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Search:

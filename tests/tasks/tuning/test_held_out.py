@@ -94,7 +94,7 @@ def test_trials_train_on_all_training_records_and_are_scored_on_the_others(
             truth = exact[: released.spec.shapes["right"][0]][1]
             assert abs(right - truth) < 6 * released.noise_std
             to_score, to_train = trial.records()
-            assert to_score is None and len(to_train.labels) == search.public.records
+            assert to_score is None and len(to_train.labels) == search.info.records
         # Of fresh noise in each trial, and of the standard deviation that is stated.
         assert abs(np.corrcoef(noises[0], noises[1])[0, 1]) < 0.5
         assert 0.5 < float(np.std(noises)) < 1.5
@@ -223,13 +223,13 @@ def test_what_cannot_be_scored_on_people_held_out_is_refused(place: Path, own_ho
     with refused_as("bad_keys", keys=("objective.on", "algorithm.adjacency")):
         held_out_search(place, replaced, space={"algorithm.steps": [2, 3]})
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 4.0, "objective": {"on": "held_out"}})
-    public = dataclasses.replace(DatasetInfo.read(place / "prepared"), holdout="public")
+    info = dataclasses.replace(DatasetInfo.read(place / "prepared"), holdout="public")
     with refused_as("bad_keys", keys=("objective.on",)):
-        plan_search(asked, BASE, public)
+        plan_search(asked, BASE, info)
     poor = held_out_search(place)
     with pytest.raises(RefusedError, match="cap"):
         tune(
-            dataclasses.replace(poor, public=dataclasses.replace(poor.public, cap_epsilon=0.1)),
+            dataclasses.replace(poor, info=dataclasses.replace(poor.info, cap_epsilon=0.1)),
             ledger=ledger_of(own_home),
             home=own_home,
             root=place,

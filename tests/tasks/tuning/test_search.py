@@ -63,9 +63,9 @@ def test_a_search_over_many_settings_plans_all_of_them_about_once(
     """The epsilon of a trial is found with the first and the last of them."""
     planned, calibrate = [], tuning.calibrate
 
-    def spy(settings: Any, public: DatasetInfo) -> Any:
+    def spy(settings: Any, info: DatasetInfo) -> Any:
         planned.append(settings.algorithm.steps)
-        return calibrate(settings, public)
+        return calibrate(settings, info)
 
     monkeypatch.setattr(tuning, "calibrate", spy)
     space = {"algorithm.steps": [*range(2, 22, 2)]}
@@ -441,8 +441,8 @@ def test_a_trial_has_the_resources_that_params_give_it(
 
 def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:
     search, ledger = search_of(place, public=False), ledger_of(own_home)
-    poor = dataclasses.replace(search, public=dataclasses.replace(search.public, cap_epsilon=1.0))
-    (place / "prepared" / "public.json").write_text(poor.public.to_json())
+    poor = dataclasses.replace(search, info=dataclasses.replace(search.info, cap_epsilon=1.0))
+    (place / "prepared" / "public.json").write_text(poor.info.to_json())
 
     with pytest.raises(BudgetRefusedError):
         tune(poor, ledger=ledger, home=own_home, root=place, run_all=never)

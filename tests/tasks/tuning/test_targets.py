@@ -172,6 +172,6 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
         "model": {"name": "linear"},
     }
     asked = {"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 8.0, "objective": {"on": "private"}}
-    public = DatasetInfo.read(workspace.root / "datasets/prepared")
+    info = DatasetInfo.read(workspace.root / "datasets/prepared")
     with refused_as("bad_keys", model="linear", keys=("objective.on",)):
-        plan_search(Tuning.model_validate(asked), base, public)
+        plan_search(Tuning.model_validate(asked), base, info)
