@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from algorithms.errors import RefusedError
 from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.params import ParamsRefusedError
 from tasks.config.temporary_params import check_params, override_params, restore_params
@@ -58,13 +59,14 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
 def run_report(root: Path, runner: Runner) -> Rows:
     """Run the last two steps of the pipeline for the model that is in the checkout, and return the result.
 
-    Raises StageRefusedError if there is none.
+    Raises RefusedError if there is none.
     """
     with checkout_lock(root, say=runner.line), runner.stages(root) as run:
         if not (root / "artifacts" / "model.safetensors").is_file():
-            raise StageRefusedError(
+            raise RefusedError(
                 "no model is in this checkout, as while a run that was stopped is not resumed; resume it, or train one"
-                " by `epsilonflow run`."
+                " by `epsilonflow run`.",
+                code="no_run",
             )
         run("evaluate")
         run("report")

@@ -48,7 +48,7 @@ class AuditRequest:
 
 
 def check(request: AuditRequest) -> None:
-    """Raise ParamsRefusedError or RefusedError if the settings do not fit or the method claims no privacy."""
+    """Raise RefusedError if the settings do not fit or the method claims no privacy."""
     game = _smallest_game(request)
     params.parse({"algorithm": {"name": request.method, **game.all_settings()}}, reads=("algorithm",))
     try:
@@ -117,7 +117,7 @@ def audit_one(request: AuditRequest, root: Path, *, workers: int) -> tuple[bool,
 def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[AuditSummary, Path]:
     """Audit a method, and each mechanism alone; write audit.json and audit.html, and return verdict and page.
 
-    Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.
+    Raises RefusedError if the method is unknown or claims no privacy, or its settings do not fit.
     """
     check(request)
     game = _smallest_game(request)

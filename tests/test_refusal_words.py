@@ -300,6 +300,18 @@ def test_in_python_a_refusal_names_arguments_that_exist(
     assert unknown == []
 
 
+def test_every_refusal_outside_of_data_is_a_kind_of_refused_error() -> None:
+    bases = {
+        node.name: node.bases
+        for folder in FOLDERS[1:]
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name.endswith("RefusedError")
+    }
+    assert len(bases) >= 2
+    assert {ast.unparse(base) for of_one in bases.values() for base in of_one} == {"RefusedError"}
+
+
 COUNTING = ("privacy/accounting/", "privacy/ledger/composition.py", "core/calibration.py", "core/plan.py")
 """Where it is decided what a run costs, by the beginnings of paths."""
 OF_THE_PLAN = {"not_the_next_release", "no_further_release"}

@@ -232,8 +232,8 @@ class Context:
 def plan_trial(context: Context, trial: Trial) -> Plan:
     """Plan a trial, or read the plan from disk if there is one with equal inputs.
 
-    Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the trial cannot run, for example
-    because a fold has a single class.
+    Raises RefusedError or DataRefusedError if the trial cannot run, for example because a fold has a single
+    class.
     """
     settings, info = _params(trial), info_of(context.place.store, trial)
     inputs = [trial.settings, trial.model, trial.accountant, trial.epsilon, trial.delta]

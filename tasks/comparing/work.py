@@ -91,7 +91,7 @@ def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Comp
     """Read and check a comparison's file; its data sets are not prepared yet.
 
     allow_code: code of the user's own that the file may name, besides what params.yaml and data cards name. Raises
-    ParamsRefusedError, RefusedError, DataRefusedError or NotUsableError with one sentence that names the faulty key.
+    RefusedError or DataRefusedError with one sentence that names the faulty key.
     """
     comparison = load(file, allow_code={*allow_code, *named_code(root)})
     root = root.absolute()

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from algorithms.errors import WordedError
+from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import MAX_EPSILON
 from data.description import Transform
 from data.documents import CONTRADICTION, Document, DocumentError, contradiction, load_yaml
@@ -311,7 +311,7 @@ if TYPE_CHECKING:
     from algorithms.core.method import Algorithm
 
 
-class ParamsRefusedError(WordedError, ValueError):
+class ParamsRefusedError(RefusedError):
     """Parameters that cannot be used; the message names the key, what is wrong and what is allowed.
 
     code: a kind of KINDS in `tasks.refusals`. fields: `keys` are those that have to change.
@@ -370,8 +370,8 @@ class Params:
 def load(path: Path, *, reads: tuple[str, ...]) -> Params:
     """Load the named groups of the params.yaml at `path`; only these are validated.
 
-    Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values, and
-    algorithms.errors.RefusedError for an unknown algorithm.
+    Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values, and another
+    RefusedError for an unknown algorithm.
     """
     document = read_yaml(
         path,

@@ -19,7 +19,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from tasks.config import SPEND_AGAIN, has_consent
-from tasks.config.params import ParamsRefusedError
 from tasks.runs.stage_main import for_the_owner_only, hide_records
 from tasks.runs.stages import ASK, DONE, NOTHING_TO_DO, STAGES
 
@@ -149,7 +148,7 @@ def has_other_blocks(root: Path) -> bool:
 
     DVC watches their names alone: a checksum of their content in dvc.lock would say something about private records.
     """
-    from data.card import DataRefusedError, data_card
+    from data.card import data_card
     from tasks.config import home, params
 
     try:
@@ -164,7 +163,7 @@ def has_other_blocks(root: Path) -> bool:
         digests = prepared.block_digests(root / "datasets" / "prepared")
         key = PUBLIC_KEY if card.public else owner_key(home())
         return blocks_have_changed(card, chosen.blocks, digests, root=root, key=key)
-    except (OSError, DataRefusedError, ParamsRefusedError, ValueError):
+    except (OSError, ValueError):
         return False  # the stage says what is wrong
 
 

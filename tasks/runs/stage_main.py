@@ -14,10 +14,9 @@ from pathlib import Path
 
 from algorithms.plain_text import for_terminal
 from tasks import COLLECTION_THRESHOLDS
-from tasks.config.params import ParamsRefusedError
 from tasks.refusals import PIPELINE
 from tasks.runs.checkout import append_checkout_to_path
-from tasks.runs.stages import REFUSED, StageRefusedError
+from tasks.runs.stages import REFUSED
 
 
 def main_of(function: Callable[[], object]) -> None:
@@ -107,14 +106,6 @@ def shortage(error: Exception) -> str | None:
 def refusals() -> tuple[type[Exception], ...]:
     """The exceptions that are shown without a traceback: refusals, and a search that was charged and drew no trial."""
     from algorithms.errors import EmptySearchError, RefusedError
-    from algorithms.extension import NotUsableError
     from data.card import DataRefusedError
 
-    return (
-        DataRefusedError,
-        EmptySearchError,
-        NotUsableError,
-        ParamsRefusedError,
-        RefusedError,
-        StageRefusedError,
-    )
+    return DataRefusedError, EmptySearchError, RefusedError

@@ -16,6 +16,7 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
+from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import system_user
 from tasks.config.params import ParamsRefusedError
 from tasks.config.temporary_params import restore_params
@@ -56,8 +57,8 @@ def checkout() -> Path:
     return root
 
 
-class StageRefusedError(ValueError):
-    """A stage refused its input; the message is the stage's sentence."""
+class StageRefusedError(RefusedError):
+    """A stage refused its input; the message is the stage's sentence, without its code, which ends with its process."""
 
 
 class StageFailedError(RuntimeError):

@@ -24,7 +24,7 @@ REPORT = Path("artifacts/report.html")
 def run_summary(root: Path) -> Rows:
     """The result of the run in `root` as pairs of a name and a text, from the files of the stages and the ledger.
 
-    Raises RefusedError or ParamsRefusedError if the ledger cannot be read.
+    Raises RefusedError if the ledger cannot be read.
     """
     artifacts = root / "artifacts"
     metrics, receipt = read_json(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")

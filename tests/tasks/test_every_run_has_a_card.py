@@ -180,7 +180,7 @@ class Runs:
         try:
             settings = params.parse(self.document(json.loads(choices)), reads=calibrate.READS)
             return calibrate.calibrate(settings, self.info(json.loads(choices)))
-        except (RefusedError, params.ParamsRefusedError):
+        except RefusedError:
             return None
 
     def info(self, choices: Choices) -> prepare.DatasetInfo:
