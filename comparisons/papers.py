@@ -25,7 +25,7 @@ from data.files import write_text
 from tasks.comparing import load, trials
 from tasks.comparing.trial import ComparisonFolder
 from tasks.config.overrides import with_values
-from tasks.config.params import ParamsRefusedError, StrictModel, in_words, read_yaml
+from tasks.config.params import StrictModel, bad_keys, read_yaml
 from tasks.runs.stage_main import refusals
 from tasks.terminal import PlainConsole
 
@@ -106,7 +106,7 @@ def load_papers(path: Path = LIST) -> dict[str, Paper]:
     try:
         return {number: Paper.model_validate_json(json.dumps(paper)) for number, paper in document.items()}
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
+        raise bad_keys(path.name, error) from None
 
 
 def items_of(papers: dict[str, Paper]) -> dict[str, Item]:

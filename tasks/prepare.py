@@ -101,19 +101,16 @@ def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> 
 
 
 def encoder_of(chosen: params.EncoderParams) -> "Encoder":
-    """The named encoder, without its weights; raises ModelRefusedError if it is not available."""
+    """The named encoder, without its weights.
+
+    Raises ModelRefusedError if it is not available, and ParamsRefusedError for settings that do not fit.
+    """
     from algorithms.encoders import Frozen, encoder  # here, since torch takes seconds to import
 
     try:
         settings = Frozen.model_validate(chosen.settings)
     except ValidationError as error:
-        problem = params.in_words(error.errors()[0], "data.encoder.settings")
-        raise ModelRefusedError(
-            "params.yaml: {problem}; correct it.",
-            code="bad_keys",
-            problem=problem,
-            keys=("data.encoder.settings",),
-        ) from None
+        raise params.bad_keys("params.yaml", error, "data.encoder.settings") from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
 
 

@@ -34,6 +34,7 @@ from tasks.config.params import (
     ModelParams,
     ParamsRefusedError,
     StrictModel,
+    bad_keys,
     in_words,
     keys_of,
     read_yaml,
@@ -240,13 +241,7 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Comparison:
             path=path,
         ) from None
     except ValidationError as error:
-        raise ParamsRefusedError(
-            "{file}: {problem}; correct it.",
-            code="bad_keys",
-            file=path.name,
-            problem=in_words(error.errors()[0]),
-            keys=keys_of(error.errors()[0]),
-        ) from None
+        raise bad_keys(path.name, error) from None
     if comparison.name != path.stem:
         raise ParamsRefusedError(
             "{file}: name must be {expected!r}, the name of the file; correct it.",
@@ -556,13 +551,7 @@ def _complete(
             keys=(f"{key}.name",),
         ) from None
     except ValidationError as error:
-        raise ParamsRefusedError(
-            "{file}: {problem}; correct it.",
-            code="bad_keys",
-            file=file,
-            problem=in_words(error.errors()[0], key),
-            keys=keys_of(error.errors()[0], key),
-        ) from None
+        raise bad_keys(file, error, key) from None
     if is_own(str(settings["name"])):
         return settings
     filled: dict[str, JsonValue] = adapter(type(made)).dump_python(made, mode="json")

@@ -511,6 +511,21 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_GROUP = ("model_type", "model_attributes_type", "dataclass_type", "dict_type", "mapping_type")
 
 
+def bad_keys(file: str, error: ValidationError, *outer: str) -> ParamsRefusedError:
+    """The refusal of a file of settings for the first fault that pydantic found.
+
+    file: its name. outer: keys outside of what was validated.
+    """
+    problem = error.errors()[0]
+    return ParamsRefusedError(
+        "{file}: {problem}; correct it.",
+        code="bad_keys",
+        file=file,
+        problem=in_words(problem, *outer).rstrip("."),
+        keys=keys_of(problem, *outer),
+    )
+
+
 def keys_of(problem: ErrorDetails, *outer: str) -> tuple[str, ...]:
     """The keys that have to change for what pydantic found wrong. outer: keys outside of what was validated."""
     key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]")

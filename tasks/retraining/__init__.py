@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
-from tasks.config.params import ParamsRefusedError, StrictModel, in_words, keys_of, parse, read_yaml
+from tasks.config.params import ParamsRefusedError, StrictModel, bad_keys, parse, read_yaml
 from tasks.runs.metrics import Metrics
 
 Every = Literal["hour", "day", "week", "month"]
@@ -80,12 +80,7 @@ class RetrainingRecipe(StrictModel):
         try:
             return cls.model_validate(groups)
         except ValidationError as error:
-            raise ParamsRefusedError(
-                "params.yaml: {problem}",
-                code="bad_keys",
-                problem=in_words(error.errors()[0]),
-                keys=keys_of(error.errors()[0]),
-            ) from None
+            raise bad_keys("params.yaml", error) from None
 
 
 _NOT_OF_A_RECIPE = ("dataset", "blocks")
@@ -135,13 +130,7 @@ def load(path: Path) -> Retraining:
     try:
         settings = Retraining.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise ParamsRefusedError(
-            "{file}: {problem}; correct it.",
-            code="bad_keys",
-            file=path.name,
-            problem=in_words(error.errors()[0]).rstrip("."),
-            keys=keys_of(error.errors()[0]),
-        ) from None
+        raise bad_keys(path.name, error) from None
     if settings.recipe is not None:
         for name in _NOT_OF_A_RECIPE:
             if name in settings.recipe.data:

@@ -40,7 +40,7 @@ from tasks.calibrate import calibrate, histogram_of, price_ratios
 from tasks.config import home, params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import named_code, names_in
-from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, keys_of, read_yaml
+from tasks.config.params import Params, ParamsRefusedError, StrictModel, bad_keys, read_yaml
 from tasks.model_building import model_for
 from tasks.prediction_passes import record_scores
 from tasks.tuning.gaussian_search import GaussianSearch, Guesses
@@ -141,13 +141,7 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Tuning:
     try:
         tuning = Tuning.model_validate(document)
     except ValidationError as error:
-        raise ParamsRefusedError(
-            "{file}: {problem}; correct it.",
-            code="bad_keys",
-            file=path.name,
-            problem=in_words(error.errors()[0]),
-            keys=keys_of(error.errors()[0]),
-        ) from None
+        raise bad_keys(path.name, error) from None
     for key, values in tuning.space.items():
         for value in () if isinstance(values, Range) else values:
             for name in names_in(with_values({}, {key: value})):

@@ -377,7 +377,7 @@ def test_an_encoder_and_its_transform_come_together(data: dict[str, Any]) -> Non
 def test_settings_that_an_encoder_has_not_are_refused_by_name() -> None:
     from tasks.prepare import encoder_of
 
-    with refused_as("bad_keys", ModelRefusedError, keys=("data.encoder.settings",)):
+    with refused_as("bad_keys", params.ParamsRefusedError, keys=("data.encoder.settings.sise",)):
         encoder_of(params.EncoderParams(name="wordllama", settings=json.loads('{"sise": 3}')))
 
 
