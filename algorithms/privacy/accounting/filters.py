@@ -58,9 +58,9 @@ class RenyiBudget:
 
 
 FIXED = FixedSchedule()
-_EACH, _GROWTH, _GRID = 64, 16, 1e-3
-"""The epsilon so far is computed after each of the first 64 releases, then whenever their number has grown by a
-sixteenth, on a grid of 0.001.
+_EACH, _GROWTH, _GRID = 16, 8, 1e-3
+"""The epsilon so far is computed after each of the first 16 releases, then whenever their number has grown by an
+eighth, on a grid of 0.001.
 """
 
 _COVER_ROUNDING = 1e-9
@@ -125,8 +125,8 @@ class Filter(Protocol):
 class CostCurve:
     """The cost of the first releases of a schedule, at the delta of its total; public, as it follows from the plan.
 
-    It is computed when it is asked for, after each of the first releases and then after numbers that grow by a
-    sixteenth. In between it is that of the next of these numbers, so that it is a bound everywhere, and at the end the
+    It is computed when it is asked for, after each of the first releases and then after numbers that grow by
+    an eighth. In between it is that of the next of these numbers, so that it is a bound everywhere, and at the end the
     total.
     """
 
