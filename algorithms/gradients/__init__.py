@@ -3,8 +3,9 @@
 The package needs PyTorch and nothing else of this project. `model` is what it takes: a module with the loss of each
 record; `packing`: records of several tensors. `engine` computes a sum, pass by pass; a pass records each operation that
 uses a parameter, and `rules` has the gradient of each such operation. `parameter_gradients` has their norms and sums by
-ghost clipping, `clipping` the bounds. `linear` has closed forms for linear models. `model_inspection` and
-`independence` refuse a model whose records cannot be clipped. `patches` is what changes PyTorch itself.
+ghost clipping, one parameter at a time, `model_gradients` those of all parameters, `clipping` the bounds. `linear` has
+closed forms for linear models. `model_inspection` and `independence` refuse a model whose records cannot be clipped.
+`patches` is what changes PyTorch itself.
 
 Settings of the process and what several processes share are imported by module: `devices`, `patches`, `placement`,
 `randomness`, `memory`.
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
         logistic_loss,
     )
     from algorithms.gradients.model import PerExampleModel
+    from algorithms.gradients.model_gradients import PerExampleGradients
     from algorithms.gradients.packing import Packing, Padding, Part, RowModule
-    from algorithms.gradients.per_example_gradients import PerExampleGradients
 else:
     _MODULES = {
         "arithmetic": (
@@ -59,7 +60,7 @@ else:
             "Part",
             "RowModule",
         ),
-        "per_example_gradients": ("PerExampleGradients",),
+        "model_gradients": ("PerExampleGradients",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -40,6 +40,7 @@ from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import content_digest
 from algorithms.gradients.model import PerExampleModel, copy_module
 from algorithms.gradients.model_failures import refuse_failures, where_raised, without_wrappers
+from algorithms.gradients.model_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.model_inspection import (
     MOST_RECORDS,
     InspectionLimits,
@@ -51,7 +52,6 @@ from algorithms.gradients.model_inspection import (
 from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.patches import in_full_precision, without_shortcuts
-from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 from algorithms.gradients.vector_ends import VectorEnds

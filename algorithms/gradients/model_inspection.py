@@ -41,6 +41,7 @@ from algorithms.gradients.independence import (
     still,
 )
 from algorithms.gradients.model import PerExampleModel, copy_module
+from algorithms.gradients.model_gradients import PerExampleGradients
 from algorithms.gradients.op_tracer import (
     MemoryTracer,
     Operations,
@@ -51,7 +52,6 @@ from algorithms.gradients.op_tracer import (
     tracing,
 )
 from algorithms.gradients.passes import Passes, PinnedBranches
-from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, form_of, near_start
 

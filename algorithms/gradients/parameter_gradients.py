@@ -2,7 +2,8 @@
 
 A backward pass leaves a linear layer's gradient as a sum of outer products of inputs and output gradients. Its norm and
 a weighted sum over records follow from these factors; the gradients are materialised only if that is cheaper. Norms of
-sums of outer products are computed by the cheaper of two algorithms, a few records at a time.
+sums of outer products are computed by the cheaper of two algorithms, a few records at a time. `model_gradients` puts
+the parameters of a model together.
 """
 
 import math

@@ -28,9 +28,9 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.model import PerExampleModel
+from algorithms.gradients.model_gradients import PerExampleGradients, combine
 from algorithms.gradients.parameter_gradients import DenseGrad, PerExample
 from algorithms.gradients.patches import with_visible_calls, without_autocast, without_shortcuts
-from algorithms.gradients.per_example_gradients import PerExampleGradients, combine
 from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pull_back, shared_operation
 from algorithms.gradients.rules.recurrent import Unpacked

@@ -33,6 +33,7 @@ from algorithms.gradients.grad_sample_recorder import (
     tensors_in,
 )
 from algorithms.gradients.memory import lacks_memory
+from algorithms.gradients.model_gradients import combine
 from algorithms.gradients.normalised_weights import (
     RowFactorGrad,
     normalised_gradients,
@@ -47,7 +48,6 @@ from algorithms.gradients.parameter_gradients import (
     SlicedGrad,
 )
 from algorithms.gradients.patches import APPLIED
-from algorithms.gradients.per_example_gradients import combine
 from algorithms.gradients.table_gradients import EmbeddingGrad
 
 

@@ -31,9 +31,9 @@ from algorithms.gradients import (
 )
 from algorithms.gradients.arithmetic import PassCounts
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.model_gradients import PerExampleGradients
 from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
 from algorithms.gradients.table_gradients import EmbeddingGrad

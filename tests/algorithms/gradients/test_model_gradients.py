@@ -1,4 +1,4 @@
-"""Per-example gradients: sums of them by parameter, as processes that share parameters add them up."""
+"""Per-example gradients of a model: sums of them by parameter, as processes that share parameters add them up."""
 
 import pytest
 import torch

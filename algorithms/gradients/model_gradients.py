@@ -1,4 +1,7 @@
-"""The contributions of one physical batch to a sum; for the barrier alone, since they have no noise yet."""
+"""Per-example gradients of all parameters of a model, for one physical batch: their norms and clipped sums.
+
+Those of one parameter are in `parameter_gradients`. They are for the barrier alone, since they have no noise yet.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
