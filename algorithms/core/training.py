@@ -107,7 +107,7 @@ def train(
     this way, and whatever `hooks.reserve` raises.
     """
     _check_sharing(algorithm, compute, hooks.diagnostics)
-    first_state = algorithm.init(compute.at_home(model.initial_parameters()), plan)
+    first_state = algorithm.init(compute.local_copy(model.initial_parameters()), plan)
     start, last_norms = _Progress(first_state, buffers(model)), LastNorms()
     resumed = load(
         run.folder,
@@ -137,7 +137,7 @@ def train(
         # A resumed run has the buffers in its checkpoint, and the releases that they came from in its trace.
         if resumed is None:
             learned = shared or learn_features(features, barrier, model, plan)
-            progress = _Progress(algorithm.init(compute.at_home(learned.start), plan), learned.buffers)
+            progress = _Progress(algorithm.init(compute.local_copy(learned.start), plan), learned.buffers)
         model = install_buffers(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
     checkpoints = _Checkpoints(run, compute)

@@ -324,7 +324,7 @@ class Barrier:
                 len(parameters),
                 skip=drawn,
                 correlator=correlator,
-                device=None if slices is not None else self.__unnoised.compute.home,
+                device=None if slices is not None else self.__unnoised.compute.parameter_device,
             )
             if self.__group.is_first
             else None
@@ -554,7 +554,7 @@ class Barrier:
         """Give the gradient's sample, drawn again with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
-        point = self.__unnoised.compute.at_home(parameters)
+        point = self.__unnoised.compute.local_copy(parameters)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         release_and_step = len(self.__trace.rows) - 1, self.__trace.step
         batches = self.__unnoised.sample_batches(release, self.__generator.stream(release_and_step[0]))

@@ -67,15 +67,15 @@ class ComputeConfig:
         """The processes that hold slices of flat vectors, if several share trained parameters."""
         return self.shards if self.shard_trained else None
 
-    def at_home(self, vector: Tensor) -> Tensor:
-        """A copy of a flat vector [d] where parameters, sums and the method's state lie."""
+    def local_copy(self, vector: Tensor) -> Tensor:
+        """A copy of a flat vector [d] on the `parameter_device`; the process's slice where several share parameters."""
         if self.slices is not None:
             return self.slices.slice_of(vector)
-        return vector.to(self.home, copy=True)
+        return vector.to(self.parameter_device, copy=True)
 
     @property
-    def home(self) -> torch.device:
-        """The device of parameters and sums."""
+    def parameter_device(self) -> torch.device:
+        """Where parameters, sums and the method's state lie."""
         return torch.device("cpu") if self.offload else self.device
 
     def holds(self, numbers: int) -> bool:

@@ -230,7 +230,7 @@ class UnnoisedQueries:
         """The sum of the sample's clipped gradients at a point [d]; shape [d], float64."""
         is_whole = isinstance(release.sampling, FullBatch) and has_one_bound(clipping)
         if is_whole and self._whole is not None:
-            return self._whole.clipped_sum(point.to(self.compute.home), clipping)
+            return self._whole.clipped_sum(point.to(self.compute.parameter_device), clipping)
 
         point = self._copy_point(point)
         if isinstance(release.sampling, Importance):
@@ -245,7 +245,7 @@ class UnnoisedQueries:
                 last=self.last_norms,
                 by_weight=point.device.type != "cpu",
             )
-        if self.compute.home.type != "cpu" and self.compute.shards is None:
+        if self.compute.parameter_device.type != "cpu" and self.compute.shards is None:
             return self._sum_on_device(point, clipping, release, stream)
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
@@ -377,7 +377,7 @@ class UnnoisedQueries:
 
     def _copy_point(self, points: Tensor) -> Tensor:
         """A copy of points where sums are, so that a model that changes them changes only the copy."""
-        return points.clone() if self.compute.slices else self.compute.at_home(points.detach())
+        return points.clone() if self.compute.slices else self.compute.local_copy(points.detach())
 
     @property
     def _count(self) -> int:

@@ -105,7 +105,7 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
             (FullBatch(), per_layer),
             *(rest if is_plain else ()),
         ):
-            point = compute.at_home(model.initial_parameters())
+            point = compute.local_copy(model.initial_parameters())
             noisy = asked.gradient(
                 point, sampling=sampling, clipping=clipping, noise=Gaussian(0.01), divisor=1.0
             )
