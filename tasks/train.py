@@ -58,7 +58,7 @@ from tasks.evaluation_counts import Trained, count_held_out
 from tasks.model_building import features_for, model_for
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
-from tasks.runs.charge import Charge, claim_run
+from tasks.runs.charge import ChargedRun, claim_run
 from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.processes import broadcast_sealed, join_processes
 from tasks.runs.software import pipeline_software, reuse_note
@@ -158,12 +158,12 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         root=root,
     ) as (run, software):
         _log_claim(run, job.info)
-        charge = Charge(ledger, run, software, job.info, job.prepared, job.blocks, home, root)
+        charged_run = ChargedRun(ledger, run, software, job.info, job.prepared, job.blocks, home, root)
         with run.abandon_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
                 _check_settings(job, cards=root / "data" / "cards")
             register(ledger, job.info, home=home, prepared=job.prepared, plan=lambda: job.plan)
-            result = run.result or _train_and_settle(job, model, charge)
+            result = run.result or _train_and_settle(job, model, charged_run)
         run.forget_secrets()
         store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.info))
 
@@ -200,32 +200,38 @@ def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> 
     )
 
 
-def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
+def _train_and_settle(job: Job, model: Model, charged_run: ChargedRun) -> Path:
     """Inspect the model, reserve, train, settle; returns the folder with the result.
 
     The loop reserves once it has inspected the model, right before it opens the records.
     """
-    run = charge.run
-    identity = charge.identity(
+    run = charged_run.run
+    identity = charged_run.identity(
         job.document.algorithm,
         device_of(job.settings.performance.device),
         diagnostics=job.settings.privacy.diagnostics,
     )
     folder = run.make_result_folder()
     group = group_of(run.run_id, job.info.population, is_on_blocks=bool(job.info.blocks))
-    with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
-        trace = _train_into(folder, job, charge, model, live, lambda: _reserve(job, charge, identity))
+    with live_curve(
+        run.run_id, job.document, job.settings.tracking, group=group, root=charged_run.root
+    ) as live:
+        trace = _train_into(
+            folder, job, charged_run, model, live, lambda: _reserve(job, charged_run, identity)
+        )
         (folder / PLAN).write_bytes(job.plan_file)
         plan, schedule = job.plan, run_lengths(trace.events())
-        earlier = EarlierSettlement.of(charge.settled_events, plan.with_evaluation(schedule))
-        is_evaluated = _evaluate_into(folder, job, trace, charge, earlier)
+        earlier = EarlierSettlement.of(charged_run.settled_events, plan.with_evaluation(schedule))
+        is_evaluated = _evaluate_into(folder, job, trace, charged_run, earlier)
         trace.write(folder / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         released = plan if is_evaluated else plan.without_evaluation()
-        return charge.settle(released, identity, folder, released.with_evaluation(schedule))
+        return charged_run.settle(released, identity, folder, released.with_evaluation(schedule))
 
 
-def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier: EarlierSettlement) -> bool:
+def _evaluate_into(
+    folder: Path, job: Job, trace: Trace, charged_run: ChargedRun, earlier: EarlierSettlement
+) -> bool:
     """Release the evaluation of private held-out records by the released model in `folder`; returns whether it did.
 
     The run is charged and the model trained, so an error costs the metrics alone, and leaves nothing of a release. Its
@@ -238,18 +244,18 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier
         return False
     try:
         file = folder / "model.safetensors"
-        trained = load_model(file, allow_code=named_code(charge.root))
-        other = _comparison_model(job, charge.root)
+        trained = load_model(file, allow_code=named_code(charged_run.root))
+        other = _comparison_model(job, charged_run.root)
         data = load_held_out(job.prepared)
         if data.info != job.info:
             raise prepared_again_error(job.prepared)
         halves = halves_of(data, job.prepared) if planned.spec.halves else None
-        _check_same_records(job, charge)  # after all is read or mapped, as in `load_as`
+        _check_same_records(job, charged_run)  # after all is read or mapped, as in `load_as`
         cells = count_held_out(planned.spec, trained, data, other, halves)
         released = release_evaluation(
             planned,
             cells,
-            generator=charge.run.generator(),
+            generator=charged_run.run.generator(),
             trace=trace,
             step=job.plan.steps,
             composed=0.0 if job.plan.adjacency == ADD_OR_REMOVE_ONE.name else job.plan.cost.epsilon,
@@ -263,7 +269,7 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge, earlier
                 "run {run_id} is settled with its evaluation, and the held-out records could not be"
                 " evaluated again ({error}); start it again.",
                 code="evaluation_failed",
-                run_id=charge.run.run_id,
+                run_id=charged_run.run.run_id,
                 error=type(error).__name__,
             ) from None
         _LOG.warning(
@@ -308,29 +314,29 @@ def check_comparable(path: Path, info: DatasetInfo) -> None:
         )
 
 
-def _check_same_records(job: Job, charge: Charge) -> None:
+def _check_same_records(job: Job, charged_run: ChargedRun) -> None:
     """Raise DataRefusedError unless the prepared records are those of the run; its noise is for no others."""
-    if charge.run.run_id.rpartition("-")[0] != job.digest(charge.home):
+    if charged_run.run.run_id.rpartition("-")[0] != job.digest(charged_run.home):
         raise prepared_again_error(job.prepared)
 
 
-def _reserve(job: Job, charge: Charge, identity: RunIdentity) -> None:
+def _reserve(job: Job, charged_run: ChargedRun, identity: RunIdentity) -> None:
     """Rehearse the card, then charge the ledger. identity: the known part of the receipt."""
-    run = charge.run
-    if charge.ledger.status(run.run_id) is None:
+    run = charged_run.run
+    if charged_run.ledger.status(run.run_id) is None:
         rehearsal.rehearse(job.document, job.info, identity)
         run.keep_plan(job.plan_file)
     notes = job.document.ledger_notes | holdout_note(job.info)
-    charge.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
-    bind(charge.ledger, job.info, home=charge.home, prepared=job.prepared)
-    _check_same_records(job, charge)
+    charged_run.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
+    bind(charged_run.ledger, job.info, home=charged_run.home, prepared=job.prepared)
+    _check_same_records(job, charged_run)
 
 
 def _train_into(
-    folder: Path, job: Job, charge: Charge, model: Model, live: OnStep, reserve: Callable[[], None]
+    folder: Path, job: Job, charged_run: ChargedRun, model: Model, live: OnStep, reserve: Callable[[], None]
 ) -> Trace:
     """Train and write the released model and the trace into `folder`."""
-    performance, run = job.settings.performance, charge.run
+    performance, run = job.settings.performance, charged_run.run
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
@@ -338,7 +344,7 @@ def _train_into(
         file = run.folder / CHECKPOINT
         checkpoint = file.read_bytes() if file.exists() else None
         broadcast_sealed(job.group, _Start(run.run_id, run.generator(), checkpoint))
-        _check_same_job(job, charge.home)
+        _check_same_job(job, charged_run.home)
     with progress(job.plan.steps) as shown:
 
         def on_step(step: int, epsilon: float, noise_std: float) -> None:

@@ -63,8 +63,8 @@ def claim_run(
 
 
 @dataclass(frozen=True)
-class Charge:
-    """A run that is charged, a training or a search: its ledger, its records and their blocks, and its folders."""
+class ChargedRun:
+    """A training or a search, with the ledger that is charged for it, its records and their blocks, and its folders."""
 
     ledger: Ledger
     run: store.RunAttempt

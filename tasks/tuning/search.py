@@ -69,7 +69,7 @@ from tasks.prepare import prepare
 from tasks.report import RunResults, data_facts_of
 from tasks.reporting import environment
 from tasks.runs import store
-from tasks.runs.charge import Charge, claim_run
+from tasks.runs.charge import ChargedRun, claim_run
 from tasks.runs.ledger import bind, holdout_note, open_newest, register, signing_key
 from tasks.runs.metrics import format_metric, headline_metric, metric_name, placeholder_metrics
 from tasks.runs.reservations import noting_what_was_spent
@@ -409,11 +409,13 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         if result is None:
             with run.abandon_if_refused(ledger.status):
                 register(ledger, info, home=home, prepared=search.prepared, plan=lambda: search.charged_plan)
-                charge = Charge(ledger, run, software, info, search.prepared, search.blocks, home, root)
+                charged_run = ChargedRun(
+                    ledger, run, software, info, search.prepared, search.blocks, home, root
+                )
                 run.keep_plan(search.to_json().encode(), SEARCH)
-                _reserve(search, charge)
+                _reserve(search, charged_run)
             bind(ledger, info, home=home, prepared=search.prepared)
-            result = _run_search(search, charge, run_all)
+            result = _run_search(search, charged_run, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
 
@@ -470,22 +472,22 @@ def in_threads(workers: int, trials: Sequence[SearchTrial]) -> None:
         list(pool.map(one_by_one, shares(trials, workers)))
 
 
-def _reserve(search: Search, charge: Charge) -> None:
+def _reserve(search: Search, charged_run: ChargedRun) -> None:
     plan, document = search.plan_if_won(0)
-    if charge.ledger.status(charge.run.run_id) is None:
+    if charged_run.ledger.status(charged_run.run.run_id) is None:
         # A model that cannot be trained is refused before the charge.
         for settings in distinct_models(search.search_plan.documents):
             model = user_level_model(model_for(settings, search.info), search.info.rows_per_user)
             compute = compute_config(settings.performance)
             engine = compute.engine(model, zeros(search.info))
-            compute.check_rounding(engine, private=charge.run.private_noise)
-        _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
+            compute.check_rounding(engine, private=charged_run.run.private_noise)
+        _rehearse(search, charged_run)  # a charged search must end with a card, whichever trial wins
     methods = sorted({plan.algorithm for plan in search.search_plan.plans})
     notes = document.ledger_notes | {"algorithm": ", ".join(methods)} | holdout_note(search.info)
-    charge.reserve(plan, notes)
+    charged_run.reserve(plan, notes)
 
 
-def _rehearse(search: Search, charge: Charge) -> None:
+def _rehearse(search: Search, charged_run: ChargedRun) -> None:
     """Make the card of each possible winner; raises RefusedError if that fails.
 
     Only the first is verified and gets a page, since all have the same events.
@@ -506,7 +508,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
         rehearse(
             document,
             search.info,
-            _identity(search, charge, document),
+            _identity(search, charged_run, document),
             trial=_winner_schedule(trial_plan, search.tuning.objective),
             report=partial(report, candidate),
         )
@@ -520,9 +522,9 @@ def _winner_schedule(plan: PlanDocument, objective: SearchObjective) -> Schedule
     return [*trained, *EvaluationPlan.from_document(plan.evaluation).schedule_of_trial]
 
 
-def _identity(search: Search, charge: Charge, document: PlanDocument) -> RunIdentity:
+def _identity(search: Search, charged_run: ChargedRun, document: PlanDocument) -> RunIdentity:
     device = compute_config(params.parse(search.search_plan.documents[0], reads=READS).performance).device
-    return charge.identity(document.algorithm, device)
+    return charged_run.identity(document.algorithm, device)
 
 
 def trials_of_run(search: Search, run: store.RunAttempt) -> list[tuple[int, SearchTrial]]:
@@ -574,14 +576,14 @@ def _share_features(run: store.RunAttempt, trial: SearchTrial) -> None:
     checkpoint.save(folder, learned, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
-def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
+def _run_search(search: Search, charged_run: ChargedRun, run_all: Runs) -> Path:
     """Run the trials, choose the best, and settle the search with its result; returns the result's folder."""
-    run, trials = charge.run, trials_of_run(search, charge.run)
+    run, trials = charged_run.run, trials_of_run(search, charged_run.run)
     # The trials and their noise are for these records and no others.
-    if run.run_id.rpartition("-")[0] != search.digest(charge.home):
+    if run.run_id.rpartition("-")[0] != search.digest(charged_run.home):
         raise prepared_again_error(search.prepared)
     if not trials:
-        _settle_empty(search, charge)
+        _settle_empty(search, charged_run)
     if search.search_plan.shares_features:
         _share_features(run, trials[0][1])
     with _without_logs():
@@ -600,13 +602,13 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     folder = run.make_result_folder()
     _write_winner(winner, document, folder, is_evaluated=is_evaluated)
     _write_search(search, scores, best, folder)
-    return charge.settle(plan, _identity(search, charge, document), folder, plan.reserved_schedule)
+    return charged_run.settle(plan, _identity(search, charged_run, document), folder, plan.reserved_schedule)
 
 
-def _settle_empty(search: Search, charge: Charge) -> NoReturn:
+def _settle_empty(search: Search, charged_run: ChargedRun) -> NoReturn:
     """Settle a search that drew no trial at its whole price; raises EmptySearchError."""
-    run, plan = charge.run, search.charged_plan
-    charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+    run, plan = charged_run.run, search.charged_plan
+    charged_run.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
     run.forget_secrets()
     another = "ask again" if run.private_noise else "set another model.seed"
     raise EmptySearchError(

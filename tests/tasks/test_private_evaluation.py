@@ -41,7 +41,7 @@ from tasks.evaluation_counts import count_held_out
 from tasks.export import release
 from tasks.preflight.preview import RunPreview
 from tasks.runs import store
-from tasks.runs.charge import Charge
+from tasks.runs.charge import ChargedRun
 from tasks.runs.summary import outcome_sentence, run_summary
 from tasks.tracking.runs import curve_tables, summary
 from tests.support.cards import csv_of, label, number
@@ -329,7 +329,7 @@ def test_what_leaves_depends_on_held_out_people_by_the_released_histogram_alone(
 
 @pytest.mark.parametrize("where", ["settle", "finish"])
 def test_a_killed_run_repeats_its_evaluation_bit_for_bit(where: str, clinic: Visits) -> None:
-    owner: Any = store.RunAttempt if where == "finish" else Charge
+    owner: Any = store.RunAttempt if where == "finish" else ChargedRun
     left: list[bytes] = []
 
     def crashing(self: Any, *arguments: Any, **named: Any) -> Any:
