@@ -29,7 +29,7 @@ from tasks.comparing.work import (
     work_of,
 )
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import checkout
+from tasks.runs.dvc_stages import checkout
 
 _MAX_NAMED = 3
 

@@ -35,11 +35,7 @@ from flows.pipeline import RunStage, run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.preflight.preview import preview_run
 from tasks.refusals import PIPELINE
-from tasks.runs.metrics import Rows
-from tasks.runs.reservations import Reservation, open_reservations
-from tasks.runs.software import reuse_note_of
-from tasks.runs.stage_main import refusals
-from tasks.runs.stages import (
+from tasks.runs.dvc_stages import (
     EXISTING,
     StageFailedError,
     StageRefusedError,
@@ -47,6 +43,10 @@ from tasks.runs.stages import (
     checkout_lock,
     reproduce,
 )
+from tasks.runs.metrics import Rows
+from tasks.runs.reservations import Reservation, open_reservations
+from tasks.runs.software import reuse_note_of
+from tasks.runs.stage_main import refusals
 from tasks.runs.summary import outcome_sentence, run_summary
 
 REFUSED, BROKEN, STUCK, TAG = "Refused", "LedgerBroken", "Stuck", "epsilonflow"

@@ -15,9 +15,9 @@ from algorithms.errors import RefusedError
 from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.config.params import ParamsRefusedError
 from tasks.config.temporary_params import check_params, override_params, restore_params
+from tasks.runs.dvc_stages import StageRefusedError, checkout_lock
 from tasks.runs.metrics import Rows
 from tasks.runs.reservations import noting_what_was_spent
-from tasks.runs.stages import StageRefusedError, checkout_lock
 
 RunStage = Callable[[str], object]
 """Runs a stage; raises StageRefusedError or StageFailedError."""

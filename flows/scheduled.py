@@ -36,8 +36,8 @@ from flows.deployed import (
 from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
 from tasks.retraining.delivery import DeliveryWork, Outcome, deliver
+from tasks.runs.dvc_stages import STAGES, checkout
 from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
-from tasks.runs.stages import STAGES, checkout
 
 FEW_LEFT = "FewRetrainingsLeft"
 

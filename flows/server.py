@@ -33,7 +33,7 @@ from flows.deployed import BROKEN, REFUSED, STUCK, TAG, WORKER_DIED
 from flows.prefect_api import is_prefect
 from flows.scheduled import FEW_LEFT
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import StageFailedError
+from tasks.runs.dvc_stages import StageFailedError
 
 POOL, WAITED = "local-pool", "WaitedTooLong"
 MAX_WAIT = timedelta(hours=24)

@@ -20,7 +20,7 @@ from flows.deployed import IF_STOPPED, ONCE, TASK_ONCE, flow_result, label_run, 
 from flows.task_runners import RunnerName, one_server, task_runner
 from tasks.config import params
 from tasks.config.overrides import value_at
-from tasks.runs.stages import checkout, checkout_lock
+from tasks.runs.dvc_stages import checkout, checkout_lock
 from tasks.tuning import READS, Tuning, load_here
 from tasks.tuning.search import FOLDER, SearchTrial, deliver, one_by_one, shares
 

@@ -59,11 +59,11 @@ from tasks.model_building import features_for, model_for
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import ChargedRun, claim_run
+from tasks.runs.dvc_stages import EXISTING, TRAINING
 from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.processes import broadcast_sealed, join_processes
 from tasks.runs.software import pipeline_software, reuse_note
 from tasks.runs.stage_main import main_of
-from tasks.runs.stages import EXISTING, TRAINING
 from tasks.runs.store import EVALUATION, PLAN, RECEIPT, data_facts
 from tasks.tracking import group_of
 from tasks.tracking.live import live_curve, progress

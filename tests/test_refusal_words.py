@@ -28,7 +28,7 @@ from epsilonflow.sklearn_refusals import ESTIMATORS
 from flows.cli.main import app
 from tasks.config.params import MODELS
 from tasks.refusals import AUDITS, KINDS, PIPELINE
-from tasks.runs.stages import STAGES
+from tasks.runs.dvc_stages import STAGES
 from tests.support.source_texts import text_in
 
 ROOT = Path(algorithms.__file__).parent

@@ -351,7 +351,7 @@ def register(
 ) -> None:
     """Register the population of a data card, with its cap and its blocks, before the first run. Spends nothing."""
     from tasks.preflight.registration import register_card
-    from tasks.runs.stages import checkout
+    from tasks.runs.dvc_stages import checkout
 
     ledger = _ledger()
     population = register_card(ledger, checkout(), dataset)
@@ -557,8 +557,8 @@ def restore(
 
 def _ledger() -> "Ledger":
     """The ledger of the checkout; outside of any checkout, as after a notebook, the ledger of the home."""
+    from tasks.runs.dvc_stages import checkout
     from tasks.runs.ledger import open_ledger
-    from tasks.runs.stages import checkout
 
     here = Path.cwd()
     is_outside = not any((folder / ".dvc").exists() for folder in (here, *here.parents))

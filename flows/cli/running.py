@@ -93,8 +93,8 @@ class OneSentence(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
+            from tasks.runs.dvc_stages import StageFailedError
             from tasks.runs.stage_main import refusals, shortage
-            from tasks.runs.stages import StageFailedError
 
             if isinstance(error, StageFailedError):
                 say(str(error), error=True)
@@ -156,7 +156,7 @@ class StageOutput:
     def stages(self, root: Path) -> "Iterator[RunStage]":
         """What runs a stage in the checkout at `root`, without Prefect, all by one process of DVC."""
         from flows.missing_runs import log_missing_run
-        from tasks.runs.stages import DvcProcess
+        from tasks.runs.dvc_stages import DvcProcess
 
         def run(stage: str) -> None:
             self.begin(stage)
@@ -174,7 +174,7 @@ class StageOutput:
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""
-        from tasks.runs.stages import EXISTING, TRAINING
+        from tasks.runs.dvc_stages import EXISTING, TRAINING
 
         step = _STEP.fullmatch(text)
         self.is_reused |= text.startswith(EXISTING)

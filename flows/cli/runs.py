@@ -72,8 +72,8 @@ def run(
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     from tasks.config import params
     from tasks.config.overrides import ParamOverrides, params_edit, settings_of
+    from tasks.runs.dvc_stages import EXISTING, checkout
     from tasks.runs.software import reuse_note_of
-    from tasks.runs.stages import EXISTING, checkout
     from tasks.runs.summary import two_columns
 
     root, settings = checkout(), settings_of(assignments or ())
@@ -142,7 +142,7 @@ def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from flows.missing_runs import log_missing_run
     from tasks.config.overrides import params_edit
-    from tasks.runs.stages import checkout_lock, up_to_date
+    from tasks.runs.dvc_stages import checkout_lock, up_to_date
     from tasks.runs.summary import run_summary
 
     with checkout_lock(root, say=say):
@@ -167,7 +167,7 @@ def plan(
     Exit status 2 if the run would be refused, also because a file is missing or is not the declared one.
     """
     from tasks.config.overrides import ParamOverrides, params_edit, settings_of
-    from tasks.runs.stages import checkout
+    from tasks.runs.dvc_stages import checkout
 
     root, settings = checkout(), settings_of(assignments or ())
     edit = params_edit(root, ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder))
@@ -186,7 +186,7 @@ def advise(
 ) -> None:
     """Suggest settings from public values only, with reasons and their cost. Spends and changes nothing."""
     from flows.cli.costs import advice_table
-    from tasks.runs.stages import checkout
+    from tasks.runs.dvc_stages import checkout
 
     for table in advice_table(checkout(), dataset, epsilon, delta):
         show(table)
@@ -195,7 +195,7 @@ def advise(
 def track() -> None:
     """Log the run in this project at W&B if it is missing there, as after an outage; exit status 1 if that fails."""
     from tasks.report import track as log_run
-    from tasks.runs.stages import checkout, checkout_lock
+    from tasks.runs.dvc_stages import checkout, checkout_lock
     from tasks.tracking import has_run_to_log
 
     root = checkout()
@@ -221,7 +221,7 @@ def retrain(
     verbose: Verbose = False,
 ) -> None:
     """Train again on new blocks of data if a retraining is due. Repeating it in the same period costs nothing."""
-    from tasks.runs.stages import checkout
+    from tasks.runs.dvc_stages import checkout
 
     root, steps, file = checkout(), StageOutput(verbose), in_checkout(file).absolute()
     if give_up:
@@ -303,7 +303,7 @@ def tune(
     verbose: Verbose = False,
 ) -> None:
     """Search for settings privately. Only the best trial is released, for one price that its card states."""
-    from tasks.runs.stages import checkout
+    from tasks.runs.dvc_stages import checkout
 
     root, file = checkout(), in_checkout(file).absolute()
     if only_plan:
@@ -366,7 +366,7 @@ def audit(
     Exit status 1 if a claim is violated.
     """
     from tasks.config.overrides import settings_of
-    from tasks.runs.stages import checkout
+    from tasks.runs.dvc_stages import checkout
 
     root = checkout()
     settings = {

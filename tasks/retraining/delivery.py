@@ -62,6 +62,7 @@ from tasks.retraining import (
 from tasks.retraining.affordable_epsilon import epsilon_for
 from tasks.retraining.year import Year, year_ahead
 from tasks.runs import store
+from tasks.runs.dvc_stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
 from tasks.runs.ledger import declare, missing_blocks, open_ledger, open_runs
 from tasks.runs.metrics import (
     describe_metric,
@@ -69,7 +70,6 @@ from tasks.runs.metrics import (
 )
 from tasks.runs.reservations import what_was_spent
 from tasks.runs.stage_main import refusals, shortage
-from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, checkout_lock
 from tasks.runs.summary import claimed_cost
 from tasks.tracking.runs import log_promotion
 from tasks.train import check_comparable

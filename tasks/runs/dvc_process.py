@@ -1,4 +1,4 @@
-"""The process in which DVC works for one run, `python -P -m tasks.runs.dvc_process`; see `stages.DvcProcess`.
+"""The process in which DVC works for one run, `python -P -m tasks.runs.dvc_process`; see `dvc_stages.DvcProcess`.
 
 It reads requests from stdin, a line each: the name of a stage that DVC is to run if it has to, `ASK` for whether there
 is anything to do, an empty line for the end. What DVC and the stages write goes to stdout, and after it a line that
@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from tasks.config import SPEND_AGAIN, has_consent
+from tasks.runs.dvc_stages import ASK, DONE, NOTHING_TO_DO, STAGES
 from tasks.runs.stage_main import for_the_owner_only, hide_records
-from tasks.runs.stages import ASK, DONE, NOTHING_TO_DO, STAGES
 
 if TYPE_CHECKING:
     from dvc.repo import Repo

@@ -16,7 +16,7 @@ from algorithms.plain_text import for_terminal
 from tasks import COLLECTION_THRESHOLDS
 from tasks.refusals import PIPELINE
 from tasks.runs.checkout import append_checkout_to_path
-from tasks.runs.stages import REFUSED
+from tasks.runs.dvc_stages import REFUSED
 
 
 def main_of(function: Callable[[], object]) -> None:

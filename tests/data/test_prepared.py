@@ -17,7 +17,7 @@ from data.description import EncoderFacts, dataset_info
 from data.readers.records import RecordBatch, RecordChunk
 from data.targets import Classes
 from data.transforms import encode_records
-from tasks.runs import stages
+from tasks.runs import dvc_stages
 from tests.data.conftest import CardOf, Document
 from tests.support.modes import open_to_others, open_umask
 from tests.support.refusals import refused_as
@@ -158,7 +158,7 @@ def test_portions_that_a_killed_process_encoded_go_unless_another_goes_on_with_t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prepared"]
 
 
-@pytest.mark.parametrize("stage", stages.STAGES)
+@pytest.mark.parametrize("stage", dvc_stages.STAGES)
 def test_the_next_stage_removes_what_a_killed_one_left_of_records(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,8 +167,8 @@ def test_the_next_stage_removes_what_a_killed_one_left_of_records(
         left = tmp_path / f"datasets/.prepared-{name}"
         left.mkdir(parents=True)
         (left / "lock").touch()
-    monkeypatch.setattr(stages.DvcProcess, "request", lambda *_: (0, []))
-    stages.DvcProcess(tmp_path, say=lambda _: None).reproduce(stage)
+    monkeypatch.setattr(dvc_stages.DvcProcess, "request", lambda *_: (0, []))
+    dvc_stages.DvcProcess(tmp_path, say=lambda _: None).reproduce(stage)
     assert any((tmp_path / "datasets").iterdir()) == (stage == "prepare")
 
 

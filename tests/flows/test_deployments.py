@@ -32,7 +32,7 @@ from flows.deployed import BROKEN, REFUSED, flow_result
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
-from tasks.runs.stages import StageFailedError
+from tasks.runs.dvc_stages import StageFailedError
 from tests.support.checkout import PROJECT
 from tests.support.postgres import postgres_server as postgres_server
 

@@ -13,7 +13,7 @@ from flows.deployed import STAGE_LINES
 from flows.pipeline import RunStage, run_pipeline, run_report, with_overrides
 from tasks.config.overrides import ParamOverrides
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError
+from tasks.runs.dvc_stages import STAGES, StageFailedError, StageRefusedError
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused_as
 

@@ -48,7 +48,7 @@ from tasks import train
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import ComparisonFolder
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import STAGES
+from tasks.runs.dvc_stages import STAGES
 from tests.flows.conftest import HTTP, free_port, get, post
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write

@@ -36,7 +36,7 @@ from tasks import train
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining.delivery import DeliveryWork
 from tasks.runs import reservations
-from tasks.runs.stages import StageFailedError
+from tasks.runs.dvc_stages import StageFailedError
 from tests.flows.conftest import ended, free_port
 from tests.support.refusals import refused_as
 from tests.support.retraining import Place

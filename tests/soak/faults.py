@@ -30,7 +30,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.postgres import server
 from tasks.retraining.delivery import DeliveryWork, retrain
-from tasks.runs.stages import STAGES
+from tasks.runs.dvc_stages import STAGES
 from tests.soak import kills_check, troubles
 from tests.soak.kills_child import imported
 from tests.soak.kills_place import PARAMS, Place, make

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from tasks.retraining.delivery import DeliveryWork, give_up, retrain
-from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError, reproduce
+from tasks.runs.dvc_stages import STAGES, StageFailedError, StageRefusedError, reproduce
 from tests.soak.kills_place import Place
 from tests.soak.year import run_here
 

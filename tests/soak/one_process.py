@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 from algorithms.privacy.ledger import store
+from tasks.runs.dvc_stages import REFUSED, StageFailedError, StageRefusedError
 from tasks.runs.stage_main import main_of
-from tasks.runs.stages import REFUSED, StageFailedError, StageRefusedError
 from tests.soak.kills_place import Place
 from tests.soak.year import _inside, _prepare
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
-from tasks.runs.stages import STAGES
+from tasks.runs.dvc_stages import STAGES
 from tests.soak import kills_check
 from tests.soak.kills_place import CARD, PARAMS, POPULATION, Place
 from tests.soak.one_process import enter, run_stage

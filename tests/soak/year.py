@@ -32,9 +32,9 @@ from tasks.evaluate import metrics_of
 from tasks.reporting.figures import LIGHT, png
 from tasks.retraining import Retraining
 from tasks.retraining.delivery import DeliveryWork, Outcome, retrain
+from tasks.runs.dvc_stages import StageRefusedError
 from tasks.runs.metrics import headline_metric
 from tasks.runs.stage_main import refusals
-from tasks.runs.stages import StageRefusedError
 from tests.soak.year_check import recomputed
 from tests.soak.year_figure import figure
 

@@ -23,12 +23,12 @@ from dvc.logger import LoggerHandler
 from dvc.stage import run as dvc_run
 from dvc.stage.exceptions import StageCmdFailedError
 
-from tasks.runs import dvc_process, stages
+from tasks.runs import dvc_process, dvc_stages
 from tasks.runs.stage_main import for_the_owner_only, main_of
 from tests.support.checkout import Checkout
 from tests.support.wandb_service import end_service
 
-PROCESS = stages.DvcProcess
+PROCESS = dvc_stages.DvcProcess
 
 
 def _command(_shell: str, command: str, *, cwd: str, env: dict[str, str], **_: object) -> None:
@@ -41,7 +41,7 @@ def _command(_shell: str, command: str, *, cwd: str, env: dict[str, str], **_: o
         raise StageCmdFailedError(command, status)
 
 
-def _request(what: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
+def _request(what: str, root: Path, say: dvc_stages.Say) -> tuple[int, list[str]]:
     """In place of a process that lets DVC run a stage: what it writes is said at its end."""
     written = io.StringIO()
     with (
@@ -56,17 +56,17 @@ def _request(what: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
         if not any(handler.__class__ is logging.StreamHandler for handler in logging.getLogger().handlers):
             patch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers, _lines(written)])
         with for_the_owner_only():
-            status = dvc_process.answer(*([] if what == stages.ASK else [what]))
+            status = dvc_process.answer(*([] if what == dvc_stages.ASK else [what]))
     lines = [line for line in written.getvalue().splitlines() if line]
     for line in lines:
         say(line)
     return status, lines
 
 
-class DvcHere(stages.DvcProcess):
+class DvcHere(dvc_stages.DvcProcess):
     """DVC in this process for all stages but one, which has a process as usual."""
 
-    def __init__(self, root: Path, *, say: stages.Say, but: str | None) -> None:
+    def __init__(self, root: Path, *, say: dvc_stages.Say, but: str | None) -> None:
         super().__init__(root, say=say)
         self._where, self._but = (root, say), but
 
@@ -134,7 +134,7 @@ def _status(main: Callable[[], object]) -> int:
 def stay_in_this_process(patch: pytest.MonkeyPatch, *, but: str | None = None) -> None:
     """Until `patch` is undone, no stage is a process of its own, with at most one exception."""
     patch.setattr(dvc_run, "_run", _command)
-    patch.setattr(stages, "DvcProcess", partial(DvcHere, but=but))
+    patch.setattr(dvc_stages, "DvcProcess", partial(DvcHere, but=but))
 
 
 if __name__ == "__main__":

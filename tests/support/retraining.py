@@ -17,8 +17,8 @@ from tasks import prepare
 from tasks.config.params import load
 from tasks.retraining import Retraining
 from tasks.retraining.delivery import DeliveryWork, Outcome, retrain
+from tasks.runs.dvc_stages import StageFailedError, StageRefusedError
 from tasks.runs.stage_main import refusals
-from tasks.runs.stages import StageFailedError, StageRefusedError
 from tests.support.cards import card, csv_of, label, number
 
 MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)

@@ -19,8 +19,8 @@ from algorithms.features import FEATURES
 from algorithms.methods import CATALOGUE
 from tasks import calibrate
 from tasks.refusals import PIPELINE
+from tasks.runs.dvc_stages import STAGES
 from tasks.runs.stage_main import refusals
-from tasks.runs.stages import STAGES
 from tests.support.checkout import PROJECT, Checkout
 
 CANNOT_CHANGE_A_RESULT = {

@@ -24,7 +24,7 @@ from data.targets import NextToken, Tags, Target
 from flows.cli.main import app
 from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
-from tasks.runs.stages import checkout
+from tasks.runs.dvc_stages import checkout
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import dvc_here, stay_in_this_process

@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused_before_any_stage_starts_and_nothing_changes(
 ) -> None:
     here.ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
-    monkeypatch.setattr("tasks.runs.stages.reproduce", None)
+    monkeypatch.setattr("tasks.runs.dvc_stages.reproduce", None)
     for arguments, words in (
         ("--dataset nist", "no data set 'nist'"),
         ("--delta 1", "privacy.delta"),

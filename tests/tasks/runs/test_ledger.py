@@ -28,8 +28,8 @@ from flows.cli import main
 from tasks import calibrate, evaluate, train
 from tasks.config import params
 from tasks.preflight import preview
+from tasks.runs.dvc_stages import StageRefusedError
 from tasks.runs.ledger import bind, declare, register
-from tasks.runs.stages import StageRefusedError
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused, refused_as
 from tests.support.retraining import Place

@@ -28,7 +28,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train
 from tasks.config import params
 from tasks.runs import processes
-from tasks.runs.stages import EXISTING, TRAINING
+from tasks.runs.dvc_stages import EXISTING, TRAINING
 from tests.support.checkout import PROJECT
 from tests.support.processes import joined
 from tests.support.refusals import refused_as

@@ -23,9 +23,8 @@ from algorithms.models import ModelRefusedError
 from algorithms.privacy.barrier.device import device_of
 from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
-from tasks.runs import stages
-from tasks.runs.stage_main import main_of
-from tasks.runs.stages import (
+from tasks.runs import dvc_stages
+from tasks.runs.dvc_stages import (
     ASK,
     NOTHING_TO_DO,
     DvcProcess,
@@ -36,6 +35,7 @@ from tasks.runs.stages import (
     reproduce,
     up_to_date,
 )
+from tasks.runs.stage_main import main_of
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import DvcHere
@@ -63,7 +63,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 @pytest.fixture
 def dvc_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a stage's output is not looked at: DVC takes half a second to start."""
-    monkeypatch.setattr(stages, "DvcProcess", partial(DvcHere, but=None))
+    monkeypatch.setattr(dvc_stages, "DvcProcess", partial(DvcHere, but=None))
 
 
 def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str], Path]) -> None:
@@ -273,7 +273,7 @@ def test_a_lock_file_that_a_killed_command_left_empty_is_no_obstacle(stage: Call
 
 def test_a_stage_ends_with_a_killed_process_that_asked_for_it(stage: Callable[[str], Path]) -> None:
     root = stage("import time; time.sleep(600)")
-    code = "import sys; from pathlib import Path; from tasks.runs.stages import reproduce as r"
+    code = "import sys; from pathlib import Path; from tasks.runs.dvc_stages import reproduce as r"
     code += "; r('train', root=Path(sys.argv[1]), say=print)"
     asking = subprocess.Popen([sys.executable, "-c", code, str(root)], start_new_session=True)
     try:
@@ -322,7 +322,7 @@ def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(
         if line == "begun":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "_ENDINGS", ((signal.SIGINT, 300.0),))
+    monkeypatch.setattr(dvc_stages, "_ENDINGS", ((signal.SIGINT, 300.0),))
     before = signal.signal(signal.SIGINT, handler)
     try:
         with pytest.raises(KeyboardInterrupt):
