@@ -232,14 +232,14 @@ def _of_the_source(
     return iter(own(files))
 
 
-WAY = "way:"
+SCHEME = "way:"
 
 
 class Digests:
     """Keyed digests of the blocks that are read: two blocks share a digest if they hold exactly the same.
 
     A block has a digest of its rows in any order, over the columns that records are made of, and one of its file's
-    bytes. A third one, which begins with WAY, is of the key and these columns alone: where it differs, the other two
+    bytes. A third one, which begins with SCHEME, is of the key and these columns alone: where it differs, the other two
     may differ for the same content. Nobody without the key can test a guess. An empty block shares no digest with
     another block, and cannot be told from a full one.
 
@@ -279,7 +279,7 @@ class Digests:
         self.by_block[name] = [self._hex("rows", held)]
         if file is not None and file.is_file():
             self.by_block[name].append(self.of_bytes(file)[0 if count else 1])
-        self.by_block[name].append(f"{WAY}{self._hex('way', json.dumps(columns))[len(WAY) :]}")
+        self.by_block[name].append(f"{SCHEME}{self._hex('way', json.dumps(columns))[len(SCHEME) :]}")
 
     def of_bytes(self, file: Path) -> tuple[str, str]:
         """The digest of a file's bytes, if it has rows and if it has none: empty files of two blocks are no repeat."""
@@ -353,7 +353,7 @@ def blocks_have_changed(
 
 def _contents(digests: Iterable[str]) -> set[str]:
     """The digests of a block's content."""
-    return {digest for digest in digests if not digest.startswith(WAY)}
+    return {digest for digest in digests if not digest.startswith(SCHEME)}
 
 
 def read_blocks(

@@ -279,12 +279,12 @@ def _check_writing(field: Document, path: Path) -> None:
             field=field["name"],
         )
     is_day, format_ = field.get("type") in ("date", "datetime"), str(field.get("format", "default"))
-    ways = {
+    unread_formats = {
         "format": (is_day and not format_.startswith(_READ_DAYS), "days are read as 2020-01-31"),
         "groupChar": (bool(field.get("groupChar")), "numbers are read without a mark between thousands"),
         "bareNumber": (field.get("bareNumber") is False, "numbers are read without a unit"),
     }
-    for key, (is_other, how) in ways.items():
+    for key, (is_other, how) in unread_formats.items():
         if is_other:
             raise ParamsRefusedError(
                 "{path}: the field {field!r} has a {key}, and {how}; write the table so, and leave {key} out.",

@@ -205,7 +205,7 @@ NOISE_KEY: Final = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
 ROUNDING = Fraction(1, 10**12)
 NAMES_IN_A_MESSAGE = 10
-_WAY = "way:"
+_SCHEME = "way:"
 """How a digest begins that says how the others of its block were made; see `Ledger.reserve`."""
 
 
@@ -588,9 +588,9 @@ def contents(digests: Iterable[str]) -> frozenset[str]:
         >>> contents(["way:0a", "1b"])
         frozenset({'1b'})
     """
-    return frozenset(digest for digest in digests if not digest.startswith(_WAY))
+    return frozenset(digest for digest in digests if not digest.startswith(_SCHEME))
 
 
-def ways(digests: Iterable[str]) -> frozenset[str]:
-    """The digests of a block that say how the others were made, so whether they can be compared."""
-    return frozenset(digest for digest in digests if digest.startswith(_WAY))
+def digest_schemes(digests: Iterable[str]) -> frozenset[str]:
+    """Those of a block's digests that say by which key and columns the others were made; only alike ones compare."""
+    return frozenset(digest for digest in digests if digest.startswith(_SCHEME))

@@ -18,8 +18,8 @@ from algorithms.privacy.ledger.rows import (
     adjacency_of,
     balance_of,
     contents,
+    digest_schemes,
     left_of,
-    ways,
 )
 
 
@@ -73,7 +73,7 @@ def check_changes(state: LedgerState, population: str, content_digests: Mapping[
     """Raises BudgetRefusedError where a block was charged, but never with this content, unless the owner allowed it."""
     for block, digests in content_digests.items():
         charged = state.content_digests.get((population, block), frozenset())
-        is_comparable = not ways(charged).isdisjoint(ways(digests))
+        is_comparable = not digest_schemes(charged).isdisjoint(digest_schemes(digests))
         is_allowed = (population, frozenset((block,))) in state.exemptions
         if is_comparable and contents(charged).isdisjoint(contents(digests)) and not is_allowed:
             raise BudgetRefusedError(
