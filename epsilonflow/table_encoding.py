@@ -17,6 +17,7 @@ from torch import nn
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
+from algorithms.gradients import BehindSparseMap
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models.bounds import CROSS_ENTROPY, SQUARED
 from algorithms.models.cells import CellVectors
@@ -93,7 +94,7 @@ class TableEncoding:
         assert cells is not None
         linear = nn.Linear(cells.facts.total, outputs, bias=False)
         nn.init.zeros_(linear.weight)
-        return nn.Sequential(CellVectors(cells.facts.sizes, cells.facts.weights), linear)
+        return BehindSparseMap(CellVectors(cells.facts.sizes, cells.facts.weights), linear)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from algorithms.core.planning_facts import Intercepts, NumberKind
-from algorithms.gradients import linear_layer
+from algorithms.gradients import BehindSparseMap, linear_layer
 from algorithms.models import Model
 from algorithms.models.bounds import CROSS_ENTROPY, LOGISTIC
 from algorithms.models.cells import CellVectors
@@ -56,7 +56,7 @@ def intercepts_of(model: Model, classes: int) -> Intercepts | None:
         return Intercepts(outputs * width, 1, outputs, 1.0, weights, of_labels)
     if cells is None or float(cells.last[-1]) > 0.0:
         return None
-    return Intercepts(width - 1, width, outputs, float(cells.weights[-1]), weights, of_labels)
+    return Intercepts(width - 1, width, outputs, float(cells.numbers[-1]), weights, of_labels)
 
 
 def _class_weights(model: Model, classes: int, outputs: int) -> tuple[float, ...]:
@@ -68,7 +68,8 @@ def _class_weights(model: Model, classes: int, outputs: int) -> tuple[float, ...
 
 def _layers_of(module: nn.Module) -> tuple[CellVectors | None, nn.Linear] | None:
     """The map of a table's cells, if there is one, and the only layer with parameters, of a linear model."""
-    inner = [part for part in module.modules() if type(part) not in (nn.Sequential, nn.Flatten)]
+    around = (nn.Sequential, nn.Flatten, BehindSparseMap)
+    inner = [part for part in module.modules() if type(part) not in around]
     match inner:
         case [nn.Linear() as layer]:
             cells = None

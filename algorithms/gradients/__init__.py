@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from algorithms.gradients.arithmetic import pad_to_multiple, split_passes
     from algorithms.gradients.engine import Engine, clip_and_sum
     from algorithms.gradients.linear import (
+        BehindSparseMap,
         LinearRecords,
         LineCandidates,
         RecordMap,
+        SparseMap,
         has_one_bound,
         hinge_loss,
         layer_inputs,
@@ -44,9 +46,11 @@ else:
             "clip_and_sum",
         ),
         "linear": (
+            "BehindSparseMap",
             "LinearRecords",
             "LineCandidates",
             "RecordMap",
+            "SparseMap",
             "has_one_bound",
             "hinge_loss",
             "layer_inputs",
@@ -75,6 +79,7 @@ __all__ = [
     "L1",
     "L2",
     "Affine",
+    "BehindSparseMap",
     "Box",
     "Clipping",
     "Engine",
@@ -91,6 +96,7 @@ __all__ = [
     "RecordMap",
     "RecordsNotIndependentError",
     "RowModule",
+    "SparseMap",
     "Unclipped",
     "UnsupportedModelError",
     "clip_and_sum",

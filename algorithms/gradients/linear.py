@@ -34,6 +34,7 @@ from algorithms.gradients.clipping import (
 from algorithms.gradients.devices import upload
 from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.parameter_gradients import product_in_64_bits
+from algorithms.gradients.sparse_linear import sparse_linear
 
 _HELD = 2**25
 """Size of the features, in numbers, up to which a second copy in 64 bits is kept."""
@@ -450,6 +451,38 @@ class RecordMap(nn.Module):
     """
 
 
+class SparseMap(RecordMap):
+    """A map to vectors in which the same few numbers lie at other places for each record, with zeros elsewhere.
+
+    Attributes:
+        numbers: [k].
+    """
+
+    numbers: Tensor
+
+    def places(self, inputs: Tensor) -> Tensor:
+        """Where the numbers of each record lie, [batch, k], int64; those of a record must all be different."""
+        raise NotImplementedError
+
+
+class BehindSparseMap(nn.Sequential):
+    """A `SparseMap` and a model of its vectors, of which a linear layer without a bias reads the places alone.
+
+    Neither its outputs nor its gradients take a vector then. Other models, and exporters, get the vectors.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The model's outputs for the vectors, [batch, ...]."""
+        record_map, model = self
+        layer = model if type(model) is nn.Linear else _only_layer(model)
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if layer is None or layer.bias is not None or _has_hooks(layer) or is_traced:
+            outputs: Tensor = model(record_map(inputs))
+            return outputs
+        assert isinstance(record_map, SparseMap)
+        return sparse_linear(record_map.places(inputs), record_map.numbers, layer.weight)
+
+
 def linear_layer(module: nn.Module) -> nn.Linear | None:
     """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None.
 
@@ -463,14 +496,22 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
         True
     """
     module = _split_map(module)[1]
-    if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
+    return _only_layer(module) if all(p.requires_grad for p in module.parameters()) else None
+
+
+def _only_layer(module: nn.Module) -> nn.Linear | None:
+    """The layer of a module that flattens its inputs and has one linear layer, PyTorch's own; otherwise None."""
+    if type(module) is not nn.Sequential:
         return None
     match list(module):
         case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
-            # PyTorch's own, without another `forward`, hooks or parametrisations
-            is_plain = type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
-            return layer if is_plain else None
+            # without another `forward`, hooks or parametrisations
+            return layer if type(layer) is nn.Linear and not _has_hooks(layer) else None
     return None
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def layer_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -489,8 +530,11 @@ def layer_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
 
 def _split_map(module: nn.Module) -> tuple[RecordMap | None, nn.Module]:
     """The map of records before a module, or None, and the module."""
-    if type(module) is nn.Sequential and len(module) == 2 and isinstance(module[0], RecordMap):
-        return module[0], module[1]
+    if type(module) not in (nn.Sequential, BehindSparseMap):
+        return None, module
+    match list(module.children()):
+        case [RecordMap() as record_map, model]:
+            return record_map, model
     return None, module
 
 

@@ -4,14 +4,14 @@ They are never as long as the table: what a record's lookups or its bag of entri
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import absolute_norms, add_rounding_margin, square_norms, wide
-from algorithms.gradients.parameter_gradients import expansion_room
+from algorithms.gradients.parameter_gradients import LinearGrad, expansion_room, slices
 
 _SMALL_TABLE = 2**10
 """Numbers of an embedding's table whose gradients have all entries, used or not."""
@@ -195,6 +195,63 @@ class BagGrad:
             entries, totals = self._totals
             changed.__dict__["_totals"] = change(entries), change(totals)
         return changed
+
+
+@dataclass(frozen=True)
+class SparseLinearGrad:
+    """Gradients of a linear layer's weight on inputs that are zero but for a few places: [outputs, width].
+
+    Attributes:
+        places: [batch, k], where a record's inputs are not zero, all different.
+        numbers: [k], what they are there.
+        grad_outputs: [batch, outputs].
+        width: The number of inputs.
+    """
+
+    places: Tensor
+    numbers: Tensor
+    grad_outputs: Tensor
+    width: int
+    is_materialized = False
+
+    @property
+    def _dense(self) -> LinearGrad:
+        """The same with all inputs written out."""
+        inputs = dense_inputs(self.places, self.numbers.to(self.grad_outputs.dtype), self.width)
+        return LinearGrad(inputs[:, None], self.grad_outputs[:, None])
+
+    @property
+    def rows(self) -> Tensor:
+        return self._dense.rows
+
+    def square_norms(self) -> Tensor:
+        return self.numbers.double().square().sum() * square_norms(self.grad_outputs)
+
+    def absolute_norms(self) -> Tensor:
+        return self.numbers.double().abs().sum() * absolute_norms(self.grad_outputs)
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        return self._dense.square_distances(shift, scale, cancels=cancels)
+
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        numbers, table = self.numbers.double(), total.view(-1, self.width)
+        # In 64 bits, for the reason given in `add_weighted_products`. Column by column: PyTorch adds single numbers by
+        # index several times as fast as rows of a few.
+        for places, grad_outputs, each in slices(4 * len(numbers), self.places, self.grad_outputs, weights):
+            flat, weighted = places.flatten(), grad_outputs.double() * each[:, None]
+            for output, column in enumerate(weighted.unbind(1)):
+                table[output].index_add_(0, flat, (column[:, None] * numbers).flatten())
+
+    def take(self, chosen: Tensor | slice) -> "SparseLinearGrad":
+        return replace(self, places=self.places[chosen], grad_outputs=self.grad_outputs[chosen])
+
+    def double(self) -> "SparseLinearGrad":
+        return replace(self, numbers=self.numbers.double(), grad_outputs=self.grad_outputs.double())
+
+
+def dense_inputs(places: Tensor, numbers: Tensor, width: int) -> Tensor:
+    """Inputs [n, width] with numbers [k] at the places [n, k] of each row, and zeros elsewhere."""
+    return numbers.new_zeros(len(places), width).scatter(1, places, numbers.expand(places.shape))
 
 
 def _number_entries(indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Rows that are encoded as active cells, as the vectors that models take: unit vectors with a few numbers in them.
 
-Records stay as short as the cells that they activate, in files, in memory and on their way to a pass. Only the records
-of a pass become vectors, by a fixed public map of each record alone.
+Records stay as short as the cells that they activate, in files, in memory and in the passes of a linear model. Other
+models take the vectors, by a fixed public map of each record alone.
 """
 
 from collections import OrderedDict
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
-from algorithms.gradients import RecordMap
+from algorithms.gradients import BehindSparseMap, SparseMap
 from algorithms.models.model import Model
 
 
-class CellVectors(RecordMap):
+class CellVectors(SparseMap):
     """The vectors of rows: for each position p of a row, weights[p] in the cell that its number says, zeros elsewhere.
 
     sizes: the number of cells of each position. A number that is no cell's counts as the nearest one that is.
@@ -30,7 +30,6 @@ class CellVectors(RecordMap):
 
     first: Tensor
     last: Tensor
-    weights: Tensor
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float]) -> None:
         super().__init__()
@@ -39,14 +38,19 @@ class CellVectors(RecordMap):
         first = torch.tensor([0, *accumulate(sizes[:-1])], dtype=torch.int64)
         self.register_buffer("first", first, persistent=False)
         self.register_buffer("last", torch.tensor([float(size - 1) for size in sizes]), persistent=False)
-        self.register_buffer("weights", torch.tensor(list(weights)), persistent=False)
+        self.register_buffer("numbers", torch.tensor(list(weights)), persistent=False)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """[batch, positions] -> the same, int64: the cell of each position, of which no other has any."""
+        codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype))
+        return codes.long() + self.first
 
     def forward(self, rows: Tensor) -> Tensor:
         """[batch, positions] -> [batch, cells]."""
-        codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype))
-        # By the form of the codes, not by their number, which an export would take for a constant.
-        zeros = torch.zeros_like(codes[:, :1]).expand(-1, self.total)
-        return zeros.scatter(1, codes.long() + self.first, self.weights.to(rows.dtype).expand_as(codes))
+        places = self.places(rows)
+        # By the form of the rows, not by their number, which an export would take for a constant.
+        zeros = torch.zeros_like(rows[:, :1]).expand(-1, self.total)
+        return zeros.scatter(1, places, self.numbers.to(rows.dtype).expand_as(places))
 
 
 def behind_cells(model: Model, sizes: Sequence[int], weights: Sequence[float]) -> Model:
@@ -61,7 +65,7 @@ def behind_cells(model: Model, sizes: Sequence[int], weights: Sequence[float]) -
             code="cells_in_bfloat16",
         )
     layers = OrderedDict(cells=CellVectors(sizes, weights), model=model.module)
-    return replace(model, module=nn.Sequential(layers))
+    return replace(model, module=BehindSparseMap(layers))
 
 
 def cells_before(module: nn.Module) -> CellVectors | None:

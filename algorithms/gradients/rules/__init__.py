@@ -17,6 +17,7 @@ from algorithms.gradients.rules.layers import (
     normalisation,
     prelu,
     scaled_dot_product_attention,
+    sparse_linear,
     tile,
 )
 from algorithms.gradients.rules.products import bilinear, product
@@ -28,12 +29,14 @@ from algorithms.gradients.rules.recurrent import (
     recurrent_cell,
     rnn,
 )
+from algorithms.gradients.sparse_linear import weighted_sums
 
 __all__ = ["RULES", "general", "pull_back", "shared_operation"]
 
 
 RULES: dict[Func, Rule] = {
     functional.linear: linear,
+    weighted_sums: sparse_linear,
     torch.conv1d: convolution,
     torch.conv2d: convolution,
     torch.conv3d: convolution,

@@ -31,7 +31,7 @@ from algorithms.gradients.parameter_gradients import (
     SlicedGrad,
 )
 from algorithms.gradients.rules.general import general, summed_to
-from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad
+from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad, SparseLinearGrad, dense_inputs
 
 
 def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -89,6 +89,23 @@ class FastLinear(torch.autograd.Function):
     def backward(ctx: Any, grad_outputs: Tensor) -> Any:
         # The saved tensor is weight^T, and `apply` transposes it again: grad_outputs weight.
         return FastLinear.apply(grad_outputs, *ctx.saved_tensors, None), None, None  # type: ignore[no-untyped-call]
+
+
+def sparse_linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """input weight^T for inputs with `numbers` [k] at `places` [n, k], weight [o, p]; see `sparse_linear.py`."""
+    places, numbers, weight = args
+    name, layout, batch = str(recorder.name(weight)), recorder.layout(places), recorder.batch
+    if recorder.layout_if_any(numbers) is not None or recorder.name(numbers) is not None:
+        raise UnrecordedError("a sparse layer whose numbers differ between records")
+
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        if layout == Layout(0, 1):
+            return {name: SparseLinearGrad(places, numbers, grad_outputs.detach(), weight.shape[1])}
+        # Rows of one record may share places.
+        inputs = dense_inputs(places, numbers.to(grad_outputs.dtype), weight.shape[1])
+        return linear_gradients(inputs, grad_outputs, layout, (name, None), batch)
+
+    return recorder.keep(func(*args), gradients, places, numbers)
 
 
 def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:

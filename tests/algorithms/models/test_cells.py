@@ -74,6 +74,38 @@ def test_the_engine_sums_what_each_record_adds_to_its_cells(
     assert float(closed.losses_on(line, bound=1.0)) == pytest.approx(float(losses), rel=1e-5)
 
 
+@pytest.mark.parametrize(("predicts", "outputs"), TARGETS)
+def test_a_pass_writes_no_vector_of_all_cells(
+    predicts: str, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pass takes goes with a row's own cells, of which a wide table has far fewer than there are in all."""
+    model, rows, labels = additive(predicts, outputs), rows_of(9), labels_of(predicts, outputs, 9)
+    point = torch.randn(model.parameter_count, generator=torch.Generator().manual_seed(3))
+    vectors = CellVectors(SIZES, WEIGHTS)(rows)
+    by_vectors = model.module.get_submodule("model")(vectors)  # of the start, which is zero
+    assert torch.equal(model.outputs({}, rows), by_vectors)
+
+    def writes(self: CellVectors, rows: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a vector of all cells")
+
+    monkeypatch.setattr(CellVectors, "forward", writes)
+    engine = Engine(model, input_shape=(len(SIZES),))
+    assert engine.clipped_sum(point, rows, labels, L2(1.0)).any()
+    made = model.outputs(model.by_name(point), rows).double()
+    exact = vectors.double() @ point.double().view(-1, TOTAL).T
+    assert torch.allclose(made, exact, atol=1e-6)
+
+
+def test_a_layer_with_hooks_gets_the_vectors() -> None:
+    model, rows = additive("class", 2), rows_of(9)
+    seen = []
+    layer = linear_layer(model.module)
+    assert layer is not None
+    layer.register_forward_hook(lambda _layer, inputs, _outputs: seen.append(inputs[0]))
+    model.outputs({}, rows)
+    assert torch.equal(seen[0], CellVectors(SIZES, WEIGHTS)(rows))
+
+
 def test_two_classes_have_one_output_and_no_model_has_a_bias() -> None:
     for (predicts, outputs), width in zip(TARGETS, (1, 4, 1, 3), strict=True):
         layer = linear_layer(additive(predicts, outputs).module)

@@ -18,7 +18,7 @@ from algorithms.gradients.parameter_gradients import (
     RowGrad,
 )
 from algorithms.gradients.rules.convolution import ConvGrad, Window
-from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad
+from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad, SparseLinearGrad
 
 Draw = Callable[[torch.Generator], PerExample]
 
@@ -56,6 +56,10 @@ def written(gradient: PerExample) -> Tensor:
             chosen = torch.nn.functional.one_hot(gradient.indices, gradient.entries).double()
             shares = torch.einsum("ble,bl->be", chosen, gradient.shares.double())
             return torch.einsum("be,bw->bew", shares, gradient.grad_outputs.double()).flatten(1)
+        case SparseLinearGrad():
+            chosen = torch.nn.functional.one_hot(gradient.places, gradient.width).double()
+            inputs = torch.einsum("bkw,k->bw", chosen, gradient.numbers.double())
+            return torch.einsum("bo,bw->bow", gradient.grad_outputs.double(), inputs).flatten(1)
         case ConvGrad():
             return torch.stack([_convolved(gradient, i) for i in range(len(gradient.inputs))])
         case NormalisedGrad():
@@ -78,6 +82,8 @@ def absolute(gradient: PerExample) -> PerExample:
             return replace(gradient, grad_outputs=gradient.grad_outputs.abs())
         case BagGrad():
             return replace(gradient, shares=gradient.shares.abs(), grad_outputs=gradient.grad_outputs.abs())
+        case SparseLinearGrad():
+            return replace(gradient, numbers=gradient.numbers.abs(), grad_outputs=gradient.grad_outputs.abs())
         case LinearGrad() | ConvGrad():
             return replace(gradient, inputs=gradient.inputs.abs(), grad_outputs=gradient.grad_outputs.abs())
         case NormalisedGrad():
@@ -189,6 +195,16 @@ def bags(length: int, entries: int, width: int) -> Draw:
     return drawn
 
 
+def sparse_inputs(count: int, width: int, outputs: int) -> Draw:
+    """Inputs with numbers of many sizes at a few places."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        places = torch.randperm(width, generator=draw)[None, :count]
+        return SparseLinearGrad(places, spread(draw, count), spread(draw, 1, outputs, decades=1), width)
+
+    return drawn
+
+
 def patches(channels: int, size: int, outputs: int, window: Window, *, cancels: bool = False) -> Draw:
     """An image and errors; `cancels`: of one colour, nearly, with errors that add up to nothing."""
 
@@ -287,6 +303,8 @@ FORMS: dict[str, Draw] = {
     "one word": lookups(50, 1, 4),
     "a bag": bags(10, 40, 6),
     "a bag of one word": bags(50, 1, 4),
+    "sparse inputs": sparse_inputs(12, 90, 4),
+    "sparse inputs of one output": sparse_inputs(7, 2000, 1),
     "patches, written": patches(4, 6, 4, square(3, padding=1)),
     "patches, kept": patches(4, 11, 4, square(3, padding=1)),
     "patches by Gram matrices": patches(40, 4, 40, square(3)),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.gradients import BehindSparseMap, SparseMap
 from tests.support.gradients.problems import Spec, Wired
 
 LINEAR = {
@@ -124,7 +125,34 @@ def _weighted(self: Wired, words: Tensor) -> Tensor:
     return self.bag(words, per_sample_weights=torch.sin(self.weights(words)[..., 0]))
 
 
+class _Chosen(SparseMap):
+    """Each of three whole numbers below 5 says where in its part of a vector a number lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("numbers", torch.tensor([0.5, -2.0, 1.5]))
+
+    def places(self, inputs: Tensor) -> Tensor:
+        return inputs.long() + torch.arange(0, 15, 5, device=inputs.device)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        places = self.places(inputs)
+        numbers = self.numbers.expand(places.shape)
+        return self.numbers.new_zeros(len(inputs), 15).scatter(1, places, numbers)
+
+
 EMBEDDING = {
+    "sparse inputs of a linear layer": Spec(
+        lambda: BehindSparseMap(_Chosen(), nn.Linear(15, 2, bias=False)), (3,), entries=5
+    ),
+    "sparse inputs in records": Spec(
+        lambda: _folded(BehindSparseMap(_Chosen(), nn.Linear(15, 2, bias=False))), (4, 3), entries=5
+    ),
+    "sparse inputs of another model": Spec(
+        lambda: BehindSparseMap(_Chosen(), nn.Sequential(nn.Linear(15, 4), nn.Tanh(), nn.Linear(4, 2))),
+        (3,),
+        entries=5,
+    ),
     "bags by offsets": Spec(
         lambda: Wired(_bags, bag=nn.EmbeddingBag(5, 3, mode="mean", padding_idx=1)), (7,), entries=5
     ),
