@@ -26,6 +26,7 @@ from algorithms.privacy.mechanisms.release import Gaussian, Release, total_relea
 from algorithms.target_scale import (
     centre_and_scale,
     check_loss,
+    count_with_histogram,
     histogram_edges,
     mean_releases,
     released_mean,
@@ -135,7 +136,8 @@ class TableHistograms:
         if self.is_of_number:
             centre, scale = centre_and_scale(of_target, noise_std, is_exact_later=mean_noise is not None)
         if mean_noise is not None:
-            centre = released_mean(barrier, centre, scale, mean_noise, records)
+            number = count_with_histogram(records, of_target, noise_std)
+            centre = released_mean(barrier, centre, scale, mean_noise, number)
         return {
             **made.cpu().buffers_from(counts, noise_std),
             "centre": torch.tensor(centre),

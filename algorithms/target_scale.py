@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from algorithms.core.learned_features import NoisyCount
 from algorithms.core.optimizers import Positive
 from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
@@ -70,7 +71,8 @@ class TargetScale(Strict):
         counts = barrier.total(cell, bound=L2(1.0), noise=Gaussian(self.noise)).double().cpu()
         centre, scale = centre_and_scale(counts, self.noise, is_exact_later=self.mean_noise is not None)
         if self.mean_noise is not None:
-            centre = released_mean(barrier, centre, scale, self.mean_noise, records)
+            number = count_with_histogram(records, counts, self.noise)
+            centre = released_mean(barrier, centre, scale, self.mean_noise, number)
         return {"centre": torch.tensor(centre), "scale": torch.tensor(scale)}
 
     def module(self, shape: Shape) -> TargetScaling:
@@ -106,18 +108,47 @@ def mean_releases(noise: float | None) -> list[Release]:
 def released_mean(barrier: Barrier, centre: float, scale: float, noise: float, records: float) -> float:
     """The mean of the numbers, each clamped to an interval around a centre, by one release.
 
-    noise: its multiplier; a record moves the sum by 1 in halves of the interval's width. records: their number.
+    What is summed is how far each lies from an origin, of which the noisy number of records is no part: an error of
+    that number shifts the mean by its share of the distance between both, most where the interval ends at the low end
+    of the range. From the middle of the interval distances and so the noise are smallest, at the centre that error. The
+    origin makes the sum of both squares least.
+
+    noise: its multiplier; a record moves the sum by 1 in units of the longest distance. records: their number, exact or
+    a `NoisyCount`.
     """
+    error = records.noise if isinstance(records, NoisyCount) else 0.0
     reach = _WITHIN * scale * math.sqrt(max(1.0, records / (noise * _WIDER_FROM)))
     low, high = max(-1.0, centre - reach), min(1.0, centre + reach)
     middle, half = (low + high) / 2.0, (high - low) / 2.0
+    apart = centre - middle
+    moved = (error**2 * abs(apart) - noise**2 * half) / (error**2 + noise**2)
+    moved = min(abs(apart), max(0.0, moved))
+    origin, longest = middle + math.copysign(moved, apart), half + moved
 
     def place(_record: Tensor, label: Tensor) -> Tensor:
-        return ((label.clamp(low, high) - middle) / half)[None]
+        return ((label.clamp(low, high) - origin) / longest)[None]
 
     total = float(barrier.total(place, bound=L2(1.0), noise=Gaussian(noise)))
-    lowest = _ABOVE_LOWEST * half * noise / records - 1.0
-    return min(high, max(low, lowest, middle + half * total / records))
+    lowest = _ABOVE_LOWEST * longest * noise / records - 1.0
+    return min(high, max(low, lowest, origin + longest * total / records))
+
+
+def count_with_histogram(records: float, counts: Tensor, noise: float) -> float:
+    """The number of records by its release and by the sum of a histogram's cells, each as far as it is exact.
+
+    An exact number stays. noise: the standard deviation of each cell.
+
+    Example:
+        >>> better = count_with_histogram(NoisyCount(300.0, noise=60.0), torch.full((16,), 25.0), noise=15.0)
+        >>> round(float(better), 1), round(better.noise, 1)
+        (350.0, 42.4)
+    """
+    if not isinstance(records, NoisyCount):
+        return records
+    of_sum = noise * math.sqrt(len(counts))
+    both = math.hypot(records.noise, of_sum)
+    moved = (records.noise / both) ** 2 * (float(counts.sum()) - records)
+    return NoisyCount(records + moved, records.noise * of_sum / both)
 
 
 def histogram_edges() -> Tensor:

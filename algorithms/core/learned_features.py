@@ -35,12 +35,28 @@ class FeatureLearner(Protocol):
         ...
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> Mapping[str, Tensor]:
-        """Make the queries; returns the module's buffers. records: their number, or a noisy count."""
+        """Make the queries; returns the module's buffers. records: their number, or a `NoisyCount`."""
         ...
 
     def module(self, shape: Shape) -> Front:
         """The feature map for records of a shape, before anything is learned."""
         ...
+
+
+class NoisyCount(float):
+    """A released number of records.
+
+    Attributes:
+        noise: Its standard deviation.
+    """
+
+    noise: float
+
+    def __new__(cls, number: float, noise: float) -> "NoisyCount":
+        """A number of at least 1."""
+        made = super().__new__(cls, max(1.0, number))
+        made.noise = noise
+        return made
 
 
 def schedule_of(features: FeatureLearner, shape: Shape, records: int | None, count_noise: float) -> Schedule:
@@ -70,7 +86,7 @@ def learn_buffers(
         records: Their number, None if it is private and is counted first.
         count_noise: Noise multiplier of the count.
     """
-    number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
+    number = NoisyCount(noisy_count(barrier, count_noise), count_noise) if records is None else float(records)
     return dict(features.learn(barrier, barrier.input_shape, number))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms.core.learned_features import NoisyCount, learn_buffers
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.training import ResumableRun, train
@@ -115,6 +116,27 @@ def test_a_mean_is_that_of_the_clamped_numbers_and_costs_its_share() -> None:
     assert len(features.releases((1,))) == 2
 
 
+@pytest.mark.parametrize("kind", ["counts", "skewed", "even"])
+def test_a_noisy_number_of_records_hardly_shifts_the_mean(kind: str) -> None:
+    """Of 400 records at epsilon 1, whose number is known to 100: in the mean of the squares, beside that of an exact
+    number by the same noise."""
+    noise, errors = noise_for_share(0.05, epsilon=1.0), dict[int | None, list[float]]()
+    features = features_of({"name": "target_scale", "noise": noise, "mean_noise": noise})
+    for records, seed in itertools.product((400, None), range(60)):
+        draw = np.random.default_rng(seed)
+        made = {
+            "counts": draw.poisson(3.0, 400) / 25.0 - 1.0,
+            "skewed": draw.gamma(2.0, 0.05, 400).clip(0.0, 2.0) - 1.0,
+            "even": draw.uniform(-0.9, 0.9, 400),
+        }
+        labels = made[kind].astype(np.float32)
+        rows = MadeUp(np.zeros((400, 1), np.float32), labels)
+        asked = barrier(rows, scaled_model(1), privacy_filter=Free(), generator=seeded_generator(seed))
+        centre = learn_buffers(features, asked, records, 100.0)["centre"]  # type: ignore[arg-type]
+        errors.setdefault(records, []).append(((float(centre) - labels.mean()) / labels.std()) ** 2)
+    assert np.mean(errors[None]) < 4.0 * np.mean(errors[400]), errors
+
+
 class _Exact:
     """A barrier that answers without noise, and notes each answer and its bound."""
 
@@ -132,15 +154,18 @@ class _Exact:
 def test_no_record_moves_a_mean_by_more_than_its_bound(value: float) -> None:
     """Whatever it holds and whatever was released before; and the mean stays in the range."""
     labels = np.random.default_rng(0).uniform(-1, 1, 9)
-    for centre, scale, noise in itertools.product((-1.0, 0.3, 1.0), (0.02, 3.0), (1e-3, 1e6)):
+    numbers = (9.0, NoisyCount(9.0, noise=100.0))
+    for centre, scale, noise, number in itertools.product(
+        (-1.0, 0.3, 1.0), (0.02, 3.0), (1e-3, 10.0, 1e6), numbers
+    ):
         sums = []
         for some in (labels, np.append(labels, value)):
             asked = _Exact(some)
-            mean = released_mean(asked, centre, scale, noise, 9.0)  # type: ignore[arg-type]
+            mean = released_mean(asked, centre, scale, noise, number)  # type: ignore[arg-type]
             assert -1.0 <= mean <= 1.0
             sums += asked.seen
         (without, bound), (with_it, _) = sums
-        assert abs(with_it - without) <= bound * (1 + 1e-9), (centre, scale, noise)
+        assert abs(with_it - without) <= bound * (1 + 1e-9), (centre, scale, noise, number)
 
 
 def test_a_count_of_no_record_gives_a_number_in_the_range() -> None:
