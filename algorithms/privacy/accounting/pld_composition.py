@@ -30,9 +30,7 @@ from algorithms.privacy.accounting.pld import (
     sketch,
     tail_truncation,
 )
-from algorithms.privacy.accounting.recurrence import DecayingSums
-
-_decaying_sums = DecayingSums()
+from algorithms.privacy.accounting.recurrence import decaying_sums
 
 _UNIT_ROUNDOFF = 2.0**-53
 _LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
@@ -466,7 +464,7 @@ class _Tail:
         masses = self.sums[first:] * falls
         above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
         step = -math.expm1(-self.grid)
-        sticks = _decaying_sums(above[::-1], step)[::-1]
+        sticks = decaying_sums(above[::-1], step)[::-1]
         weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
         sticks = sticks + self.error * falls * weights
         scale = self.log_moment - self.tilt * middle

@@ -1,5 +1,6 @@
 """Sums in which what came before decays, number by number, without the import of SciPy's filters for a few of them."""
 
+import sys
 from itertools import accumulate
 
 import numpy as np
@@ -9,28 +10,30 @@ from algorithms.lazy_imports import later
 
 signal = later("scipy.signal")
 
+MANY = 2**16
+"""Where a sum has more numbers, many follow, and SciPy's filter is worth its import, which takes as long as three
+million numbers in Python."""
 
-class DecayingSums:
-    """y_k = x_k + (1 - step) y_(k-1), where x are numbers times the step; to the last bit the same by both ways.
 
-    Python takes ten times as long as SciPy's filter, whose import takes as long as five million numbers in Python.
+def decaying_sums(numbers: NDArray[np.float64], step: float) -> NDArray[np.float64]:
+    """y_k = x_k + (1 - step) y_(k-1), where x are numbers times the step.
+
+    SciPy's filter takes a tenth of Python's time, and is used where it is there or there are many numbers. Python has
+    the same sums, to the last bit.
 
     Args:
-        by_hand: How many numbers Python adds up, for all calls together.
+        numbers: Shape [n].
+        step: Between 0 and 1.
+
+    Returns:
+        The sums, shape [n].
 
     Example:
-        >>> DecayingSums()(np.array([1.0, 0.0, 0.0]), 0.5).tolist()
+        >>> decaying_sums(np.array([1.0, 0.0, 0.0]), 0.5).tolist()
         [0.5, 0.25, 0.125]
     """
-
-    def __init__(self, by_hand: int = 2**21) -> None:
-        self._by_hand = by_hand
-
-    def __call__(self, numbers: NDArray[np.float64], step: float) -> NDArray[np.float64]:
-        """The sums, shape [n], of numbers of shape [n]."""
-        self._by_hand -= len(numbers)
-        if self._by_hand < 0:
-            return np.asarray(signal.lfilter([step], [1.0, step - 1.0], numbers))
-        kept = -(step - 1.0)
-        sums = accumulate((step * numbers).tolist(), lambda before, number: number + before * kept)
-        return np.fromiter(sums, np.float64, len(numbers))
+    if len(numbers) > MANY or "scipy.signal" in sys.modules:
+        return np.asarray(signal.lfilter([step], [1.0, step - 1.0], numbers))
+    kept = -(step - 1.0)
+    sums = accumulate((step * numbers).tolist(), lambda before, number: number + before * kept)
+    return np.fromiter(sums, np.float64, len(numbers))
