@@ -812,13 +812,14 @@ class _Account:
 
     def _check(self) -> None:
         """Raises RefusedError if the population has other terms in the ledger."""
-        if self.ledger.balance(self.population).public != self.public:
+        terms = self.ledger.terms(self.population)
+        bound = terms.bound
+        if terms.public != self.public:
             kinds = ("private", "public")
             raise RefusedError(
                 f"the population {self.population!r} is {kinds[not self.public]} in the ledger, and"
                 f" public={self.public} was given; set that right or name another population."
             )
-        bound = self.ledger.terms(self.population).bound
         if bound[UNIT] != self.bound[UNIT]:
             raise RefusedError(
                 f"the population {self.population!r} counts {bound[UNIT]!r} as one record, and"

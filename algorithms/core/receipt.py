@@ -64,11 +64,11 @@ def account_of(ledger: Ledger, population: str, run_id: str) -> RunAccount:
 
     With the first and the latest hash of the ledger's chain. Raises RefusedError for a run that is not settled.
     """
-    past = settlement(ledger, population, run_id)
+    past, first = settlement(ledger, population, run_id), identity(ledger)
     return RunAccount(
         **dict(_account(past.balance)),
-        first=identity(ledger),
-        head=ledger.head(),
+        first=first,
+        head=ledger.verified.hash,  # of the snapshot in which the first was read
         composition=past.balance.composition,
         ten_more=Amount(**vars(past.spent_after(10))),
         blocks_per_person=past.balance.blocks_per_person if past.charged_balances else None,

@@ -30,7 +30,6 @@ from algorithms.privacy.ledger import (
     contents,
     identity,
     keep_usual,
-    remember,
 )
 from data import DatasetInfo
 from data.files import OWNER_PUB, keyed_digest, owner_key, public_key, read_json, write_text
@@ -56,13 +55,14 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
     if settings is None and file.exists():
         settings = params.load(file, reads=("ledger",))
     url = ledger_url(None if settings is None else settings.ledger.url)
-    ledger = open_newest(url, home=home(), root=root)
-    remember(ledger, url, home=home())
-    return ledger
+    return open_newest(url, home=home(), root=root, remembers=True)
 
 
-def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
-    """Open the newest state of the ledger, and compare the ledger with the receipt of the checkout at `root`, too."""
+def open_newest(url: str, *, home: Path, root: Path, remembers: bool = False) -> Ledger:
+    """Open the newest state of the ledger, and compare the ledger with the receipt of the checkout at `root`, too.
+
+    remembers: whether `home` records the ledger's head now, too, and not only after a change.
+    """
     receipt = root / "artifacts" / "receipt.json"
     entry = read_json(receipt).get("ledger", {}) if receipt.is_file() else {}
 
@@ -71,7 +71,7 @@ def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
         if entry.get("first") is not None and entry["first"] == chain.first:
             chain.check_contains(str(entry["head"]))
 
-    return ledgers.open_newest(url, home=home, check=check)
+    return ledgers.open_newest(url, home=home, check=check, remembers=remembers)
 
 
 def keep_checkpoint(checkpoint: Checkpoint) -> None:
@@ -193,7 +193,7 @@ def declare(
     a cap for each definition.
     """
     cap = Budget(info.cap_epsilon, info.cap_delta)
-    terms = ledger.terms(info.population) if info.population in ledger.populations() else None
+    terms = ledger.find_terms(info.population)
     if info.composition_runs is None:
         composition = Composition(info.composition, info.composition_order)
     elif terms is not None:
@@ -202,7 +202,7 @@ def declare(
         assert plan is not None
         composition = _of_first_run(info, plan())
     before = terms.bound if terms is not None else {}
-    if before and ledger.is_charged(info.population):
+    if _holds_out_otherwise(info, before) and ledger.is_charged(info.population):
         _check_held_out(ledger, info, before)
     bound = {UNIT: info.unit, _HOLDOUT: info.holdout_rule, _BLOCKS: info.blocks_by}
     # Populations of before have no such term: theirs are public.
@@ -325,15 +325,21 @@ def holdout_note(info: DatasetInfo) -> dict[str, str]:
     return {_HELD_OUT: "private"} if info.holdout == "private" else {}
 
 
+def _holds_out_otherwise(info: DatasetInfo, bound: Mapping[str, str]) -> bool:
+    """Whether the held-out records of a private population were private and are to be public, or the reverse."""
+    is_same = (bound.get(_HELD_OUT) == "private") == (info.holdout == "private")
+    return not (is_same or info.is_public or _HOLDOUT not in bound)
+
+
 def _check_held_out(ledger: Ledger, info: DatasetInfo, bound: Mapping[str, str]) -> None:
     """Raise RefusedError if the population's held-out records were private and are to be public, or the reverse.
 
     What left of them exactly cannot be taken back, and what was promised them cannot be given up. Where nothing says
     how records are held out, as after calls of `fit`, nothing has left of them.
     """
-    is_private = bound.get(_HELD_OUT) == "private"
-    if is_private == (info.holdout == "private") or info.is_public or _HOLDOUT not in bound:
+    if not _holds_out_otherwise(info, bound):
         return
+    is_private = bound.get(_HELD_OUT) == "private"
     reserved = [row for row in ledger.history(info.population) if row.kind == "reserve"]
     first = f" as run {reserved[0].run_id} was made with" if reserved else ""
     if is_private:

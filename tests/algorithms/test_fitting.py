@@ -54,6 +54,7 @@ from tests.support.costs import costs_once
 from tests.support.engines import engines_once
 from tests.support.refusals import refused, refused_as
 from tests.support.synthetic_run import with_entries
+from tests.support.transactions import transactions
 from tests.support.workspace import Workspace, prepared_digits, workspace
 
 __all__ = ["costs_once", "engines_once", "prepared_digits", "workspace"]
@@ -265,6 +266,16 @@ def test_a_population_is_charged_once_and_refuses_what_it_cannot_pay(own_home: P
     with pytest.raises(BudgetRefusedError):
         call(population="visits")
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
+
+
+@pytest.mark.parametrize(("population", "limit"), [(None, 11), ("visits", 14)])
+def test_a_call_asks_the_ledger_few_times(population: str | None, limit: int) -> None:
+    """Of a population that is known: to open it, check, reserve and settle, and to state the balance on the card."""
+    if population:
+        call(population=population, cap=(7.0, 1e-2))
+    with transactions() as begun:
+        call(population=population)
+    assert len(begun) <= limit
 
 
 @pytest.mark.parametrize(

@@ -428,6 +428,10 @@ class Ledger:
         """The terms of a population."""
         return self._state(population, blocks=()).term(population)
 
+    def find_terms(self, population: str) -> Terms | None:
+        """The terms of a population; None if the ledger does not know it."""
+        return self._state(population, blocks=()).terms.get(population)
+
     def balance(self, population: str, block: str | None = None) -> Balance:
         """The balance of a block.
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,7 +166,13 @@ def _check_outside(what: str, path: Path) -> None:
             )
 
 
-def open_newest(url: str, *, home: Path, check: Callable[["Chain"], object] = lambda _: None) -> "Ledger":
+def open_newest(
+    url: str,
+    *,
+    home: Path,
+    check: Callable[["Chain"], object] = lambda _: None,
+    remembers: bool = False,
+) -> "Ledger":
     """Open the ledger at a URL and compare it with the heads in a home, which records its head after each change.
 
     So a backup from before a charge is an older copy as soon as the run is charged, even if nothing after it succeeds.
@@ -175,24 +181,28 @@ def open_newest(url: str, *, home: Path, check: Callable[["Chain"], object] = la
         url: Of the ledger.
         home: The folder that remembers heads, by the URL and by the ledger's first row.
         check: What else is compared with the rows, in the same snapshot.
+        remembers: Whether the head is recorded now, too, as by `remember`.
 
     Raises:
         LedgerBrokenError: If the ledger lacks a row that it once had.
         RefusedError: If it cannot be opened.
     """
 
-    recorded = _recorded_heads(home)
+    recorded, files = _recorded_heads(home), list[Path]()
 
     def check_all(chain: "Chain") -> None:
-        _check_newest(chain, url, home, recorded)
+        files[:] = _check_newest(chain, url, home, recorded)
         check(chain)
 
-    return ledgers.Ledger.open(
+    ledger = ledgers.Ledger.open(
         url,
         verified=_read_head(_at_url(url, home)),
         remember=lambda changed: remember(changed, url, home=home),
         check=check_all,
     )
+    if remembers:
+        _record(ledger.verified, files)
+    return ledger
 
 
 def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
@@ -210,7 +220,11 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     """
     recorded = _recorded_heads(home)
     files = ledger.read_chain(lambda chain: _check_newest(chain, url, home, recorded))
-    line = f"{ledger.verified.seq} {ledger.verified.hash}"  # of the snapshot that was checked
+    _record(ledger.verified, files)  # of the snapshot that was checked
+
+
+def _record(head: Head, files: Sequence[Path]) -> None:
+    line = f"{head.seq} {head.hash}"
     for file in files:
         if not _has_line(file, line):
             write_line(file, line)
