@@ -160,7 +160,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         _log_claim(run, job.info)
         charged_run = ChargedRun(ledger, run, software, job.info, job.prepared, job.blocks, home, root)
         with run.abandon_if_refused(ledger.status):
-            if run.result is None and ledger.status(run.run_id) is None:
+            if run.result is None and run.ledger_status is None:
                 _check_settings(job, cards=root / "data" / "cards")
             register(ledger, job.info, home=home, prepared=job.prepared, plan=lambda: job.plan)
             result = run.result or _train_and_settle(job, model, charged_run)
@@ -323,7 +323,7 @@ def _check_same_records(job: Job, charged_run: ChargedRun) -> None:
 def _reserve(job: Job, charged_run: ChargedRun, identity: RunIdentity) -> None:
     """Rehearse the card, then charge the ledger. identity: the known part of the receipt."""
     run = charged_run.run
-    if charged_run.ledger.status(run.run_id) is None:
+    if run.ledger_status is None:
         rehearsal.rehearse(job.document, job.info, identity)
         run.keep_plan(job.plan_file)
     notes = job.document.ledger_notes | holdout_note(job.info)

@@ -92,7 +92,7 @@ class ChargedRun:
 
         A settled run without a result was killed in between: it is repeated without another charge.
         """
-        if self.ledger.status(self.run.run_id) != "settled":
+        if self.run.ledger_status != "settled":
             self.ledger.reserve(
                 self.run.run_id,
                 self.info.population,
@@ -106,7 +106,7 @@ class ChargedRun:
     @property
     def settled_events(self) -> list[EventRow] | None:
         """The releases at which the run was settled before it was killed; None if it was not."""
-        if self.ledger.status(self.run.run_id) != "settled":
+        if self.run.ledger_status != "settled":
             return None
         rows = self.ledger.history(self.info.population)
         settled = [row for row in rows if (row.kind, row.run_id) == ("settle", self.run.run_id)]

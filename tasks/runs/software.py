@@ -37,7 +37,7 @@ def check_resumes(run: RunAttempt, ledger: Ledger, population: str, today: Softw
 
     Also for one whose software was not recorded, in its folder or in its reservation.
     """
-    status = ledger.status(run.run_id)
+    status = run.ledger_status
     if status is None:
         return
     rows = [row for row in ledger.history(population) if (row.kind, row.run_id) == ("reserve", run.run_id)]

@@ -122,6 +122,8 @@ class RunAttempt:
         folder: With its key and checkpoints, or its result.
         private_noise: Whether its noise is secret.
         result: The folder of its result; None if there is none yet.
+        ledger_status: The ledger's status of it when it was acquired; None if it was not reserved. Whether others
+            reserve, forfeit or settle it meanwhile, the ledger checks when it is reserved and settled.
         notes: About the software that began it.
     """
 
@@ -130,6 +132,7 @@ class RunAttempt:
     private_noise: bool
     result: Path | None
     notes: Mapping[str, str]
+    ledger_status: str | None
 
     def generator(self) -> Generator:
         """The generator with which the run began; raises RefusedError if its key is damaged."""
@@ -239,7 +242,7 @@ def acquire_run(
                     _sync(folder)
                     _sync(runs)
                 result = folder / _RESULT if state == "finished" else None
-                yield RunAttempt(run_id, folder, new_generator.private, result, own_notes)
+                yield RunAttempt(run_id, folder, new_generator.private, result, own_notes, ledger_status)
                 return
         if not is_held:
             if not has_logged:

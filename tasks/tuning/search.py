@@ -474,7 +474,7 @@ def in_threads(workers: int, trials: Sequence[SearchTrial]) -> None:
 
 def _reserve(search: Search, charged_run: ChargedRun) -> None:
     plan, document = search.plan_if_won(0)
-    if charged_run.ledger.status(charged_run.run.run_id) is None:
+    if charged_run.run.ledger_status is None:
         # A model that cannot be trained is refused before the charge.
         for settings in distinct_models(search.search_plan.documents):
             model = user_level_model(model_for(settings, search.info), search.info.rows_per_user)
