@@ -165,9 +165,9 @@ def next_of(
         return plan_for(alone, info_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
-    retire(settings, ledger, card, blocks_here(card, ledger, root, first))
-    # Asked again, since some may just have retired.
     balances = blocks_here(card, ledger, root, first)
+    if retire(settings, ledger, card, balances):
+        balances = blocks_here(card, ledger, root, first)
     if not balances:
         raise TooFewBlocksError("there is no block yet, so nothing is trained.", code="too_few_blocks")
     try:
@@ -183,9 +183,9 @@ def next_of(
             "none of the blocks that can pay is new, so the model that serves stays.", code="too_few_blocks"
         )
     # The older blocks are declared here, before the run declares those that it reads, so that they keep their order.
-    older = takewhile(lambda block: block.name not in used, balances)
-    description = replace(dataset_info(card), blocks=tuple(block.name for block in older))
-    declare(ledger, description, plan=first)
+    older = tuple(block.name for block in takewhile(lambda block: block.name not in used, balances))
+    if older:
+        declare(ledger, replace(dataset_info(card), blocks=older), plan=first)
     changes["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:
         changes["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
@@ -326,8 +326,9 @@ def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
 def _due(work: DeliveryWork, period: str) -> Outcome:
     interrupted = work.states.open()
     if interrupted is not None:
-        run_id = charged_run(work, interrupted.period)
-        if run_id is not None and work.ledger.status(run_id) == "forfeited":
+        ledger = work.ledger
+        run_id = charged_run(work, interrupted.period, ledger)
+        if run_id is not None and ledger.status(run_id) == "forfeited":
             work.say(give_up(work, interrupted))
         else:
             work.say(f"the retraining of {interrupted.period} was interrupted: it is resumed first")
@@ -341,18 +342,19 @@ def _due(work: DeliveryWork, period: str) -> Outcome:
 
 
 def _begin(work: DeliveryWork, period: str) -> Outcome:
-    run_id, before = charged_run(work, period), work.states.all()
+    ledger, before = work.ledger, work.states.all()
+    run_id = charged_run(work, period, ledger)
     if run_id is not None:
-        status = work.ledger.status(run_id)
+        status = ledger.status(run_id)
         words = f"the retraining of {period} is charged already, for run {run_id} of another home, which is {status}"
         return Outcome("busy" if status == "open" else "done", f"{words}; nothing was spent here.")
-    if missing := _missing_here(work):
+    if missing := _missing_here(work, ledger):
         work.say(missing)
     try:
         chosen = next_of(
             work.settings,
             _recipe_of(work, before),
-            work.ledger,
+            ledger,
             root=work.root,
             registry=work.registry,
             last=before[-1].blocks if before else None,
@@ -401,13 +403,13 @@ def _held_by_open_runs(work: DeliveryWork) -> str:
     )
 
 
-def _missing_here(work: DeliveryWork) -> str | None:
+def _missing_here(work: DeliveryWork, ledger: Ledger) -> str | None:
     """The sentence about charged blocks that cannot be read now; None without one."""
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
-    if card.population not in work.ledger.populations():
+    if ledger.find_terms(card.population) is None:
         return None
     names = block_names(card, root=work.root, url=database_url(card.blocks))
-    return missing_blocks(work.ledger, card.population, names)
+    return missing_blocks(ledger, card.population, names)
 
 
 def _recipe_of(work: DeliveryWork, before: list[RetrainingState]) -> RetrainingRecipe:
@@ -505,11 +507,12 @@ def _end_after_fault(
     work: DeliveryWork, state: RetrainingState, kind: Literal["refused", "failed"], reason: str
 ) -> Outcome:
     """End a delivery after a fault. Without a charge the period can start again; a charged run is resumed next time."""
-    run_id, reason = charged_run(work, state.period), f"{reason.rstrip('.')}."
+    ledger, reason = work.ledger, f"{reason.rstrip('.')}."
+    run_id = charged_run(work, state.period, ledger)
     if run_id is None:
         work.states.forget(state)
         return Outcome(kind, f"{reason} Nothing was spent; the model that serves stays.")
-    status = work.ledger.status(run_id)
+    status = ledger.status(run_id)
     if status == "forfeited" or (status == "open" and not store.is_here(home(), run_id)):
         return Outcome(kind, f"{reason} {give_up(work, state)}")
     return Outcome(
@@ -525,7 +528,7 @@ def give_up(work: DeliveryWork, state: RetrainingState) -> str:
     Its reservation is forfeited and counts as spent. A reservation of another home stays, since its run may be running.
     """
     ledger = work.ledger
-    run_id = charged_run(work, state.period)
+    run_id = charged_run(work, state.period, ledger)
     status = None if run_id is None else ledger.status(run_id)
     # It may be forfeited already, by a person or if the process was killed right after; a settled run lost its model.
     is_lost = status == "forfeited" or (status == "open" and store.is_here(home(), str(run_id)))
@@ -542,10 +545,10 @@ def give_up(work: DeliveryWork, state: RetrainingState) -> str:
     return words
 
 
-def charged_run(work: DeliveryWork, period: str) -> str | None:
-    """The run that was charged for a period; None if there is none."""
+def charged_run(work: DeliveryWork, period: str, ledger: Ledger) -> str | None:
+    """The run that was charged in a ledger for a period; None if there is none."""
     population = data_card(work.settings.dataset, work.root / "data" / "cards").population
-    return work.ledger.run_of(population, work.key(period))
+    return ledger.run_of(population, work.key(period))
 
 
 def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
@@ -560,12 +563,13 @@ def _finish_delivery(work: DeliveryWork, state: RetrainingState) -> Outcome:
         settings = params.load(work.root / "params.yaml", reads=("tracking",))
         log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
-    balances = blocks_here(card, work.ledger, work.root, lambda: planned_run(work.root, card))
-    retired = retire(work.settings, work.ledger, card, balances)
+    ledger = work.ledger
+    balances = blocks_here(card, ledger, work.root, lambda: planned_run(work.root, card))
+    retired = retire(work.settings, ledger, card, balances)
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
     work.states.write(replace(state, kind=kind, message=words, run_id=entry.name))
-    left = how_many_left(work.settings, work.ledger.blocks(card.population))
+    left = how_many_left(work.settings, ledger.blocks(card.population))
     return Outcome(kind, f"{state.period}: {words}", left, models)
 
 

@@ -23,6 +23,7 @@ from tasks.retraining import Registry, Retraining, RetrainingStates, delivery
 from tasks.retraining.delivery import Outcome
 from tests.support.retraining import CARD, CARD_FILE, MONDAY, PARAMS, SETTINGS, Place
 from tests.support.retraining import place as place
+from tests.support.transactions import transactions
 from tests.support.workspace import killed_in
 
 
@@ -397,6 +398,15 @@ def test_a_file_without_a_recipe_gets_the_one_it_had_once(place: Place) -> None:
     place.arrive("w3")
     assert place.deliver(1, file=file).kind == "promoted"
     assert file.read_text() == written
+
+
+def test_a_retraining_asks_the_ledger_few_times(place: Place) -> None:
+    """24 times for the training, which declares a block, and 17 to decide before it and after it."""
+    place.deliver()
+    place.arrive("w3")
+    with transactions() as begun:
+        assert place.deliver(1).kind == "promoted"
+    assert len(begun) <= 41
 
 
 def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
