@@ -44,6 +44,7 @@ NOTE, DIGEST_NOTE = "software", "software_sha256"
 _SOURCE = (".py", ".yaml")
 _SHOWN = 8
 _STATED_ELSEWHERE = (":!dvc.lock", ":!params.yaml")
+_COMMIT = "# branch.oid "
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,23 @@ def software_facts(root: Path, software: Software) -> SoftwareFacts:
     git is None outside a checkout. dirty: files differ from the commit, except for dvc.lock, which DVC writes during a
     run, and params.yaml, whose content is in the plan.
     """
-    commit = _output(root, "rev-parse", "--verify", "HEAD")
-    changes = _output(root, "status", "--porcelain", "--", ".", *_STATED_ELSEWHERE)
     return SoftwareFacts(
         recorded="training",
         version=software.version,
         code=software.code,
         python=platform.python_version(),
         packages=_versions(PACKAGES),
-        git=None if not commit or changes is None else Commit(commit=commit, dirty=bool(changes)),
+        git=_commit_of(root),
     )
+
+
+def _commit_of(root: Path) -> Commit | None:
+    """The commit, by one process of Git; None without one, as in a new repository."""
+    lines = _output(root, "status", "--porcelain=v2", "--branch", "--", ".", *_STATED_ELSEWHERE).splitlines()
+    commits = [line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)]
+    if commits in ([], ["(initial)"]):
+        return None
+    return Commit(commit=commits[0], dirty=any(not line.startswith("# ") for line in lines))
 
 
 def _versions(names: Sequence[str]) -> dict[str, str]:
@@ -149,11 +157,12 @@ def _version_of(name: str) -> str | None:
         return None
 
 
-def _output(root: Path, *arguments: str) -> str | None:
+def _output(root: Path, *arguments: str) -> str:
+    """What a command of Git writes; nothing where it fails or there is no Git."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
+        return ""
+    return done.stdout

@@ -48,6 +48,8 @@ def test_changes_of_the_code_are_told_from_those_of_a_run(checkout: Path, name: 
 def test_code_without_version_control_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert software_facts(tmp_path, HERE).git is None
+    git(tmp_path, "init", "--quiet")  # without a commit
+    assert software_facts(tmp_path, HERE).git is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert software_facts(tmp_path, HERE).git is None
 
