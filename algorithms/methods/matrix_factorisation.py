@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 else:
     torch = later("torch")
 
-optimize, signal = later("scipy.optimize"), later("scipy.signal")
+optimize, signal, special = later("scipy.optimize"), later("scipy.signal"), later("scipy.special")
 
 Array = NDArray[np.float64]
 
@@ -72,12 +72,16 @@ _ROUNDING = 1e-12
 
 _MAX_BANDS = 64
 """Bands that "auto" tries: each is a vector of memory."""
-_SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 8
+_SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 4
 """The most and the fewest iterates that a search for a strategy counts: more give nearly the same one."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
-_TOO_MUCH, _NOWHERE, _ENOUGH = 20.0, 1e6, 1e-6
-"""Of logarithms of noise: so much above the lowest is no place to search, this is taken for it, and where to end."""
+_TOO_MUCH = 20.0
+"""Of logarithms of noise: so much above the lowest is taken for all that is higher."""
+_BANDED_SEARCH, _BUFFERED_SEARCH = {"ftol": 1e-5, "maxfun": 20}, {"ftol": 1e-6, "maxfun": 40}
+"""The change of a logarithm of noise at which a search ends, and after how many of them it does at last."""
+_MAX_LOGIT = 12.0
+"""Of a buffer's share and decay in a search."""
 _DECAY_LENGTH, _NOTHING = 2**12, 1e-12
 """The fewest entries of C^-1's column that a search for bands computes, and below what the others count for nothing."""
 
@@ -126,29 +130,45 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int | None = None) ->
     rows = rows or min(ROWS, max(MIN_ROWS, _MAX_WEIGHTS // steps))
     positions = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
     last = np.unique(positions.round().astype(int))
-    # An update is linear in the gradients, so that its adjoint, from the last step back, gives the weights of all.
-    parameters, velocity, average = np.zeros((3, len(last)))
-    weights = np.zeros((steps, len(last)))
-    row_of = {step: row for row, step in enumerate(last.tolist())}
-    is_averaged = False
-    # In place, as there may be tens of thousands of steps, and without what changes nothing.
-    for step in reversed(range(steps)):
-        if step in row_of:
-            average[row_of[step]], is_averaged = 1.0, True
-        if is_averaged:
-            share = update.averaging_weight(step + 1, steps)
-            parameters += share * average
-            average *= 1.0 - share
-            is_averaged = share < 1.0
-        rate, row = update.rate_at(step / steps), weights[step]
-        np.multiply(rate, parameters, out=row)
-        if update.momentum:
-            velocity *= update.momentum
-            velocity += update.momentum * row if update.nesterov else row
-            row[:] = row + velocity if update.nesterov else velocity
-        if update.weight_decay:
-            parameters *= 1.0 - rate * update.weight_decay
-    return Workload(np.ascontiguousarray(weights.T), tuple((last + 1).tolist()))
+    return Workload(_weights_of_gradients(update, steps, last), tuple((last + 1).tolist()))
+
+
+def _weights_of_gradients(update: OptimizerConfig, steps: int, last: NDArray[np.int64]) -> Array:
+    """The weights of all gradients in the parameters after each of the steps `last`, shape [iterates, steps].
+
+    An update is linear in the gradients, so that its adjoint, from the last step back, gives the weights of all. It
+    moves three numbers of each iterate by the same matrices: the slopes by parameters, velocity and average. Products
+    of these within the spans between iterates are computed for all spans at once.
+    """
+    rates = np.array([update.rate_at(step / steps) for step in range(steps)])
+    shares = np.array([update.averaging_weight(step + 1, steps) for step in range(steps)])
+    ahead, own = (1.0, update.momentum) if update.nesterov else (0.0, 1.0)
+    nothing, shrink = np.zeros(steps), 1.0 - rates * update.weight_decay
+    moves = np.array(
+        [
+            [shrink, nothing, shrink * shares],
+            [own * rates, nothing + update.momentum, own * rates * shares],
+            [nothing, nothing, 1.0 - shares],
+        ]
+    ).transpose(2, 0, 1)
+    readings = moves[:, 1] + ahead * np.array([rates, nothing, rates * shares]).T
+
+    starts = np.append(0, last[:-1] + 1)
+    lengths = last + 1 - starts
+    weights_of_slopes = np.empty((lengths.max(), len(last), 3))
+    products = np.tile(np.eye(3), (len(last), 1, 1))
+    for back in range(lengths.max()):
+        at = np.maximum(last - back, starts)
+        weights_of_slopes[back] = (readings[at, None] @ products)[:, 0]
+        products = np.where((back < lengths)[:, None, None], moves[at] @ products, products)
+
+    weights, slopes = np.zeros((len(last), steps)), np.zeros((3, len(last)))
+    for span in reversed(range(len(last))):
+        slopes[2, span] = 1.0
+        read = weights_of_slopes[: lengths[span], span][::-1]
+        weights[span:, starts[span] : last[span] + 1] = (read @ slopes[:, span:]).T
+        slopes = products[span] @ slopes
+    return weights
 
 
 def squared_noise(strategy: Strategy, workload: Workload) -> Array:
@@ -161,9 +181,7 @@ def squared_noise(strategy: Strategy, workload: Workload) -> Array:
     if strategy == INDEPENDENT:
         return np.asarray(np.square(workload.rows).sum(1))
     if isinstance(strategy, Toeplitz | Buffered):
-        inverse = torch.from_numpy(strategy.inverse(workload.steps))
-        squares: Array = _apply(torch.from_numpy(workload.rows), inverse).square().sum(1).numpy()
-        return squares
+        return _squared_sums(workload.rows, strategy.inverse(workload.steps))
     assert isinstance(strategy, Tree)
     return strategy.squared_sums(workload.rows)
 
@@ -213,7 +231,7 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int | 
         return torch.log(error(inverse) * column.square().sum())
 
     start = square_root(bands, momentum=update.momentum).coefficients
-    coefficients = _minimise(noise, np.array(start[1:]) / start[0])
+    coefficients = _minimise(noise, np.array(start[1:]) / start[0], _BANDED_SEARCH)
     return _normalise(np.concatenate([[1.0], coefficients]))
 
 
@@ -230,66 +248,79 @@ def best_buffered(
     period = min(parts, steps)
 
     def terms(point: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.exp(point[:buffers]), torch.sigmoid(point[buffers:])
+        # C^-1 stays bounded as long as the weights, each over 1 + its decay, add up to less than 1.
+        decays, rest = torch.sigmoid(point[buffers:]), torch.zeros(1, dtype=torch.float64)
+        return (1 + decays) * torch.softmax(torch.cat([point[:buffers], rest]), 0)[:-1], decays
 
     def noise(point: Tensor) -> Tensor:
-        sizes, decays = terms(point)
+        weights, decays = terms(point)
         # As in `Buffered`: each term of C's column falls by its decay, and that of C^-1 by what the buffers hold.
-        first, own = torch.ones(1, dtype=torch.float64), torch.diag(decays) - sizes[:, None]
-        column = torch.cat([first, _powers(sizes, decays[:, None], torch.mul, steps - 1).sum(0)])
-        inverse = torch.cat([first, -_powers(sizes, own, torch.matmul, steps - 1).sum(0)])
+        first, own = torch.ones(1, dtype=torch.float64), torch.diag(decays)
+        column = torch.cat([first, _sums(weights, own, steps - 1)])
+        inverse = torch.cat([first, -_sums(weights, own - weights[:, None], steps - 1)])
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
         moved = torch.nn.functional.pad(column, (0, -steps % period)).view(-1, period).cumsum(0)
         return torch.log(error(inverse) * moved.reshape(-1)[:steps].square().sum())
 
-    slow = np.linspace(0.5, np.log(max(period, 8)), buffers)
-    solution = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
-    sizes, decays = terms(torch.from_numpy(solution))
-    return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
+    slow = np.linspace(np.log(max(period, 8)), 0.5, buffers)
+    shares = 0.4 / buffers * np.exp(-slow / 2) / (1 + special.expit(slow))
+    start = np.concatenate([np.log(shares / (1 - shares.sum())), slow])
+    # Beyond these a buffer holds next to nothing, or what it holds hardly falls in the whole run.
+    limits = [(-_MAX_LOGIT, _MAX_LOGIT)] * buffers + [(-_MAX_LOGIT, math.log(8 * steps))] * buffers
+    solution = _minimise(noise, start, _BUFFERED_SEARCH, limits)
+    weights, decays = terms(torch.from_numpy(solution))
+    return Buffered(tuple(map(float, weights)), tuple(map(float, decays)))
 
 
-def _some_rows(workload: Workload, count: int | None) -> Tensor:
+def _some_rows(workload: Workload, count: int | None) -> Array:
     """About so many evenly spaced rows with the last one, shape [rows, steps]."""
     count = count or min(_SEARCH_ROWS, max(_MIN_SEARCH_ROWS, _MAX_SEARCH_WEIGHTS // workload.steps))
     every = max(1, len(workload.rows) // count)
-    return torch.from_numpy(workload.rows[::-1][::every][::-1].copy())
+    return workload.rows[::-1][::every][::-1].copy()
 
 
 def _normalise(column: Array) -> Toeplitz:
     return Toeplitz(tuple(map(float, column / np.sqrt(np.square(column).sum()))))
 
 
-def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
-    """A local minimum of a logarithm by L-BFGS."""
-    lowest = math.inf
+def _minimise(
+    value: Callable[[Tensor], Tensor],
+    start: Array,
+    options: dict[str, float],
+    limits: list[tuple[float, float]] | None = None,
+) -> Array:
+    """A local minimum of a logarithm by L-BFGS, between limits."""
+    lowest, best = math.inf, start
 
     def with_gradient(point: Array) -> tuple[float, Array]:
-        nonlocal lowest
+        nonlocal lowest, best
         variables = torch.from_numpy(point.copy()).requires_grad_()
         objective = value(variables)
         if not objective < lowest + _TOO_MUCH:  # an inverse that grows without end; back to where it does not
-            return _NOWHERE, np.zeros_like(point)
-        lowest = min(lowest, float(objective.detach()))
+            return lowest + _TOO_MUCH, np.zeros_like(point)
+        if objective < lowest:
+            lowest, best = float(objective.detach()), point.copy()
         (slope,) = torch.autograd.grad(objective, variables)
         return float(objective.detach()), slope.numpy()
 
-    result = optimize.minimize(
-        with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": _ENOUGH}
-    )
-    return np.asarray(result.x if result.fun < _NOWHERE else start)
+    optimize.minimize(with_gradient, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    return best
 
 
-def _spectrum(rows: Tensor) -> Tensor:
-    spectrum: Tensor = torch.fft.rfft(rows, n=2 * rows.shape[1])
-    return spectrum
+def _fast_size(least: int) -> int:
+    """The smallest size from `least` on whose prime factors are 2 and a few of 3 and 5, which transforms take fast."""
+    odd = (3**threes * 5**fives for threes in range(4) for fives in range(4))
+    sizes: list[int] = [part << (-(-least // part) - 1).bit_length() for part in odd]
+    return min(sizes)
 
 
-def _apply(rows: Tensor, inverse: Tensor) -> Tensor:
-    """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
-    steps = rows.shape[1]
-    product = torch.fft.irfft(_spectrum(rows) * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
-    applied: Tensor = product[:, :steps]
-    return applied
+def _squared_sums(rows: Array, inverse: Array) -> Array:
+    """The squared norms of the rows of A C^-1, for A of shape [iterates, steps] and the first column of C^-1."""
+    steps, size = rows.shape[1], _fast_size(2 * rows.shape[1])
+    spectrum = np.fft.rfft(inverse, n=size).conj()
+    # One after the other, as all transforms together have no place in a processor's memory.
+    sums = (np.fft.irfft(np.fft.rfft(row, n=size) * spectrum, n=size)[:steps] for row in rows)
+    return np.array([row @ row for row in sums])
 
 
 class _SummedNoise:
@@ -301,26 +332,35 @@ class _SummedNoise:
     combinations of them have the same squares.
     """
 
-    def __init__(self, rows: Tensor, length: int) -> None:
+    def __init__(self, rows: Array, length: int) -> None:
         self.length, self._rows = length, rows
+        self._size = _fast_size(2 * length)
 
     @cached_property
-    def _spectra(self) -> tuple[Tensor, Tensor]:
-        """Of the autocorrelation, on a circle of twice the length, and of the combinations of the rows' heads."""
-        energy, both = _spectrum(self._rows).abs().square().sum(0), 2 * self._rows.shape[1]
-        lags = torch.fft.irfft(energy, n=both)[: self.length]
-        circle = torch.cat([lags, torch.zeros(1, dtype=torch.float64), lags[1:].flip(0)])
-        _, sizes, heads = torch.linalg.svd(self._rows[:, : self.length], full_matrices=False)
+    def _spectra(self) -> tuple[Array, NDArray[np.complex128]]:
+        """Of the autocorrelation, on a circle, and of the combinations of the rows' heads."""
+        whole = _fast_size(2 * self._rows.shape[1])
+        energy = np.square(np.abs(np.fft.rfft(self._rows, n=whole))).sum(0)
+        lags = np.fft.irfft(energy, n=whole)[: self.length]
+        circle = np.concatenate([lags, np.zeros(self._size + 1 - 2 * self.length), lags[:0:-1]])
+        _, sizes, heads = np.linalg.svd(self._rows[:, : self.length], full_matrices=False)
         heads = (sizes[:, None] * heads)[sizes > _NOTHING * sizes[0]]
-        return torch.fft.rfft(circle), _spectrum(heads).conj()
+        return np.fft.rfft(circle).real, np.fft.rfft(heads, n=self._size)
 
     def __call__(self, inverse: Tensor) -> Tensor:
+        column, size = inverse.detach().numpy(), self._size
         circle, heads = self._spectra
-        size = 2 * self.length
-        spectrum = torch.fft.rfft(inverse, n=size)
-        whole: Tensor = torch.fft.irfft(spectrum * circle, n=size)[: self.length] @ inverse
-        before: Tensor = torch.fft.irfft(spectrum * heads, n=size)[:, 1 : self.length].square().sum()
-        return whole - before
+        with np.errstate(over="ignore", invalid="ignore"):
+            spectrum = np.fft.rfft(column, n=size)
+            moved = np.fft.irfft(spectrum * circle, n=size)[: self.length]
+            value, back = moved @ column, np.zeros_like(spectrum)
+            for head in heads:
+                before = np.fft.irfft(spectrum * head.conj(), n=size)
+                before[0] = before[self.length :] = 0.0
+                value -= before @ before
+                back += np.fft.rfft(before) * head
+            slopes = 2.0 * (moved - np.fft.irfft(back, n=size)[: self.length])
+        return float(value) + torch.from_numpy(slopes) @ (inverse - inverse.detach())
 
 
 @lru_cache(maxsize=4)
@@ -333,12 +373,26 @@ def _decay_length(bands: int, steps: int) -> int:
     return min(steps, max(_DECAY_LENGTH, 8 * bands, 1 << (steps // 4).bit_length()))
 
 
-def _powers(first: Tensor, later: Tensor, times: Callable[[Tensor, Tensor], Tensor], count: int) -> Tensor:
-    """`first` after each number of steps below `count`, shape [dimension, count], in doubling blocks."""
+def _sums(first: Tensor, later: Tensor, count: int) -> Tensor:
+    """The sums of `first`, shape [buffers], and of what it becomes by each step with a matrix, shape [count].
+
+    Steps are few leaps of many: their product with single steps is one product of two small matrices.
+    """
+    size = 1 << (count.bit_length() + 1) // 2
+    single, leap = _powers(torch.ones_like(first), later.T, size)
+    leaps, _ = _powers(first, leap.T, -(-count // size))
+    return (leaps.T @ single).reshape(-1)[:count]
+
+
+def _powers(first: Tensor, later: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`first` after each number of steps below `count`, shape [dimension, count], in doubling blocks.
+
+    Also the matrix of as many steps as the next power of two.
+    """
     columns = first[:, None]
     while columns.shape[1] < count:
-        columns, later = torch.hstack([columns, times(later, columns)]), times(later, later)
-    return columns[:, :count]
+        columns, later = torch.hstack([columns, later @ columns]), later @ later
+    return columns[:, :count], later
 
 
 @cache
@@ -528,7 +582,7 @@ class MatrixFactorisation(SampledMethod):
     def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
         asked, lowest_noise = workload(self.update, self.steps), math.inf
-        some = Workload(_some_rows(asked, None).numpy(), ())
+        some = Workload(_some_rows(asked, None), ())
 
         def noise_needed(correlation: CorrelatedPlan) -> float:
             return calibrated_multiplier(self._releases(correlation, sampled), target, facts, sampled)

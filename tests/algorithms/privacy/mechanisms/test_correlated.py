@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -170,7 +171,7 @@ def test_the_noise_of_all_iterates_together_is_the_sum_of_each(length: int) -> N
     rows, inverse = np.tril(generator.normal(size=(40, 40)))[[4, 9, 11, 25, 38, 39]], np.zeros(40)
     inverse[:length] = generator.normal(size=length)
     expected = np.square(rows @ toeplitz(inverse, np.zeros(40))).sum()
-    summed = _SummedNoise(torch.from_numpy(rows), length)(torch.from_numpy(inverse[:length]))
+    summed = _SummedNoise(rows, length)(torch.from_numpy(inverse[:length]))
     assert float(summed) == pytest.approx(expected, rel=1e-12)
 
 
@@ -219,6 +220,59 @@ def test_a_workload_is_the_course_of_the_update(
     assert workload(OptimizerConfig(1.0), 1000, rows=10).rows.shape == (10, 1000)
     last = workload(OptimizerConfig(1.0), 1000, rows=10).rows[-1]
     assert (last == 1.0).all()
+    few, every = (workload(replace(update, momentum=0.8), 50, rows=rows) for rows in (7, 50))
+    assert len(few.after) == 7
+    assert few.rows == pytest.approx(every.rows[np.array(few.after) - 1], rel=1e-12, abs=1e-300)
+
+
+def test_long_runs_are_transformed_at_fast_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Fourier transform of a prime number of steps, or twice that, takes ten times as long as of a few more."""
+    sizes = set()
+    for name in ("rfft", "irfft"):
+        original = getattr(np.fft, name)
+
+        def noted(numbers: Any, n: int | None = None, original: Callable[..., Any] = original) -> Any:
+            sizes.add(n or numbers.shape[-1])
+            return original(numbers, n=n)
+
+        monkeypatch.setattr(np.fft, name, noted)
+    update, steps = OptimizerConfig(0.9), 4_999
+    mean_squared_noise(best_buffered(update, steps, 1, 500), workload(update, steps))
+    assert max(sizes) >= 2 * steps
+    for size in sizes:
+        for factor in (2, 3, 5):
+            while size % factor == 0:
+                size //= factor
+        assert size == 1
+
+
+@pytest.mark.parametrize(
+    ("update", "buffers", "noise"),
+    [
+        (OptimizerConfig(1.0, momentum=0.9, schedule="linear"), 1, 66.79),
+        (OptimizerConfig(1.0, averaging="ema"), 1, 6.037),
+        (OptimizerConfig(1.0, momentum=0.9, schedule="cosine", averaging="ema", nesterov=True), 4, 50.23),
+    ],
+)
+def test_a_search_for_buffers_ends_soon_where_noise_is_least(
+    update: OptimizerConfig, buffers: int, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strategies whose inverse grows without end are no place to search."""
+    searched = 0
+
+    def counted(self: _SummedNoise, inverse: torch.Tensor) -> torch.Tensor:
+        nonlocal searched
+        searched += 1
+        return original(self, inverse)
+
+    original = _SummedNoise.__call__
+    monkeypatch.setattr(_SummedNoise, "__call__", counted)
+    steps, parts = 4_800, 600
+    best_buffered.cache_clear()
+    found = best_buffered(update, steps, buffers, parts)
+    assert searched <= 40
+    moves = squared_sensitivity(found.column(steps), steps=steps, parts=parts)
+    assert math.sqrt(moves * mean_squared_noise(found, workload(update, steps))) < noise
 
 
 @every_strategy
