@@ -73,7 +73,7 @@ class DataFindings:
     remarks: tuple[str, ...] = ()
 
 
-def look(name: str, root: Path, *, counted: bool) -> DataFindings:
+def check_data(name: str, root: Path, *, counted: bool) -> DataFindings:
     """Check the data set of a card in the checkout at `root`.
 
     name: name of the data set, or path of its card. counted: whether to count values of private records. Raises
@@ -82,7 +82,7 @@ def look(name: str, root: Path, *, counted: bool) -> DataFindings:
     path = Path(name)
     is_path = path.suffix == ".yaml"
     folder = path.parent if is_path else root / "data" / "cards"
-    report = _look(data_card(path.stem if is_path else name, folder), root, counted=counted)
+    report = _check_card(data_card(path.stem if is_path else name, folder), root, counted=counted)
     about_card = (*_about_held_out(report.card), *_about_checksums(report.card))
     return replace(report, remarks=(*about_card, *report.remarks))
 
@@ -105,10 +105,10 @@ def _about_checksums(card: DataCard) -> list[str]:
     ]
 
 
-def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
+def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
-        return _look_at_blocks(card, card.blocks, root, counted=counted, key=key)
+        return _check_blocks(card, card.blocks, root, counted=counted, key=key)
     right = {
         file.path: checksum
         for file in card.files.values()
@@ -162,7 +162,7 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
     return DataFindings(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
 
 
-def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, key: bytes) -> DataFindings:
+def _check_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, key: bytes) -> DataFindings:
     """Read all blocks that are there now, each whole, and the card's test file."""
     counts, refused, paths = dict[str, int](), None, dict[str, Path]()
     try:

@@ -52,9 +52,9 @@ def check_data(
 
     All this depends on the records and protects nobody, so keep it to yourself.
     """
-    from tasks.check_data import look
+    from tasks.check_data import check_data
 
-    report = look(card, find_checkout() or Path.cwd(), counted=counts)
+    report = check_data(card, find_checkout() or Path.cwd(), counted=counts)
     for path, line in report.checksums.items():
         say(f"{path}: if this is the right file, its card needs  {line}")
     if report.counts is not None:
@@ -272,10 +272,10 @@ def init(options: _Options) -> None:
 
 def _say_remarks(folder: Path, name: str) -> None:
     """Print what `data check` finds in the rows of a new project's table; nobody but the owner is told."""
-    from tasks.check_data import look
+    from tasks.check_data import check_data
 
     if (folder / "data" / "cards" / f"{name}.yaml").is_file():
-        report = look(name, folder, counted=False)
+        report = check_data(name, folder, counted=False)
         for remark in report.remarks:
             say(f"look at this: {remark}")
         if report.refused is not None:

@@ -17,7 +17,7 @@ from data.readers.records import RecordBatch, RecordChunk
 from data.readers.rows import RowReader
 from data.reading import Digests, block_names, read_blocks
 from tasks import prepare as prepare_stage
-from tasks.check_data import look
+from tasks.check_data import check_data
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import prepare
 from tasks.runs.dvc_process import has_other_blocks
@@ -133,7 +133,7 @@ def test_a_card_whose_blocks_are_of_a_query_says_in_the_check_that_its_column_mu
     folder_card: Document, query_card: tuple[Document, str], store: Store, tmp_path: Path
 ) -> None:
     for document, said in ((query_card[0], "column 'week' of a query"), (folder_card, "")):
-        found = look(str(store(document) / "tiny.yaml"), tmp_path, counted=False)
+        found = check_data(str(store(document) / "tiny.yaml"), tmp_path, counted=False)
         assert said in (found.warning or "")
         assert (found.warning is None) == (said == "")
 

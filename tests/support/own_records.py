@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.card.verify import check_charged
 from tasks import evaluate, report
-from tasks.check_data import look
+from tasks.check_data import check_data
 from tests.support.cards import card
 from tests.support.workspace import Workspace
 
@@ -42,7 +42,7 @@ def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[
         cards.mkdir(parents=True, exist_ok=True)
         document = CARD | {"files": {"train": {"path": path, "keyed_sha256": "0" * 64}}} | keys
         _write(cards / "mine.yaml", document)
-        right = dict(look("mine", workspace.root, counted=False).checksums)
+        right = dict(check_data("mine", workspace.root, counted=False).checksums)
         for file in document["files"].values():
             file["keyed_sha256"] = right.pop(file["path"]).removeprefix("keyed_sha256: ")
         document["reader"] |= dict(line.split(": ") for line in right.values())

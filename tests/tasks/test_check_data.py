@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from data.card import DataRefusedError
 from data.files import _checksum as checksum
 from data.reading import read
-from tasks.check_data import DataFindings, look
+from tasks.check_data import DataFindings, check_data
 from tests.support.cards import card, category, csv_of, label, number
 
 Check = Callable[..., DataFindings]
@@ -62,7 +62,7 @@ def check(tmp_path: Path) -> Check:
         }
         document = CARD | (target or CLASSES) | {"files": files, "reader": reader, "public": public}
         YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-        return look(str(tmp_path / "mine.yaml"), tmp_path, counted=not public)
+        return check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=not public)
 
     return checked
 
@@ -170,7 +170,7 @@ def test_labels_are_counted_as_they_are_read(check: Check, tmp_path: Path, case:
     table = {"a": [1] * len(values), "x": values, "z": [0] * len(values)}
     others = [label("z")] if target is LABELS else []
     found = check(table, NUMBER | {"name": "a"}, label("x"), *others, **target)
-    quiet = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
+    quiet = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
     assert (in_train(found), quiet.counts) == (counts, None)
     for one in (found, quiet):
         assert (one.refused is None) == (refused is None) and (refused or "") in str(one.refused or "")
@@ -186,7 +186,7 @@ def test_rows_that_a_person_leaves_out_are_counted(tmp_path: Path) -> None:
     YAML(typ="safe", pure=True).dump(
         document | {"split": {"salt": "m", "test_fraction": 0.5}}, tmp_path / "mine.yaml"
     )
-    assert look(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
+    assert check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
         "train: records": 43,
         "rows left out: of nobody, of people in the test file, or beyond per_person": 23,
     }
@@ -245,7 +245,7 @@ def test_rows_are_counted_from_the_first_line_and_over_portions(
     document = CARD | CLASSES | {"files": files, "reader": reader, "public": True}
     document |= {"split": {"salt": "m", "test_fraction": 0.5}}
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    refused = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
+    refused = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
     assert content.splitlines()[503] == "word,no" and "See row 504, not" in str(refused)
 
 
@@ -273,7 +273,7 @@ def test_files_that_are_no_records_and_images_that_cannot_be_read_are_counted(tm
     document = CARD | CLASSES | {"files": files, "reader": reader, "shape": [1, 2, 2]}
     document |= {"split": {"salt": "b", "test_fraction": 0.5}}
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    assert look(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
+    assert check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
         "train: files that are not PNG or JPEG in a class's folder, ignored": 2,
         "train: records": 2,
         "test: records": 1,
@@ -402,7 +402,7 @@ def test_what_looks_wrong_is_told_to_the_owner_in_words(
 ) -> None:
     columns, target, table, words, is_refused = REMARKS[case]
     check(table, *columns, label("y"), public=public, **target)
-    quiet = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
+    quiet = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
     assert any(words in remark for remark in quiet.remarks), quiet.remarks
     assert (quiet.counts is not None) == public and bool(quiet.refused) == is_refused
 
@@ -478,7 +478,7 @@ def test_the_owner_is_told_which_fault_a_file_has(
     document = YAML(typ="safe", pure=True).load(card_file)
     document["files"]["train"]["sha256"] = sha256(content).hexdigest()
     YAML(typ="safe", pure=True).dump(document, card_file)
-    found = look(str(card_file), tmp_path, counted=False)
+    found = check_data(str(card_file), tmp_path, counted=False)
     assert found.refused is not None
     assert words.format(path) in " ".join([str(found.refused), *found.remarks])
 
@@ -490,7 +490,7 @@ def test_a_table_without_rows_is_refused_in_a_sentence(tmp_path: Path, content: 
     document = CARD | CLASSES | {"files": files, "reader": csv_of(NUMBER, label("y"))}
     document |= {"split": {"salt": "m", "test_fraction": 0.5}}
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    refused = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
+    refused = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
     assert refused is not None and (refused.code, refused.fields["part"]) == ("no_records", "training")
 
 
@@ -502,7 +502,7 @@ def test_without_a_header_the_separator_of_the_lines_is_named(tmp_path: Path) ->
         CARD | CLASSES | {"files": files, "reader": reader, "split": {"salt": "m", "test_fraction": 0.5}}
     )
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    *_, question, remark = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
+    *_, question, remark = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
     assert "why are the held-out records public?" in question
     assert "line 1 of" in remark and "it has 2 by ';', which `separator` under `reader`" in remark
 
@@ -516,7 +516,7 @@ def test_at_most_says_that_it_counts_the_rows_that_are_used(tmp_path: Path) -> N
     document = CARD | CLASSES | {"files": files, "reader": reader, "records": {"at_most": 40}}
     document |= {"person": {"column": "who", "per_person": 2}, "split": {"salt": "m", "test_fraction": 0.5}}
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    refused = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
+    refused = check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
     assert refused is not None and (refused.code, refused.fields["at_most"]) == ("too_many_records", 40)
     assert "at most 2 of each person" in str(refused)
 
@@ -537,7 +537,7 @@ def weekly(tmp_path: Path) -> Callable[..., DataFindings]:
             CARD | CLASSES | blocks | {"reader": csv_of(NUMBER, label("y")), "files": {}, "public": public}
         )
         YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-        return look(str(tmp_path / "mine.yaml"), tmp_path, counted=public)
+        return check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=public)
 
     return checked
 

@@ -25,7 +25,7 @@ from data.formats import Own
 from data.prepared import load as load_prepared
 from flows.cli.costs import cost_table
 from tasks import evaluate, prepare, report
-from tasks.check_data import look
+from tasks.check_data import check_data
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.export import export
@@ -137,12 +137,12 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
     (workspace.root / "photos/no/broken.png").write_bytes(b"broken")
     data = {"transform": "encoder", "encoder": {"name": ENCODER, "settings": {}}}
     declared("photos", data, reader={"kind": "images", "mode": "L"}, shape=[1, 8, 8], unit="one image")
-    counts = look("mine", workspace.root, counted=True).counts or {}
+    counts = check_data("mine", workspace.root, counted=True).counts or {}
     assert {name: count for name, count in counts.items() if "stand-in" in name} in (
         {"train: not read as images, the stand-in": 1},
         {"test: not read as images, the stand-in": 1},
     )
-    assert look("mine", workspace.root, counted=False).counts is None
+    assert check_data("mine", workspace.root, counted=False).counts is None
     assert load_prepared(workspace.root / "datasets/prepared").info.input_shape == (12,)
     workspace.train()
     model = load_model(workspace.root / "artifacts/model.safetensors")
