@@ -178,8 +178,8 @@ def check_apart_at(passes: Passes, form: InputSpec, count: int) -> None:
 def _memory_of_a_record(passes: Passes, parameters: Tensor, form: InputSpec) -> tuple[int, int]:
     """The bytes that a record takes in 64 bits in a forward pass, and in a recorded pass with its graph."""
     few = form.draw(_FEW, 0)
-    forward, _ = _measure(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
-    back, _ = _measure(few, lambda some: passes.gradients(parameters, some.inputs, some.labels))
+    forward, _ = _measure(few, lambda records: passes.losses(parameters, records.inputs, records.labels))
+    back, _ = _measure(few, lambda records: passes.gradients(parameters, records.inputs, records.labels))
     return 2 * forward.each, 4 * back.each
 
 
@@ -187,10 +187,10 @@ def _measure(few: SyntheticBatch, run: Callable[[SyntheticBatch], T]) -> tuple[P
     """The peak memory of something that runs for one and for a few records, and its result for the few."""
     # Two points of a line through the number of records: `fixed` is its height at 0, `each` its slope.
     peaks = []
-    for some in (few.alone(0), few):
+    for records in (few.alone(0), few):
         with MemoryTracer() as memory, same_randomness():
-            result = run(some)
-        peaks.append(some.inputs.nbytes + memory.most)
+            result = run(records)
+        peaks.append(records.inputs.nbytes + memory.most)
     each = max(0, peaks[1] - peaks[0]) // (len(few.labels) - 1)
     return PassCost(max(0, peaks[0] - each), each), result
 
@@ -378,33 +378,33 @@ def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits
 
 def _choose_passes(described: _Described) -> _Runnable:
     """Decide how passes run, so that they can be recorded; each decision is tried on a traced pass of a few records."""
-    some = described.with_decisions(unpacks=_may_unpack(described.probe32, described.probe64))
-    few = some.few
-    with forbid_state_changes(some.probe32):
-        first = _trace(some.probe32, few)
-    name, module = some.passes.model.name, some.probe32.passes.model.module
-    if first.tracer.writes_into((some.probe32.parameters, *held_by(module))):
+    described = described.with_decisions(unpacks=_may_unpack(described.probe32, described.probe64))
+    few = described.few
+    with forbid_state_changes(described.probe32):
+        first = _trace(described.probe32, few)
+    name, module = described.passes.model.name, described.probe32.passes.model.module
+    if first.tracer.writes_into((described.probe32.parameters, *held_by(module))):
         # Of values that it does not change here, too: an embedding's max_norm rewrites only what is longer.
         raise RecordsNotIndependentError(
             f"the forward pass of the model {name} writes what it computes of records into its parameters or attributes"
         )
-    if first.recorder is None and some.probe32.passes.is_channels_last:
-        some = some.with_decisions(keeps_format=True)
-        first = _trace(some.probe32, few)
+    if first.recorder is None and described.probe32.passes.is_channels_last:
+        described = described.with_decisions(keeps_format=True)
+        first = _trace(described.probe32, few)
     if first.recorder is None:
-        again = _trace(some.probe32.with_decisions(uses_double_backward=True), few)
+        again = _trace(described.probe32.with_decisions(uses_double_backward=True), few)
         if again.recorder is not None:
-            some, first = some.with_decisions(uses_double_backward=True), again
-    check_shape(some.probe32, first.seen)
-    if some.is_brief:
-        samples = [few, *([some.form.draw(_MORE, 1)] if some.has_crowd else [])]
+            described, first = described.with_decisions(uses_double_backward=True), again
+    check_shape(described.probe32, first.seen)
+    if described.is_brief:
+        samples = [few, *([described.form.draw(_MORE, 1)] if described.has_crowd else [])]
     else:
-        plain = some.probe64.draw(_FEW, 0)
+        plain = described.probe64.draw(_FEW, 0)
         samples = [plain, plain.times(10.0), plain.times(_LARGE), plain.times(0.0), plain.with_holes()]
-        samples.append(some.probe64.draw(_MORE, 1))
-    pinned_branches, first = _resolve_branches(some.probe32, some.probe64, first, samples)
-    some = some.with_decisions(pinned_branches=pinned_branches or ())
-    return _Runnable(**vars(some), first=first, pinned_branches=pinned_branches)
+        samples.append(described.probe64.draw(_MORE, 1))
+    pinned_branches, first = _resolve_branches(described.probe32, described.probe64, first, samples)
+    described = described.with_decisions(pinned_branches=pinned_branches or ())
+    return _Runnable(**vars(described), first=first, pinned_branches=pinned_branches)
 
 
 def _check_independence(runnable: _Runnable) -> _Independent:
@@ -440,11 +440,11 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
     try:
         return _record(independent)
     except UnrecordedError as why:
-        some, reason = independent.with_decisions(opaque_layers=()), str(why)
-    passes, parameters = some.probe32.passes, some.probe32.parameters
-    cost, _ = _measure(some.few, lambda records: _differentiate_alone(passes, parameters, records))
+        independent, reason = independent.with_decisions(opaque_layers=()), str(why)
+    passes, parameters = independent.probe32.passes, independent.probe32.parameters
+    cost, _ = _measure(independent.few, lambda records: _differentiate_alone(passes, parameters, records))
     return _Recordable(
-        **vars(some),
+        **vars(independent),
         layouts=None,
         reason=reason,
         cost=replace(cost, materialized=4 * len(parameters)),
@@ -452,28 +452,30 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
     )
 
 
-def _record(some: _Independent) -> _Recordable:
+def _record(independent: _Independent) -> _Recordable:
     """Learn how passes are recorded; layers whose operations cannot be are seen as one function each, one by one.
 
     Raises UnrecordedError if the model cannot be recorded.
     """
-    if some.pinned_branches is None:
-        read = some.first.tracer.data_dependent_read
+    if independent.pinned_branches is None:
+        read = independent.first.tracer.data_dependent_read
         by = f" ({read})" if read else ""
         raise UnrecordedError(f"its control flow may depend on the values of a tensor{by}; masks are faster")
     for left in reversed(range(_TRIES)):
         try:
             with _recording():
-                layouts, cost, without_rule = _learn_layouts(some)
-            return _Recordable(**vars(some), layouts=layouts, reason="", cost=cost, without_rule=without_rule)
+                layouts, cost, without_rule = _learn_layouts(independent)
+            return _Recordable(
+                **vars(independent), layouts=layouts, reason="", cost=cost, without_rule=without_rule
+            )
         except UnrecordedError as why:
-            opaque_layers = _layers_to_fall_back(why, some.probe32.passes)
+            opaque_layers = _layers_to_fall_back(why, independent.probe32.passes)
             if not opaque_layers or left == 0:
                 raise
-            some = some.with_decisions(opaque_layers=opaque_layers)
-            first = _trace(some.probe32, some.few)
-            second = _trace(some.probe32, some.second.seen.sample, other=first.recorder)
-            some = replace(some, first=first, second=second)
+            independent = independent.with_decisions(opaque_layers=opaque_layers)
+            first = _trace(independent.probe32, independent.few)
+            second = _trace(independent.probe32, independent.second.seen.sample, other=first.recorder)
+            independent = replace(independent, first=first, second=second)
     raise AssertionError("the last try returns or raises")
 
 
@@ -545,71 +547,71 @@ def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick:
         exact = _in_64_bits(probe, few.seen.sample)
         if not exact.is_exact:
             raise
-        check(exact, *(exact.see(some) for some in (exact.draw(2, 0), crowd(exact))))
+        check(exact, *(exact.see(sample) for sample in (exact.draw(2, 0), crowd(exact))))
     return is_random
 
 
-def _learn_layouts(some: _Independent) -> tuple[Layouts, PassCost, tuple[str, ...]]:
+def _learn_layouts(independent: _Independent) -> tuple[Layouts, PassCost, tuple[str, ...]]:
     """The layouts of all uses of parameters, a pass's cost, and the operations without a rule.
 
     Raises UnrecordedError if recorded gradients differ from autograd's.
     """
-    first, second = some.first, some.second
+    first, second = independent.first, independent.second
     for trace in (first, second):
         if trace.reason is not None:
             raise trace.reason
     assert second.recorder is not None
     # What is computed from parameters alone is recorded in the second pass only.
     of_records = ([each for each in trace.tracer.operations if each.of_records] for trace in (first, second))
-    if some.is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
+    if independent.is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
-    for other in () if some.is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
-        recorder = _trace(some.probe32, other, other=first.recorder).recorder
+    for other in () if independent.is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
+        recorder = _trace(independent.probe32, other, other=first.recorder).recorder
         if recorder is None or recorder.shapes != second.recorder.shapes:
             raise UnrecordedError("a size depends on the values of the records")
     layouts = second.recorder.layouts()
     try:
-        return (layouts, *_check_recorded(some, layouts))
+        return (layouts, *_check_recorded(independent, layouts))
     except UnrecordedError as why:
         # Shapes do not tell apart whether indices of a record are interleaved with those of others.
         layouts = interleave(layouts)
         try:
-            return (layouts, *_check_recorded(some, layouts))
+            return (layouts, *_check_recorded(independent, layouts))
         except UnrecordedError:
             raise why from None
 
 
-def _check_recorded(some: _Independent, layouts: Layouts) -> tuple[PassCost, tuple[str, ...]]:
+def _check_recorded(independent: _Independent, layouts: Layouts) -> tuple[PassCost, tuple[str, ...]]:
     """The cost of a recorded pass, and the operations without a rule.
 
     Raises UnrecordedError if its gradients differ from autograd's.
     """
-    passes, parameters, without_rule = some.probe32.passes, some.probe32.parameters, set[str]()
+    passes, parameters, without_rule = independent.probe32.passes, independent.probe32.parameters, set[str]()
 
     def run(records: SyntheticBatch) -> tuple[PerExampleGradients, Tensor]:
         gradients = passes.record_gradients(parameters, records.inputs, records.labels, layouts, without_rule)
         return gradients, gradients.finite(L2(1.0))  # norms materialise gradients, which takes memory, too
 
-    few = some.first.seen.sample
-    compared = few.shorten() if some.is_brief else few
+    few = independent.first.seen.sample
+    compared = few.shorten() if independent.is_brief else few
     cost, (gradients, finite) = _measure(compared, run)
     cost = replace(cost, materialized=gradients.materialized_bytes // len(compared.labels))
-    if some.is_brief:
-        _check_gradients_briefly(some, layouts, compared, gradients if bool(finite.all()) else None)
+    if independent.is_brief:
+        _check_gradients_briefly(independent, layouts, compared, gradients if bool(finite.all()) else None)
     else:
-        _check_gradients_fully(some, layouts)
+        _check_gradients_fully(independent, layouts)
     return cost, tuple(sorted(without_rule))
 
 
-def _check_gradients_fully(some: _Independent, layouts: Layouts) -> None:
+def _check_gradients_fully(independent: _Independent, layouts: Layouts) -> None:
     """Compare recorded gradients with autograd's in 64 bits, and then in the precision of training."""
-    probe32, probe64 = some.probe32, some.probe64
+    probe32, probe64 = independent.probe32, independent.probe64
     for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shorten()):
         _check_gradients(probe64, sample, layouts)
     if not probe64.is_exact:
         return
-    precision = some.passes.model.precision
+    precision = independent.passes.model.precision
     trained = probe32.with_decisions(model=replace(probe32.passes.model, precision=precision))
     sample, gradients = _record_finite(trained, probe32.draw(FEWEST, 0), layouts)
     try:
@@ -619,10 +621,17 @@ def _check_gradients_fully(some: _Independent, layouts: Layouts) -> None:
 
 
 def _check_gradients_briefly(
-    some: _Independent, layouts: Layouts, compared: SyntheticBatch, gradients: PerExampleGradients | None
+    independent: _Independent,
+    layouts: Layouts,
+    compared: SyntheticBatch,
+    gradients: PerExampleGradients | None,
 ) -> None:
     """Compare gradients of some records with autograd's in 32 bits; None if some are not finite."""
-    probe, few, tolerance = some.probe32, some.first.seen.sample, some.limits.gradient_tolerance
+    probe, few, tolerance = (
+        independent.probe32,
+        independent.first.seen.sample,
+        independent.limits.gradient_tolerance,
+    )
     if gradients is None:
         _check_gradients(probe, few, layouts, tolerance, _LARGE)
         return
@@ -763,8 +772,8 @@ def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
         != "pack_padded_sequence"
     ):
         return False
-    some, others = (probe64.draw(_FEW, seed) for seed in range(2))
-    samples = [some, some.shorten(), some.with_holes(), others.times(0.0)]
+    sample, others = (probe64.draw(_FEW, seed) for seed in range(2))
+    samples = [sample, sample.shorten(), sample.with_holes(), others.times(0.0)]
     return _agrees_with_single_records(probe64, replace(probe64.passes, unpacks=True), samples)
 
 
@@ -825,9 +834,9 @@ def _record_finite(
 ) -> tuple[SyntheticBatch, PerExampleGradients]:
     """The records whose recorded gradients are finite, with these; raises UnrecordedError if there are none."""
 
-    def record(some: SyntheticBatch) -> PerExampleGradients:
+    def record(records: SyntheticBatch) -> PerExampleGradients:
         with same_randomness():
-            return probe.passes.record_gradients(probe.parameters, some.inputs, some.labels, layouts)
+            return probe.passes.record_gradients(probe.parameters, records.inputs, records.labels, layouts)
 
     gradients = record(sample)
     finite = gradients.finite(L2(1.0))
@@ -899,9 +908,9 @@ def _compare_rounding(
     """
     weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
 
-    def gradients(probe64: ModelProbe, some: SyntheticBatch) -> dict[str, Tensor]:
+    def gradients(probe64: ModelProbe, records: SyntheticBatch) -> dict[str, Tensor]:
         with same_randomness():
-            return probe64.passes.gradients(probe64.parameters, some.inputs, some.labels, weights)[1]
+            return probe64.passes.gradients(probe64.parameters, records.inputs, records.labels, weights)[1]
 
     rounded, exact_gradients = gradients(trained, sample), gradients(exact, sample.in_64_bits())
     sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in exact_gradients.items()}
