@@ -111,28 +111,27 @@ class _Lstm(Function):
         ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
-        # saved: [T + 1, 6, D, B, H], of each step g, the cell state c before it, i, f, o and tanh(c'), in an order in
-        # which a backward pass takes several at once. After the last step there is the cell state alone.
+        # saved: [T + 1, 6, D, B, H], of each step the cell state c before it, i, f, g, o and tanh(c'). After the last
+        # step there is the cell state alone.
         hiddens, saved = _states(hidden, steps), hidden.new_empty(steps + 1, 6, *hidden.shape)
         # sums: [D, B, 4H], in the order i, f, g, o, which each product fills.
         sums, transposed = hidden.new_empty(gates[:, 0].shape), weight.transpose(1, 2)
-        by_gate = _by_gate(sums, 4)
-        i_and_f, new, out = by_gate[:2], by_gate[2], by_gate[3]
-        h, both = hiddens.unbind(1), saved[:, 2:4].unbind()
-        g, c, i, f, o, squashed = (part.unbind() for part in saved.unbind(1))
+        by_gate, gates_at, i_and_f = _by_gate(sums, 4), saved[:, 1:5].unbind(), saved[:, 1:3].unbind()
+        h, (c, i, f, g, o, squashed) = hiddens.unbind(1), (part.unbind() for part in saved.unbind(1))
         c[0].copy_(cell)
         # c' = f c + i g and h' = o tanh(c'), of the gates i, f, o = sigmoid(...) and g = tanh(...).
         for t, step in enumerate(gates.unbind(1)):
             torch.baddbmm(step, h[t], transposed, out=sums)
-            torch.sigmoid(i_and_f, out=both[t])
-            # A CPU computes tanh of strided values one row at a time, so they are copied first.
-            g[t].copy_(new).tanh_()
-            torch.sigmoid(out, out=o[t])
+            # A CPU computes functions of strided values one row at a time, so they are copied first.
+            gates_at[t].copy_(by_gate)
+            i_and_f[t].sigmoid_()
+            g[t].tanh_()
+            o[t].sigmoid_()
             torch.mul(f[t], c[t], out=c[t + 1]).addcmul_(i[t], g[t])
             torch.tanh(c[t + 1], out=squashed[t])
             torch.mul(o[t], squashed[t], out=h[t + 1])
         ctx.save_for_backward(weight, saved, hiddens, ends)
-        cells = saved[:, 1].transpose(0, 1)
+        cells = saved[:, 0].transpose(0, 1)
         return *_results(ctx, hiddens), cells[:, -1] if ends is None else _at_steps(cells, ends)
 
     @staticmethod
@@ -141,35 +140,51 @@ class _Lstm(Function):
         weight, saved, hiddens, ends = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
         to_ends = None if ends is None else above[3]
-        to_cell = _or_zero(above[3] if ends is None else None, saved[0, 1]).clone()
+        to_cell = _or_zero(above[3] if ends is None else None, saved[0, 0]).clone()
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
         by_gate = _by_gate(delta, 4)
-        to_output, delta_at, both = outputs.unbind(1), delta.unbind(1), by_gate[:2].unbind(2)
-        new, out = by_gate[2].unbind(1), by_gate[3].unbind(1)
-        g_c_i, i_and_f, o_and_squashed = (saved[:, part].unbind() for part in _TOGETHER)
-        g, f, o, squashed = (saved[:, part].unbind() for part in (0, 3, 4, 5))
-        through_cell, through_hidden = saved.new_empty(3, *to_cell.shape), saved.new_empty(2, *to_cell.shape)
-        (*_, to_g), of_i_and_f, (to_squashed, to_o) = through_cell, through_cell[:2], through_hidden
-        for t in reversed(range(len(delta_at))):
-            to_hidden += to_output[t]
-            if to_ends is not None:  # after this step, where it is a record's last
-                to_cell += torch.where((ends == t + 1)[:, None], to_ends, 0.0)
-            # h' = o tanh(c') hands its gradient to o and, through tanh, to c', which also has that of the next step.
-            torch.mul(to_hidden, o_and_squashed[t], out=through_hidden)
-            _sigmoid_backward(to_o, o[t], grad_input=out[t])
-            to_cell += _tanh_backward(to_squashed, squashed[t], grad_input=to_squashed)
-            # c' = f c + i g hands it on to the gates and, times f, to the state before.
-            torch.mul(to_cell, g_c_i[t], out=through_cell)
-            _sigmoid_backward(of_i_and_f, i_and_f[t], grad_input=both[t])
-            _tanh_backward(to_g, g[t], grad_input=new[t])
-            to_cell *= f[t]
-            # [D, B, 4H] x [D, 4H, H]: for the state before the step
-            torch.bmm(delta_at[t], weight, out=to_hidden)
+        to_output, delta_at, forget = outputs.unbind(1), delta.unbind(1), saved[:, 2].unbind()
+        to_i_f_g, to_o = by_gate[:3].unbind(2), by_gate[3].unbind(1)
+        to_hidden += to_output[-1]
+        each = max(1, _IN_CACHE // to_cell.numel())
+        for first in reversed(range(0, len(delta_at), each)):
+            some = range(first, min(first + each, len(delta_at)))
+            of_i_f_g, of_o, through_tanh = _lstm_derivatives(saved[some.start : some.stop])
+            for t in reversed(some):
+                if to_ends is not None:  # after this step, where it is a record's last
+                    to_cell += torch.where((ends == t + 1)[:, None], to_ends, 0.0)
+                # h' = o tanh(c') hands its gradient to o and to c', which also has that of the next step.
+                torch.mul(to_hidden, of_o[t - first], out=to_o[t])
+                to_cell.addcmul_(to_hidden, through_tanh[t - first])
+                # c' = f c + i g hands it on to the gates and, times f, to the state before.
+                torch.mul(to_cell, of_i_f_g[t - first], out=to_i_f_g[t])
+                to_cell *= forget[t]
+                # [D, B, 4H] x [D, 4H, H]: for the state before the step, which is also an output
+                if t:
+                    torch.baddbmm(to_output[t - 1], delta_at[t], weight, out=to_hidden)
+                else:
+                    torch.bmm(delta_at[t], weight, out=to_hidden)
         return delta, None, to_hidden, to_cell, None
 
 
-_TOGETHER = slice(0, 3), slice(2, 4), slice(4, 6)
-"""What a backward pass of an LSTM takes at once: g, c and i; i and f; o and tanh(c')."""
+_IN_CACHE = 2**16
+"""How many numbers of steps a backward pass computes together: for a few steps, calls take longer than arithmetic."""
+
+
+def _lstm_derivatives(saved: Tensor) -> tuple[Sequence[Tensor], ...]:
+    """Derivatives by preactivations and states, for some steps of an LSTM at once; each a sequence by step.
+
+    saved: as in `_Lstm`, of these steps. Returns those of c' by the preactivations of i, f and g, [3, D, B, H], of h'
+    by that of o, and of h' by c'.
+    """
+    c, i, f, g, o, squashed = saved.unbind(1)
+    of_gates = torch.empty_like(saved[:, :4])
+    # The derivative of sigmoid is y - y^2, that of tanh 1 - y^2.
+    for index, gate, factor in ((0, i, g), (1, f, c), (3, o, squashed)):
+        torch.addcmul(gate, gate, gate, value=-1.0, out=of_gates[:, index]).mul_(factor)
+    torch.addcmul(i, i * g, g, value=-1.0, out=of_gates[:, 2])
+    through_tanh = torch.addcmul(o, o * squashed, squashed, value=-1.0)
+    return of_gates[:, :3].unbind(), of_gates[:, 3].unbind(), through_tanh.unbind()
 
 
 class _Gru(Function):
