@@ -373,8 +373,8 @@ def _convolution(
     # is a sum of outer products over positions, as a linear layer's over the positions of a sequence.
     kernel = weight.shape[2:]
     if isinstance(padding, str):
-        # The padded input is kept, since patches are cut from it.
-        input, padding = _pad(input, padding, kernel, dilation), 0
+        # An input that is padded is kept as it is then, since patches are cut from it.
+        input, padding = _pad(input, padding, kernel, dilation)
     output = func(input, weight, bias, stride, padding, dilation, groups)
     window = _window(kernel, stride, padding, dilation, groups).over(layout)
 
@@ -461,12 +461,15 @@ def _by_dimension(size: Sizes, dimensions: int) -> tuple[int, ...]:
     return each * dimensions if len(each) == 1 else each
 
 
-def _pad(input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes) -> Tensor:
-    """Apply the padding 'same' or 'valid' to the input."""
+def _pad(
+    input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes
+) -> tuple[Tensor, int | tuple[int, ...]]:
+    """The input and the numbers for the padding 'same' or 'valid'; applied to the input where sides differ."""
     if padding == "valid":
-        return input
+        return input, 0
     spread = _by_dimension(dilation, len(kernel))
     totals = [step * (size - 1) for step, size in zip(spread, kernel, strict=True)]
-    return functional.pad(
-        input, [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-    )
+    if all(total % 2 == 0 for total in totals):
+        return input, tuple(total // 2 for total in totals)
+    sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return functional.pad(input, sides), 0
