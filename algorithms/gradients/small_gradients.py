@@ -27,6 +27,9 @@ _NARROW = 256
 _SHORT_SEQUENCE = 1024
 """Inputs and outputs of a record in a linear layer that is materialised in one product with others of its shape."""
 
+_FEWEST_ALIKE = 4
+"""The fewest layers of one shape that are materialised together: copying the sides of fewer takes longer than calls."""
+
 _FEWEST_NUMBERS = 128
 """Size of all narrow layers up to which they are materialised with the others."""
 
@@ -179,13 +182,13 @@ def _materialize_alike(gradients: Iterable[PerExample]) -> None:
             else:
                 products.setdefault((length, inputs, outputs), []).append(layer)
     for layers in products.values():
-        if len(layers) > 1:
+        if len(layers) >= _FEWEST_ALIKE:
             sides = ([each.inputs for each in layers], [each.grad_outputs for each in layers])
             rows = materialize(*(torch.cat(side) for side in sides))
             for layer, part in zip(layers, rows.tensor_split(len(layers)), strict=True):
                 vars(layer)["rows"] = part
     for biases in sums.values():
-        if len(biases) > 1:
+        if len(biases) >= _FEWEST_ALIKE:
             errors = [wide(each.of.grad_outputs) for each in biases]
             widths = [error.shape[2] for error in errors]
             parts = torch.cat(errors, dim=2).sum(dim=1).split_with_sizes(widths, dim=1)
