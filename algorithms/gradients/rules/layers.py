@@ -41,7 +41,7 @@ def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
         return general(recorder, func, args, kwargs)
     layout = recorder.layout(input)
     names = recorder.name(weight), recorder.name(bias)
-    is_large = weight.shape[1] * max(len(weight), _NARROW) >= _LARGE  # whatever the number of records
+    is_large = weight.shape[1] * max(weight.shape[0], _NARROW) >= _LARGE  # whatever the number of records
     if is_large and names[0] is not None and _is_fast(input, weight, bias):
         func = FastLinear.apply
     output = func(input, weight, bias)
@@ -197,11 +197,11 @@ def _record_embedding(
     layout, name = recorder.layout(input), recorder.name(weight)
     if name is None:
         return func(input, weight, padding_idx)
-    output = func(input, weight, padding_idx)
-    padding = None if padding_idx is None else padding_idx % len(weight)
+    output, entries = func(input, weight, padding_idx), weight.shape[0]
+    padding = None if padding_idx is None else padding_idx % entries
 
     def gradients(grad_outputs: Tensor) -> Gradients:
-        return {name: _lookups(layout, recorder.batch, input, grad_outputs, padding, len(weight))}
+        return {name: _lookups(layout, recorder.batch, input, grad_outputs, padding, entries)}
 
     return recorder.keep(output, gradients, input)
 
@@ -525,11 +525,12 @@ def _record_linear(
     """Apply and record a linear layer that uses some rows of a weight and some entries of a bias."""
     names = recorder.name(weight), recorder.name(bias)
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
+    # Shapes are read here: later, what a parameter is asked is handed to `__torch_function__`, which takes longer.
+    parts = {names[0]: (weight.shape, rows), names[1]: (() if bias is None else bias.shape, entries)}
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         by_name = linear_gradients(inputs, grad_outputs, layout, names, recorder.batch)
-        opaque_layers = {names[0]: (weight, rows), names[1]: (bias, entries)}
-        return {name: _pad_to_parameter(gradient, *opaque_layers[name]) for name, gradient in by_name.items()}
+        return {name: _pad_to_parameter(gradient, *parts[name]) for name, gradient in by_name.items()}
 
     return output if names == (None, None) else recorder.keep(output, gradients, inputs)
 
@@ -545,12 +546,12 @@ def _expand_rows(recorder: GradSampleRecorder, parameter: Tensor, rows: int, lay
     return output if name is None else recorder.keep(output, gradients)
 
 
-def _pad_to_parameter(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:
-    """Gradients of some rows of a parameter, as gradients of the whole parameter."""
-    if parameter is None or part.stop - part.start == len(parameter):
+def _pad_to_parameter(gradient: PerExample, shape: Sequence[int], rows: slice) -> PerExample:
+    """Gradients of some rows of a parameter of a given shape, as gradients of the whole parameter."""
+    if rows.stop - rows.start == shape[0]:
         return gradient
-    each = parameter[0].numel()  # row after row
-    return SlicedGrad({(part.start * each, part.stop * each): gradient}, parameter.numel())
+    each = math.prod(shape[1:])  # row after row
+    return SlicedGrad({(rows.start * each, rows.stop * each): gradient}, shape[0] * each)
 
 
 def _by_head(values: Tensor, heads: int) -> Tensor:
