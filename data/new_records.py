@@ -148,14 +148,14 @@ def records_in(
             dataset=card.name,
         )
     if encode is not None:
-        yield from (NewRecords(some.names, encode(some.features)) for some in records)
+        yield from (NewRecords(batch.names, encode(batch.features)) for batch in records)
     elif preparation["transform"] == "none":
         yield from records
     else:
-        for some in records:
-            whole = RecordChunk("test", RecordBatch(some.features, np.zeros(len(some.names), np.int64)))
+        for batch in records:
+            whole = RecordChunk("test", RecordBatch(batch.features, np.zeros(len(batch.names), np.int64)))
             made = [block.records.features for block in scatter(card, [whole])]
-            yield NewRecords(some.names, np.concatenate(made))
+            yield NewRecords(batch.names, np.concatenate(made))
 
 
 def reader_in(preparation: Document | None) -> Format | None:
@@ -192,9 +192,9 @@ def _card(preparation: Document) -> DataCard:
 def _number(portions: Iterable[Features]) -> Iterator[NewRecords]:
     """Records by their numbers from 1."""
     count = 0
-    for some in portions:
-        yield NewRecords(tuple(str(count + index) for index in range(1, len(some) + 1)), some)
-        count += len(some)
+    for features in portions:
+        yield NewRecords(tuple(str(count + index) for index in range(1, len(features) + 1)), features)
+        count += len(features)
 
 
 def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[Features]:
@@ -222,25 +222,25 @@ def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[
             expected=kind,
         )
     for start in range(0, len(features), _AT_ONCE):
-        some = np.array(features[start : start + _AT_ONCE])
+        batch = np.array(features[start : start + _AT_ONCE])
         if tokens is None:
-            yield some.astype(np.float32)
+            yield batch.astype(np.float32)
             continue
-        if some.size and not 0 <= some.min() <= some.max() < tokens:
+        if batch.size and not 0 <= batch.min() <= batch.max() < tokens:
             raise DataRefusedError(
                 "{path} holds tokens from {lowest} to {highest}, and the model knows 0 to {last}.",
                 code="unlike_training",
                 path=path,
-                lowest=some.min(),
-                highest=some.max(),
+                lowest=batch.min(),
+                highest=batch.max(),
                 last=tokens - 1,
             )
-        yield some.astype(np.int64)
+        yield batch.astype(np.int64)
 
 
 def _rows(path: Path, reader: Table) -> Iterator[Features]:
-    for some in rows.tables_in(path, reader):
-        features = encoding.features(some, reader, str(path))
+    for table in rows.tables_in(path, reader):
+        features = encoding.features(table, reader, str(path))
         for first in range(0, len(features), _AT_ONCE):
             yield features[first : first + _AT_ONCE]
 
@@ -265,18 +265,18 @@ def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tup
             yield name, texts.truncate(text, reader) if tags is None else texts.apart(text.split(), tags)
         return
     number = 0
-    for some in _tables(path, reader, target):
-        for text in texts.join_texts(some, reader, tags)[0]:
+    for table in _tables(path, reader, target):
+        for text in texts.join_texts(table, reader, tags)[0]:
             number += 1
             yield str(number), text
 
 
 def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Features]:
     """Images in rows; if the column has paths instead of bytes, they are relative to the folder of the table."""
-    for some in _tables(path, reader, card.target):
-        has_bytes = _form(path) in ("parquet", "datasets") and images.has_bytes(some, reader)
+    for table in _tables(path, reader, card.target):
+        has_bytes = _form(path) in ("parquet", "datasets") and images.has_bytes(table, reader)
         beside = None if has_bytes else path.parent
-        features, _ = images.of_rows(some, reader, card.input_shape, beside)
+        features, _ = images.of_rows(table, reader, card.input_shape, beside)
         if len(features):
             yield features
 
@@ -285,12 +285,12 @@ def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | 
     """Texts as tokens of the listed words, or unchanged without a list."""
     words = {word: index + 2 for index, word in enumerate(listed or ())}
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
-    for names, some in _batches(each):
+    for names, values in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
-            made = map(texts.without_breaks, some) if isinstance(reader, Reviews) else some
+            made = map(texts.without_breaks, values) if isinstance(reader, Reviews) else values
             yield NewRecords(names, np.array([*made], dtype=object))
         else:
-            yield NewRecords(names, texts.token_rows(some, words, length=tokens_of.length))
+            yield NewRecords(names, texts.token_rows(values, words, length=tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
@@ -362,6 +362,6 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
 
 def _batches(each: Iterator[tuple[str, Any]]) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...]]]:
     """Names and values of some records at a time."""
-    while some := list(islice(each, _AT_ONCE)):
-        names, values = zip(*some, strict=True)
+    while portion := list(islice(each, _AT_ONCE)):
+        names, values = zip(*portion, strict=True)
         yield names, values

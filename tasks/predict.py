@@ -1,8 +1,8 @@
 """Predict with a trained model on new records, which are prepared as the data card in the model's file says.
 
     >>> from tasks.predict import predict
-    >>> for some in predict("artifacts", "new_visits.csv"):     # doctest: +SKIP
-    ...     print(some.names, some.predicted, some.scores)
+    >>> for batch in predict("artifacts", "new_visits.csv"):     # doctest: +SKIP
+    ...     print(batch.names, batch.predicted, batch.scores)
 
 Predictions are post-processing of the released model and cost no privacy of the people it was trained on. Nothing here
 protects the records that are predicted on.
@@ -91,10 +91,10 @@ def predict(
     batches = records_in(
         Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=reader_of(reader)
     )
-    for some in batches:
-        for start in range(0, len(some.names), size):
-            features = np.ascontiguousarray(some.features[start : start + size])
-            batch = _predict_batch(model, target, some.names[start : start + size], features)
+    for records in batches:
+        for start in range(0, len(records.names), size):
+            features = np.ascontiguousarray(records.features[start : start + size])
+            batch = _predict_batch(model, target, records.names[start : start + size], features)
             yield batch if threshold is None else _with_threshold(batch, model.classes, threshold)
 
 
@@ -115,9 +115,9 @@ def _check_threshold(model: TrainedModel, threshold: float) -> None:
         )
 
 
-def _with_threshold(some: Predictions, classes: tuple[str, ...], threshold: float) -> Predictions:
-    predicted = tuple(classes[index] for index in (some.scores[:, 1] > threshold).astype(int).tolist())
-    return replace(some, predicted=predicted)
+def _with_threshold(batch: Predictions, classes: tuple[str, ...], threshold: float) -> Predictions:
+    predicted = tuple(classes[index] for index in (batch.scores[:, 1] > threshold).astype(int).tolist())
+    return replace(batch, predicted=predicted)
 
 
 def _predict_batch(
@@ -201,27 +201,27 @@ def write(
 
 def _csv(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
     count = 0
-    for some in predictions:
+    for batch in predictions:
         write_csv(
-            _frame(some, classes),
+            _frame(batch, classes),
             to,
             mode="a" if count else "w",
             header=not count,
             float_format="%.6g",
         )
-        count += len(some.names)
+        count += len(batch.names)
         yield count
 
 
-def _frame(some: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
-    what = "probability" if some.is_probability else "score"
-    scores = {f"{what} of {name}": score for name, score in zip(classes, some.scores.T, strict=False)}
+def _frame(batch: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
+    what = "probability" if batch.is_probability else "score"
+    scores = {f"{what} of {name}": score for name, score in zip(classes, batch.scores.T, strict=False)}
     # The name of a file may have bytes that are no text.
-    names = [name.encode("utf-8", "backslashreplace").decode() for name in some.names]
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in batch.names]
     inputs = (
-        {} if some.input_columns is None else {str(name): part for name, part in some.input_columns.items()}
+        {} if batch.input_columns is None else {str(name): part for name, part in batch.input_columns.items()}
     )
-    return pd.DataFrame({"record": names, **inputs, "predicted": some.predicted, **scores})
+    return pd.DataFrame({"record": names, **inputs, "predicted": batch.predicted, **scores})
 
 
 def _parquet(
@@ -233,15 +233,15 @@ def _parquet(
     writer: Any = None
     count = 0
     try:
-        for some in predictions:
-            frame = _frame(some, classes)
-            if some.numbers is not None:
-                frame["predicted"] = some.numbers
+        for batch in predictions:
+            frame = _frame(batch, classes)
+            if batch.numbers is not None:
+                frame["predicted"] = batch.numbers
             table = pa.Table.from_pandas(frame, preserve_index=False)
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), "privacy": privacy})
             writer = writer or parquet.ParquetWriter(to, table.schema)
             writer.write_table(table)
-            count += len(some.names)
+            count += len(batch.names)
             yield count
     finally:
         if writer is not None:

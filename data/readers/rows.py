@@ -147,57 +147,57 @@ class RowReader:
         """
         names_rows = self.card.public and self.card.person is None and part is not None
         done = _lines_before(self.declared_reader, part) if part is not None else 0
-        for some in portions:
+        for table in portions:
             try:
-                records = self.records(some, where)
+                records = self.records(table, where)
             except DataRefusedError as refusal:
-                raise (self._at_first_row(some, where, done) if names_rows else None) or refusal from None
+                raise (self._at_first_row(table, where, done) if names_rows else None) or refusal from None
             yield records
-            done += some.num_rows
+            done += table.num_rows
 
-    def _at_first_row(self, some: pa.Table, where: str, done: int) -> DataRefusedError | None:
+    def _at_first_row(self, table: pa.Table, where: str, done: int) -> DataRefusedError | None:
         """The refusal of the first row that cannot be read, with its number; None if a column is wrong as a whole."""
 
         def refusal_of(rows: int) -> DataRefusedError | None:
             try:
-                self.records(some.slice(0, rows), where)
+                self.records(table.slice(0, rows), where)
             except DataRefusedError as refusal:
                 return refusal
             return None
 
-        count = bisect_left(range(some.num_rows + 1), True, key=lambda rows: refusal_of(rows) is not None)
+        count = bisect_left(range(table.num_rows + 1), True, key=lambda rows: refusal_of(rows) is not None)
         refusal = refusal_of(count)
         return refusal.with_more(_see_row(done + count, self.declared_reader)) if refusal and count else None
 
-    def records(self, some: pa.Table, where: str) -> RecordBatch:
+    def records(self, table: pa.Table, where: str) -> RecordBatch:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
         declared, label_type = self.declared_reader, self.card.label_type
         if isinstance(declared, Table):
-            made = encoding.records(some, declared, label_type, where, has_split=self.card.split is not None)
+            made = encoding.records(table, declared, label_type, where, has_split=self.card.split is not None)
         else:
             if isinstance(declared, ImageTable):
                 features: Features
                 features, keys = images.of_rows(
-                    some, declared, self.card.input_shape, self.files.get("images")
+                    table, declared, self.card.input_shape, self.files.get("images")
                 )
             else:
                 joined, keys = texts.join_texts(
-                    some, declared, label_type if isinstance(label_type, Tags) else None
+                    table, declared, label_type if isinstance(label_type, Tags) else None
                 )
                 features = texts.as_features(joined, declared, self._words)
-            check_columns(some, (label.name for label in declared.label_columns), where)
+            check_columns(table, (label.name for label in declared.label_columns), where)
             made = RecordBatch(
-                features, encoding.labels(some, declared.label_columns, label_type, ("",), where), keys
+                features, encoding.labels(table, declared.label_columns, label_type, ("",), where), keys
             )
         if self.card.person is None:
             return made
-        return replace(made, keys=[sha256(who).digest() for who in self._who(some)])
+        return replace(made, keys=[sha256(who).digest() for who in self._who(table)])
 
     def held_out_people(self) -> frozenset[bytes]:
         """All people that the test file names, if the card names a person column and has such a file."""
         if self.card.person is None or "test" not in self.files:
             return frozenset()
-        return frozenset(who for some in self.tables("test", self.files["test"]) for who in self._who(some))
+        return frozenset(who for table in self.tables("test", self.files["test"]) for who in self._who(table))
 
     def select_per_person(
         self, make: Callable[[], _Tables], excluded: frozenset[bytes], part: Part
@@ -212,14 +212,14 @@ class RowReader:
             return
         owners, ranks, usable = bytearray(), bytearray(), bytearray()
         spelled = in_one_spelling if isinstance(self.declared_reader, Table) else bytes
-        for some in make():
+        for table in make():
             names = (
                 *self.declared_reader.content,
                 *(label.name for label in self.declared_reader.label_columns),
             )
             has_lists = isinstance(self.card.label_type, Tags)
-            columns = (encoding.contents(_column(some, name), lists=has_lists) for name in names)
-            for who, *row in zip(self._who(some), *columns, strict=True):
+            columns = (encoding.contents(_column(table, name), lists=has_lists) for name in names)
+            for who, *row in zip(self._who(table), *columns, strict=True):
                 owner = blake2b(who, key=self.key, digest_size=16).digest()
                 owners += owner
                 parts = [spelled(part or b"") for part in row]
@@ -228,13 +228,13 @@ class RowReader:
                 usable.append(bool(who) and who not in excluded)
         taken = _first_of_each(owners, ranks, self.card.person.per_person) & np.frombuffer(usable, bool)
         start = 0
-        for some in make():
-            yield some.filter(pa.array(taken[start : start + some.num_rows]))
-            start += some.num_rows
+        for table in make():
+            yield table.filter(pa.array(taken[start : start + table.num_rows]))
+            start += table.num_rows
 
-    def _who(self, some: pa.Table) -> list[bytes]:
+    def _who(self, table: pa.Table) -> list[bytes]:
         """The person that each row names; an empty name for nobody. 17.0 is 17, since files may spell it either way."""
-        (column,) = (_column(some, name) for name in self._person)
+        (column,) = (_column(table, name) for name in self._person)
         names = [in_one_spelling(who or b"") for who in encoding.contents(column)]
         return [b"" if who in self._nobody else who for who in names]
 
@@ -303,7 +303,7 @@ def tables(
     if isinstance(declared, Rows):
         return _rows(path, declared, label_type, more)
     if isinstance(declared, Datasets):
-        return (pa.Table.from_batches([some]) for some in _arrow(path))
+        return (pa.Table.from_batches([batch]) for batch in _arrow(path))
     if path.is_dir():
         raise DataRefusedError(
             "{path} is a folder, and a table is one file; join its files, or let each be a block of the population.",
@@ -326,7 +326,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
     DataRefusedError as the readers do.
     """
     if path.is_dir():
-        yield from (pa.Table.from_batches([some]) for some in _arrow(path))
+        yield from (pa.Table.from_batches([batch]) for batch in _arrow(path))
         return
     if path.suffix == ".parquet":
         yield from _table_of_parquet(
@@ -351,7 +351,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
         yield from _with_points(_table_of_text(path, plain, skip_lines=skipped), path, plain)
 
 
-def _with_points(some: _Tables, path: Path, declared: Csv, *, label_is_number: bool = False) -> _Tables:
+def _with_points(tables: _Tables, path: Path, declared: Csv, *, label_is_number: bool = False) -> _Tables:
     """The tables with a point in numbers that have a decimal comma, where the card declares commas.
 
     So, too, in columns that name a person. Raises DataRefusedError for a number with a point, which could be one for
@@ -360,7 +360,7 @@ def _with_points(some: _Tables, path: Path, declared: Csv, *, label_is_number: b
     kinds = (Numeric, Binned, Label) if label_is_number else (Numeric, Binned)
     numbers = {column.name for column in declared.columns if isinstance(column, kinds)}
     changed = numbers | {column.name for column in declared.columns if isinstance(column, Ignored)}
-    for table in some:
+    for table in tables:
         for index, name in enumerate(table.column_names if declared.decimal == "," else ()):
             texts = table.column(index)
             if name in numbers and pc.any(pc.match_substring_regex(texts, _POINT_IN_NUMBER)).as_py():
@@ -593,7 +593,9 @@ def _rows(path: Path, declared: Rows, label_type: LabelType, more: Sequence[str]
             tables = _parquet(path, wanted, _ROWS)
         elif declared.format == "datasets":
             batches = (pa.Table.from_batches([batch]) for batch in _arrow(path))
-            tables = (some.select([name for name in wanted if name in some.schema.names]) for some in batches)
+            tables = (
+                batch.select([name for name in wanted if name in batch.schema.names]) for batch in batches
+            )
         else:
             tables = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, label_type)
         for table in tables:
@@ -696,8 +698,8 @@ def _in_tables(rows: Iterator[_Row], names: Sequence[str]) -> _Tables:
     """Tables of the rows; at least one, so that missing columns are noticed in a file without rows."""
     kinds = pa.schema([(name, pa.large_binary()) for name in names])
     yield kinds.empty_table()
-    while some := list(islice(rows, _ROWS)):
-        yield pa.Table.from_pylist(some, kinds)
+    while portion := list(islice(rows, _ROWS)):
+        yield pa.Table.from_pylist(portion, kinds)
 
 
 def _parquet(path: Path, wanted: Sequence[str], batch_rows: int) -> Iterator[pa.Table]:
