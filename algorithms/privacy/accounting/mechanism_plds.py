@@ -45,11 +45,16 @@ def _reach(tail: float) -> float:
 
 
 def normal_masses(t: Array) -> tuple[Array, Array]:
-    """The masses of a standard normal between ascending numbers, and the nearer tails that they are differences of."""
+    """The masses of a standard normal between ascending numbers, and the nearer tails that they are differences of.
+
+    t: Shape [numbers] or [rows, numbers].
+    """
     # Differences of the nearer tail: those of 1 - tail would have lost small masses to rounding.
     tails = ndtr(-np.abs(t))
-    first, last = tails[:-1], tails[1:]
-    masses = np.where(t[1:] <= 0, last - first, np.where(t[:-1] >= 0, first - last, 1.0 - first - last))
+    first, last = tails[..., :-1], tails[..., 1:]
+    masses = np.where(
+        t[..., 1:] <= 0, last - first, np.where(t[..., :-1] >= 0, first - last, 1.0 - first - last)
+    )
     return np.maximum(masses, 0.0), tails
 
 
@@ -62,7 +67,8 @@ def _normal(t: Array, scale: Array) -> tuple[Array, Array, float, float]:
     with np.errstate(invalid="ignore"):
         errors = _ROUNDING * tails * (4.0 + np.square(t) + (1.0 + np.abs(t)) * scale)
     errors = np.where(tails > 0, errors, 0.0)
-    return masses, errors[1:] + errors[:-1], float(ndtr(t[0])), float(ndtr(-t[-1]))
+    first, last = (t[0], t[-1]) if t.ndim == 1 else (t[:, :1], t[:, -1:])
+    return masses, errors[..., 1:] + errors[..., :-1], ndtr(first), ndtr(-last)
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def _loss_without_sampling(losses: Array, rate: float) -> Array:
     """log(1 + (exp(loss) - 1) / rate), without overflow; -inf for losses that a sample does not have."""
     with np.errstate(divide="ignore"):
         low = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1.0)) / rate, -1.0))
-    high = losses - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 0.5)))
+    high = losses - np.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 0.5)))
     return np.where(losses < 1, low, high)
 
 
@@ -162,7 +168,7 @@ class ReversedPLD:
 
     def cells(self, edges: Array) -> CellMasses:
         c = self.pld.cells(-edges[::-1])
-        each = (c.q[::-1], c.p[::-1], c.q_error[::-1], c.p_error[::-1])
+        each = (masses[..., ::-1] for masses in (c.q, c.p, c.q_error, c.p_error))
         return CellMasses(*each, below=c.above[::-1], above=c.below[::-1], slip=c.slip)
 
 

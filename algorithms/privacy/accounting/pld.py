@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +59,12 @@ _LOWER_CAPS, _CAP_TILTS = 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
 
 @dataclass(frozen=True)
 class CellMasses:
-    """The masses of a pair between neighbouring edges.
+    """The masses of a pair between neighbouring edges; of several pairs at once, a row for each.
 
     Attributes:
-        p, q: In each cell, of P and of Q, shape [cells].
-        p_error, q_error: How far rounding may have moved them, shape [cells].
-        below, above: The masses of P and of Q outside all cells.
+        p, q: In each cell, of P and of Q, shape [cells]; of several pairs [pairs, cells].
+        p_error, q_error: How far rounding may have moved them, of the same shape.
+        below, above: The masses of P and of Q outside all cells; of several pairs columns, [pairs, 1] each.
         slip: How far a loss may lie outside its cell.
     """
 
@@ -112,6 +112,40 @@ class PLDPair:
         return self.remove is self.add
 
 
+@dataclass(frozen=True, eq=False)
+class PLDFamily:
+    """Losses of several releases that are nearly alike, which are put on the same edges all at once.
+
+    As one `PrivacyLoss` it is their mean, as if each release were drawn from them. Its moments bound those of all
+    releases together, since a mean is at least the geometric one, and its deltas at epsilon 0 add up to the same.
+
+    Attributes:
+        members: Their cells have a row for each.
+        counts: How often each occurs, shape [members].
+        widest: One whose tails are no lighter than those of any of them.
+    """
+
+    members: PrivacyLoss
+    counts: Array
+    widest: PrivacyLoss
+
+    @property
+    def count(self) -> int:
+        """The number of releases."""
+        return int(self.counts.sum())
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        return self.widest.edges(p_tail, q_tail)
+
+    def cells(self, edges: Array) -> CellMasses:
+        every, shares = self.members.cells(edges), self.counts / self.counts.sum()
+        mean = (shares @ masses for masses in (every.p, every.q, every.p_error, every.q_error))
+        below, above = (
+            (float((shares @ p)[0]), float((shares @ q)[0])) for p, q in (every.below, every.above)
+        )
+        return CellMasses(*mean, below, above, every.slip)
+
+
 @dataclass(frozen=True)
 class DiscretePLD:
     """A loss that takes finitely many values.
@@ -120,11 +154,13 @@ class DiscretePLD:
         losses: Ascending, shape [k].
         masses: Shape [k].
         infinity_mass: The chance of an infinite loss.
+        is_mean: Whether it is the mean of several, as that of a `PLDFamily`.
     """
 
     losses: Array
     masses: Array
     infinity_mass: float
+    is_mean: bool = False
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -147,11 +183,18 @@ class DiscretePLD:
             np.append(self.losses[:first], cap),
             np.append(self.masses[:first], masses @ np.exp(-above)),
             self.infinity_mass - float(masses @ np.expm1(-above)),
+            self.is_mean,
         )
 
 
-def connect_the_dots(edges: Array, cells: CellMasses, *, is_capped: bool = False) -> DiscretePLD:
-    """The loss whose values are the edges of cells; see the module's text for why it dominates.
+def connect_the_dots(edges: Array, cells: CellMasses) -> DiscretePLD:
+    """The loss whose values are the edges of cells; see the module's text for why it dominates."""
+    losses, masses, infinity_mass = _masses_at_edges(edges, cells, is_capped=False)
+    return DiscretePLD(losses, masses, float(infinity_mass))
+
+
+def _masses_at_edges(edges: Array, cells: CellMasses, *, is_capped: bool) -> tuple[Array, Array, Any]:
+    """`connect_the_dots` for one pair or for rows of several: the losses, their masses, and those of infinite ones.
 
     is_capped: The last cell reaches to infinity; its masses lie above its lower edge, wherever its upper one is.
     """
@@ -165,15 +208,16 @@ def connect_the_dots(edges: Array, cells: CellMasses, *, is_capped: bool = False
     scaled = np.where(np.isfinite(scaled), scaled, 0.0)  # then all of the mass goes up, which is a bound, too
     p, infinity_mass = cells.p + cells.p_error, cells.above[0]
     up = np.clip((p - scaled) / -np.expm1(lower - upper), 0.0, p)
-    masses = np.zeros(len(edges))
-    masses[1:] += up
-    masses[:-1] += p - up
-    masses[0] += cells.below[0]
+    masses = np.zeros((*p.shape[:-1], len(edges)))
+    masses[..., 1:] += up
+    masses[..., :-1] += p - up
+    masses[..., :1] += cells.below[0]
     if is_capped:
-        edges, masses, infinity_mass = edges[:-1], masses[:-1], infinity_mass + float(masses[-1])
+        last = masses[..., -1:] if masses.ndim > 1 else masses[-1]
+        edges, masses, infinity_mass = edges[:-1], masses[..., :-1], infinity_mass + last
     # Edges, and the losses at them, are rounded by a few units in the last place.
     slip = cells.slip + 2.0**-49 * max(abs(float(edges[0])), abs(float(edges[-1])))
-    return DiscretePLD(edges + slip, masses, infinity_mass)
+    return edges + slip, masses, infinity_mass
 
 
 def _rough_cells(pld: PrivacyLoss, tail: float, low_tail: float) -> tuple[Array, CellMasses]:
@@ -185,14 +229,37 @@ def _rough_cells(pld: PrivacyLoss, tail: float, low_tail: float) -> tuple[Array,
     return cells.above_edge(edges, min(max(first, 0), len(edges) - 2))
 
 
+@dataclass(frozen=True)
+class GridLoss:
+    """A loss on points of an equidistant grid, or several losses on the same points.
+
+    Attributes:
+        points: The loss; of several their mean.
+        indices: Of the points on the grid, shape [points].
+        masses: Of each loss, shape [losses, points].
+        counts: How often each occurs, shape [losses].
+    """
+
+    points: DiscretePLD
+    indices: Indices
+    masses: Array
+    counts: Array
+
+    @property
+    def count(self) -> int:
+        """The number of losses that are added up."""
+        return int(self.counts.sum())
+
+
 def discretise(
     pld: PrivacyLoss,
+    count: int,
     grid: float,
     ends: tuple[float, float],
     decisive: tuple[float, float] | None = None,
     tilted: tuple[DiscretePLD, float] | None = None,
-) -> tuple[DiscretePLD, Indices]:
-    """A loss on points of an equidistant grid that dominates that of a distribution, and the points' indices.
+) -> GridLoss:
+    """A loss on points of an equidistant grid that dominates that of a distribution, and how often it occurs.
 
     ends: The losses between which tails leave the rest; any two bound. decisive: as in `PLDSum.decisive_losses`, where
     one epsilon matters. tilted: A sketch of the loss, capped, and a tilt, where cells are to be few.
@@ -200,20 +267,27 @@ def discretise(
     lowest, highest = ends
     low, cap = decisive or (lowest, math.inf)
     check_points((min(cap, highest) - max(low, lowest)) / grid)
-    count = max(1, math.floor((min(cap, highest) - lowest) / grid)) + 1
+    number = max(1, math.floor((min(cap, highest) - lowest) / grid)) + 1
     if tilted is not None:
-        indices = _edges_by_weight(*tilted, grid, count)
+        indices = _edges_by_weight(*tilted, grid, number)
     elif low > lowest:
-        indices = _edges_of_cells(count, grid, low - lowest)
+        indices = _edges_of_cells(number, grid, low - lowest)
     else:
-        indices = np.arange(count + 1)
+        indices = np.arange(number + 1)
     edges = np.asarray(lowest + grid * indices, dtype=np.float64)
     if is_capped := cap < highest:
         edges = np.append(edges, max(highest, float(edges[-1]) + grid))
-    points = connect_the_dots(edges, pld.cells(edges), is_capped=is_capped)
-    is_used = points.masses > 0  # where a loss takes few values, few points have any
+    is_family = isinstance(pld, PLDFamily)
+    members, counts = (pld.members, pld.counts) if isinstance(pld, PLDFamily) else (pld, np.array([count]))
+    losses, masses, infinity_masses = _masses_at_edges(edges, members.cells(edges), is_capped=is_capped)
+    masses = np.atleast_2d(masses)
+    shares = counts / counts.sum()
+    mean = shares @ masses if is_family else masses[0]
+    is_used = mean > 0  # where a loss takes few values, few points have any
     is_used[[0, -1]] = True
-    return DiscretePLD(points.losses[is_used], points.masses[is_used], points.infinity_mass), indices[is_used]
+    infinity_mass = float(shares @ np.ravel(infinity_masses))
+    points = DiscretePLD(losses[is_used], mean[is_used], infinity_mass, is_mean=is_family)
+    return GridLoss(points, indices[is_used], masses[:, is_used], counts)
 
 
 def check_points(points: float) -> None:
@@ -271,7 +345,13 @@ class PLDSum:
     @property
     def infinity_mass(self) -> float:
         """A bound on the chance that any of them is infinite."""
-        each = [(min(1.0, points.infinity_mass), count) for points, count in self.parts]
+        # Of several losses, of which the mean chance is known, it is at most the sum of their chances.
+        each = [
+            (min(1.0, count * points.infinity_mass), 1)
+            if points.is_mean
+            else (min(1.0, points.infinity_mass), count)
+            for points, count in self.parts
+        ]
         if any(chance == 1.0 for chance, _ in each):
             return 1.0
         none = math.fsum(count * math.log1p(-chance) for chance, count in each)
@@ -458,8 +538,8 @@ def sketch(plds: Sequence[tuple[PrivacyLoss, int]], tail: float, low_tail: float
     """A sum of a few hundred points a distribution, for bounds and for the choice of a grid."""
     every = []
     for pld, count in plds:
-        edges, cells = _rough_cells(pld, tail, low_tail)
-        every.append((connect_the_dots(edges, cells), count))
+        points = connect_the_dots(*_rough_cells(pld, tail, low_tail))
+        every.append((replace(points, is_mean=isinstance(pld, PLDFamily)), count))
     return PLDSum(every)
 
 

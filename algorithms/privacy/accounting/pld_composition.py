@@ -10,8 +10,8 @@ counts as infinite loss.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,7 @@ from scipy import fft
 
 from algorithms.privacy.accounting.pld import (
     Array,
-    DiscretePLD,
+    GridLoss,
     Indices,
     PLDSum,
     PrivacyLoss,
@@ -46,6 +46,8 @@ _LOG_NOTHING, _NOTHING = -42.0, math.exp(-40.0)
 _FEW_POINTS, _MANY_CELLS, _MAX_WIDENING = 2**12, 2**13, 50
 """Up to so many points of one distribution, and 16 times as many of all, they themselves choose the tilt and the
 window; beyond so many equal cells of all, cells are wide where little lies; and how often a window is widened."""
+_MAX_BLOCK = 2**21
+"""Points of the circles of all losses that are transformed at once."""
 _ROOT, _PRODUCTS = 2, 8
 """Of a transform at few frequencies: what a root takes, by what a point of a fast transform does, and how many products
 take as long as one."""
@@ -86,12 +88,11 @@ class GridComposition:
         if decisive:
             each = [points.ends[1] - max(points.ends[0], decisive[0]) for points, _ in capped.parts]
             tilt = capped.saddle_point(delta)[1] if sum(each) > _MANY_CELLS * grid else 0.0
-        every = [
-            discretise(pld, grid, whole.ends, decisive, (points, tilt) if tilt > 0 else None)
-            for (pld, _), (whole, _), (points, _) in zip(plds, rough.parts, capped.parts, strict=True)
+        self._losses = [
+            discretise(pld, count, grid, whole.ends, decisive, (points, tilt) if tilt > 0 else None)
+            for (pld, count), (whole, _), (points, _) in zip(plds, rough.parts, capped.parts, strict=True)
         ]
-        self._exact = PLDSum([(points, count) for (points, _), (_, count) in zip(every, plds, strict=True)])
-        self._indices = [indices for _, indices in every]
+        self._exact = PLDSum([(loss.points, loss.count) for loss in self._losses])
         # A grid of few points may be so coarse that its losses spread further than the distributions do.
         lengths = [len(points.losses) for points, _ in self._exact.parts]
         is_small = tilt == 0 and max(lengths) <= _FEW_POINTS and sum(lengths) <= 16 * _FEW_POINTS
@@ -163,10 +164,10 @@ class GridComposition:
         check_points((high - low) / grid)
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
-        product = _Product.of(parts, self._indices, tilt, size)
+        product = _Product.of(self._losses, tilt, size)
         sums, error = product.sums(), product.error_norm()
         # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
-        rounding = 1 + 64 * _UNIT_ROUNDOFF * sum(product.counts)
+        rounding = 1 + 64 * _UNIT_ROUNDOFF * product.count
         sums, error = np.maximum(sums, 0.0) * rounding, error * rounding
         # The point with circular index i has the loss lowest + grid * (index + i), for i around 0.
         first = math.floor((low - lowest) / grid) - product.index
@@ -249,65 +250,105 @@ def _fast_unit(size: int) -> float:
 def _transform_at(
     frequencies: Indices, masses: Array, indices: Indices, size: int
 ) -> tuple[NDArray[np.complex128], float]:
-    """The transform of masses at points of a circle, less their sum, and how far it may be off, relative to that.
+    """The transforms of masses at points of a circle, less their sums, and how far each may be off, relative to that.
 
-    At few frequencies it is added up term by term: each part of a sum of n terms is off by n units, each root by a few.
-    A frequency is b k + l for l below b, so that each term's root is one of few that are computed times another.
+    At few frequencies they are added up term by term: each part of a sum of n terms is off by n units, each root by a
+    few. A frequency is b k + l for l below b, so that each term's root is one of few that are computed times another.
+
+    Args:
+        frequencies: Ascending, shape [m].
+        masses: Of each loss, shape [losses, points].
+        indices: Of the points, shape [points].
+        size: Of the circle.
+
+    Returns:
+        The transforms, shape [losses, m], and units of the sums.
     """
-    total, count = float(masses.sum()), int(frequencies[-1]) + 1
+    totals, count = masses.sum(axis=1, keepdims=True), int(frequencies[-1]) + 1
     b = math.isqrt(count - 1) + 1
     rows = -(-count // b)
-    if (_ROOT * (b + rows) + count // _PRODUCTS) * len(masses) > size:
-        return fft.rfft(_fold(masses, indices, size))[frequencies] - total, _fast_unit(size)
+    if (_ROOT * (b + rows) / len(masses) + count / _PRODUCTS) * len(indices) > size:
+        folded = np.array([_fold(one, indices, size) for one in masses])
+        return fft.rfft(folded)[:, frequencies] - totals, _fast_unit(size)
     points = indices % size
     low, high = (
         np.exp(-2j * math.pi / size * (np.outer(factors, points) % size))
         for factors in (np.arange(b), b * np.arange(rows))
     )
-    sums = ((high * masses) @ low.T).ravel()[frequencies]
-    return sums - total, (2 * len(masses) + 128) * _UNIT_ROUNDOFF
+    if len(masses) == 1:
+        sums = ((high * masses) @ low.T).reshape(1, -1)[:, frequencies]
+    else:
+        roots = low[frequencies % b] * high[frequencies // b]
+        sums = masses @ roots.real.T + 1j * (masses @ roots.imag.T)
+    return sums - totals, (2 * len(indices) + 128) * _UNIT_ROUNDOFF
 
 
-def _tilt(points: DiscretePLD, tilt: float) -> tuple[Array, float]:
-    """The masses times exp(tilt * loss), divided by their sum, and the logarithm of that sum."""
-    exponents = points.logarithms + tilt * points.losses
+def _tilt(loss: GridLoss, tilt: float) -> tuple[Array, Array]:
+    """The masses times exp(tilt * loss), each loss' divided by their sum, and the logarithms of the sums."""
+    exponents = loss.points.logarithms + tilt * loss.points.losses
     largest = float(exponents.max())  # taken out, so that nothing overflows
-    weights = np.exp(exponents - largest)
-    total = float(weights.sum())
-    weights /= total
-    return weights, largest + math.log(total)
+    if len(loss.masses) == 1:
+        weights = np.exp(exponents - largest)[None, :]
+    else:
+        half = np.exp((tilt * loss.points.losses - largest) / 2)
+        weights = loss.masses * half * half
+    totals = weights.sum(axis=1, keepdims=True)
+    if totals.min() < _MIN_MODULUS:  # of one that lacks what the others have most of
+        with np.errstate(divide="ignore"):
+            exponents = np.log(loss.masses) + tilt * loss.points.losses
+        each = exponents.max(axis=1, keepdims=True)
+        weights = np.exp(exponents - each)
+        totals = weights.sum(axis=1, keepdims=True)
+        return weights / totals, (each + np.log(totals))[:, 0]
+    return weights / totals, largest + np.log(totals[:, 0])
 
 
 @dataclass(frozen=True)
-class _TiltedPart:
-    """A tilted loss that is summed so often.
+class _TiltedLosses:
+    """Tilted losses on the same points, each of which is summed so often.
 
     Attributes:
-        rest: The masses beside the likeliest, the centre, whose transform is its mass, exactly; [points].
+        counts: Shape [losses].
+        rest: The masses beside the centre, a likely point, whose transform is its mass, exactly; [losses, points].
         offsets: Of the points from the centre, in steps of the grid, [points].
         centre: Its index on the grid.
+        log_totals: Logarithms of the tilted masses, by which they are normalised, [losses].
     """
 
-    count: int
+    counts: Array
     rest: Array
     offsets: Indices
     centre: int
-    log_total: float
+    log_totals: Array
+
+    @classmethod
+    def of(cls, loss: GridLoss, tilt: float) -> "_TiltedLosses":
+        rest, log_totals = _tilt(loss, tilt)
+        at = int(np.argmax(rest.sum(axis=0)))
+        rest[:, at] = 0.0
+        return cls(loss.counts, rest, loss.indices - loss.indices[at], int(loss.indices[at]), log_totals)
+
+    @cached_property
+    def spreads(self) -> Array:
+        """By how much each loss' transform falls, about, [losses]: the more, the fewer frequencies it leaves."""
+        spreads: Array = self.counts * (self.rest @ np.square(self.offsets, dtype=float))
+        return spreads
+
+    def blocks(self, sizes: Iterator[int]) -> Iterator["_TiltedLosses"]:
+        """The losses in blocks of so many, those of the largest spread first."""
+        order, first = np.argsort(-self.spreads), 0
+        while first < len(order):
+            some = order[first : first + next(sizes)]
+            first += len(some)
+            yield replace(self, counts=self.counts[some], rest=self.rest[some])
 
 
-def _tilted_parts(
-    parts: Sequence[tuple[DiscretePLD, int]], positions: Sequence[Indices], tilt: float
-) -> list[_TiltedPart]:
-    """All parts; those whose transforms leave the fewest frequencies come first."""
-    tilted = []
-    for (points, count), indices in zip(parts, positions, strict=True):
-        rest, log_total = _tilt(points, tilt)
-        at = int(np.argmax(rest))
-        rest[at] = 0.0
-        tilted.append(_TiltedPart(count, rest, indices - indices[at], int(indices[at]), log_total))
-    return sorted(
-        tilted, key=lambda part: -part.count * float(part.rest @ np.square(part.offsets, dtype=float))
-    )
+def _block_sizes(size: int) -> Iterator[int]:
+    """Few losses at first, at all frequencies, and ever more the fewer of these are left."""
+    number, most = 1, max(1, _MAX_BLOCK // size)
+    while True:
+        yield min(number, most)
+        number *= 2
 
 
 def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
@@ -320,87 +361,87 @@ def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
 
 
 @dataclass(frozen=True)
+class _Factors:
+    """The transforms of a block of losses.
+
+    Attributes:
+        counts: Of each loss, how often it is summed, [losses].
+        log_moduli: Logarithms of the moduli, [losses, m].
+        unit: By how much each value may be off, relative to its norm.
+        norms: The mass of each loss beside its centre, to which the rounding of its transform is relative, [losses].
+    """
+
+    counts: Array
+    log_moduli: Array
+    unit: float
+    norms: Array
+
+
+@dataclass(frozen=True)
 class _Product:
-    """The transform of a sum of tilted losses, which is the product of the parts' transforms to their counts.
+    """The transform of a sum of tilted losses, which is the product of the losses' transforms to their counts.
 
     Attributes:
         size: Of the circular grid, in points.
-        counts: Of each part, how often it is summed.
+        count: The number of losses.
         frequencies: Those of the half spectrum where the product is not negligible, [m]; the arrays below are there.
         log_modulus: Logarithm of the product's modulus, [m].
         argument: Its argument, [m].
         conditioning: By how many units roundoff a power may be off, relative to the product, [m].
-        log_moduli: Logarithm of the modulus of each part's transform, [m] each.
-        units: By how much each value of a part's transform may be off, relative to its norm.
-        norms: The mass of each part beside its centre, to which the rounding of its transform is relative.
-        log_moment: Logarithm of the tilted mass, by which the parts are normalised.
+        factors: Of which it is the product.
+        log_moment: Logarithm of the tilted mass, by which the losses are normalised.
         index: The point that the circular grid begins at, in steps of the grid from the lowest loss.
     """
 
     size: int
-    counts: list[int]
+    count: int
     frequencies: Indices
     log_modulus: Array
     argument: Array
     conditioning: Array
-    log_moduli: list[Array]
-    units: list[float]
-    norms: list[float]
+    factors: list[_Factors]
     log_moment: float
     index: int
 
     @classmethod
-    def of(
-        cls,
-        parts: Sequence[tuple[DiscretePLD, int]],
-        positions: Sequence[Indices],
-        tilt: float,
-        size: int,
-    ) -> "_Product":
-        """The product for parts that are each summed so often, on a circular grid of so many points.
-
-        positions: of each part's losses on the grid, from its lowest.
-        """
+    def of(cls, losses: Sequence[GridLoss], tilt: float, size: int) -> "_Product":
+        """The product for losses on a circular grid of so many points."""
         frequencies = np.arange(size // 2 + 1)
         log_product, argument, conditioning, log_bound = np.zeros((4, size // 2 + 1))
-        log_moduli: list[Array] = []
-        units, norms = [], []
-        tilted = _tilted_parts(parts, positions, tilt)
-        for part in tilted:
-            count = part.count
-            x, unit = _transform_at(frequencies, part.rest, part.offsets, size)
+        factors: list[_Factors] = []
+        tilted = sorted((_TiltedLosses.of(loss, tilt) for loss in losses), key=lambda one: -one.spreads.max())
+        sizes = _block_sizes(size)
+        for block in (block for one in tilted for block in one.blocks(sizes)):
+            counts = block.counts
+            x, unit = _transform_at(frequencies, block.rest, block.offsets, size)
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
-            log_modulus = _log_modulus_of_1_plus(x, modulus)
+            log_moduli = _log_modulus_of_1_plus(x, modulus)
             # Where the product is nothing, as it mostly is, it need not be computed. A factor that is nearly 0 may be
             # so by rounding alone, so it counts as no less than what is sure.
-            log_bound = log_bound + count * np.maximum(log_modulus, _LOG_SURE)
+            log_bound = log_bound + counts @ np.maximum(log_moduli, _LOG_SURE)
             is_large = log_bound > _LOG_NOTHING
             if is_large.mean() < 0.5:
-                x, modulus, log_modulus = x[is_large], modulus[is_large], log_modulus[is_large]
-                frequencies, log_product, argument, conditioning, log_bound, *log_moduli = (
-                    array[is_large]
-                    for array in (frequencies, log_product, argument, conditioning, log_bound, *log_moduli)
+                x, modulus, log_moduli = x[:, is_large], modulus[:, is_large], log_moduli[:, is_large]
+                frequencies, log_product, argument, conditioning, log_bound = (
+                    array[is_large] for array in (frequencies, log_product, argument, conditioning, log_bound)
                 )
-            log_product = log_product + count * log_modulus
-            angle = np.arctan2(x.imag, 1 + x.real)
-            argument = argument + count * angle
-            conditioning = conditioning + count * (np.abs(log_modulus) + np.abs(angle) + modulus)
-            log_moduli.append(log_modulus)
-            units.append(unit)
-            norms.append(float(part.rest.sum()))
+                factors = [replace(some, log_moduli=some.log_moduli[:, is_large]) for some in factors]
+            log_product = log_product + counts @ log_moduli
+            angles = np.arctan2(x.imag, 1 + x.real)
+            argument = argument + counts @ angles
+            conditioning = conditioning + counts @ (np.abs(log_moduli) + np.abs(angles) + modulus)
+            factors.append(_Factors(counts, log_moduli, unit, block.rest.sum(axis=1)))
         return cls(
             size,
-            [part.count for part in tilted],
+            sum(loss.count for loss in losses),
             frequencies,
             log_product,
             argument,
             conditioning,
-            log_moduli,
-            units,
-            norms,
-            math.fsum(part.count * part.log_total for part in tilted),
-            sum(part.count * part.centre for part in tilted),
+            factors,
+            math.fsum(float(one.counts @ one.log_totals) for one in tilted),
+            sum(int(one.counts.sum()) * one.centre for one in tilted),
         )
 
     def sums(self) -> Array:
@@ -412,18 +453,16 @@ class _Product:
     def error_norm(self) -> float:
         """What transforms and powers lose at most, as the norm of the error of `sums`."""
         product = np.exp(self.log_modulus)
+        kinds = sum(len(some.counts) for some in self.factors)  # whose logarithms are added up
         # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
         root = math.sqrt(2 / self.size)
         error = _fast_unit(self.size) * root * float(np.linalg.norm(product))
-        error += (
-            8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + self.conditioning) * product)) + _NOTHING
-        )
-        for log_modulus, count, unit, norm in zip(
-            self.log_moduli, self.counts, self.units, self.norms, strict=True
-        ):
+        powers = float(np.linalg.norm((1 + self.conditioning) * product))
+        error += (8 + kinds) * _UNIT_ROUNDOFF * root * powers + _NOTHING
+        for some in self.factors:
             # The power's derivative, count * transform^(count - 1), times what the transform is off by.
-            others = np.exp(self.log_modulus - log_modulus)
-            error += 2 * count * unit * norm * root * float(np.linalg.norm(others))
+            others = np.linalg.norm(np.exp(self.log_modulus - some.log_moduli), axis=1)
+            error += 2 * some.unit * root * float((some.counts * some.norms) @ others)
         return error
 
 

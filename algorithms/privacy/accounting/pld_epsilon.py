@@ -9,6 +9,7 @@ import numpy as np
 from algorithms.privacy.accounting.mechanism_plds import ProfilePLD
 from algorithms.privacy.accounting.pld import (
     Array,
+    PLDFamily,
     PLDPair,
     PLDSum,
     PrivacyLoss,
@@ -17,6 +18,7 @@ from algorithms.privacy.accounting.pld import (
     tail_truncation,
 )
 from algorithms.privacy.accounting.pld_composition import MAX_POINTS, GridComposition, deltas_of_tails
+from algorithms.privacy.accounting.pld_families import in_families
 
 FIRST_GRID_ERROR = 5e-5
 """The share of the variance by which a first grid may be off."""
@@ -124,11 +126,11 @@ class GridsByDelta:
 
 
 def sides_of(pairs: Sequence[tuple[PLDPair, int]]) -> list[list[tuple[PrivacyLoss, int]]]:
-    """The distributions for a record less, and those for a record more where these are others."""
-    remove = [(pair.remove, count) for pair, count in pairs]
+    """The distributions for a record less, and those for a record more where these are others; many in families."""
+    remove = in_families([(pair.remove, count) for pair, count in pairs])
     if all(pair.is_symmetric for pair, _ in pairs):
         return [remove]
-    return [remove, [(pair.add, count) for pair, count in pairs]]
+    return [remove, in_families([(pair.add, count) for pair, count in pairs])]
 
 
 def profile_alone(plds: Sequence[tuple[PrivacyLoss, int]]) -> ProfilePLD | None:
@@ -196,7 +198,7 @@ def epsilon_of(
     """
     if (profile := profile_alone(plds)) is not None:
         return profile.epsilon(delta), None
-    is_many = len(plds) > _FEW_KINDS
+    is_many = sum(len(pld.counts) if isinstance(pld, PLDFamily) else 1 for pld, _ in plds) > _FEW_KINDS
     error, order = (_ERROR_OF_MANY, _ORDER_OF_MANY) if is_many else (_GRID_ERROR, 2.0)
     refinement = _COARSER_OF_MANY if is_many else COARSER
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
