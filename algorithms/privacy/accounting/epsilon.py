@@ -611,7 +611,7 @@ class _RoughCosts:
     def closest(self, z: float) -> float:
         """The coarse cost with all kinds at this very multiplier, for a last step."""
         cost, relative = self.coarse(z), self._cost_of_all_kinds
-        return cost if relative is None else cost / relative * self._relative_cost_of_all(z, coarser=1.0)
+        return cost if relative is None else cost / relative * self._relative_cost_of_all(z, coarser=0.25)
 
     def _estimate(self, z: float) -> float:
         """The cost for a record less, mostly the larger side."""
@@ -651,7 +651,8 @@ def _estimated(key: ReprKey) -> float:
 def _merge_kinds(events: Schedule) -> Schedule:
     """Samples of fewer kinds, `_SEARCH_KINDS`, that cost about the same, for a search: no bound, and never stated.
 
-    Neighbours by rate and multiplier share their geometric means.
+    Neighbours by rate and multiplier become two kinds whose logarithms have the same mean and, along the line on which
+    they spread most, the same variance: the logarithm of a characteristic function is smooth in both.
     """
     is_sample = [
         isinstance(event, dp.PoissonSampledDpEvent)
@@ -663,19 +664,53 @@ def _merge_kinds(events: Schedule) -> Schedule:
         return events
     others = [row for row, sample in zip(events, is_sample, strict=True) if not sample]
     table = np.array(
-        sorted(
+        [
             (math.log(event.sampling_probability), math.log(event.event.noise_multiplier), count)
             for (event, count), sample in zip(events, is_sample, strict=True)
             if sample
-        )
+        ]
     )
-    course = np.cumsum(np.abs(np.diff(table[:, :2], axis=0, prepend=table[:1, :2])).sum(axis=1))
-    cells = np.minimum((course / max(course[-1], _TINY) * _SEARCH_KINDS).astype(int), _SEARCH_KINDS - 1)
-    few = []
-    for rows in (table[cells == cell] for cell in np.unique(cells)):
-        rate, noise = np.exp(np.average(rows[:, :2], axis=0, weights=rows[:, 2])).tolist()
-        few.append((dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), int(rows[:, 2].sum())))
-    return [*others, *few]
+    cells = [_KindCell(table)]
+    while len(cells) < _SEARCH_KINDS // 2:
+        widest = max(range(len(cells)), key=lambda at: cells[at].spread)
+        cells[widest : widest + 1] = cells[widest].halves()
+    few = [kind for cell in cells for kind in cell.kinds()]
+    return [
+        *others,
+        *((dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), count) for rate, noise, count in few),
+    ]
+
+
+class _KindCell:
+    """Neighbouring kinds of samples: logarithms of rate and multiplier, and the count, shape [kinds, 3]."""
+
+    def __init__(self, table: Array) -> None:
+        self._table, self._count = table, int(table[:, 2].sum())
+        points, shares = table[:, :2], table[:, 2] / table[:, 2].sum()
+        self._mean: Array = shares @ points
+        away = points - self._mean
+        variances, axes = np.linalg.eigh((shares * away.T) @ away)
+        self._deviation, self._axis = math.sqrt(max(0.0, float(variances[-1]))), axes[:, -1]
+        # About what they add to a moment of the losses, which kinds of much noise hardly do.
+        moments = np.exp(2 * points[:, 0]) * np.expm1(np.minimum(4 * np.exp(-2 * points[:, 1]), 60.0))
+        self.spread = float(table[:, 2] @ moments) * self._deviation**2
+
+    def halves(self) -> list["_KindCell"]:
+        """The kinds on either side of the mean."""
+        is_above = (self._table[:, :2] - self._mean) @ self._axis > 0
+        return [_KindCell(self._table[some]) for some in (is_above, ~is_above) if some.any()]
+
+    def kinds(self) -> list[tuple[float, float, int]]:
+        """Rate, multiplier and count of one kind, or of two."""
+        first = self._count // 2
+        second = self._count - first
+        if first == 0 or self._deviation == 0:
+            return [(*np.exp(self._mean).tolist(), self._count)]
+        step = self._deviation * self._axis
+        return [
+            (*np.exp(self._mean + math.sqrt(second / first) * step).tolist(), first),
+            (*np.exp(self._mean - math.sqrt(first / second) * step).tolist(), second),
+        ]
 
 
 def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:

@@ -48,9 +48,10 @@ _LOG_INDECISIVE, _LOG_NEVER = math.log(1e4), math.log(1e6)
 """Logarithms of how far below delta a chance decides nothing, and of how rare the sum of other losses is."""
 _BELOW = 64
 """Below the losses that decide, cells are two points wide after one in so many parts of their length, then wider."""
-_MORE_VARIANCE, _WIDENING, _STEEP, _NEXT_TO_NOTHING = 0.005, 16.0, 0.25, 1e-300
-"""Of cells that are wide where little lies: what they add to the variance, as a share of what equal cells do; over how
-many points they become one point wider; their largest width times the tilt; and a share of the mass that is none."""
+_MORE_VARIANCE, _MORE_OF_FAMILY, _WIDENING, _STEEP, _NEXT_TO_NOTHING = 0.005, 0.1, 16.0, 0.25, 1e-300
+"""Of cells that are wide where little lies: what they add to the variance, as a share of what equal cells do, also for
+many losses, of which cells next to 0 are off by more; over how many points they become one point wider; their largest
+width times the tilt; and a share of the mass that is none."""
 _ROOM_ABOVE = 0.25
 """The share of epsilon that losses above it are kept for at least."""
 _LOWER_CAPS, _CAP_TILTS = 0.25 ** np.arange(12.0), np.geomspace(1.0, 1e4, 12)
@@ -269,7 +270,8 @@ def discretise(
     check_points((min(cap, highest) - max(low, lowest)) / grid)
     number = max(1, math.floor((min(cap, highest) - lowest) / grid)) + 1
     if tilted is not None:
-        indices = _edges_by_weight(*tilted, grid, number)
+        more = _MORE_OF_FAMILY if isinstance(pld, PLDFamily) else _MORE_VARIANCE
+        indices = _edges_by_weight(*tilted, grid, number, more)
     elif low > lowest:
         indices = _edges_of_cells(number, grid, low - lowest)
     else:
@@ -315,18 +317,20 @@ def _edges_of_cells(count: int, grid: float, low: float) -> Indices:
     return ascending[np.diff(ascending, prepend=-1) > 0]
 
 
-def _edges_by_weight(points: DiscretePLD, tilt: float, grid: float, count: int) -> Indices:
+def _edges_by_weight(
+    points: DiscretePLD, tilt: float, grid: float, count: int, more_variance: float
+) -> Indices:
     """Points of a grid that are edges of cells: the further apart, the less of the tilted loss lies there.
 
     A cell adds to the variance of the tilted sum its mass times its squared width. Each knot of the sketch may add the
-    same, and all together a share of what cells one point wide add to nearly all of the mass. No cell is much wider
-    than its distance from narrow ones allows, nor so wide that tilted masses inside of it differ much.
+    same, and all together a share, `more_variance`, of what cells one point wide add to nearly all of the mass. No cell
+    is much wider than its distance from narrow ones allows, nor so wide that tilted masses inside of it differ much.
     """
     knots = np.clip((points.losses - points.losses[0]) / grid, 0.0, count)
     exponents = points.logarithms + tilt * points.losses
     shares = np.exp(exponents - exponents.max())
     shares = np.maximum(shares / shares.sum(), _NEXT_TO_NOTHING)
-    widths = np.sqrt(_MORE_VARIANCE / (len(shares) * shares)).clip(1.0, max(1.0, _STEEP / (tilt * grid)))
+    widths = np.sqrt(more_variance / (len(shares) * shares)).clip(1.0, max(1.0, _STEEP / (tilt * grid)))
     slopes = knots / _WIDENING
     widths = np.minimum.accumulate(widths - slopes) + slopes
     widths = np.minimum.accumulate((widths + slopes)[::-1])[::-1] - slopes

@@ -25,7 +25,8 @@ FIRST_GRID_ERROR = 5e-5
 _FIRST_CELLS, _FIRST_POINTS = 2**16, 2**19
 _GRID_ERROR, MIN_GRID_ERROR = 2e-5, 2e-8
 """The share of epsilon that a grid may add, and what it may add to a tiny one."""
-COARSER, _FEW_KINDS, _ERROR_OF_MANY, _FIRST_OF_MANY, _COARSER_OF_MANY = 2.0, 8, 1e-4, 1.5e-5, 8.0
+COARSER, _FEW_KINDS, _ERROR_OF_MANY, _ERROR_OF_FAMILIES = 2.0, 8, 1e-4, 2e-4
+_FIRST_OF_MANY, _COARSER_OF_MANY = 1.5e-5, 8.0
 """The first grid is compared with one that is coarser by this factor. Of more distributions, each of which takes a
 transform of its own, more is left of a grid's error; their first grid is so fine that it mostly is the last, and the
 one that it is compared with is coarser by more."""
@@ -198,8 +199,10 @@ def epsilon_of(
     """
     if (profile := profile_alone(plds)) is not None:
         return profile.epsilon(delta), None
-    is_many = sum(len(pld.counts) if isinstance(pld, PLDFamily) else 1 for pld, _ in plds) > _FEW_KINDS
+    has_families = any(isinstance(pld, PLDFamily) for pld, _ in plds)
+    is_many = has_families or len(plds) > _FEW_KINDS
     error, order = (_ERROR_OF_MANY, _ORDER_OF_MANY) if is_many else (_GRID_ERROR, 2.0)
+    error = _ERROR_OF_FAMILIES if has_families else error
     refinement = _COARSER_OF_MANY if is_many else COARSER
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     if (below := epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
