@@ -333,6 +333,29 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
+    beside = _epsilon_beside_rare_samples(schedule, events, delta, adjacency, grid)
+    if beside is not None and _publish_what_they_read(events, beside[0], adjacency):
+        return beside
+    try:
+        together = _epsilon_on_grids(schedule, events, delta, adjacency, grid)
+    except RefusedError:  # as where hardly any noise makes losses that are as rare as they are large
+        if beside is None:
+            raise
+        return beside
+    return together if beside is None else min(together, beside, key=itemgetter(0))
+
+
+def _epsilon_on_grids(
+    schedule: Schedule,
+    events: Schedule,
+    delta: float,
+    adjacency: NeighboringRelation,
+    grid: float | None,
+) -> tuple[float, float | None]:
+    """The larger epsilon of both sides by privacy loss distributions of all events, and the grid.
+
+    events: As the accountants take those of the schedule.
+    """
     cost = 0.0
     if grid is not None:
         for plds in sides_of(pairs_of(events, adjacency, grid)):
@@ -345,6 +368,33 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
         with suppress(RefusedError):
             return epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta), None
     return min(cost, _sum_of_pure(events)), grid
+
+
+def _epsilon_beside_rare_samples(
+    schedule: Schedule,
+    events: Schedule,
+    delta: float,
+    adjacency: NeighboringRelation,
+    grid: float | None,
+) -> tuple[float, float | None] | None:
+    """The epsilon of all other events at what the chance of being sampled leaves of delta, and its grid.
+
+    None unless some events are samples and the chance c that any of these reads the record in which neighbours differ
+    is below delta, while others read it for certain. Proof that it bounds the epsilon of all: let P and Q be the
+    outputs for two neighbours, and R those where the samples read what they read under Q, and the others what they
+    read under P. P and R are the same unless a sample reads the record, so that P(S) <= R(S) + c for every set S. R
+    and Q differ by the others alone, whatever the samples gave them before, so that R(S) <= exp(epsilon) Q(S) +
+    delta - c if the others have this epsilon at delta - c. It holds with P and Q exchanged, too, so for a record less
+    and for one more.
+    """
+    chances = [rule_of(event).sampling_chance(event) for event, _ in events]
+    others = [row for row, chance in zip(schedule, chances, strict=True) if chance >= 1]
+    chance = _chance_of_sampling(events) * (1 + 2.0**-40)
+    if not others or len(others) == len(schedule) or not chance < delta:
+        return None
+    with suppress(RefusedError):
+        return _by_pld(others, delta - chance, adjacency, grid)
+    return None
 
 
 def _epsilon_of_search(
@@ -393,16 +443,38 @@ def _chance_of_reading(events: Schedule) -> float:
     return math.fsum(count * rule_of(event).sampling_chance(event) for event, count in events)
 
 
+def _chance_of_sampling(events: Schedule) -> float:
+    """A bound on the chance that any of the samples among the events reads such a record; may be above 1."""
+    every = [(rule_of(event).sampling_chance(event), count) for event, count in events]
+    return math.fsum(count * chance for chance, count in every if chance < 1)
+
+
+def _publish_what_they_read(events: Schedule, epsilon: float, adjacency: NeighboringRelation) -> bool:
+    """Whether the samples among the events have losses far above epsilon nearly as often as they read the record.
+
+    Then what `_epsilon_beside_rare_samples` gives is next to the epsilon of all events together, whose losses reach so
+    far that grids of them are long.
+    """
+    samples = [(event, count) for event, count in events if rule_of(event).sampling_chance(event) < 1]
+    far = epsilon + np.array([_FAR_ABOVE, 2 * _FAR_ABOVE])
+    above = [(pair.remove.cells(far), count) for pair, count in pairs_of(samples, adjacency)]
+    often = math.fsum(count * float(cells.p[0] + cells.above[0]) for cells, count in above)
+    return often > _NEARLY_ALL * _chance_of_sampling(samples)
+
+
+_FAR_ABOVE, _NEARLY_ALL = 7.0, 0.999
+"""How much larger a loss is that counts nearly as much as an infinite one; and a share that is nearly all."""
 _MAX_DELTA_SHARE = 0.1
 """The share of the chance that a record is read up to which delta is negligible beside it."""
 
 
 def rare_reading_chance(schedule: Schedule, delta: float, adjacency: NeighboringRelation) -> float | None:
-    """The chance that a record is read, at most, where delta is no longer negligible beside it; else None.
+    """The chance that a record is sampled, at most, where delta is no longer negligible beside it; else None.
 
-    Delta may be the chance of anything at all, so a mechanism that publishes some of the records that it reads can
-    keep the same (epsilon, delta); where the chance is at most delta, it may publish all of them, at epsilon 0. The
-    statement is correct, and protects those who are not read. Raises RefusedError for events without a bound.
+    Delta may be the chance of anything at all, so a mechanism that publishes some of the records that it samples can
+    keep the same (epsilon, delta); where the chance is at most delta, it may publish all of them. The statement is
+    correct, and protects those who are not sampled. What reads all records beside, as a private count, changes nothing
+    of that. Raises RefusedError for events without a bound.
 
     Example:
         >>> step = dp.PoissonSampledDpEvent(1e-8, dp.GaussianDpEvent(1e-6))
@@ -414,7 +486,7 @@ def rare_reading_chance(schedule: Schedule, delta: float, adjacency: Neighboring
     if any(is_not_private(event) for event, _ in schedule):
         return None
     parts_of_people = disjoint_parts_of(schedule) or [[*schedule]]
-    chance = min(_chance_of_reading(_translate(part, adjacency)) for part in parts_of_people)
+    chance = min(_chance_of_sampling(_translate(part, adjacency)) for part in parts_of_people)
     return chance if chance > 0 and _MAX_DELTA_SHARE * chance < delta else None
 
 
@@ -487,7 +559,7 @@ def calibrate(
     """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
 
     Never above the target: the multiplier that is returned was itself priced by `epsilon`, as the plan is. Where the
-    releases read a record with a chance of at most delta, that is the smallest multiplier there is; see
+    samples read a record with a chance of at most delta, that may be the smallest multiplier there is; see
     `rare_reading_chance`.
 
     Args:
@@ -536,7 +608,8 @@ def _calibrate_by_pld(
     with suppress(RefusedError):
         rough = _RoughCosts(schedule_at, target, adjacency)
         smallest = _NOISE_RANGE[0]
-        if _are_hardly_sampled(rough.events(smallest), target.delta) and cost(smallest) == 0:
+        chance = _chance_of_sampling(rough.events(smallest))
+        if 0 < chance <= target.delta and _is_met(cost, smallest, target):
             return smallest
         start, steepness = _estimated_start(rough, target.epsilon)
         near = _secant_search(
@@ -562,6 +635,13 @@ def _calibrate_by_pld(
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)
     return search_outwards(cost, target.epsilon, start=start, factor=factor)
+
+
+def _is_met(cost: Callable[[float], float], multiplier: float, target: Budget) -> bool:
+    """Whether a multiplier is known to cost at most the target."""
+    with suppress(RefusedError):
+        return cost(multiplier) <= target.epsilon
+    return False
 
 
 def _estimated_start(rough: "_RoughCosts", target: float) -> tuple[float, float]:

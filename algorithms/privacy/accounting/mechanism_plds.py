@@ -168,8 +168,8 @@ class ReversedPLD:
 
     def cells(self, edges: Array) -> CellMasses:
         c = self.pld.cells(-edges[::-1])
-        each = (masses[..., ::-1] for masses in (c.q, c.p, c.q_error, c.p_error))
-        return CellMasses(*each, below=c.above[::-1], above=c.below[::-1], slip=c.slip)
+        p, q, p_error, q_error = (masses[..., ::-1] for masses in (c.q, c.p, c.q_error, c.p_error))
+        return CellMasses(p, q, p_error, q_error, c.above[::-1], c.below[::-1], c.slip)
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,14 @@ class PLDFamily:
 
     def cells(self, edges: Array) -> CellMasses:
         every, shares = self.members.cells(edges), self.counts / self.counts.sum()
-        mean = (shares @ masses for masses in (every.p, every.q, every.p_error, every.q_error))
-        below, above = (
-            (float((shares @ p)[0]), float((shares @ q)[0])) for p, q in (every.below, every.above)
+        p, q, p_error, q_error = (
+            shares @ masses for masses in (every.p, every.q, every.p_error, every.q_error)
         )
-        return CellMasses(*mean, below, above, every.slip)
+        below, above = (
+            (float((shares @ of_p)[0]), float((shares @ of_q)[0]))
+            for of_p, of_q in (every.below, every.above)
+        )
+        return CellMasses(p, q, p_error, q_error, below, above, every.slip)
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,8 @@ def _masses_at_edges(edges: Array, cells: CellMasses, *, is_capped: bool) -> tup
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = (cells.q - cells.q_error) * np.exp(lower - cells.slip)  # at most p
     scaled = np.where(np.isfinite(scaled), scaled, 0.0)  # then all of the mass goes up, which is a bound, too
-    p, infinity_mass = cells.p + cells.p_error, cells.above[0]
+    p = cells.p + cells.p_error
+    infinity_mass: Any = cells.above[0]
     up = np.clip((p - scaled) / -np.expm1(lower - upper), 0.0, p)
     masses = np.zeros((*p.shape[:-1], len(edges)))
     masses[..., 1:] += up

@@ -423,8 +423,9 @@ class _Product:
             is_large = log_bound > _LOG_NOTHING
             if is_large.mean() < 0.5:
                 x, modulus, log_moduli = x[:, is_large], modulus[:, is_large], log_moduli[:, is_large]
-                frequencies, log_product, argument, conditioning, log_bound = (
-                    array[is_large] for array in (frequencies, log_product, argument, conditioning, log_bound)
+                frequencies = frequencies[is_large]
+                log_product, argument, conditioning, log_bound = (
+                    array[is_large] for array in (log_product, argument, conditioning, log_bound)
                 )
                 factors = [replace(some, log_moduli=some.log_moduli[:, is_large]) for some in factors]
             log_product = log_product + counts @ log_moduli

@@ -6,6 +6,7 @@ Laplace transform of `tests.support.exact_losses`, which agrees with dp_accounti
 
 import math
 import warnings
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -27,8 +28,10 @@ from algorithms.privacy.accounting.epsilon import (
     epsilon,
     epsilon_near,
     group_privacy,
+    rare_reading_chance,
     rdp,
 )
+from algorithms.privacy.accounting.event_rules import pairs_of
 from algorithms.privacy.accounting.events import (
     CorrelatedDpEvent,
     ObjectivePerturbationDpEvent,
@@ -49,7 +52,7 @@ from algorithms.privacy.accounting.mechanism_plds import (
 from algorithms.privacy.accounting.pairs import pair_of_curves
 from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PLDSum, PrivacyLoss, sketch
 from algorithms.privacy.accounting.pld_composition import GridComposition
-from algorithms.privacy.accounting.pld_epsilon import epsilon_of
+from algorithms.privacy.accounting.pld_epsilon import epsilon_of, sides_of
 from algorithms.privacy.accounting.pld_search import extrapolated_epsilon
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from tasks.refusals import PIPELINE
@@ -656,6 +659,83 @@ def test_a_sample_that_hardly_has_a_record_costs_nothing() -> None:
     assert epsilon(schedule, 4.9e-7) > 1.0
     assert calibrate(lambda z: [(group_privacy(sampled(1e-7, z), 4), 5)], Budget(0.03, 2.1e-6)) == 1e-6
     assert calibrate(lambda z: [(group_privacy(sampled(1e-7, z), 4), 5)], Budget(0.03, 1.9e-6)) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "mu", "delta", "adjacency", "exact"),
+    [
+        (1.24e-6, 2, 0.01, 5.6e-6, ADD_OR_REMOVE_ONE, 0.0306127928),
+        (1e-7, 20, 0.5, 1e-5, ADD_OR_REMOVE_ONE, 2.019685944),
+        (1.24e-6, 2, 0.01, 5.6e-6, REPLACE_ONE, 0.06509454611),  # the count then moves by twice the bound
+    ],
+)
+def test_samples_rarer_than_delta_beside_a_count_may_publish_what_they_read(
+    rate: float, steps: int, mu: float, delta: float, adjacency: Any, exact: float
+) -> None:
+    """The exact delta of such a run is c + (1 - c) times that of the count, c = 1 - (1 - rate)^steps."""
+
+    def schedule(noise: float) -> Schedule:
+        return [(dp.GaussianDpEvent(1 / mu), 1), (sampled(rate, noise), steps)]
+
+    assert is_close(epsilon(schedule(1e-6), delta, adjacency=adjacency), exact)
+    assert calibrate(schedule, Budget(1.2 * exact, delta), adjacency=adjacency) == 1e-6
+    found = calibrate(schedule, Budget(0.99 * exact, delta), adjacency=adjacency)
+    assert found > 0.01
+    assert epsilon(schedule(found), delta, adjacency=adjacency) <= 0.99 * exact
+    chance = rare_reading_chance(schedule(found), delta, adjacency)
+    assert chance == pytest.approx(steps * rate, rel=1e-9)
+
+
+def many_kinds(
+    number: int, rates: tuple[float, float], multipliers: tuple[float, float], count: int
+) -> Schedule:
+    """Samples whose rates and multipliers run between two in equal ratios."""
+    every = zip(np.geomspace(*rates, number), np.geomspace(*multipliers, number), strict=True)
+    return [(sampled(float(rate), float(multiplier)), count) for rate, multiplier in every]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "delta", "exact"),
+    [
+        (many_kinds(60, (0.01, 0.1), (3.0, 2.0), 5), 1e-6, 1.933921457),
+        (many_kinds(100, (0.01, 0.01), (1.2, 6.0), 3), 1e-5, 0.3423986561),
+    ],
+)
+def test_hundreds_of_kinds_of_samples_cost_what_the_integral_says(
+    schedule: Schedule, delta: float, exact: float
+) -> None:
+    assert exact * (1 - 1e-8) <= epsilon(schedule, delta) <= exact * (1 + 3e-4)
+
+
+@pytest.mark.parametrize("adjacency", [ADD_OR_REMOVE_ONE, REPLACE_ONE])
+def test_hundreds_of_kinds_of_samples_are_put_on_grids_in_few_families(adjacency: Any) -> None:
+    pairs = pairs_of(many_kinds(1000, (1e-3, 1e-2), (0.8, 2.4), 7), adjacency)
+    for side in sides_of(pairs):
+        assert len(side) <= 40
+        assert sum(count for _, count in side) == 7000
+
+
+@given(
+    log_rate=st.floats(-5.0, -0.5),
+    log_multiplier=st.floats(-0.7, 1.0),
+    log_count=st.floats(0.0, 2.0),
+    log_delta=st.floats(-10.0, -4.0),
+    adjacency=st.sampled_from([ADD_OR_REMOVE_ONE, REPLACE_ONE]),
+)
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+def test_many_kinds_that_are_nearly_alike_cost_between_as_many_of_the_first_and_of_the_last(
+    log_rate: float, log_multiplier: float, log_count: float, log_delta: float, adjacency: Any
+) -> None:
+    """A rate less and noise more never cost more; a single kind is of no family."""
+    rate, multiplier, count = 10**log_rate, 10**log_multiplier, round(10**log_count)
+    apart = 1.002
+    schedule = many_kinds(30, (rate, rate * apart), (multiplier, multiplier / apart), count)
+    cheapest, dearest = (
+        epsilon([(sampled(rate * ratio, multiplier / ratio), 30 * count)], 10**log_delta, adjacency=adjacency)
+        for ratio in (1.0, apart)
+    )
+    stated = epsilon(schedule, 10**log_delta, adjacency=adjacency)
+    assert cheapest * (1 - 1e-4) - 1e-7 <= stated <= dearest * (1 + 3e-4) + 1e-6
 
 
 @pytest.mark.parametrize(
