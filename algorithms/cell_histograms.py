@@ -118,12 +118,12 @@ class TableHistograms:
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """counts, table; centre, scale: [] (0 and 1 unless a number is predicted)."""
-        made = self.module(shape)
-        starts = torch.tensor([0, *made.part_sizes]).cumsum(0)[:-1]
-        total, edges = sum(made.part_sizes), histogram_edges()
+        module = self.module(shape)
+        starts = torch.tensor([0, *module.part_sizes]).cumsum(0)[:-1]
+        total, edges = sum(module.part_sizes), histogram_edges()
 
         def cells(record: Tensor, label: Tensor) -> Tensor:
-            at = made.to(record.device).indices(record[None])[0] + starts.to(record.device)
+            at = module.to(record.device).indices(record[None])[0] + starts.to(record.device)
             marks = torch.zeros(total, device=record.device).scatter(
                 0, at, torch.ones_like(at, dtype=torch.float32)
             )
@@ -139,7 +139,7 @@ class TableHistograms:
             number = count_with_histogram(records, of_target, noise_std)
             centre = released_mean(barrier, centre, scale, mean_noise, number)
         return {
-            **made.cpu().buffers_from(counts, noise_std),
+            **module.cpu().buffers_from(counts, noise_std),
             "centre": torch.tensor(centre),
             "scale": torch.tensor(scale),
         }

@@ -53,7 +53,7 @@ def import_factory(name: str, what: str) -> Any:
     module, _, factory = name.partition(":")
     form = "write package.module:factory, of a package that can be imported here"
     try:
-        made = getattr(import_module(module), factory)
+        imported = getattr(import_module(module), factory)
     except AttributeError:
         raise NotUsableError(
             f"{what} {name!r} was asked for, but {module} has no {factory!r}; {form}."
@@ -63,9 +63,9 @@ def import_factory(name: str, what: str) -> Any:
         raise NotUsableError(
             f"{what} {name!r} was asked for, but {module!r} cannot be imported ({why}); {form}."
         ) from None
-    if not callable(made):
+    if not callable(imported):
         raise NotUsableError(f"{what} {name!r} was asked for, but {factory} cannot be called; {form}.")
-    return made
+    return imported
 
 
 def source_digest(name: str) -> str:

@@ -347,9 +347,9 @@ class Table(CardPart):
     @property
     def content(self) -> tuple[str, ...]:
         """Names of the columns of the file from which a record's features are made."""
-        made = [c.name for c in self.columns if not isinstance(c, Date | Ignored | Label)]
+        names = [c.name for c in self.columns if not isinstance(c, Date | Ignored | Label)]
         parts = [part for c in self.columns if isinstance(c, Date) for part in (c.month, c.day)]
-        return tuple(sorted({*made, *parts}))
+        return tuple(sorted({*names, *parts}))
 
     @model_validator(mode="after")
     def _dates_have_their_parts(self) -> "Table":

@@ -154,8 +154,8 @@ def records_in(
     else:
         for batch in records:
             whole = RecordChunk("test", RecordBatch(batch.features, np.zeros(len(batch.names), np.int64)))
-            made = [block.records.features for block in scatter(card, [whole])]
-            yield NewRecords(batch.names, np.concatenate(made))
+            features = [block.records.features for block in scatter(card, [whole])]
+            yield NewRecords(batch.names, np.concatenate(features))
 
 
 def reader_in(preparation: Document | None) -> Format | None:
@@ -287,8 +287,8 @@ def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | 
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, values in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
-            made = map(texts.without_breaks, values) if isinstance(reader, Reviews) else values
-            yield NewRecords(names, np.array([*made], dtype=object))
+            lines = map(texts.without_breaks, values) if isinstance(reader, Reviews) else values
+            yield NewRecords(names, np.array([*lines], dtype=object))
         else:
             yield NewRecords(names, texts.token_rows(values, words, length=tokens_of.length))
 

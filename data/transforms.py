@@ -92,7 +92,7 @@ def encode_records(
         with lock:  # the weights are loaded at first use, once for all threads
             encode = loaded()
         try:
-            made = encode(records)
+            features = encode(records)
         except MemoryError:
             raise
         except Exception as error:
@@ -103,8 +103,8 @@ def encode_records(
                 name=facts.name,
                 error=type(error).__name__,
             ) from None
-        write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
-        return made
+        write_whole(path, lambda fresh: _save(fresh, features), mode=0o600)
+        return features
 
     for some, features in _map_features(chunks, features_of, at_once=_ENCODED_AT_ONCE):
         done += len(features)
@@ -135,7 +135,7 @@ def _map_features(
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for chunk in chunks:
                 for some in chunk.portions(count * at_once):
-                    made = pool.map(features_of, [one.records.features for one in some.portions(at_once)])
-                    yield some, np.concatenate(list(made))
+                    features = pool.map(features_of, [one.records.features for one in some.portions(at_once)])
+                    yield some, np.concatenate(list(features))
     finally:
         torch.set_num_threads(count)

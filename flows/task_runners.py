@@ -48,11 +48,11 @@ def task_runner(runner: RunnerName, workers: int) -> TaskRunner[Any]:
     if runner == "dask":
         logging.getLogger("distributed").setLevel(logging.WARNING)
         cluster = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "env": _QUIET}
-        made: TaskRunner[Any] = package.DaskTaskRunner(cluster_kwargs=cluster)
+        prefect_runner: TaskRunner[Any] = package.DaskTaskRunner(cluster_kwargs=cluster)
     else:
         ray = {"num_cpus": workers, "include_dashboard": False, "log_to_driver": False}
-        made = package.RayTaskRunner(init_kwargs=ray)
-    return made
+        prefect_runner = package.RayTaskRunner(init_kwargs=ray)
+    return prefect_runner
 
 
 @contextmanager

@@ -448,7 +448,7 @@ def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:
         newest_audit(card.mechanism.algorithm, root),
         data_card(name, cards).deployment if (cards / f"{name}.yaml").is_file() else None,
     )
-    made = environment(below=Path(__file__).parent)
-    return made.get_template("authority.html.j2").render(
+    templates = environment(below=Path(__file__).parent)
+    return templates.get_template("authority.html.j2").render(
         card=card, sources=asked, must_answer=MUST_ANSWER, statement=words.statement(card)
     )

@@ -43,10 +43,10 @@ def page(ledger: Ledger) -> str:
         for name in ledger.populations()
     ]
     accounts.sort(key=lambda account: account.whole.public)  # private populations first
-    made = environment(below=Path(__file__).parent)
-    made.filters |= {"epsilon": _number, "share": _share}
+    templates = environment(below=Path(__file__).parent)
+    templates.filters |= {"epsilon": _number, "share": _share}
     as_of = history[-1].written_at[:16].replace("T", " ") if history else None
-    return made.get_template("ledger_page.html.j2").render(
+    return templates.get_template("ledger_page.html.j2").render(
         accounts=accounts, as_of=as_of, rows=len(history), head=ledger.head()
     )
 

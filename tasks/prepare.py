@@ -73,14 +73,14 @@ def reader_of(reader: Format | None) -> OwnReader | None:
             name=reader.factory,
             digest=digest,
         )
-    made: OwnReader = import_factory(reader.factory, "a reader")(dict(reader.settings))
-    return lambda files: _refuse_errors(made, files, reader.factory)
+    own_reader: OwnReader = import_factory(reader.factory, "a reader")(dict(reader.settings))
+    return lambda files: _refuse_errors(own_reader, files, reader.factory)
 
 
-def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[RecordChunk]:
+def _refuse_errors(own_reader: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[RecordChunk]:
     """The blocks of the user's own reader, whose errors become a refusal without their messages."""
     try:
-        yield from made(files)
+        yield from own_reader(files)
     except DataRefusedError:
         raise
     except Exception as error:

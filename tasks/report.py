@@ -126,16 +126,16 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_data_facts(run.receipt, run.info)
     check_run_facts(run.metrics, run.receipt)
     audit = newest_audit(run.plan.algorithm, root)
-    made = compose(
+    documents = compose(
         run, _past(run, root), folder=artifacts, draw=picture, key=signing_key(home()), audit=audit
     )
-    (artifacts / CARD).write_bytes(made.card.to_bytes())
-    frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
+    (artifacts / CARD).write_bytes(documents.card.to_bytes())
+    frame = pd.DataFrame({"step": documents.curve.steps, "epsilon": documents.curve.epsilon})
     write_csv(frame, artifacts / "plots" / "epsilon.csv")
-    for name, drawn in made.pictures.items():
+    for name, drawn in documents.pictures.items():
         (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
-    (artifacts / PAGE).write_text(made.page, encoding="utf-8")
-    return made
+    (artifacts / PAGE).write_text(documents.page, encoding="utf-8")
+    return documents
 
 
 def _past(run: RunResults, root: Path) -> History:

@@ -79,8 +79,8 @@ def from_registry(
         ) from None
     # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
     options = {key: value for key, value in settings.items() if key != "name"}
-    made: P = reader.validate_json(json.dumps(options))
-    missing = [part for part in needs if not callable(getattr(made, part, None))]
+    instance: P = reader.validate_json(json.dumps(options))
+    missing = [part for part in needs if not callable(getattr(instance, part, None))]
     if missing:
         raise RefusedError(
             "the {what} {name!r} has no {missing}; give it {needs}.",
@@ -90,4 +90,4 @@ def from_registry(
             missing=missing[0],
             needs=", ".join(needs),
         )
-    return made
+    return instance

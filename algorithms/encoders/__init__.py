@@ -70,15 +70,17 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
     if library == "tokenizer":
         return tokenizer(library_name, settings)
     if is_own(name):
-        made = import_factory(name, "the encoder")(settings)
-        if not isinstance(made, Encoder):
-            raise ModelRefusedError(f"the encoder {name!r} made a {type(made).__name__}; return an Encoder.")
+        own_encoder = import_factory(name, "the encoder")(settings)
+        if not isinstance(own_encoder, Encoder):
+            raise ModelRefusedError(
+                f"the encoder {name!r} made a {type(own_encoder).__name__}; return an Encoder."
+            )
         return replace(
-            made,
+            own_encoder,
             name=name,
-            sha256=_own_digest(name, made),
-            load=_load_in_portions(made.load),
-            aligned=None if made.aligned is None else _load_in_portions(made.aligned),
+            sha256=_own_digest(name, own_encoder),
+            load=_load_in_portions(own_encoder.load),
+            aligned=None if own_encoder.aligned is None else _load_in_portions(own_encoder.aligned),
         )
     return SHIPPED[name](settings)
 
@@ -87,7 +89,7 @@ def _load_in_portions(load: Callable[[], Encode]) -> Callable[[], Encode]:
     return lambda: in_portions(load())
 
 
-def _own_digest(name: str, made: Encoder) -> str:
+def _own_digest(name: str, encoder: Encoder) -> str:
     """A digest of the code and the weights of an encoder of the user's own, and of the checksum that it states."""
-    weights = None if made.weights is None else digest(made.weights)
-    return hashlib.sha256(json.dumps([source_digest(name), made.sha256, weights]).encode()).hexdigest()
+    weights = None if encoder.weights is None else digest(encoder.weights)
+    return hashlib.sha256(json.dumps([source_digest(name), encoder.sha256, weights]).encode()).hexdigest()

@@ -38,12 +38,12 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
         raise ModelRefusedError(f"a size of {side} was asked for; give a multiple of 32, such as 128.")
 
     def load() -> Encode:
-        made = imported_library("efficientnet_lite_pytorch", "encoders").EfficientNet.from_name(
+        model = imported_library("efficientnet_lite_pytorch", "encoders").EfficientNet.from_name(
             "efficientnet-lite0"
         )
         # A pickle, but from a pinned package, and only tensors are read.
-        made.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        network = _Turned(made.eval())
+        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        network = _Turned(model.eval())
         mean, std = (127.0 / 255,) * 3, (128.0 / 255,) * 3
         return _encode(network, side, mean=mean, std=std, settings=settings, traces=True)
 
@@ -90,9 +90,9 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
         pretrained = timm.get_pretrained_cfg(name)
         has_one_size = pretrained is not None and pretrained.fixed_input_size
         keywords = {"img_size": side} if has_one_size else {}
-        made = timm.create_model(name, pretrained=False, num_classes=0, **keywords)
-        _read(made, file, name)
-        return _encode(made.eval(), side, mean=config["mean"], std=config["std"], settings=settings)
+        model = timm.create_model(name, pretrained=False, num_classes=0, **keywords)
+        _read(model, file, name)
+        return _encode(model.eval(), side, mean=config["mean"], std=config["std"], settings=settings)
 
     on = str(network.pretrained_cfg.get("tag") or UNKNOWN) if checkpoint is None else UNKNOWN
     return Encoder(f"timm/{name}", "images", int(network.num_features), digest(file), on, load)
@@ -136,9 +136,9 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> En
     side = settings.size or int(preset.crop_size[0])
 
     def load() -> Encode:
-        made = models.get_model(name, weights=None)
-        _read(made, checkpoint, name)
-        network, _ = _without_classifier(made, weights)
+        model = models.get_model(name, weights=None)
+        _read(model, checkpoint, name)
+        network, _ = _without_classifier(model, weights)
         return _encode(network.eval(), side, mean=preset.mean, std=preset.std, settings=settings)
 
     return Encoder(f"torchvision/{name}", "images", width, digest(checkpoint), UNKNOWN, load)
@@ -201,10 +201,10 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
 
     def load() -> Encode:
         with folder_of(name) as folder:
-            made = library.AutoModel.from_pretrained(
+            model = library.AutoModel.from_pretrained(
                 str(folder), use_safetensors=True, dtype=torch.float32, trust_remote_code=False
             )
-        return _encode(_Seeing(made).eval(), side, mean=mean, std=std, settings=settings)
+        return _encode(_Seeing(model).eval(), side, mean=mean, std=std, settings=settings)
 
     return Encoder(f"huggingface/{name}", "images", width, weights, UNKNOWN, load)
 
@@ -310,5 +310,5 @@ def _trace_network(network: nn.Module, batch: int, side: int) -> nn.Module:
         # PyTorch advises torch.compile, which needs a C++ compiler.
         warnings.simplefilter("ignore", DeprecationWarning)
         traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
-        made: nn.Module = torch.jit.optimize_for_inference(traced)
-    return made
+        optimized: nn.Module = torch.jit.optimize_for_inference(traced)
+    return optimized

@@ -492,9 +492,9 @@ def _are_tables(probe: ModelProbe, sample: SyntheticBatch) -> bool:
     first, second = (copy_module(module, module.parameters()) for _ in range(2))
     _pass_through(probe, first, sample)
     _pass_through(probe, second, other)
-    made = {name: value.clone() for name, value in first.named_buffers()}
+    tables = {name: value.clone() for name, value in first.named_buffers()}
     _pass_through(probe, first, other)
-    return not any(_differing_names(made, dict(module.named_buffers())) for module in (first, second))
+    return not any(_differing_names(tables, dict(module.named_buffers())) for module in (first, second))
 
 
 def content_digest(value: Tensor) -> int:

@@ -143,33 +143,33 @@ def _not_shipped(name: str, spec: ModelSpec, settings: Mapping[str, JsonValue], 
     factory = import_factory(name, "the model")
     try:
         with same_randomness(seed):
-            made = factory(spec, **settings)
+            own_model = factory(spec, **settings)
     except ModelRefusedError:
         raise
     except Exception as error:
         raise cannot_be_made(name, error) from None
-    if isinstance(made, nn.Module):
-        made = classifier(name, made)
-    if not isinstance(made, Model):
+    if isinstance(own_model, nn.Module):
+        own_model = classifier(name, own_model)
+    if not isinstance(own_model, Model):
         raise ModelRefusedError(
-            f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
+            f"the model {name!r} made a {type(own_model).__name__}; return a Model or a torch.nn.Module."
         )
-    check_module(made.module)
-    batch_experts(made.module)
-    _check_scores(name, made, spec)
-    return replace(predicting(made, spec), name=name, settings=dict(settings))
+    check_module(own_model.module)
+    batch_experts(own_model.module)
+    _check_scores(name, own_model, spec)
+    return replace(predicting(own_model, spec), name=name, settings=dict(settings))
 
 
-def _check_scores(name: str, made: Model, spec: ModelSpec) -> None:
+def _check_scores(name: str, model: Model, spec: ModelSpec) -> None:
     """Raises ModelRefusedError unless the model has one score per class, or one for the number that it predicts."""
-    if made.packing is not None:
+    if model.packing is not None:
         return
     records = torch.zeros(2, *spec.input_shape, dtype=torch.float32 if spec.tokens is None else torch.int32)
     # In training mode some layers reject few records, or remember them.
-    module = copy.deepcopy(made.module).eval()
+    module = copy.deepcopy(model.module).eval()
     try:
         with torch.no_grad(), same_randomness():
-            shape = tuple(made.scores(module(records)).shape)
+            shape = tuple(model.scores(module(records)).shape)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ModelRefusedError(

@@ -173,8 +173,8 @@ class _Logits(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A library's model.
+class _LibraryNetwork:
+    """The network of a library.
 
     prefix: of the names in its body. heads: name prefixes of the head's parameters. has_own_head: whether the head is
     new for the data, not pretrained.
@@ -206,7 +206,7 @@ def timm_model(spec: ModelSpec, settings: TimmSettings) -> Model:
         raise cannot_be_made("timm", error) from None
     named = module.pretrained_cfg.get("classifier") or ()
     heads = (named,) if isinstance(named, str) else tuple(named)
-    return _finish("timm", _Made(module, "", heads), module, settings)
+    return _finish("timm", _LibraryNetwork(module, "", heads), module, settings)
 
 
 def huggingface_model(spec: ModelSpec, settings: HuggingFaceSettings) -> Model:
@@ -243,8 +243,8 @@ def huggingface_model(spec: ModelSpec, settings: HuggingFaceSettings) -> Model:
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Logits(module, spec.padding if is_text else None)
-    made = _Made(module, prefix, heads, task != "language-modelling")
-    model = _finish("huggingface", made, around, settings)
+    network = _LibraryNetwork(module, prefix, heads, task != "language-modelling")
+    model = _finish("huggingface", network, around, settings)
     if task == "language-modelling":
         _check_causal(model, spec)
     return model
@@ -444,14 +444,14 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
             imported_library("transformers").utils.logging.disable_progress_bar()
             return _wrapped_as(model, type(module).from_pretrained(folder, use_safetensors=True))
         settings: Mapping[str, Any] = model.settings
-        made: nn.Module = imported_library("timm").create_model(
+        network: nn.Module = imported_library("timm").create_model(
             settings["architecture"],
             num_classes=outputs,
             in_chans=input_shape[0],
             checkpoint_path=str(folder / "model.safetensors"),
             **settings["options"],
         )
-        return made.eval()
+        return network.eval()
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ModelRefusedError(
@@ -459,10 +459,10 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
         ) from None
 
 
-def _finish(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
+def _finish(name: str, network: _LibraryNetwork, around: nn.Module, settings: _Public) -> Model:
     """Replace normalisation, load the checkpoint and add adapters."""
     notes = []
-    layers = batch_norm_layers(made.module)
+    layers = batch_norm_layers(network.module)
     if layers and not settings.replace_batch_norm:
         raise ModelRefusedError(
             "the model {name!r} has the BatchNorm layer {layer}, which mixes the records of a batch; set"
@@ -474,30 +474,30 @@ def _finish(name: str, made: _Made, around: nn.Module, settings: _Public) -> Mod
         )
     # Frozen BatchNorm layers use no statistics of records in evaluation mode, which is set below.
     if settings.replace_batch_norm is True:
-        replace_batch_norm(made.module)
+        replace_batch_norm(network.module)
     if settings.checkpoint_file is not None:
         path = Path(settings.checkpoint_file)
-        notes.append(_load_checkpoint(made, path, path.name))
+        notes.append(_load_checkpoint(network, path, path.name))
     if settings.checkpoint is not None:
         with public_folder(settings.checkpoint) as folder:
             called = without_folders(settings.checkpoint)
-            notes.append(_load_checkpoint(made, folder / "model.safetensors", called))
+            notes.append(_load_checkpoint(network, folder / "model.safetensors", called))
     if settings.adapter is not None:
-        notes.append(_with_adapters(name, made, settings.adapter))
-    batch_experts(made.module)
+        notes.append(_with_adapters(name, network, settings.adapter))
+    batch_experts(network.module)
     around.eval()  # dropout is off: clipping and noise regularise already
     return classifier(name, around, notes=tuple(notes))
 
 
-def _load_checkpoint(made: _Made, path: Path, called: str) -> str:
+def _load_checkpoint(network: _LibraryNetwork, path: Path, called: str) -> str:
     """Load a checkpoint into the module; returns a note on it. A head that does not fit keeps its random start."""
     stored = read_tensors(
         path,
         "get one with: hf download NAME config.json model.safetensors --local-dir FOLDER",
         code="checkpoint_unreadable",
     )
-    state = made.module.state_dict()
-    tensors = {name if name in state else made.prefix + name: tensor for name, tensor in stored.items()}
+    state = network.module.state_dict()
+    tensors = {name if name in state else network.prefix + name: tensor for name, tensor in stored.items()}
     # A head that is tied to the embeddings is not stored twice.
     there = {state[name].data_ptr() for name in tensors if name in state}
     is_new = [
@@ -505,7 +505,7 @@ def _load_checkpoint(made: _Made, path: Path, called: str) -> str:
         for name, value in state.items()
         if (value.data_ptr() not in there if name not in tensors else tensors[name].shape != value.shape)
     ]
-    misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in made.heads))]
+    misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in network.heads))]
     if misfits:
         raise ModelRefusedError(
             f"{called} does not give {misfits[0]} in the form that the model has; give the file of the same"
@@ -514,23 +514,23 @@ def _load_checkpoint(made: _Made, path: Path, called: str) -> str:
     fitting = {name: tensor for name, tensor in tensors.items() if name in state and name not in is_new}
     if not all(bool(torch.isfinite(tensor).all()) for tensor in fitting.values()):
         raise ModelRefusedError(f"{called} is not finite everywhere; give the file of a sound model.")
-    made.module.load_state_dict(fitting, strict=False)
+    network.module.load_state_dict(fitting, strict=False)
     new = f", except for {', '.join(is_new)}, drawn from the model's seed." if is_new else "."
     return f"The start is the public file {called} (SHA-256 {digest(path)}){new}"
 
 
-def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
+def _with_adapters(name: str, network: _LibraryNetwork, adapter: Adapter) -> str:
     """Add LoRA to the module and freeze everything except adapters and head; returns a note on it."""
     peft = imported_library("peft")
     config = peft.LoraConfig(
         r=adapter.rank, lora_alpha=adapter.alpha, target_modules=adapter.targets, lora_dropout=0.0
     )
     try:
-        peft.inject_adapter_in_model(config, made.module)
+        peft.inject_adapter_in_model(config, network.module)
     except ValueError as error:
         raise cannot_be_made(name, error) from None
-    heads = tuple(f"{head}." for head in made.heads if made.has_own_head)
-    for parameter, value in made.module.named_parameters():
+    heads = tuple(f"{head}." for head in network.heads if network.has_own_head)
+    for parameter, value in network.module.named_parameters():
         value.requires_grad_("lora_" in parameter or parameter.startswith(heads))
     on = "the layers that PEFT takes" if adapter.targets is None else ", ".join(adapter.targets)
     return (

@@ -64,12 +64,12 @@ def _values(table: pa.Table, declared: Table, path: str) -> list[Values]:
 def _shares(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
     """The features of some rows without cells, [n, width]."""
     check_columns(table, declared.content, path)
-    made = np.zeros((table.num_rows, declared.width), np.float32)
+    shares = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
     for column in declared.columns:
-        _fill(made[:, start : start + column.width], column, table, declared.missing, path)
+        _fill(shares[:, start : start + column.width], column, table, declared.missing, path)
         start += column.width
-    return made
+    return shares
 
 
 def records(
@@ -84,7 +84,7 @@ def records(
     check_columns(table, declared.in_the_file, path)
     encoding = declared.cell_encoding if has_split else None
     values = [] if encoding is None else _values(table, declared, path)
-    made = features(table, declared, path) if encoding is None else encoding.codes(values)
+    encoded = features(table, declared, path) if encoding is None else encoding.codes(values)
     targets = labels(table, declared.label_columns, label_type, declared.missing, path)
     groups = [
         positions(table[column.name], column.categories, ColumnSource(path, column.name))
@@ -93,9 +93,9 @@ def records(
     ]
     by_group = np.stack(groups, axis=1) if groups else None
     if encoding is None:
-        return RecordBatch(made, targets, groups=by_group)
+        return RecordBatch(encoded, targets, groups=by_group)
     keys = [*RecordBatch(_shares(table, declared, path), targets).canonical()]
-    return RecordBatch(made, targets, keys, by_group, np.stack(values, axis=1))
+    return RecordBatch(encoded, targets, keys, by_group, np.stack(values, axis=1))
 
 
 def _fill(

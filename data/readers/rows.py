@@ -173,7 +173,9 @@ class RowReader:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
         declared, label_type = self.declared_reader, self.card.label_type
         if isinstance(declared, Table):
-            made = encoding.records(table, declared, label_type, where, has_split=self.card.split is not None)
+            batch = encoding.records(
+                table, declared, label_type, where, has_split=self.card.split is not None
+            )
         else:
             if isinstance(declared, ImageTable):
                 features: Features
@@ -186,12 +188,12 @@ class RowReader:
                 )
                 features = texts.as_features(joined, declared, self._words)
             check_columns(table, (label.name for label in declared.label_columns), where)
-            made = RecordBatch(
+            batch = RecordBatch(
                 features, encoding.labels(table, declared.label_columns, label_type, ("",), where), keys
             )
         if self.card.person is None:
-            return made
-        return replace(made, keys=[sha256(who).digest() for who in self._who(table)])
+            return batch
+        return replace(batch, keys=[sha256(who).digest() for who in self._who(table)])
 
     def held_out_people(self) -> frozenset[bytes]:
         """All people that the test file names, if the card names a person column and has such a file."""
@@ -373,8 +375,8 @@ def _with_points(tables: _Tables, path: Path, declared: Csv, *, label_is_number:
                     key="reader.decimal",
                 )
             if name in changed:
-                made = pc.replace_substring_regex(texts, _DECIMAL_COMMA, r"\1.\2")
-                table = table.set_column(index, name, made)
+                with_points = pc.replace_substring_regex(texts, _DECIMAL_COMMA, r"\1.\2")
+                table = table.set_column(index, name, with_points)
         yield table
 
 

@@ -62,7 +62,7 @@ def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterat
 
 
 def _in_order(
-    archive: Path, classes: tuple[str, ...], made: Callable[[str], Any]
+    archive: Path, classes: tuple[str, ...], make: Callable[[str], Any]
 ) -> Iterator[tuple[Part, NDArray[np.int64], list[Any]]]:
     """For each part, the labels of its texts and what is made of them, in the order of class and number."""
     by_part: dict[Part, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
@@ -74,7 +74,7 @@ def _in_order(
                 path=archive,
                 part=part,
             )
-        by_part[part][label, number] = made(text)
+        by_part[part][label, number] = make(text)
     for part in PARTS:
         keys = sorted(by_part[part])
         yield part, np.array([label for label, _ in keys], np.int64), [by_part[part][key] for key in keys]

@@ -294,16 +294,16 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
 
     records = _records_by_noise(card)
     cells, momentum = cells_of(card), update.get("momentum", 0.0)
-    made = _model_of(model, card, card.input_shape if cells is None else (cells.total,))
+    chosen_model = _model_of(model, card, card.input_shape if cells is None else (cells.total,))
     if cells is not None:
-        if card.label_type.kind == "labels" and made.bounds is not None and "clip_norm" in settings:
+        if card.label_type.kind == "labels" and chosen_model.bounds is not None and "clip_norm" in settings:
             # Gradients are no longer than the slope of their mean loss, and noise is drawn for the clip norm.
-            settings = settings | {"clip_norm": float(f"{made.bounds.slope:.4g}")}
+            settings = settings | {"clip_norm": float(f"{chosen_model.bounds.slope:.4g}")}
         if card.label_type.kind == "class" and len(card.classes) == 2 and "noise_limit" in update:
             settings = settings | {"clip_norm": _CLIP_OF_TWO_CLASSES}
         if card.label_type.kind == "count" and "noise_limit" in update:
             settings = settings | {"clip_norm": CLIP_OF_COUNTS}
-        rate = stable_rate(made.bounds, cells.norms[1], momentum)
+        rate = stable_rate(chosen_model.bounds, cells.norms[1], momentum)
         if "noise_limit" not in update:  # of a method that cannot keep to it by the noise that it plans
             of_a_step = _NOISE_OF_A_STEP * settings.get("clip_norm", 1.0) / (records * epsilon)
             moved = of_a_step * math.sqrt(settings.get("steps", 300) / 3.0) / (1.0 - momentum)
@@ -320,11 +320,11 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             if share is not None:
                 settings = settings | {"shrink_share": share}
         return settings | {"update": update}
-    noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
+    noise = _NOISE_OF_A_STEP * math.sqrt(chosen_model.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
-    if diverges(made.bounds):
+    if diverges(chosen_model.bounds):
         norm = math.hypot(feature_norms(card)[1], 1.0)  # with the bias's constant
-        rate = min(rate, stable_rate(made.bounds, norm, momentum))
+        rate = min(rate, stable_rate(chosen_model.bounds, norm, momentum))
     chosen: Document = {"learning_rate": float(f"{rate:.2g}")}
     if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"

@@ -90,7 +90,7 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
             return value
         return Markup(for_markdown(value)) if markdown else visible(value)
 
-    made = Environment(
+    templates = Environment(
         loader=FileSystemLoader([below, _SHARED]),
         autoescape=True,
         finalize=finalize,
@@ -98,7 +98,7 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    templates.filters |= {
         "source": lambda png: "data:image/png;base64," + base64.b64encode(png).decode(),
         "up": _up,
         "spent": _spent,
@@ -111,7 +111,7 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
         "text": _text,
         "named": lambda kind: kind.capitalize() if kind in _PEOPLE else kind,
     }
-    return made
+    return templates
 
 
 def audit_folder(method: str) -> Path:

@@ -34,8 +34,10 @@ def epsilon_for(
             <= Fraction(price[1])
         )
         if epsilon > 0 and not fits:  # by the bound for any run; by that of its events it may
-            made = plan(epsilon)
-            share = balance.composition.price(made.cost, reserved_events(made), made.adjacency, together)
+            planned = plan(epsilon)
+            share = balance.composition.price(
+                planned.cost, reserved_events(planned), planned.adjacency, together
+            )
             fits = share is not None and share * balance.blocks_per_person <= price[1] * (1 - _ROUNDING)
         if not fits:
             raise RefusedError(
@@ -50,8 +52,8 @@ def epsilon_for(
         return epsilon, delta
 
     def share_at(epsilon: float) -> float:
-        made = plan(epsilon)
-        cost = balance.composition.price(made.cost, reserved_events(made), made.adjacency, together)
+        planned = plan(epsilon)
+        cost = balance.composition.price(planned.cost, reserved_events(planned), planned.adjacency, together)
         return inf if cost is None else cost / each
 
     highest = balance.composition.as_budget((Fraction(each),), delta).epsilon

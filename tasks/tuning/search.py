@@ -493,11 +493,11 @@ def _rehearse(search: Search, charged_run: ChargedRun) -> None:
     Only the first is verified and gets a page, since all have the same events.
     """
 
-    def report(candidate: int, made: RunResults) -> None:
-        card = _card(search, made.plan, made.receipt, made.trace)
+    def report(candidate: int, results: RunResults) -> None:
+        card = _card(search, results.plan, results.receipt, results.trace)
         if candidate == 0:
             settings = search.search_plan.documents[candidate]
-            _page(search, made.plan, made.receipt, settings, ("accuracy", "100%"))
+            _page(search, results.plan, results.receipt, settings, ("accuracy", "100%"))
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(
                     "{check}: {detail}", code="card_broken", check=check.name, detail=check.detail
