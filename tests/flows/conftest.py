@@ -1,15 +1,18 @@
 """A real Prefect server on a free port of this machine, ended by its process id."""
 
 import os
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import prefect
 import pytest
 from prefect.settings import PREFECT_HOME, temporary_settings
 
@@ -100,16 +103,34 @@ def server_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(server_home: Path) -> Iterator[str]:
-    """The URL of the API of a server that runs in the background, started and ended as by `epsilonflow server`."""
+def server(server_home: Path, pytestconfig: pytest.Config) -> Iterator[str]:
+    """The URL of the API of a server that runs in the background, started and ended as by `epsilonflow server`.
+
+    Half of its start are Prefect's own migrations of a new database, of which a later run of the tests has the result.
+    """
+    database = server_home / "prefect.db"
+    migrated = pytestconfig.rootpath / f".pytest_cache/prefect-{prefect.__version__}.db"
+    if migrated.exists():
+        shutil.copyfile(migrated, database)
     with pytest.MonkeyPatch.context() as patch, free_port() as port:
         patch.setenv("PREFECT_HOME", str(server_home))
         patch.setenv(_PROACTIVE, "PT2S")
         with temporary_settings({PREFECT_HOME: server_home}):
             url = start_server(port, HANG_SECONDS)
+    if not migrated.exists():
+        _keep(database, migrated)
     try:
         yield url
     finally:
         with temporary_settings({PREFECT_HOME: server_home}):
             assert stop_server(HANG_SECONDS)
         assert not (server_home / "server.pid").exists()
+
+
+def _keep(database: Path, copy: Path) -> None:
+    """Copy a database that is in use, at once for all who look for the copy."""
+    copy.parent.mkdir(exist_ok=True)
+    part = copy.with_name(f"{copy.name}.{os.getpid()}")
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(part)) as target:
+        source.backup(target)
+    part.replace(copy)
