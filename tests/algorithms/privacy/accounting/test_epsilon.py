@@ -447,7 +447,7 @@ def test_a_long_schedule_is_accounted_at_few_places_and_bounded_in_between(
         [(GAUSSIAN, 10), (dp.LaplaceDpEvent(9.0), 10**6)], Budget(total, 1e-5), "pld", ADD_OR_REMOVE_ONE
     )
     for number in (*range(1, 70), *range(70, 10**6, 17)):
-        assert 0 <= curve.after(number) / math.sqrt(number) - 1 <= 0.04
+        assert 0 <= curve.after(number) / math.sqrt(number) - 1 <= 0.061  # the root of 9 / 8
     assert len(asked) == len(set(asked)) <= 300
     assert curve.after(10**6 + 10) == total
 
