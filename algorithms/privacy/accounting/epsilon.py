@@ -486,8 +486,25 @@ def rare_reading_chance(schedule: Schedule, delta: float, adjacency: Neighboring
     if any(is_not_private(event) for event, _ in schedule):
         return None
     parts_of_people = disjoint_parts_of(schedule) or [[*schedule]]
-    chance = min(_chance_of_sampling(_translate(part, adjacency)) for part in parts_of_people)
+    chance = min(_chance_of_samples_within(part, adjacency) for part in parts_of_people)
     return chance if chance > 0 and _MAX_DELTA_SHARE * chance < delta else None
+
+
+def _chance_of_samples_within(schedule: Schedule, adjacency: NeighboringRelation) -> float:
+    """`_chance_of_sampling` of all samples of a schedule, also within what consists of others, as trials of a search.
+
+    Such an event as a whole reads a record for certain where a part of it does.
+    """
+    chance = 0.0
+    for event, count in merge_events(schedule):
+        is_search = isinstance(event, dp.RepeatAndSelectDpEvent)
+        times, run = (count * event.mean, event.event) if is_search else (count, event)
+        kinds = alternatives_of(run)
+        if is_search or len(kinds) > 1:
+            chance += times * max(_chance_of_samples_within([(kind, 1)], adjacency) for kind in kinds)
+        else:
+            chance += _chance_of_sampling(_translate([(event, count)], adjacency))
+    return chance
 
 
 LEVELS = 24

@@ -31,7 +31,7 @@ from algorithms.privacy.accounting.epsilon import (
     rare_reading_chance,
     rdp,
 )
-from algorithms.privacy.accounting.event_rules import pairs_of
+from algorithms.privacy.accounting.event_rules import EitherDpEvent, pairs_of
 from algorithms.privacy.accounting.events import (
     CorrelatedDpEvent,
     ObjectivePerturbationDpEvent,
@@ -684,6 +684,19 @@ def test_samples_rarer_than_delta_beside_a_count_may_publish_what_they_read(
     assert epsilon(schedule(found), delta, adjacency=adjacency) <= 0.99 * exact
     chance = rare_reading_chance(schedule(found), delta, adjacency)
     assert chance == pytest.approx(steps * rate, rel=1e-9)
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_the_chance_of_samples_counts_those_within_other_events(trials: int) -> None:
+    """A count and samples as one event, as of a trial, and a search of trials."""
+    count, samples = dp.GaussianDpEvent(3.0), dp.SelfComposedDpEvent(sampled(1e-7, 1e-6), 10)
+    run = dp.ComposedDpEvent([count, samples])
+    search = dp.dp_event.RepeatAndSelectDpEvent(EitherDpEvent([count, run]), 5.0, 1.0)
+    assert epsilon([(run, trials)], 1e-5) < 3.0
+    assert rare_reading_chance([(run, trials)], 1e-5, ADD_OR_REMOVE_ONE) == pytest.approx(trials * 1e-6)
+    assert rare_reading_chance([(search, trials)], 1e-5, ADD_OR_REMOVE_ONE) == pytest.approx(trials * 5e-6)
+    assert rare_reading_chance([(run, trials)], 1e-8, ADD_OR_REMOVE_ONE) is None
+    assert rare_reading_chance([(count, trials)], 1e-5, ADD_OR_REMOVE_ONE) is None
 
 
 def many_kinds(
