@@ -197,6 +197,24 @@ def test_cells_that_are_left_out_of_a_groups_moment_add_nothing(
     assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-10)
 
 
+@pytest.mark.parametrize(("count", "rate"), [(2, 0.99), (3, 0.95), (64, 0.999)])
+def test_a_group_that_moves_the_sum_beyond_all_noise_costs_no_less_than_its_mixture(
+    count: int, rate: float
+) -> None:
+    """At order 2 the moment is the sum of P(j) P(k) exp(j k / z^2) over the numbers of records in two samples."""
+    multiplier = count / 1_100
+    chances = [math.comb(count, j) * rate**j * (1 - rate) ** (count - j) for j in range(count + 1)]
+    terms = [
+        math.log(chances[j]) + math.log(chances[k]) + j * k / multiplier**2
+        for j in range(count + 1)
+        for k in range(count + 1)
+        if chances[j] > 0 < chances[k]
+    ]
+    exact = float(np.logaddexp.reduce(terms))
+    found = rdp([(group_privacy(sampled(rate, multiplier), count), 1)], orders=(2.0,))[0]
+    assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-5)
+
+
 def test_a_group_with_hardly_any_noise_costs_no_more_than_one_that_is_always_sampled() -> None:
     shift = 64 / 0.001
     found = rdp([(group_privacy(sampled(0.01, 0.001), 64), 1)], orders=(2.0, 8.0))
