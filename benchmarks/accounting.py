@@ -15,15 +15,9 @@ import typer
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
-    calibrate,
-    epsilon,
-    group_privacy,
-    rdp,
-)
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, REPLACE_ONE, epsilon, group_privacy, rdp
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json
+from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.ledger import choose_composition
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import calibrate
+from algorithms.privacy.accounting.noise_search import calibrate
 from data.readers.records import RecordBatch
 from tasks.comparing.trial import sides
 from tasks.comparing.work import prepare_data, work_of

@@ -27,7 +27,8 @@ from torch.nn import functional
 
 from algorithms.core.minibatch import Allocation, noise_factors
 from algorithms.methods.noise_schedules import Decay
-from algorithms.privacy.accounting.epsilon import Array, in_levels
+from algorithms.privacy.accounting.epsilon import Array
+from algorithms.privacy.accounting.noise_search import in_levels
 from comparisons.adaclip_whitening import CLASSES, as_vectors
 from comparisons.best_schedule import factor_at
 from data.readers.records import RecordBatch

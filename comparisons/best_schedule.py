@@ -22,7 +22,8 @@ from scipy.special import lambertw
 
 from algorithms.methods.noise_schedules import Decay
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import Array, calibrate, in_levels
+from algorithms.privacy.accounting.epsilon import Array
+from algorithms.privacy.accounting.noise_search import calibrate, in_levels
 from comparisons.noise_power import BATCH, DELTA, EPSILONS, STEPS
 
 RATE = BATCH / 50_000

@@ -17,7 +17,7 @@ from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.methods.noise_schedules import Decay
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import in_levels
+from algorithms.privacy.accounting.noise_search import in_levels
 
 FACTS = PlanningFacts(50_000, 1, 1, 10)
 BATCH, STEPS, DELTA = 256, 11_760, 1e-5

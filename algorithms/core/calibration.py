@@ -17,15 +17,7 @@ from algorithms.errors import RefusedError, Slot
 from algorithms.evaluation import HistogramSpec
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MAX_EPSILON
-from algorithms.privacy.accounting.epsilon import (
-    ADD_OR_REMOVE_ONE,
-    adjacency_named,
-    calibrate,
-    epsilon,
-    find_smallest,
-    rdp,
-    search_outwards,
-)
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, epsilon, rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import (
     RenyiBudget,
@@ -33,6 +25,7 @@ from algorithms.privacy.accounting.filters import (
     ZCDPBudget,
     epsilon_of_zcdp,
 )
+from algorithms.privacy.accounting.noise_search import calibrate, find_smallest, search_outwards
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, Sampling
 

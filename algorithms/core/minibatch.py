@@ -18,7 +18,8 @@ from algorithms.core.settings import Strict
 from algorithms.errors import BudgetRefusedError, RefusedError, Slot
 from algorithms.gradients import L2, Clipping
 from algorithms.lazy_imports import later
-from algorithms.privacy.accounting.epsilon import Array, in_levels
+from algorithms.privacy.accounting.epsilon import Array
+from algorithms.privacy.accounting.noise_search import in_levels
 from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
 from algorithms.privacy.mechanisms.sampling import Poisson, RandomAllocation, Sampling
 

@@ -25,8 +25,9 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
 from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import calibrate, epsilon
+from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release, norm_count_release
 from algorithms.privacy.mechanisms.sampling import Poisson
 

@@ -38,7 +38,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.lazy_imports import later
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import find_smallest, rdp
+from algorithms.privacy.accounting.epsilon import rdp
+from algorithms.privacy.accounting.noise_search import find_smallest
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, RandomAllocation, Sampling
 

@@ -44,7 +44,7 @@ from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.lazy_imports import later
-from algorithms.privacy.accounting.epsilon import in_levels
+from algorithms.privacy.accounting.noise_search import in_levels
 from algorithms.privacy.mechanisms.release import Gaussian, KNorm, Laplace, Release, gradient_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, WithoutReplacement
 

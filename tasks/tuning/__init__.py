@@ -21,14 +21,10 @@ from algorithms.gradients import L2
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
-from algorithms.privacy.accounting.epsilon import (
-    ADD_OR_REMOVE_ONE,
-    Accountant,
-    adjacency_named,
-    search_outwards,
-)
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED
+from algorithms.privacy.accounting.noise_search import search_outwards
 from algorithms.privacy.barrier.statistics import Statistic, shape_of
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.mechanisms.release import Gaussian, total_release

@@ -21,8 +21,9 @@ import typer
 from scipy.stats import binom, norm
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import calibrate, epsilon, group_privacy
+from algorithms.privacy.accounting.epsilon import epsilon, group_privacy
 from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.noise_search import calibrate
 from tests.support.exact_losses import exact_epsilon
 from tests.support.rare_losses import rare_lower_bound
 

@@ -8,7 +8,8 @@ import dp_accounting as dp
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import Array, in_levels
+from algorithms.privacy.accounting.epsilon import Array
+from algorithms.privacy.accounting.noise_search import in_levels
 
 
 def plan_with(

@@ -29,11 +29,11 @@ from algorithms.privacy.accounting.epsilon import (
     epsilon_near,
     epsilon_of_rdp,
     event_for_accountants,
-    find_smallest,
     rdp,
 )
 from algorithms.privacy.accounting.event_rules import in_words, rule_of
 from algorithms.privacy.accounting.events import RenyiDpEvent, Schedule, disjoint_parts_of
+from algorithms.privacy.accounting.noise_search import find_smallest
 from algorithms.privacy.accounting.random_allocation import PaidSteps
 
 

@@ -20,8 +20,9 @@ from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.methods.noise_schedules import ADPSGD, Decay, DPSGDDecay, square_without_noise
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import epsilon, in_levels
+from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.noise_search import in_levels
 from algorithms.privacy.mechanisms.release import Release
 from tests.support import bench
 from tests.support.bench import made_up, run, small_model

@@ -20,9 +20,9 @@ from algorithms.gradients import L2, Clipping
 from algorithms.methods import from_settings
 from algorithms.methods.dpis import DPIS, ImportanceState, plan_fixed_noise
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent
 from algorithms.privacy.accounting.filters import conversion
+from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.barrier.trace import ReleaseRow
 from algorithms.privacy.mechanisms.release import (
     Gaussian,

@@ -27,7 +27,7 @@ from algorithms.methods.momentum import (
     truncate_stages,
 )
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import in_levels
+from algorithms.privacy.accounting.noise_search import in_levels
 from tests.support.box import (
     APPROXIMATE,
     FEATURES,

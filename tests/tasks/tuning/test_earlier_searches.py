@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from algorithms.core import calibration
-from algorithms.privacy.accounting import epsilon as accounting
+from algorithms.privacy.accounting import noise_search
 from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from tasks import calibrate
@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
     "model": {"name": "softmax"},
     "performance": {"threads": 1},
 }
-EXACT = accounting.calibrate
+EXACT = noise_search.calibrate
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import LEVELS, calibrate, epsilon, epsilon_of_rdp, in_levels, rdp
+from algorithms.privacy.accounting.epsilon import epsilon, epsilon_of_rdp, rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of_budget
+from algorithms.privacy.accounting.noise_search import LEVELS, calibrate, in_levels
 from algorithms.privacy.mechanisms.release import Gumbel, Laplace, argmin_release
 from tests.algorithms.privacy.accounting.golden_values import GOLDEN, golden_value
 

@@ -22,7 +22,6 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
-    calibrate,
     compose_loss,
     discretisation_of,
     epsilon,
@@ -49,6 +48,7 @@ from algorithms.privacy.accounting.mechanism_plds import (
     ReversedPLD,
     SampledPLD,
 )
+from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.accounting.pairs import pair_of_curves
 from algorithms.privacy.accounting.pld import CellMasses, DiscretePLD, PLDSum, PrivacyLoss, sketch
 from algorithms.privacy.accounting.pld_composition import GridComposition

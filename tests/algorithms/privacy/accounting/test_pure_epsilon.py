@@ -18,7 +18,6 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
-    calibrate,
     compose_loss,
     epsilon,
     pure_epsilon,
@@ -31,6 +30,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
 )
 from algorithms.privacy.accounting.filters import ScheduleFilter
+from algorithms.privacy.accounting.noise_search import calibrate
 from tests.support.refusals import refused_as
 
 LAPLACE = dp.LaplaceDpEvent(4.0)

@@ -6,8 +6,8 @@ import dp_accounting as dp
 import pytest
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import PureDpEvent, RenyiDpEvent, schedule_to_json
+from algorithms.privacy.accounting.noise_search import calibrate
 from algorithms.privacy.ledger import ChosenComposition, Composition, choose_composition, explain
 from algorithms.privacy.ledger.composition import BASIC
 from data.card import data_card
