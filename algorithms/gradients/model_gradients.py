@@ -165,7 +165,13 @@ class PerExampleGradients:
 
     def take(self, chosen: Tensor) -> "PerExampleGradients":
         """The gradients of some records; chosen: their indices."""
-        gradients = {name: as_measured(each).take(chosen) for name, each in self.gradients.items()}
+        measured = {name: as_measured(each) for name, each in self.gradients.items()}
+        gradients = {name: each.take(chosen) for name, each in measured.items()}
+        # A bias is summed with its layer, by which it is known: without it the layer would be rounded in another way.
+        layers = {id(each): gradients[name] for name, each in measured.items()}
+        for name, each in measured.items():
+            if isinstance(each, BiasGrad) and isinstance(layer := layers.get(id(each.of)), LinearGrad):
+                gradients[name] = BiasGrad(layer)
         return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
 
     def first(self, count: int) -> "PerExampleGradients":

@@ -1,5 +1,7 @@
 """Gradients of small parameters, which are measured and summed together."""
 
+import math
+
 import pytest
 import torch
 
@@ -118,6 +120,19 @@ def test_a_record_that_is_not_finite_adds_nothing_and_the_others_add_the_same() 
     assert isinstance(first, LinearGrad)
     first.inputs[0, 0, 0] = torch.nan
     torch.testing.assert_close(of(gradients).clipped_sum(L2(1.0)), expected)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_record_taken_apart_leaves_the_last_bits_of_the_others(value: float) -> None:
+    """A layer of 128 numbers and its bias are more than those that are materialised, whose rows are rounded."""
+    torch.manual_seed(0)
+    last = layer(FEW, 64, 2)
+    last.inputs[0] = value
+    first, others = last.take(slice(0, 1)), last.take(slice(1, None))
+    whole, one, rest = (
+        of({"last": each, "last.bias": BiasGrad(each)}).clipped_sum(L2(1.0)) for each in (last, first, others)
+    )
+    assert (whole - one - rest).abs().max() < 1e-14
 
 
 @pytest.mark.parametrize("measured_before", [True, False])
