@@ -225,7 +225,7 @@ class _RoughCosts:
         for side in range(len(_sides(ReprKey.of(kinds, self._adjacency, _SEARCH_GRID)))):
             floor = max(largest, target / 2)
             key = ReprKey.of(kinds, side, self._target.delta, target, floor, floor_grid, self._adjacency)
-            cost, grid = _extrapolated(key)
+            cost, grid = _extrapolate_side(key)
             if target / 2 < cost < 2 * target:
                 floor_grid = grid
                 if self._cost_of_all_kinds is None:
@@ -241,7 +241,7 @@ class _RoughCosts:
 
     def _estimate(self, z: float) -> float:
         """The cost for a record less, mostly the larger side."""
-        return _estimated(ReprKey.of(_merge_kinds(self.events(z)), self._target.delta, self._adjacency))
+        return _estimate_side(ReprKey.of(_merge_kinds(self.events(z)), self._target.delta, self._adjacency))
 
     def _relative_cost_of_all(self, z: float, coarser: float) -> float:
         """The cost of all kinds over that of the few, on one grid."""
@@ -260,7 +260,7 @@ def _sides(key: ReprKey) -> list[list[tuple[PrivacyLoss, int]]]:
 
 
 @lru_cache(maxsize=1024)
-def _extrapolated(key: ReprKey) -> tuple[float, float]:
+def _extrapolate_side(key: ReprKey) -> tuple[float, float]:
     """`extrapolated_epsilon` of one side; kept, since the trials of a search mostly release the same."""
     events, side, delta, near, floor, floor_grid, adjacency = key.arguments
     plds = _sides(ReprKey.of(events, adjacency, _SEARCH_GRID))[side]
@@ -268,7 +268,7 @@ def _extrapolated(key: ReprKey) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=1024)
-def _estimated(key: ReprKey) -> float:
+def _estimate_side(key: ReprKey) -> float:
     """`estimated_epsilon` of the first side; kept, too."""
     events, delta, adjacency = key.arguments
     return estimated_epsilon(_sides(ReprKey.of(events, adjacency, _ESTIMATE_GRID))[0], delta)
