@@ -273,8 +273,9 @@ def discretise(
     low, cap = decisive or (lowest, math.inf)
     check_points((min(cap, highest) - max(low, lowest)) / grid)
     number = max(1, math.floor((min(cap, highest) - lowest) / grid)) + 1
+    family = pld if isinstance(pld, PLDFamily) else None
     if tilted is not None:
-        more = _MORE_OF_FAMILY if isinstance(pld, PLDFamily) else _MORE_VARIANCE
+        more = _MORE_OF_FAMILY if family else _MORE_VARIANCE
         indices = _edges_by_weight(*tilted, grid, number, more)
     elif low > lowest:
         indices = _edges_of_cells(number, grid, low - lowest)
@@ -283,16 +284,15 @@ def discretise(
     edges = np.asarray(lowest + grid * indices, dtype=np.float64)
     if is_capped := cap < highest:
         edges = np.append(edges, max(highest, float(edges[-1]) + grid))
-    is_family = isinstance(pld, PLDFamily)
-    members, counts = (pld.members, pld.counts) if isinstance(pld, PLDFamily) else (pld, np.array([count]))
+    members, counts = (family.members, family.counts) if family else (pld, np.array([count]))
     losses, masses, infinity_masses = _masses_at_edges(edges, members.cells(edges), is_capped=is_capped)
     masses = np.atleast_2d(masses)
     shares = counts / counts.sum()
-    mean = shares @ masses if is_family else masses[0]
+    mean = shares @ masses
     is_used = mean > 0  # where a loss takes few values, few points have any
     is_used[[0, -1]] = True
     infinity_mass = float(shares @ np.ravel(infinity_masses))
-    points = DiscretePLD(losses[is_used], mean[is_used], infinity_mass, is_mean=is_family)
+    points = DiscretePLD(losses[is_used], mean[is_used], infinity_mass, is_mean=family is not None)
     return GridLoss(points, indices[is_used], masses[:, is_used], counts)
 
 
