@@ -4,7 +4,7 @@ Those of one parameter are in `parameter_gradients`. They are for the barrier al
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -165,14 +165,25 @@ class PerExampleGradients:
 
     def take(self, chosen: Tensor) -> "PerExampleGradients":
         """The gradients of some records; chosen: their indices."""
-        measured = {name: as_measured(each) for name, each in self.gradients.items()}
-        gradients = {name: each.take(chosen) for name, each in measured.items()}
-        # A bias is summed with its layer, by which it is known: without it the layer would be rounded in another way.
-        layers = {id(each): gradients[name] for name, each in measured.items()}
-        for name, each in measured.items():
-            if isinstance(each, BiasGrad) and isinstance(layer := layers.get(id(each.of)), LinearGrad):
-                gradients[name] = BiasGrad(layer)
+        gradients = self._change_each(lambda each: each.take(chosen))
         return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
+
+    def _change_each(self, change: Callable[[PerExample], PerExample]) -> dict[str, PerExample]:
+        """The gradients of all parameters as they were measured, changed alike.
+
+        A bias is summed with its layer, by which it is known: without it the layer would be rounded in another way.
+        """
+        measured = {name: as_measured(each) for name, each in self.gradients.items()}
+        changed = {id(each): change(each) for each in measured.values() if not isinstance(each, BiasGrad)}
+
+        def changed_bias(each: BiasGrad) -> PerExample:
+            layer = changed.get(id(each.of))
+            return BiasGrad(layer) if isinstance(layer, LinearGrad) else change(each)
+
+        return {
+            name: changed_bias(each) if isinstance(each, BiasGrad) else changed[id(each)]
+            for name, each in measured.items()
+        }
 
     def first(self, count: int) -> "PerExampleGradients":
         """The first `count` records; the rest becomes padding, which is computed but ignored.
@@ -217,7 +228,7 @@ class PerExampleGradients:
         yield from self.take(torch.nonzero(finite)[:, 0])._finite(clipping, norms[finite])
         if self.dtype != torch.float64:
             others = self.take(torch.nonzero(~finite)[:, 0])
-            wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
+            wider = others._change_each(lambda each: each.double())
             yield from replace(others, gradients=wider, dtype=torch.float64)._finite(clipping, None)
 
     def _record_weights(self, norms: Tensor, clipping: Clipping) -> RecordWeights:
