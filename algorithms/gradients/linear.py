@@ -34,7 +34,7 @@ from algorithms.gradients.clipping import (
 from algorithms.gradients.devices import upload
 from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.parameter_gradients import product_in_64_bits
-from algorithms.gradients.sparse_linear import dense_inputs, sparse_linear
+from algorithms.gradients.sparse_linear import sparse_linear
 
 _HELD = 2**25
 """Size of the features, in numbers, up to which a second copy in 64 bits is kept."""
@@ -456,15 +456,9 @@ class SparseMap(RecordMap):
 
     Attributes:
         numbers: [k].
-        width: The length of the vectors.
     """
 
     numbers: Tensor
-    width: int
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The vectors, [batch, width]."""
-        return dense_inputs(self.places(inputs), self.numbers.to(inputs.dtype), self.width)
 
     def places(self, inputs: Tensor) -> Tensor:
         """Where the numbers of each record lie, [batch, k], int64; those of a record must all be different."""

@@ -1,6 +1,5 @@
 """A linear layer on vectors that are zero but for a few places, computed from these alone."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,10 +30,3 @@ def weighted_sums(places: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
     each = numbers.to(weight.dtype).expand(places.shape).contiguous()
     table = weight.t().contiguous()  # [width, outputs], of which a place is a row
     return functional.embedding_bag(places, table, mode="sum", per_sample_weights=each)
-
-
-def dense_inputs(places: Tensor, numbers: Tensor, width: int) -> Tensor:
-    """Inputs [n, width] with numbers [k] at the places [n, k] of each row, and zeros elsewhere."""
-    # By the form of the places, not by their number, which an export would take for a constant.
-    zeros = torch.zeros_like(places[:, :1], dtype=numbers.dtype).expand(-1, width)
-    return zeros.scatter(1, places, numbers.expand_as(places))

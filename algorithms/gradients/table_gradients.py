@@ -12,7 +12,6 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import absolute_norms, add_rounding_margin, square_norms, wide
 from algorithms.gradients.parameter_gradients import LinearGrad, expansion_room, slices
-from algorithms.gradients.sparse_linear import dense_inputs
 
 _SMALL_TABLE = 2**10
 """Numbers of an embedding's table whose gradients have all entries, used or not."""
@@ -248,6 +247,11 @@ class SparseLinearGrad:
 
     def double(self) -> "SparseLinearGrad":
         return replace(self, numbers=self.numbers.double(), grad_outputs=self.grad_outputs.double())
+
+
+def dense_inputs(places: Tensor, numbers: Tensor, width: int) -> Tensor:
+    """Inputs [n, width] with numbers [k] at the places [n, k] of each row, and zeros elsewhere."""
+    return numbers.new_zeros(len(places), width).scatter(1, places, numbers.expand(places.shape))
 
 
 def _number_entries(indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,7 @@ class CellVectors(SparseMap):
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float]) -> None:
         super().__init__()
-        self.width = sum(sizes)
+        self.total = sum(sizes)
         # Not persistent, so that they are in no model's file, whose facts have them.
         first = torch.tensor([0, *accumulate(sizes[:-1])], dtype=torch.int64)
         self.register_buffer("first", first, persistent=False)
@@ -44,6 +44,13 @@ class CellVectors(SparseMap):
         """[batch, positions] -> the same, int64: the cell of each position, of which no other has any."""
         codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype))
         return codes.long() + self.first
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[batch, positions] -> [batch, cells]."""
+        places = self.places(rows)
+        # By the form of the rows, not by their number, which an export would take for a constant.
+        zeros = torch.zeros_like(rows[:, :1]).expand(-1, self.total)
+        return zeros.scatter(1, places, self.numbers.to(rows.dtype).expand_as(places))
 
 
 def behind_cells(model: Model, sizes: Sequence[int], weights: Sequence[float]) -> Model:

@@ -31,8 +31,7 @@ from algorithms.gradients.parameter_gradients import (
     SlicedGrad,
 )
 from algorithms.gradients.rules.general import general, summed_to
-from algorithms.gradients.sparse_linear import dense_inputs
-from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad, SparseLinearGrad
+from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad, SparseLinearGrad, dense_inputs
 
 
 def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:

@@ -74,7 +74,7 @@ def has_closed_forms(model: Model) -> bool:
 def all_in_closed_form(model: Model, records: RecordArrays, compute: ComputeConfig) -> LinearRecords | None:
     """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
     cells = cells_before(model.module)
-    width = math.prod(records.features.shape[1:]) if cells is None else cells.width
+    width = math.prod(records.features.shape[1:]) if cells is None else cells.total
     fits = compute.holds(2 * width)
     if compute.offload or compute.slices or not (has_closed_forms(model) and fits):
         return None
