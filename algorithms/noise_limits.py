@@ -1,6 +1,6 @@
 """How far all noise together should move a parameter of a table, and when a model is shrunk, from public numbers.
 
-docs/results/tables.md has what they were chosen with.
+comparisons/results/tables.md has what they were chosen with.
 """
 
 import math

@@ -52,7 +52,7 @@ class CellSettings(CardPart):
 
 
 def usual_cells(predicts: Predicts, *, classes: int, records: int) -> CellSettings:
-    """The settings that suit a table by public numbers alone; docs/results/tables.md has what they were chosen with.
+    """The settings that suit a table by public numbers alone; comparisons/results/tables.md says how they were chosen.
 
     A row whose cells nobody else has would be predicted by noise, so rows share a cell, but for a number, whose centre
     is released. The fewer records there are, the more of the norm it takes to learn that cell.

@@ -48,14 +48,14 @@ _NOISE_OF_A_STEP = 65.0
 _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
 _NOISE_OF_ALL_STEPS = 0.7
-"""How far the noise of all steps may move a parameter, where records are unit vectors; docs/results/tables.md."""
+"""How far the noise of all steps may move a parameter, if records are unit vectors; comparisons/results/tables.md."""
 _BOUND_OF_RECORDS = 3.0
 """How many times larger than the records a bound on their number is taken to be, where more noise is worth less."""
 _CLIP_OF_TWO_CLASSES = 0.8
 """The clip norm of unit vectors with two classes, whose gradients are as long as an error, at most 1."""
 _DEVIATIONS_FOR_HISTOGRAMS = 40.0
 """How many standard deviations of a count the records have to be, for histograms; ten times as many where only an upper
-bound on their number is public; docs/results/tables.md."""
+bound on their number is public; comparisons/results/tables.md."""
 _MAX_RATE = 8.0
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
