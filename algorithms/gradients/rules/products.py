@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.block_gradients import BlockGrad, are_worth_blocks
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -181,25 +182,32 @@ class _Plan:
         # products that it consists of, whose two sides are the letters `entering` and `leaving` of W.
         parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
         grad_outputs, letters_of_output = self.back.by_record(grad_outputs, batch)
-        letters = _RECORD + self.along + self.blocks + self.entering
-        inputs = _contract([part for part, _ in parts], [word for _, word in parts], letters)
-        # A letter of W in both, as of a product per head, leaves no outer product: W's gradient is formed at once.
-        if self.blocks:
-            rows = _contract((inputs, grad_outputs), (letters, letters_of_output), _RECORD + self.word)
+        # A letter of W in both, as of a product per head, is one of blocks, which have outer products of their own.
+        apart = _RECORD + self.blocks + self.along
+        inputs = _contract([part for part, _ in parts], [word for _, word in parts], apart + self.entering)
+        grad_outputs = _contract((grad_outputs,), (letters_of_output,), apart + self.leaving)
+        first, last = 1 + len(self.blocks), len(apart)
+        shapes = (inputs.shape[1:first], grad_outputs.shape[last:], inputs.shape[last:])
+        blocks, width_out, width_in = map(math.prod, shapes)
+        length = math.prod(inputs.shape[first:last])
+        if self.blocks and not are_worth_blocks(blocks, width_out, width_in):
+            words = apart + self.entering, apart + self.leaving
+            rows = _contract((inputs, grad_outputs), words, _RECORD + self.word)
             return DenseGrad(rows.flatten(start_dim=1))
-        length = math.prod(inputs.shape[1 : 1 + len(self.along)])
-        shapes = inputs.shape[1 + len(self.along) :]
-        inputs = inputs.reshape(batch, length, -1)
-        grad_outputs = _contract((grad_outputs,), (letters_of_output,), _RECORD + self.along + self.leaving)
-        shapes = grad_outputs.shape[1 + len(self.along) :] + shapes
-        grad_outputs = grad_outputs.reshape(batch, length, -1)
-        if self.word == self.entering + self.leaving:
-            return LinearGrad(grad_outputs, inputs)
-        if self.word == self.leaving + self.entering:
-            return LinearGrad(inputs, grad_outputs)
-        # W has the two sides' letters in another order, so rows of outer products are permuted to it.
-        order = map((self.leaving + self.entering).index, self.word)
-        return Reordered(LinearGrad(inputs, grad_outputs), tuple(shapes), tuple(order))
+        inputs = inputs.reshape(batch * blocks, length, width_in)
+        grad_outputs = grad_outputs.reshape(batch * blocks, length, width_out)
+
+        def of_sides(inputs: Tensor, grad_outputs: Tensor) -> PerExample:
+            products = LinearGrad(inputs, grad_outputs)
+            return BlockGrad(products, blocks) if self.blocks else products
+
+        if self.word == self.blocks + self.entering + self.leaving:
+            return of_sides(grad_outputs, inputs)
+        if self.word == self.blocks + self.leaving + self.entering:
+            return of_sides(inputs, grad_outputs)
+        # W has the sides' letters in another order, so rows of outer products are permuted to it.
+        order = map((self.blocks + self.leaving + self.entering).index, self.word)
+        return Reordered(of_sides(inputs, grad_outputs), sum(map(tuple, shapes), ()), tuple(order))
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,10 @@ PRODUCTS = {
     "einsum, order of a cycle": taken(einsum("ntac,abcd->ntbd"), (5, 2, 3), 2, 4, 3, 5),
     "einsum, sum over the sequence": taken(einsum("bti,io->bo"), (5, 4), 4, 3),
     "einsum, blocks": taken(einsum("bhi,hio->bho"), (3, 4), 3, 4, 2),
+    "einsum, large blocks": taken(einsum("bhi,hio->bho"), (3, 18), 3, 18, 20),
+    "einsum, large blocks of sequences": taken(einsum("bthi,hoi->btho"), (5, 3, 18), 3, 20, 18),
+    "einsum, large blocks of short sequences": taken(einsum("bthi,hoi->btho"), (2, 2, 40), 2, 40, 40),
+    "einsum, large blocks in the middle": taken(einsum("bhi,iho->bho"), (3, 18), 18, 3, 20),
     "einsum, record inside": taken(
         lambda self, x: torch.einsum("bti,ot->ibo", self.layer(x), self.w).transpose(0, 1), (5, 4), 3, 5
     ),
@@ -95,7 +99,12 @@ def test_a_product_has_the_gradients_of_the_loop(name: str, limits: InspectionLi
 
 
 @pytest.mark.parametrize(
-    "name", ["einsum, mixed order", "einsum, order of a cycle", "einsum, blocks", "matmul from the left"]
+    "name",
+    [
+        *("einsum, mixed order", "einsum, order of a cycle", "einsum, blocks", "matmul from the left"),
+        *("einsum, large blocks", "einsum, large blocks of sequences"),
+        *("einsum, large blocks of short sequences", "einsum, large blocks in the middle"),
+    ],
 )
 def test_a_product_has_every_norm(name: str) -> None:
     made = problem(PRODUCTS[name])

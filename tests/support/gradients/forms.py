@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.gradients import L1, Clipping, PerExampleGradients
 from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.block_gradients import BlockGrad
 from algorithms.gradients.normalised_weights import NormalisedGrad, RowFactorGrad, RowMap
 from algorithms.gradients.parameter_gradients import (
     BiasGrad,
@@ -32,8 +33,8 @@ def contributions(gradient: PerExample, dtype: torch.dtype = torch.float32) -> P
 
 def _copied(gradient: PerExample) -> PerExample:
     match gradient:
-        case NormalisedGrad():
-            return replace(gradient, of=copy(gradient.of))
+        case NormalisedGrad() | BlockGrad():
+            return replace(gradient, of=copy(gradient.of))  # type: ignore[arg-type]
         case RowFactorGrad():
             return replace(gradient, of=replace(gradient.of, of=copy(gradient.of.of)))
     return copy(gradient)
@@ -46,6 +47,8 @@ def written(gradient: PerExample) -> Tensor:
             return torch.einsum(
                 "bto,bti->boi", gradient.grad_outputs.double(), gradient.inputs.double()
             ).flatten(1)
+        case BlockGrad():
+            return written(gradient.of).view(-1, gradient.blocks * written(gradient.of).shape[1])
         case BiasGrad():
             return gradient.of.grad_outputs.double().sum(dim=1)
         case EmbeddingGrad():
@@ -78,6 +81,9 @@ def absolute(gradient: PerExample) -> PerExample:
             return DenseGrad(gradient.rows.abs())
         case BiasGrad():
             return BiasGrad(replace(gradient.of, grad_outputs=gradient.of.grad_outputs.abs()))
+        case BlockGrad():
+            inputs, grad_outputs = gradient.of.inputs.abs(), gradient.of.grad_outputs.abs()
+            return BlockGrad(LinearGrad(inputs, grad_outputs), gradient.blocks)
         case EmbeddingGrad():
             return replace(gradient, grad_outputs=gradient.grad_outputs.abs())
         case BagGrad():
@@ -133,6 +139,18 @@ def products(length: int, inputs: int, outputs: int) -> Draw:
     return lambda draw: LinearGrad(
         spread(draw, 1, length, inputs), spread(draw, 1, length, outputs, decades=1)
     )
+
+
+def blocks(count: int, length: int, inputs: int, outputs: int, *, cancels: bool = False) -> Draw:
+    """Outer products of so many blocks of a record; `cancels`: in pairs that nearly cancel."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        kind = nearly_cancelling if cancels else products
+        each = [kind(length, inputs, outputs)(draw) for _ in range(count)]
+        sides = ([getattr(part, side) for part in each] for side in ("inputs", "grad_outputs"))
+        return BlockGrad(LinearGrad(*(torch.cat(side) for side in sides)), count)
+
+    return drawn
 
 
 def nearly_cancelling(length: int, inputs: int, outputs: int) -> Draw:
@@ -298,6 +316,11 @@ FORMS: dict[str, Draw] = {
     "products that cancel, written": nearly_cancelling(64, 20, 20),
     "products that cancel, by Gram matrices": nearly_cancelling(8, 70, 70),
     "products that cancel, kept": nearly_cancelling(80, 8, 8),
+    "blocks of one product": blocks(3, 1, 50, 30),
+    "blocks, written": blocks(3, 8, 20, 20),
+    "blocks by Gram matrices": blocks(2, 4, 60, 60),
+    "blocks that cancel, written": blocks(3, 64, 20, 20, cancels=True),
+    "blocks that cancel, by Gram matrices": blocks(2, 8, 70, 70, cancels=True),
     "sums of errors that cancel": sums(20, 9),
     "words": lookups(10, 3, 6),
     "one word": lookups(50, 1, 4),
