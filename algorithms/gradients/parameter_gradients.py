@@ -190,14 +190,25 @@ def add_short(inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tens
 
 
 def add_materialized(
-    write: Callable[[Tensor, Tensor], Tensor], *parts: Tensor, total: Tensor, numbers: int
+    write: Callable[[Tensor, Tensor, Tensor], Tensor], *parts: Tensor, total: Tensor, numbers: int
 ) -> None:
     """Add the weighted sum of gradients that `write` computes, a few records at a time, to a total [numel], float64.
 
-    parts: inputs, grad_outputs and weights. numbers: the memory of one record, in numbers.
+    write: from inputs and grad_outputs to its third argument. parts: inputs, grad_outputs and weights. numbers: the
+    memory of one record, in numbers.
     """
-    for some, their, each in slices(numbers, *parts):
-        add_rows(write(some, their), each, total)
+    inputs, grad_outputs, weights = parts
+    size = min(slice_of(numbers, total.device), len(weights))
+    # The next records overwrite the last ones, which are still in the cache.
+    rows = wide(grad_outputs).new_empty(size, len(total))
+    wider = torch.empty_like(rows, dtype=torch.float64) if rows.numel() <= _IN_CACHE else None
+    for some, their, each in slices(numbers, inputs, grad_outputs, weights):
+        part = rows[: len(each)]
+        write(some, their, part)
+        if wider is None:
+            add_rows(part, each, total)
+        else:
+            total.addmv_(wider[: len(each)].copy_(part).T, each)
 
 
 def product_square_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
@@ -374,9 +385,10 @@ def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(part, size) for part in parts), strict=True)
 
 
-def _materialize_slice(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
+def _materialize_slice(inputs: Tensor, grad_outputs: Tensor, into: Tensor | None = None) -> Tensor:
     back, seen = wide(grad_outputs).transpose(1, 2), wide(inputs)
-    return back * seen if seen.shape[1] == 1 else torch.bmm(back, seen)
+    out = None if into is None else into.view(len(back), back.shape[1], seen.shape[2])
+    return torch.mul(back, seen, out=out) if seen.shape[1] == 1 else torch.bmm(back, seen, out=out)
 
 
 class PerExample(Protocol):
@@ -579,7 +591,7 @@ class LinearGrad(RowGrad):
         elif is_formed_singly(self.inputs, numbers):
             add_single(_materialize_slice, *parts, total)
         else:
-            add_materialized(materialize, *parts, total=total, numbers=numbers)
+            add_materialized(_materialize_slice, *parts, total=total, numbers=numbers)
         return None
 
     @property

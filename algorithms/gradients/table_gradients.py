@@ -48,9 +48,8 @@ class EmbeddingGrad:
     @property
     def _is_small(self) -> bool:
         """Whether each entry of the table has a slot: sorting lookups would take longer than what it saves."""
-        return (
-            self.entries <= self.indices.shape[1] or self.entries * self.grad_outputs.shape[2] <= _SMALL_TABLE
-        )
+        length, width = self.grad_outputs.shape[1:]
+        return length > 1 and (self.entries <= length or self.entries * width <= _SMALL_TABLE)
 
     @cached_property
     def _slots(self) -> Tensor:

@@ -39,6 +39,7 @@ from algorithms.gradients.grad_sample_recorder import (
     active_recorder,
     name_of,
 )
+from algorithms.gradients.parameter_gradients import BiasGrad, PerExample
 from algorithms.gradients.rules.general import general
 from algorithms.gradients.rules.layers import linear, linear_gradients
 
@@ -483,9 +484,13 @@ def _layer_of_one_sum(
         below = _gradients(
             recorder, layout, sequences, grad_outputs, [(w.inputs, w.input_bias) for w in weights]
         )
-        return below | _gradients(
+        beside = _gradients(
             recorder, layout, later[0].previous, grad_outputs, [(w.hidden, w.hidden_bias) for w in weights]
         )
+        for w in weights:
+            names = recorder.name(w.input_bias), recorder.name(w.hidden_bias)
+            _share_sum(below.get(str(names[0])), beside.get(str(names[1])))
+        return below | beside
 
     biases = [
         part
@@ -498,6 +503,12 @@ def _layer_of_one_sum(
     states = tuple(part.to(gates.dtype) for part in start)
     later.append(unroll(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), states))
     return later[0]
+
+
+def _share_sum(first: PerExample | None, second: PerExample | None) -> None:
+    """Sum errors over steps once for two biases that have the same."""
+    if isinstance(first, BiasGrad) and isinstance(second, BiasGrad) and first.of.length > 1:
+        vars(second)["rows"] = first.rows
 
 
 def _gru_layer(

@@ -442,7 +442,7 @@ def test_the_precision_of_the_loss_is_not_that_of_the_sum() -> None:
         assert float(engine.clipped_sum(*made.some([i]).arguments, L2(bound)).norm()) <= bound
 
 
-@pytest.mark.parametrize(("entries", "length"), [(5, 8), (8, 8), (60, 3), (700, 9), (700, 1)])
+@pytest.mark.parametrize(("entries", "length"), [(5, 8), (8, 8), (60, 3), (60, 1), (700, 9), (700, 1)])
 def test_lookups_of_an_entry_are_added_up_in_tables_of_any_size(entries: int, length: int) -> None:
     """In a slot for each entry, if the table is small or no longer than a record, else for each lookup."""
     draw = torch.Generator().manual_seed(0)
@@ -480,3 +480,15 @@ def test_gradients_of_few_outer_products_are_measured_and_summed_without_being_f
     assert (norms >= exact.norm(dim=1)).all()
     assert (norms[:5] <= 1.00001 * exact.norm(dim=1)[:5]).all() and norms[5] < 1e-4 * norms[4]
     assert torch.allclose(total, weights @ exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(20, 30, 50), (16, 300, 90), (24, 700, 400)], ids=str)
+def test_sums_whose_gradients_are_written_over_each_other_miss_none(sizes: tuple[int, int, int]) -> None:
+    """Gradients are formed for a few records at a time, each over the last; 37 records fill no number of times."""
+    length, width, outputs = sizes
+    draw = torch.Generator().manual_seed(0)
+    seen, back = (torch.randn(37, length, n, generator=draw) for n in (width, outputs))
+    weights, total = torch.rand(37, generator=draw).double(), torch.ones(outputs * width, dtype=torch.float64)
+    LinearGrad(seen, back).add_weighted(weights, total)
+    exact = torch.einsum("b,bto,btp->op", weights, back.double(), seen.double()).flatten()
+    assert torch.allclose(total - 1.0, exact, rtol=1e-4, atol=1e-4)
