@@ -1,11 +1,7 @@
 """Commands for a trained model and its card: `predict`, `export`, `release`, `report` and those of `card`."""
 
 import re
-import resource
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -22,36 +18,6 @@ Model = Annotated[
     Path, typer.Option("--model", help="A model.safetensors, or a folder with one, such as a release.")
 ]
 ARTIFACTS = Path("artifacts")
-
-
-_MAX_SECONDS, _MAX_BYTES = 120, 2**32
-"""Of a processor and of memory, for a card by whoever; a real one takes seconds."""
-
-
-@contextmanager
-def limit_resources(max_seconds: float = _MAX_SECONDS) -> Iterator[None]:
-    """Ends what takes longer of a processor, or needs more memory, by a refusal."""
-    from algorithms.errors import RefusedError
-
-    def end(_signal: int, _frame: object) -> None:
-        raise TimeoutError(f"it takes more than {max_seconds:g} s of a processor")
-
-    before, (soft, hard) = signal.signal(signal.SIGPROF, end), resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_BYTES if hard < 0 else min(_MAX_BYTES, hard), hard))
-    signal.setitimer(signal.ITIMER_PROF, max_seconds)
-    try:
-        yield
-    except (MemoryError, TimeoutError) as error:
-        reason = str(error) or "it needs too much memory"
-        raise RefusedError(
-            "this card cannot be checked: {reason}; ask for the card that the run wrote.",
-            code="card_broken",
-            reason=reason,
-        ) from None
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _file_of_run(path: Path, name: str = "model.safetensors") -> Path:
@@ -245,10 +211,7 @@ def verify(
             options=("--key",),
         )
     file = _file_of_run(file)
-    with limit_resources():
-        verification = card.verify(
-            card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
-        )
+    verification = card.verify(card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned)
     words = {True: "holds", False: "FAILS", None: "not checked"}
     for check in verification.checks:
         option = " by --key" if check.name == "owner" and check.passed is None else ""

@@ -45,7 +45,6 @@ __all__ = [
     "Trials",
     "after_shared",
     "all_shown",
-    "check_kinds",
     "check_payments",
     "count_same",
     "disjoint_parts_of",
@@ -155,8 +154,6 @@ def schedule_to_json(schedule: Schedule) -> list[EventRow]:
 
 MAX_NESTING = 18
 """The most events that an event of a document stands in: enough for a search over compositions on disjoint people."""
-MAX_KINDS = 1000
-"""The most different events of a card: each costs the accountants a distribution of its own."""
 _MOST = 10**9
 """The most releases in a row."""
 
@@ -181,21 +178,6 @@ def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, i
             events[text] = event_from_json(row["event"])
         schedule.append((events[text], count))
     return schedule
-
-
-def check_kinds(schedule: Schedule) -> None:
-    """Raises RefusedError for a schedule of more than `MAX_KINDS` different events; Gaussian ones are priced as one."""
-    kinds: set[str] = set()
-    left = [event for event, _ in schedule]
-    while left:
-        event = left.pop()
-        left += parts(event)
-        if not isinstance(event, dp.GaussianDpEvent | dp.SelfComposedDpEvent | dp.ComposedDpEvent):
-            kinds.add(repr(event))
-        if len(kinds) > MAX_KINDS:
-            raise RefusedError(
-                f"there are more than {MAX_KINDS} kinds of events, which take too long to price; check the document."
-            )
 
 
 def _is_nested_too_deeply(event: Any) -> bool:

@@ -64,8 +64,6 @@ _COUNT_TOLERANCE = 1e-3
 """Relative; how closely a trace's last epsilon so far agrees with the card's cost. The run counted it as its version
 did, perhaps by another grid; it informs readers of the trace, and no cost is computed from it."""
 _ROUNDING = 1e-9
-MAX_BYTES = 2**25
-"""The largest size of a card's file."""
 
 
 _S = TypeVar("_S", bound=Section)
@@ -128,12 +126,9 @@ def load(path: Path) -> PrivacyCard:
             `PrivacyCard.to_bytes` writes.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = path.read_bytes()
     except OSError:
         raise RefusedError(f"there is no file {path}; give the path of a privacy_card.json.") from None
-    if len(content) > MAX_BYTES:
-        raise RefusedError(f"{path} is larger than {MAX_BYTES} bytes; give the path of a privacy_card.json.")
     card = _validate(content, where=f" {path}")
     try:
         is_as_written = card.to_bytes() == content

@@ -1,38 +1,11 @@
-"""Commands for models and cards: bounds of time and memory for a card by whoever, and results that DVC has."""
+"""Commands for models and cards where DVC has the results."""
 
-import itertools
-import resource
-import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.models import limit_resources
-from tests.support.refusals import refused
-
-
-def test_what_takes_for_ever_ends_in_a_refusal() -> None:
-    before = signal.getsignal(signal.SIGPROF)
-    with (
-        refused("this card cannot be checked: it takes more than 0.05 s of a processor"),
-        limit_resources(max_seconds=0.05),
-    ):
-        for _ in itertools.repeat(None):
-            pass
-    assert signal.getsignal(signal.SIGPROF) is before
-    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
-
-
-def test_what_needs_all_memory_ends_in_a_refusal() -> None:
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with refused("this card cannot be checked: Unable to allocate 8.00 GiB"), limit_resources():
-        np.empty(2**30)
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    with refused("it needs too much memory"), limit_resources():
-        raise MemoryError
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from algorithms.privacy.accounting import rdp as renyi
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, REPLACE_ONE, epsilon, rdp
 from algorithms.privacy.accounting.event_rules import RenyiDpEvent
 from algorithms.privacy.accounting.events import (
-    check_kinds,
     event_from_json,
     event_to_json,
     run_lengths,
@@ -120,15 +119,6 @@ def test_a_document_that_is_no_event_is_refused(document: dict[str, object]) -> 
 def test_passes_of_ten_million_records_in_eights_are_events() -> None:
     event = RandomAllocationDpEvent(1.0, parts=1_250_000, steps=1_000_000)
     assert event_from_json(event_to_json(event)) == event
-
-
-def test_as_many_kinds_as_nobody_waits_for_are_refused() -> None:
-    """Gaussian noises are one kind, however many there are: their precisions add up."""
-    many = range(1, 1002)
-    check_kinds([(dp.GaussianDpEvent(float(z)), 1) for z in many])
-    check_kinds([(dp.LaplaceDpEvent(float(z)), 1) for z in many[1:]])
-    with refused("more than 1000 kinds"):
-        check_kinds([(dp.ComposedDpEvent([dp.LaplaceDpEvent(float(z)) for z in many]), 1)])
 
 
 def test_a_schedule_survives_json_and_counts_runs() -> None:

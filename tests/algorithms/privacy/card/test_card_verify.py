@@ -393,14 +393,6 @@ def test_numbers_at_which_an_accountant_fails_are_refused_in_a_sentence(
         verify(load(path), tmp_path, key=public_key_of(KEY))
 
 
-def test_a_file_that_is_no_card_for_its_size_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "privacy_card.json"
-    with path.open("wb") as file:
-        file.truncate(2**25 + 1)
-    with refused("larger than 33554432 bytes"):
-        load(path)
-
-
 @pytest.mark.parametrize("multiplier", [[1.0], {}, 10**400, 1e308, "1"])
 def test_an_event_of_another_form_is_refused_in_a_sentence_by_both_verifiers(
     tmp_path: Path, built: PrivacyCard, multiplier: Any
