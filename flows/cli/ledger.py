@@ -44,7 +44,7 @@ _BY_USE = (
         "retire",
         "overrule",
     ),
-    *("backup", "restore", "export", "init"),
+    *("backup", "restore", "init"),
 )
 
 
@@ -273,7 +273,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def ask(what: str, *, yes: bool) -> None:
+def require_consent(what: str, *, yes: bool) -> None:
     """Ask for consent to what cannot be undone; raises ParamsRefusedError unless it is given, here or by --yes."""
     from tasks.config.params import ParamsRefusedError
 
@@ -297,13 +297,13 @@ def show_balances(
     _show_balances(balances, as_json=as_json)
     if not as_json:
         for name in dict.fromkeys(balance.population for balance in balances if not balance.public):
-            one, ten = (ledger.spent_if_repeated(name, runs) for runs in (1, 10))
-            if one is not None and ten is not None:
+            again, ten = (ledger.spent_if_repeated(name, runs) for runs in (1, 10))
+            if again is not None and ten is not None:
                 cap = ledger.balance(name).cap
                 is_within = ten.epsilon <= cap.epsilon and ten.delta <= cap.delta
                 later = f"would make it {_text(ten.epsilon)}" if is_within else "would exceed the cap"
                 say(
-                    f"{name}: with one more run like the last one epsilon {_text(one.epsilon)} would be spent, and"
+                    f"{name}: with one more run like the last one epsilon {_text(again.epsilon)} would be spent, and"
                     f" ten more {later}."
                 )
 
@@ -395,7 +395,7 @@ def history(
     for row in rows:
         budget, notes = row.budget, json.loads(row.about)
         what = next((word for word in ("retired", "overruled") if notes.get(word)), row.kind)
-        cells = (row.written_at[:16].replace("T", " "), what, _place(row.population, row.block))
+        cells = (row.written_at[:16].replace("T", " "), what, _account_name(row.population, row.block))
         numbers = (f"{budget.epsilon:.4g}", f"{budget.delta:.3g}")
         table.add_row(str(row.seq), *cells, row.run_id or "", *numbers)
     show(table)
@@ -411,7 +411,9 @@ def forfeit(
 
     ledger = _ledger()
     if ledger.status(run_id) == "open":
-        ask(f"Run {run_id} is given up, and its whole reservation counts as spent forever.", yes=yes)
+        require_consent(
+            f"Run {run_id} is given up, and its whole reservation counts as spent forever.", yes=yes
+        )
     ledger.forfeit(run_id)
     store.abandon(home(), run_id)
     say(f"The whole reservation of {run_id} counts as spent forever.")
@@ -444,7 +446,7 @@ def retire(
     """Retire a block forever."""
     ledger = _ledger()
     ledger.balance(population, name)
-    ask(f"Block {name} of population {population} retires forever.", yes=yes)
+    require_consent(f"Block {name} of population {population} retires forever.", yes=yes)
     ledger.retire_block(population, name)
     say(f"No run will use block {name} of population {population} again.")
 
@@ -533,7 +535,6 @@ def report(to: Annotated[Path, typer.Argument(help="File to write.")] = Path("le
     say(f"Wrote {to}: one file, which contains nothing about a record.")
 
 
-@app.command("export", hidden=True)  # its name before; `epsilonflow export` is about a model
 @app.command("backup")
 def back_up(file: Annotated[Path, typer.Argument(help="File to create.")]) -> None:
     """Back up every row with its hashes to a file that only you can read. Runs may continue meanwhile."""
@@ -576,7 +577,9 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     for balance in balances:
         for kind in ("cap", "spent", "reserved", "remaining"):
             budget: Budget = getattr(balance, kind)
-            name = f"{_place(balance.population, balance.block)}{' (retired)' if balance.retired else ''}"
+            name = (
+                f"{_account_name(balance.population, balance.block)}{' (retired)' if balance.retired else ''}"
+            )
             name = name if kind == "cap" else ""
             table.add_row(name, kind, _text(budget.epsilon), _text(budget.delta))
         table.add_section()
@@ -590,7 +593,7 @@ def _entry_document(balance: "Balance") -> dict[str, object]:
     return {"population": balance.population, "public": balance.public, **block, **terms, **budgets}
 
 
-def _place(population: str, block: str) -> str:
+def _account_name(population: str, block: str) -> str:
     return population if block == "all" else f"{population}, block {block}"
 
 

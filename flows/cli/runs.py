@@ -253,7 +253,7 @@ def _give_up(root: Path, file: Path, *, yes: bool) -> str:
                 if free
                 else "Another process is running the retraining."
             )
-        ledger.ask(
+        ledger.require_consent(
             f"This gives up the retraining of {state.period}; what it was charged counts as spent.", yes=yes
         )
         return delivery.give_up(work, state)
@@ -388,9 +388,9 @@ def audit(
         )
     else:
         say(f"auditing {', '.join(request.method for request in requests)} on {cores} cores ...", error=True)
-        one = partial(audit_one, root=root, workers=cores)
+        audit_method = partial(audit_one, root=root, workers=cores)
         each: Callable[[str], object] = partial(say, error=True) if len(requests) > 1 else str
-        is_violated, message = stoppable(lambda: audit_all(requests, one, say=each), root, stays)
+        is_violated, message = stoppable(lambda: audit_all(requests, audit_method, say=each), root, stays)
         if is_violated:
             say(message, error=True)
             raise typer.Exit(1)

@@ -162,14 +162,14 @@ def _of_first_run(info: DatasetInfo, plan: "Plan") -> Composition:
     """
     chosen = plan_composition(info, plan)
     assert chosen is not None
-    if chosen.one > info.cap_epsilon and not info.is_public:
+    if chosen.per_run > info.cap_epsilon and not info.is_public:
         raise BudgetRefusedError(
             "a run at epsilon {epsilon:g} takes {share:.6g} of the cap of population"
             " {population!r}, which is {cap:g}; ask for a smaller epsilon, or raise `cap` in the"
             " data card.",
             code="above_cap",
             epsilon=plan.cost.epsilon,
-            share=chosen.one,
+            share=chosen.per_run,
             population=info.population,
             cap=info.cap_epsilon,
         )

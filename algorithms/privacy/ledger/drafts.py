@@ -42,7 +42,7 @@ def reservation_drafts(
     notes = run.notes.copy()
     notes.pop("price", None)
     notes |= _notes(terms, price, group_size)
-    held_notes = {block: RowNotes(held=sorted(some)) for block, some in content_digests.items()}
+    held_notes = {block: RowNotes(held=sorted(digests)) for block, digests in content_digests.items()}
     return [replace(run, notes=notes | held_notes.get(block, RowNotes()), block=block) for block in blocks]
 
 

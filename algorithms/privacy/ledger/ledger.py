@@ -187,7 +187,7 @@ class Ledger:
     ) -> "Ledger":
         """Open the ledger at sqlite:///PATH or postgresql+psycopg://..., or create it, and verify its chain.
 
-        Only the owner can read and write a new SQLite file and its new folder. Tables of an older version are migrated.
+        Only the owner can read and write a new SQLite file and its new folder.
 
         Args:
             url: Of the ledger.
@@ -399,8 +399,8 @@ class Ledger:
             RefusedError: For a run that ended otherwise.
         """
         # Outside of the turn, too: the run's population and reservation stay, and `decide` looks at its status.
-        part, found = self._of_run(run_id)
-        drafts = settlement_drafts(found, run_id, spent, events, model)
+        part, state_of_run = self._of_run(run_id)
+        drafts = settlement_drafts(state_of_run, run_id, spent, events, model)
 
         def decide(state: LedgerState) -> list[Draft]:
             run = rules.find(state, run_id)
@@ -625,16 +625,16 @@ class Ledger:
         """The position of the row with a hash; None if there is none."""
         return self.read_chain(lambda chain: chain.seq_of(head))
 
-    def read_chain(self, ask: Callable[["Chain"], T]) -> T:
+    def read_chain(self, read: Callable[["Chain"], T]) -> T:
         """Ask several questions about the rows in one snapshot, which costs about as much as one question.
 
         Args:
-            ask: Gets the rows. It is called again after a lost connection.
+            read: Gets the rows. It is called again after a lost connection.
 
         Returns:
-            What `ask` returns.
+            What `read` returns.
         """
-        return self._store.read(lambda connection: ask(Chain(connection)))
+        return self._store.read(lambda connection: read(Chain(connection)))
 
     @property
     def verified(self) -> Head:
@@ -658,9 +658,9 @@ class Ledger:
         if self._remember is not None:
             self._remember(self)
 
-    def _state(self, population: str, **ask: Any) -> LedgerState:
+    def _state(self, population: str, **parts: Any) -> LedgerState:
         return self._store.read(
-            lambda connection: state_tables.load(connection, StatePart(population, **ask))
+            lambda connection: state_tables.load(connection, StatePart(population, **parts))
         )
 
     def _of_run(self, run_id: str) -> tuple[StatePart | None, LedgerState]:

@@ -32,14 +32,14 @@ class ChosenComposition:
 
     Attributes:
         composition: How the runs on the population add up.
-        one: The epsilon that one run takes of a fresh cap under it.
+        per_run: The epsilon that one run takes of a fresh cap under it.
         all: The epsilon that all planned runs take.
         sums: The epsilon that all planned runs take under basic sums.
         reason: Why this composition.
     """
 
     composition: Composition
-    one: float
+    per_run: float
     all: float
     sums: float
     reason: Reason
@@ -98,21 +98,23 @@ def choose_composition(
             return None
         if price is None or not any(composition.amount_of(cap)):
             return None
-        one, all_runs = (
+        per_run, all_runs = (
             composition.as_budget((Fraction(price) * blocks_per_person * count,), cap.delta).epsilon
             for count in (1, runs)
         )
-        return ChosenComposition(composition, one, all_runs, sums, "costs-less")
+        return ChosenComposition(composition, per_run, all_runs, sums, "costs-less")
 
     def cheapest(choices: Iterable[ChosenComposition]) -> ChosenComposition | None:
         """The cheapest of those under which one run stays within the limits."""
         within = [
-            choice for choice in choices if is_near(choice) and choice.one <= MAX_SHARE_OF_CAP * cap.epsilon
+            choice
+            for choice in choices
+            if is_near(choice) and choice.per_run <= MAX_SHARE_OF_CAP * cap.epsilon
         ]
         return min(within, key=lambda choice: choice.all, default=None)
 
     def is_near(choice: ChosenComposition) -> bool:
-        return choice.one <= MAX_SINGLE_RATIO * epsilon_of_person
+        return choice.per_run <= MAX_SINGLE_RATIO * epsilon_of_person
 
     choices = [*filter(None, map(at_order, map(float, ORDERS)))]
     best = cheapest(choices)
@@ -142,7 +144,7 @@ def explain(choice: ChosenComposition, runs: int) -> str:
         case "costs-less":
             return (
                 f"{runs:,} such runs take epsilon {choice.all:.3g}, where their epsilons add up to {choice.sums:.3g};"
-                f" one alone takes {choice.one:.3g}"
+                f" one alone takes {choice.per_run:.3g}"
             )
         case "sums-cost-less":
             return (

@@ -83,8 +83,7 @@ class Entry(NamedTuple):
         written_at: UTC, ISO 8601.
         previous_hash: Of row seq - 1; `GENESIS` for the first row.
         hash: SHA-256 of all other fields, in hex.
-        written_by: The database's user, or the system's for a file; None in rows of an earlier form, whose hash does
-            not include it.
+        written_by: The database's user, or the system's for a file.
     """
 
     seq: int
@@ -99,7 +98,7 @@ class Entry(NamedTuple):
     written_at: str
     previous_hash: str
     hash: str
-    written_by: str | None = None
+    written_by: str
 
     @property
     def head(self) -> Head:
@@ -169,18 +168,18 @@ def broken_error(name: str, seq: int) -> LedgerBrokenError:
 
 
 def _digest(entry: Entry) -> str:
-    """SHA-256 of the row's JSON with sorted keys, without its own hash, and without the writer if there is none.
+    """SHA-256 of the row's JSON with sorted keys, without its own hash.
 
     The JSON is written by hand, since `json.dumps` takes three times as long for a million rows. Raises TypeError for a
     value of another type.
     """
     seq, kind, population, block, run_id, epsilon, delta, events, notes, written_at, previous, _, by = entry
-    name = "" if by is None else f',"written_by":{_quote(by)}'
     text = (
         f'{{"about":{_quote(notes)},"block":{_quote(block)},"delta":{delta!r},"epsilon":'
         f'{"null" if epsilon is None else repr(epsilon)},"events":{_quote(events)},"kind":{_quote(kind)},"population":'
         f'{_quote(population)},"previous_hash":{_quote(previous)},"run_id":'
-        f'{"null" if run_id is None else _quote(run_id)},"seq":{seq!r},"written_at":{_quote(written_at)}{name}}}'
+        f'{"null" if run_id is None else _quote(run_id)},"seq":{seq!r},"written_at":{_quote(written_at)},'
+        f'"written_by":{_quote(by)}}}'
     )
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -349,10 +348,14 @@ class LedgerState:
 
         Pairs that the data's owner allowed, and blocks without a repeat, are left out.
         """
-        known = {block: some for (name, block), some in self.content_digests.items() if name == population}
-        known |= {block: known.get(block, frozenset()).union(some) for block, some in content_digests.items()}
-        own = {block: contents(some) for block, some in content_digests.items()}
-        found = {
+        known = {
+            block: digests for (name, block), digests in self.content_digests.items() if name == population
+        }
+        known |= {
+            block: known.get(block, frozenset()).union(digests) for block, digests in content_digests.items()
+        }
+        own = {block: contents(digests) for block, digests in content_digests.items()}
+        repeated = {
             block: [
                 other
                 for other, theirs in known.items()
@@ -362,12 +365,7 @@ class LedgerState:
             ]
             for block, mine in own.items()
         }
-        return {block: others for block, others in found.items() if others}
-
-    def merge(self, other: "LedgerState") -> None:
-        """Add the state of another population."""
-        for name, value in vars(other).items():
-            getattr(self, name).update(value)
+        return {block: others for block, others in repeated.items() if others}
 
     def _reserve(self, entry: Entry, notes: RowNotes) -> None:
         account, run_id = (entry.population, entry.block), entry.run_id or ""

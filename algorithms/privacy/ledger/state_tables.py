@@ -59,14 +59,14 @@ def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Se
     in this process and gets one at a time. Raises DBAPIError.
     """
     if connection.dialect.name != "postgresql":
-        found = (connection.execute(statement, given) for statement, given in statements)
-        return [rows.all() if rows.returns_rows else () for rows in found]
+        results = (connection.execute(statement, values) for statement, values in statements)
+        return [rows.all() if rows.returns_rows else () for rows in results]
     driver: Any = connection.dialect.loaded_dbapi
     try:
         # A cursor that fills in parameters itself: the server takes several statements only without any.
         cursor = driver.ClientCursor(connection.connection.driver_connection)
         texts = [
-            cursor.mogrify(_sql(statement, connection.dialect), given) for statement, given in statements
+            cursor.mogrify(_sql(statement, connection.dialect), values) for statement, values in statements
         ]
         cursor.execute(";".join(texts))
         return [cursor.fetchall() if cursor.description else () for _ in cursor.results()]
@@ -152,7 +152,7 @@ class StatePart:
         questions = [(_NAMED_ACCOUNTS[dialect], accounts), (_ASKED_RUNS, runs)]
         if self.content_digests is None:
             return questions
-        digests = [digest for some in self.content_digests.values() for digest in contents(some)]
+        digests = [digest for block in self.content_digests.values() for digest in contents(block)]
         held = {"digests": _list(digests, dialect), "names": _list([*self.content_digests], dialect)}
         return [*questions, (_NAMED_HELD[dialect], population | held)]
 
@@ -245,16 +245,13 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
         (_ENTER_HELD, held),
         (_SET_HEAD, [entries[-1].head._asdict()]),
     )
-    return [(statement, row) for statement, given in changes for row in given]
+    return [(statement, row) for statement, rows_of_change in changes for row in rows_of_change]
 
 
-def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
-    """Add rows that are not in the balances yet, page by page, with bounded memory."""
-    state, there_are = LedgerState(), set(names(connection))
+def fill(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
+    """Fill empty tables from the rows of a chain, page by page, with bounded memory."""
+    state = LedgerState()
     for page in pages:
-        for population in {entry.population for entry in page} & there_are:
-            there_are.discard(population)
-            state.merge(load(connection, StatePart(population)))
         named = _texts(connection, {entry.run_id for entry in page if entry.run_id})
         state.runs = {run_id: _run_of(text) for run_id, text in named.items()}
         _execute(connection, apply_rows(state, page))

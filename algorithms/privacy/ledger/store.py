@@ -199,9 +199,9 @@ def _postgresql(url: URL) -> Database:
     passwords = [url.password, url.query.get("password"), url.query.get("sslpassword")]
     secrets = {form for text in passwords if text for form in (str(text), quote(str(text), safe=""))}
     name = f"{url.database!r} in PostgreSQL on {url.host or 'this machine'}"
-    place = {"host": url.host, "port": url.port}
+    options_of_host = {"host": url.host, "port": url.port}
     where = "".join(
-        f" --{key} {shlex.quote(str(value))}" for key, value in place.items() if value is not None
+        f" --{key} {shlex.quote(str(value))}" for key, value in options_of_host.items() if value is not None
     )
     check = f"; `pg_isready{where}` says whether its server answers, and EPSILONFLOW_LEDGER_URL names another"
     return Database(name, engine, tuple(sorted(secrets, key=len, reverse=True)), check)
@@ -262,10 +262,6 @@ class NotAllowedError(RefusedError):
     """The database does not allow this user the action."""
 
 
-class _BehindError(Exception):
-    """The balances are not up to date with the rows."""
-
-
 @dataclass
 class Store:
     """A table of entries in a database; threads may share it."""
@@ -275,15 +271,15 @@ class Store:
     """The last verified row, here or by the caller who opened the store; a write continues from there."""
     _was_connected: bool = field(default=False, repr=False)
 
-    def read(self, ask: Callable[[Connection], T]) -> T:
-        """Call `ask` with one snapshot, in which the chain is verified and the balances are up to date.
+    def read(self, query: Callable[[Connection], T]) -> T:
+        """Call `query` with one snapshot, in which the chain is verified and the balances are those of its head.
 
         Raises LedgerBrokenError if the chain is broken, and RefusedError if the database cannot be read.
         """
 
         def work(connection: Connection) -> tuple[Head, T]:
             try:
-                return self._current(connection)[0], ask(connection)
+                return self._current(connection)[0], query(connection)
             except _DAMAGE as error:  # in rows that no ledger can have written
                 if isinstance(error, RefusedError):
                     raise
@@ -292,12 +288,7 @@ class Store:
                     f" ({type(error).__name__}); restore it from a copy whose chain holds."
                 ) from error
 
-        try:
-            self.verified, answer = self._transaction(work)
-        except _BehindError:
-            # A read holds no lock and may not write: a write of no rows brings the balances up to date first.
-            self.append(None, lambda _: ())
-            self.verified, answer = self._transaction(work)
+        self.verified, answer = self._transaction(work)
         return answer
 
     def append(self, part: state_tables.StatePart | None, decide: Decision) -> None:
@@ -350,7 +341,7 @@ class Store:
                     connection.execute(INSERT, [row._asdict() for row in page])
                     yield page
 
-            state_tables.catch_up(connection, written())
+            state_tables.fill(connection, written())
             head = state_tables.head_of(connection)
             exchange(connection, _end(connection))
             return head
@@ -389,11 +380,7 @@ class Store:
     def _current(
         self, connection: Connection, *, writes: bool = False, questions: Sequence[Statement] = ()
     ) -> tuple[Head, list[Sequence[Any]]]:
-        """The verified head of the chain, and the results of queries on the balances.
-
-        A write takes its turn and updates the balances if necessary; a read raises _BehindError if they are not up to
-        date.
-        """
+        """The verified head of the chain, and the results of queries on the balances; a write takes its turn."""
         begin = _TURN if writes else _SNAPSHOT
         turn = begin if connection.dialect.name == "postgresql" else ()
         verified = self.verified
@@ -401,23 +388,14 @@ class Store:
         # One round trip: the turn, the new rows, the head that balances are of, and the questions to them.
         results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
         page, ((seq, hashed),), *answers = results
-        saved = Head(seq, hashed)
         head = self._head(connection, verified, page)
-        if saved == head:
-            return head, answers
-        try:
-            fresh = list(islice(self.rows(connection, after=saved), 1)) if saved.seq < head.seq else []
-        except LedgerBrokenError:
-            fresh = []
-        if not fresh:
+        if Head(seq, hashed) != head:
             raise LedgerBrokenError(
-                f"the ledger {self.database.name} has no row {saved.seq} with the hash {saved.hash[:16]}..., of which"
-                " it keeps balances: rows were cut off or an older copy was put back; restore the newest copy."
+                f"the ledger {self.database.name} keeps balances of row {seq} with the hash {hashed[:16]}..., and its"
+                f" last row is {head.seq}: rows were cut off or added outside the ledger, or an older copy was put"
+                " back; restore the newest copy."
             )
-        if not writes:
-            raise _BehindError
-        state_tables.catch_up(connection, pages(self.rows(connection, after=saved)))
-        return head, exchange(connection, questions)
+        return head, answers
 
     def _head(self, connection: Connection, verified: Head, page: Sequence[Any]) -> Head:
         """The head of the chain, verified from the previously last row on, including that row.
@@ -454,8 +432,6 @@ class Store:
                     f"the ledger {self.database.name} is of version {version}, which a newer epsilonflow made; use"
                     " that one."
                 )
-            if version is None and sa.inspect(connection).has_table("epsilonflow_ledger"):
-                command.stamp(config, "0001")  # the first form has no number
             command.upgrade(config, "head")
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:

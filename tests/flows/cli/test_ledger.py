@@ -149,11 +149,9 @@ def test_hourly_retrainings_are_forecast_by_the_hour(ledger: Ledger) -> None:
 def test_the_commands_that_are_used_most_are_listed_first(ledger: Ledger) -> None:
     lines = [line.strip("│ ").split() for line in call("--help").stdout.splitlines() if line.startswith("│ ")]
     names = [words[0] for words in lines if words]
-    assert [name for name in names if name in ("show", "forfeit", "backup", "init", "export")] == [
+    assert [name for name in names if name in ("show", "forfeit", "backup", "init")] == [
         *("show", "forfeit", "backup", "init")
     ]
-    # "export" was the name of "backup" before
-    assert call("backup", "one.jsonl").exit_code == call("export", "two.jsonl").exit_code == 0
 
 
 def test_a_forecast_takes_what_a_retraining_plans(ledger: Ledger) -> None:
@@ -259,7 +257,7 @@ def test_a_chain_is_verified_exported_and_restored(ledger: Ledger, tmp_path: Pat
     result = call("verify", "--head", ledger.head())
     assert result.exit_code == 0
     assert "The chain holds, 4 rows; one price is recomputed from the events of runs" in result.stdout
-    assert call("export", "copy.jsonl").exit_code == 0
+    assert call("backup", "copy.jsonl").exit_code == 0
     assert call("restore", "copy.jsonl", "--to", f"sqlite:///{tmp_path}/new.sqlite").exit_code == 0
     assert Ledger.open(f"sqlite:///{tmp_path}/new.sqlite").head() == ledger.head()
     assert call("restore", "copy.jsonl", "--to", f"sqlite:///{own_home}/ledger.sqlite").exit_code == 2
@@ -289,7 +287,7 @@ def test_a_card_is_compared_with_the_settlement_of_its_run(ledger: Ledger, tmp_p
 def test_an_older_copy_that_is_put_back_is_refused_by_what_the_home_saw(
     ledger: Ledger, own_home: Path
 ) -> None:
-    call("export", "old.jsonl")
+    call("backup", "old.jsonl")
     ledger.settle("a", Budget(1.0, 1e-6), events=EVENTS)
     assert call("show").exit_code == 0
     (own_home / "ledger.sqlite").unlink()
@@ -306,7 +304,7 @@ def test_an_older_copy_that_is_put_back_is_refused_by_the_receipt_of_a_run(
 ) -> None:
     artifacts = tmp_path / "artifacts"
     artifacts.mkdir()
-    call("export", "old.jsonl")
+    call("backup", "old.jsonl")
     ledger.forfeit("a")
     kept = {"ledger": {"first": identity(ledger), "head": ledger.head()}}
     shutil.rmtree(own_home)
@@ -322,7 +320,7 @@ def test_an_older_copy_at_another_url_is_an_older_copy_too(
     ledger: Ledger, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{own_home}/copy.sqlite"
-    call("export", "old.jsonl")
+    call("backup", "old.jsonl")
     ledger.forfeit("a")
     assert call("show").exit_code == 0
     assert call("restore", "old.jsonl", "--to", url).exit_code == 0
@@ -345,7 +343,7 @@ def test_a_verification_goes_on_from_the_checkpoint_that_this_home_signed(
     refused = call("verify", "--resume")
     assert (refused.exit_code, "not one that the owner's key" in refused.stderr) == (2, True)
     kept.write_text(text)
-    call("export", "old.jsonl")
+    call("backup", "old.jsonl")
     ledger.set_cap("patients", Budget(9.0, 1e-5))
     call("verify", "--resume")
     shutil.rmtree(own_home / "ledger_heads")
@@ -362,7 +360,7 @@ def test_balances_that_were_changed_beside_the_rows_are_found_and_derived_again(
     refused = call("verify")
     assert refused.exit_code == 2
     assert "in the balance of population 'patients', block 'january'" in refused.stderr
-    call("export", "rows.jsonl")
+    call("backup", "rows.jsonl")
     call("restore", "rows.jsonl", "--to", f"sqlite:///{tmp_path}/new.sqlite")
     again = Ledger.open(f"sqlite:///{tmp_path}/new.sqlite")
     again.verify()

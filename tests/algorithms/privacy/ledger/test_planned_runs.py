@@ -42,7 +42,7 @@ def test_no_other_order_makes_the_planned_gaussians_cheaper(runs: int) -> None:
     choice = chosen(runs, dp.GaussianDpEvent(12.0), epsilon=0.3, cap=Budget(10.0, DELTA))
     order = choice.composition.order
     assert order is not None and choice.reason == "costs-less"
-    assert choice.one == pytest.approx(renyi_epsilon(order, rho))
+    assert choice.per_run == pytest.approx(renyi_epsilon(order, rho))
     assert choice.all == pytest.approx(renyi_epsilon(order, runs * rho))
     others = [tenths / 10 for tenths in range(15, 640) if renyi_epsilon(tenths / 10, rho) <= 0.45]
     assert choice.all <= 1.0005 * min(renyi_epsilon(other, runs * rho) for other in others)
@@ -63,9 +63,9 @@ def test_one_run_never_takes_more_than_the_limits_and_ten_never_more_than_their_
     noise = calibrate(lambda noise: [(event(noise), steps)], Budget(1.0, DELTA))
     choice = chosen(10, event(noise), steps, epsilon=1.0, cap=Budget(cap, DELTA))
     if choice.composition == BASIC:
-        assert (choice.one, choice.all) == (1.0, 10.0) and choice.reason != "costs-less"
+        assert (choice.per_run, choice.all) == (1.0, 10.0) and choice.reason != "costs-less"
     else:
-        assert choice.one <= min(1.5, cap / 2) and choice.all < 10.0
+        assert choice.per_run <= min(1.5, cap / 2) and choice.all < 10.0
     # as measured by hand: rare sampling costs at least 1.89 times its epsilon at any order, the others 1.5
     expected = (
         "one-run-too-dear" if sampling_rate < 0.01 else "half-of-the-cap" if cap == 1.0 else "costs-less"
@@ -95,7 +95,7 @@ def test_ten_runs_of_adult_at_epsilon_1_take_at_most_4_of_a_cap(by_numbers: bool
         adjacency="ADD_OR_REMOVE_ONE",
         cap=Budget(declared.cap, declared.delta_cap),
     )
-    assert choice.reason == "costs-less" and choice.one <= 1.5 and choice.all <= 4.0
+    assert choice.reason == "costs-less" and choice.per_run <= 1.5 and choice.all <= 4.0
 
 
 @pytest.mark.parametrize(
