@@ -33,7 +33,7 @@ from data.card import data_card
 from data.documents import Document, contradiction
 from data.readers.records import RecordBatch
 from tasks.calibrate import calibrate, histogram_of, price_ratios
-from tasks.config import home, params
+from tasks.config import params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, bad_keys, read_yaml
@@ -149,21 +149,16 @@ def load_here(root: Path, file: Path, *, allow_code: Collection[str] = ()) -> Tu
     """Do `load` for a file of the checkout at `root`, which may also name the code that the checkout names.
 
     Where the held-out records of the checkout's data set are private, the trials are scored on them, unless the file
-    says on what. A search of this file that an earlier version scored on training records remains what it is.
+    says on what.
     """
-    from tasks.tuning.earlier_searches import was_begun  # here, since it imports this package
-
     tuning = load(root / file, allow_code={*allow_code, *named_code(root)})
     if "on" in tuning.objective.model_fields_set:
         return tuning
     settings = params.load(root / "params.yaml", reads=("data",))
     if data_card(settings.data.dataset, root / "data" / "cards").holdout == "public":
         return tuning
-    private, held_out = (
-        tuning.model_copy(update={"objective": tuning.objective.model_copy(update={"on": on})})
-        for on in ("private", "held_out")
-    )
-    return private if was_begun(private, home()) else held_out
+    held_out = tuning.objective.model_copy(update={"on": "held_out"})
+    return tuning.model_copy(update={"objective": held_out})
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:
@@ -365,7 +360,7 @@ def score_statistic(
     @without_shortcuts()
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         passes = torch.split(pad_to_multiple(features, size), size)
-        outputs = torch.cat([model.outputs(parameters, one) for one in passes])[: len(features)]
+        outputs = torch.cat([model.outputs(parameters, inputs) for inputs in passes])[: len(features)]
         return record_scores(info.label_type, model.scores(outputs), labels)[:, None]
 
     return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
@@ -409,8 +404,8 @@ def fit_search_plan(
     guesses = Guesses(like, _AIM * tuning.epsilon, tuning.epsilon)
     tries = iter(range(_TRIES))
 
-    def largest_of(some: list[Document], first: float, tries: Iterable[int]) -> SearchPlan | None:
-        plan_at = partial(_plan_at, tuning=tuning, every=some, info=info, releases_all=releases_all)
+    def largest_of(documents: list[Document], first: float, tries: Iterable[int]) -> SearchPlan | None:
+        plan_at = partial(_plan_at, tuning=tuning, every=documents, info=info, releases_all=releases_all)
         return _largest_that_fits(plan_at, tuning.epsilon, guesses, first=first, tries=tries)
 
     ends = every if releases_all else every[:: max(1, len(every) - 1)]

@@ -32,12 +32,6 @@ def search_to_json(tuning: Tuning, plan: SearchPlan) -> str:
     return json.dumps({"tuning": tuning.model_dump(), "plan": document})
 
 
-def was_begun(tuning: Tuning, home: Path) -> bool:
-    """Whether a search with these settings was begun here, on whatever records."""
-    settings = json.loads(json.dumps(tuning.model_dump()))
-    return any(document.get("tuning") == settings for _, document in _searches(home / "runs"))
-
-
 def earlier_search_plan(
     tuning: Tuning,
     new: SearchPlan,
@@ -60,7 +54,7 @@ def earlier_search_plan(
         with suppress(KeyError, TypeError, ValueError, RefusedError):  # of another form, or refused today
             schedule = schedule_from_json(document["plan"]["schedule"])
             plans = tuple(
-                PlanDocument.from_json(json.dumps(one), SEARCH) for one in document["plan"]["plans"]
+                PlanDocument.from_json(json.dumps(trial), SEARCH) for trial in document["plan"]["plans"]
             )
             plan = SearchPlan(**{**document["plan"], "schedule": schedule, "plans": plans})
             is_same = document["tuning"] == json.loads(json.dumps(tuning.model_dump()))

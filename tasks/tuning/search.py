@@ -724,7 +724,7 @@ def _page(
     trials = trials_of(public_plan.schedule) or []
     number = round(search.mean_trials)
     adjacency = adjacency_named(plan.adjacency)
-    dearest = max(trials, key=lambda one: epsilon(one, receipt.delta, adjacency=adjacency))
+    dearest = max(trials, key=lambda trial: epsilon(trial, receipt.delta, adjacency=adjacency))
     naive = [*dearest] * number  # one after the other, as the steps of correlated noise follow their first
     facts = {
         "trials": number,

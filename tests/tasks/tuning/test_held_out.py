@@ -237,9 +237,7 @@ def test_what_cannot_be_scored_on_people_held_out_is_refused(place: Path, own_ho
         )
 
 
-def test_the_default_is_held_out_unless_an_earlier_version_scored_on_training_records(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_private_held_out_records_are_the_default_to_score_on(tmp_path: Path) -> None:
     text = (PROJECT / "examples/own_data/visits.yaml").read_text()
     assert "holdout: public" in text
     private = "\n".join(line for line in text.splitlines() if not line.startswith("holdout_why"))
@@ -247,17 +245,11 @@ def test_the_default_is_held_out_unless_an_earlier_version_scored_on_training_re
     (tmp_path / "data/cards/visits.yaml").write_text(private.replace("holdout: public", "holdout: private"))
     (tmp_path / "params.yaml").write_text("data: {dataset: visits}\n")
     (tmp_path / "tune.yaml").write_text("space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 3.0\n")
-    chosen = tuning.load_here(tmp_path, Path("tune.yaml"))
-    assert chosen.objective.on == "held_out"
-    earlier = chosen.model_copy(update={"objective": chosen.objective.model_copy(update={"on": "private"})})
-    folder = own_home / "runs" / "abc-1"
-    folder.mkdir(parents=True)
-    (folder / "search.json").write_text(json.dumps({"tuning": earlier.model_dump(), "plan": {}}))
-    assert tuning.load_here(tmp_path, Path("tune.yaml")).objective.on == "private"
-    (tmp_path / "tune.yaml").write_text(
-        "space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 3.0\nobjective: {on: held_out}\n"
-    )
     assert tuning.load_here(tmp_path, Path("tune.yaml")).objective.on == "held_out"
+    (tmp_path / "tune.yaml").write_text(
+        "space: {algorithm.clip_norm: [0.3, 1.0]}\nepsilon: 3.0\nobjective: {on: private}\n"
+    )
+    assert tuning.load_here(tmp_path, Path("tune.yaml")).objective.on == "private"
 
 
 def test_poisson_trials_survive_the_plan(place: Path) -> None:
