@@ -13,7 +13,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -238,17 +238,20 @@ class Outcome:
 
     left: how many more retrainings the caps allow now, counted up to `warn_below`; None if nothing was spent.
     models: the new model and that in use before, each with its held-out metric; empty if no model was made.
+    code, fields: of the refusal that ended it, if it has a code.
     """
 
     kind: Kind
     message: str
     left: int | None = None
     models: tuple[tuple[str, str], ...] = ()
+    code: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
 
     def message_or_raise(self) -> str:
         """The sentence; raises StageRefusedError or StageFailedError for a delivery that was refused or failed."""
         if self.kind in ("refused", "broken"):
-            raise StageRefusedError(self.message)
+            raise StageRefusedError(self.message, self.code, self.fields)
         if self.kind == "failed":
             raise StageFailedError(self.message)
         return self.message
@@ -315,7 +318,9 @@ def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     except LedgerBrokenError as broken:
         return Outcome("broken", str(broken))
     except refusals() as refusal:
-        return Outcome("refused", f"{str(refusal).rstrip('.')}. {what_was_spent(before, work.root)}")
+        message = f"{str(refusal).rstrip('.')}. {what_was_spent(before, work.root)}"
+        code, fields = getattr(refusal, "code", ""), getattr(refusal, "fields", {})
+        return Outcome("refused", message, code=code, fields=fields)
     except (OSError, MemoryError) as error:
         words = shortage(error)
         if words is None:
@@ -496,7 +501,8 @@ def _run(work: DeliveryWork, state: RetrainingState) -> Outcome:
                     check_params(work.root, state.params)
         return _finish_delivery(work, state)
     except (StageRefusedError, ParamsRefusedError) as refusal:
-        return _end_after_fault(work, state, "refused", str(refusal))
+        ended = _end_after_fault(work, state, "refused", str(refusal))
+        return replace(ended, code=refusal.code, fields=refusal.fields)
     except StageFailedError as failure:
         return _end_after_fault(work, state, "failed", str(failure))
     finally:

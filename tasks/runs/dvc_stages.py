@@ -1,15 +1,17 @@
 """Run stages in a checkout by DVC, one flow at a time.
 
-A refusal of a stage is one sentence on stderr and exit status 2, see `tasks.runs.stage_main`. DVC decides whether a
-stage has to run. It works in a process of its own, see `tasks.runs.dvc_process`, which serves all stages of a run.
+A refusal of a stage is one sentence on stderr and exit status 2, and its code and fields are in a file, see
+`tasks.runs.stage_main`. DVC decides whether a stage has to run. It works in a process of its own, see
+`tasks.runs.dvc_process`, which serves all stages of a run.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -26,6 +28,8 @@ Say = Callable[[str], object]
 STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
+REFUSAL = Path(".dvc/tmp/epsilonflow-refusal.json")
+"""The file in a checkout with the last refusal of a stage: its sentence, code and fields."""
 TRAINING, EXISTING = "training ...", "existing result, nothing charged"
 """The line of a train stage that trains, and the prefix of the line of one that hands out an existing result."""
 ASK, DONE = "anything to do?", "\x1e"
@@ -58,7 +62,17 @@ def checkout() -> Path:
 
 
 class StageRefusedError(RefusedError):
-    """A stage refused its input; the message is the stage's sentence, without its code, which ends with its process."""
+    """A stage refused its input; the message is the stage's sentence.
+
+    code, fields: of the refusal, if it has a code; what JSON has not is its text among the fields.
+    """
+
+    def __init__(self, sentence: str, code: str = "", fields: Mapping[str, object] | None = None) -> None:
+        super().__init__(sentence)
+        self.code, self.fields = code, dict(fields or {})
+
+    def __str__(self) -> str:
+        return self.template
 
 
 class StageFailedError(RuntimeError):
@@ -134,11 +148,13 @@ class DvcProcess:
             from data.prepared import sweep  # which imports NumPy
 
             sweep(self._root / "datasets" / "prepared")
+        note = self._root / REFUSAL
+        note.unlink(missing_ok=True)
         status, lines = self.request(stage)
         if status not in (0, NOTHING_TO_DO):
             for line in lines:
                 if line.startswith(REFUSED):
-                    raise StageRefusedError(line.removeprefix(REFUSED))
+                    raise _refusal(line.removeprefix(REFUSED), note)
             if lines and lines[-1].endswith(_KILLED):
                 raise StageFailedError(
                     f"{stage} was killed, as by a system that ran out of memory; rerun the command to resume"
@@ -165,6 +181,15 @@ class DvcProcess:
         if self._process.stdin is not None:
             self._process.stdin.write(f"{request}\n")
             self._process.stdin.flush()
+
+
+def _refusal(sentence: str, note: Path) -> StageRefusedError:
+    """The error of a stage that wrote this sentence, with code and fields if the file has them."""
+    with suppress(OSError, ValueError):
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        if noted["sentence"] == sentence:
+            return StageRefusedError(**noted)
+    return StageRefusedError(sentence)
 
 
 def reproduce(stage: str, *, root: Path, say: Say) -> bool:

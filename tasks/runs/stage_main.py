@@ -1,10 +1,13 @@
 """What a stage's process does around its main function: a refusal is one sentence on stderr and exit status 2.
 
+Its code and fields go into a file, for the process that started the stage.
+
 What it writes is for its owner only, and so are the records that it finds.
 """
 
 import errno
 import gc
+import json
 import logging
 import os
 import sys
@@ -16,7 +19,7 @@ from algorithms.plain_text import for_terminal
 from tasks import COLLECTION_THRESHOLDS
 from tasks.refusals import PIPELINE
 from tasks.runs.checkout import append_checkout_to_path
-from tasks.runs.dvc_stages import REFUSED
+from tasks.runs.dvc_stages import REFUSAL, REFUSED
 
 
 def main_of(function: Callable[[], object]) -> None:
@@ -41,8 +44,25 @@ def main_of(function: Callable[[], object]) -> None:
         words = str(error) if isinstance(error, refusals()) else shortage(error)
         if words is None:
             raise
-        sys.stderr.write(f"{REFUSED}{for_terminal(' '.join(words.split()))}\n")
+        sentence = for_terminal(" ".join(words.split()))
+        sys.stderr.write(f"{REFUSED}{sentence}\n")
+        _note_refusal(sentence, error)
         raise SystemExit(2) from None
+
+
+def _note_refusal(sentence: str, error: Exception) -> None:
+    """Write a refusal's code and fields into the file for the process that started this one, if this is a checkout."""
+    from data.files import write_text
+
+    if not REFUSAL.parent.is_dir():
+        return
+    refusal = {
+        "sentence": sentence,
+        "code": getattr(error, "code", ""),
+        "fields": getattr(error, "fields", {}),
+    }
+    with suppress(OSError):  # as where the disk is full, which the sentence says
+        write_text(REFUSAL, json.dumps(refusal, default=str), mode=0o600)
 
 
 class _PlainFormatter(logging.Formatter):

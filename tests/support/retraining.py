@@ -79,7 +79,7 @@ class Place:
             else:
                 import_module(f"tasks.{stage}").main()
         except refusals() as refusal:
-            raise StageRefusedError(str(refusal)) from None
+            raise StageRefusedError(str(refusal), refusal.code, refusal.fields) from None
         except OSError as error:
             raise StageFailedError(str(error)) from None
 

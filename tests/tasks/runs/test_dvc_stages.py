@@ -27,6 +27,7 @@ from tasks.runs import dvc_stages
 from tasks.runs.dvc_stages import (
     ASK,
     NOTHING_TO_DO,
+    REFUSAL,
     DvcProcess,
     StageFailedError,
     StageRefusedError,
@@ -214,6 +215,32 @@ def test_a_stage_that_failed_says_why_and_is_never_tried_again(
             with pytest.raises(kind, match=f"^{words}"):
                 dvc.reproduce(name)
     assert (root / "starts").read_text().split() == [*FAILURES]
+
+
+REFUSES = """
+from tasks.runs.stage_main import main_of
+from algorithms.errors import RefusedError
+from pathlib import Path
+def refuse():
+    raise RefusedError("{path} has {epsilon:g} of {target.epsilon}.", code="above", path=Path("a"), epsilon=3)
+main_of(refuse)
+"""
+
+
+def test_code_and_fields_of_a_refusal_reach_the_process_that_started_the_stage(
+    stage: Callable[[str], Path],
+) -> None:
+    """Those of this refusal: an earlier one has no part in what a stage says later."""
+    root = stage(REFUSES)
+    with DvcProcess(root, say=lambda _: None) as dvc:
+        with refused_as("above", StageRefusedError, path="a", epsilon=3) as refusal:
+            dvc.reproduce("train")
+        assert str(refusal.value) == "a has 3 of privacy.epsilon."
+        assert open_to_others(root / REFUSAL) == []
+        (root / "code.py").write_text("import sys; sys.exit('refused: another.')")
+        with pytest.raises(StageRefusedError) as other:
+            dvc.reproduce("train")
+    assert (str(other.value), other.value.code, other.value.fields) == ("another.", "", {})
 
 
 def test_a_stage_has_a_user_with_a_name(

@@ -356,16 +356,14 @@ def test_noise_that_is_known_is_refused_where_the_plan_was_made_for_secret_noise
 
 def test_stages_before_their_turn_say_which_one_is_missing(place: Place) -> None:
     for stage in ("calibrate", "train"):
-        with pytest.raises(
-            StageRefusedError, match="datasets/prepared holds no prepared data; run the prepare stage"
-        ):
+        with refused_as("not_prepared", StageRefusedError):
             place.run_stage(stage, place.root)
     place.run_stage("prepare", place.root)
-    with pytest.raises(StageRefusedError, match=r"plan\.json is not there; run the calibrate stage"):
+    with refused_as("no_plan", StageRefusedError):
         place.run_stage("train", place.root)
     place.run_stage("calibrate", place.root)
     (place.root / "datasets/prepared/contents").unlink()
-    with pytest.raises(StageRefusedError, match="no whole prepared data; run the prepare stage"):
+    with refused_as("not_prepared", StageRefusedError):
         place.run_stage("train", place.root)
 
 
@@ -449,15 +447,13 @@ def test_a_block_keeps_its_name_from_when_a_run_is_charged_for_it(place: Place) 
         for stage in ("prepare", "calibrate", "train"):
             place.run_stage(stage, place.root)
 
-    with pytest.raises(StageRefusedError, match="at most epsilon=4"):
+    with refused_as("budget_exceeded", StageRefusedError):
         run("w1", 9.0)
     (weeks / "w1.csv").rename(weeks / "week-1.csv")
     run("week-1", 1.0)
     run("week-1", 0.9)
     (weeks / "week-1.csv").rename(weeks / "w1.csv")
-    with pytest.raises(
-        StageRefusedError, match="'week-1' and 'w1' of population 'tiny' hold exactly the same"
-    ):
+    with refused_as("block_repeated", StageRefusedError, block="w1", other="week-1", population="tiny"):
         run("w1", 1.0)
 
 
