@@ -294,7 +294,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
                 f"{name} has columns that hold no numbers: {', '.join(others)}; {_FOR_CATEGORIES}."
             )
         if array.dtype.kind in "US" or (
-            array.dtype.kind == "O" and any(isinstance(one, str | bytes) for one in array.flat)
+            array.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in array.flat)
         ):
             raise RefusedError(f"{name} holds texts; {_FOR_CLASSES if name == 'y' else _FOR_CATEGORIES}.")
         if array.dtype.kind in "Mm":
@@ -396,8 +396,8 @@ def on_its_scale(model: Model, loss: object, records: GivenRecords, scale: Targe
 def _class_range(labels: NDArray[Any], ignored: int | None) -> tuple[int, int]:
     """The lowest and the highest class that is not ignored, and 0."""
     ends = [0]
-    for some in row_chunks(labels):
-        classes = labels[some] if ignored is None else labels[some][labels[some] != ignored]
+    for rows in row_chunks(labels):
+        classes = labels[rows] if ignored is None else labels[rows][labels[rows] != ignored]
         ends += [int(classes.min()), int(classes.max())] if classes.size else []
     return min(ends), max(ends)
 
@@ -486,7 +486,7 @@ def _mark_absent(records: GivenRecords, part_index: int, padding: Padding, why: 
         values = packing.split(torch.from_numpy(records.features))[part_index].numpy()
         name = packing.parts[part_index].name
     flat = values.reshape(len(values), -1)
-    if any(np.isin(flat[some], padding.numbers).all(axis=1).any() for some in row_chunks(flat)):
+    if any(np.isin(flat[rows], padding.numbers).all(axis=1).any() for rows in row_chunks(flat)):
         raise RefusedError(
             f"{name} holds records of nothing but {padding.numbers[0]}, which the model does not take ({why}); leave"
             " them out, or let the model take them, as by lengths.clamp(min=1) for pack_padded_sequence."
@@ -676,7 +676,7 @@ def _made_up_pair(
     if not by_class:
         return made_up, torch.rand(_FEW, *shape, generator=draw)
     classes = max(2, _classes(outputs, shape))
-    allowed = torch.tensor([one for one in range(classes) if not shape or one != ignored])
+    allowed = torch.tensor([index for index in range(classes) if not shape or index != ignored])
     order = torch.arange(_FEW * math.prod(shape)) % len(allowed)
     return made_up, allowed[order].view(_FEW, *shape)
 
@@ -772,7 +772,11 @@ def _check_arguments(loss: Any) -> None:
         taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):  # it states no arguments
         return
-    needed = [one.name for one in taken if one.default is one.empty and one.kind in _BY_PLACE]
+    needed = [
+        parameter.name
+        for parameter in taken
+        if parameter.default is parameter.empty and parameter.kind in _BY_PLACE
+    ]
     if len(needed) > 2:
         raise RefusedError(
             f"the loss takes {', '.join(needed)}, and it is called with outputs and targets alone; give one of your own"

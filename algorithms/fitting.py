@@ -297,7 +297,7 @@ def fit(  # noqa: PLR0913
         >>> verify(result.card, unsigned=True).passed
         True
     """
-    _check_given(locals())
+    _check_arguments(locals())
     epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
     seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _describe_method(method)
@@ -405,13 +405,14 @@ class _Training:
     """What a call trains, on which records and by which method.
 
     Attributes:
-        given: The module whose copy is returned: the user's, or with `scale` one that also scales what it predicts.
+        user_module: The module whose copy is returned: the user's, or with `scale` one that also scales what it
+            predicts.
         inner: The model of the user's module alone, whose parameters a `Step` shows.
         model: The model that is trained: `inner`, or with `scale` the same for targets on the released scale.
         scale: The release of the centre and the scale of y; None for targets as they are.
     """
 
-    given: nn.Module
+    user_module: nn.Module
     inner: Model
     model: Model
     records: GivenRecords
@@ -486,7 +487,7 @@ class _Training:
             algorithm=name,
             settings=dict(settings),
             features={"name": "none"} if scale is None else {"name": "target_scale", **_settings_of(scale)},
-            model=_model_of_plan(self.given, self.model, seed=seed),
+            model=_model_of_plan(self.user_module, self.model, seed=seed),
             dataset=dataset,
             noise=noise,
             diagnostics=False,
@@ -519,7 +520,7 @@ class _Training:
             ),
         )
         released = self._published(model, state)
-        return _settle_and_publish(run, account, trace, released, trained=model, given=self.given)
+        return _settle_and_publish(run, account, trace, released, trained=model, user_module=self.user_module)
 
     def _published(self, model: Model, state: MethodState) -> dict[str, Tensor]:
         return _tensors_to_publish(model, self.method.released(state))
@@ -532,7 +533,7 @@ def _settle_and_publish(
     released: Mapping[str, Tensor],
     *,
     trained: Model,
-    given: nn.Module,
+    user_module: nn.Module,
 ) -> Fitted:
     """Settle the run and hand out what it released.
 
@@ -546,7 +547,7 @@ def _settle_and_publish(
         "trace.parquet": table.getvalue(),
     }
     frame = pd.read_parquet(table)
-    module = _fill_module(trained.module, released, like=given)
+    module = _fill_module(trained.module, released, like=user_module)
     if isinstance(module, ScaledTarget):
         module = PredictedNumber(trained).eval()
     try:
@@ -591,25 +592,25 @@ class _StepReporter:
         self._on_step(Step(step, self._plan.steps, self._epsilon, self._noise_std, tensors))
 
 
-def _check_given(given: Mapping[str, Any]) -> None:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     for name, (kind, words) in _KINDS.items():
-        if not isinstance(given[name], kind):
-            raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
-        if isinstance(text := given[name], str) and (not text or text != text.strip()):
+        if not isinstance(arguments[name], kind):
+            raise RefusedError(f"{name} is of type {type(arguments[name]).__name__}; give {words}.")
+        if isinstance(text := arguments[name], str) and (not text or text != text.strip()):
             raise RefusedError(f"{name} is {text!r}; give a text without spaces around it, or leave it out.")
-    if given["noise"] not in ("secure", "seeded"):
-        raise RefusedError(f'noise is {given["noise"]!r}; choose "secure" or "seeded".')
-    if given["noise"] == "seeded" and not given["public"]:
+    if arguments["noise"] not in ("secure", "seeded"):
+        raise RefusedError(f'noise is {arguments["noise"]!r}; choose "secure" or "seeded".')
+    if arguments["noise"] == "seeded" and not arguments["public"]:
         raise RefusedError(
             'seeded noise protects nobody, and the records are private; set noise to "secure".'
         )
-    if not 0 < given["epsilon"] <= MAX_EPSILON:
+    if not 0 < arguments["epsilon"] <= MAX_EPSILON:
         raise RefusedError(
-            f"epsilon is {given['epsilon']:g}; give a number above 0, such as 1, and at most {MAX_EPSILON:g}."
+            f"epsilon is {arguments['epsilon']:g}; give a number above 0, such as 1, and at most {MAX_EPSILON:g}."
         )
-    if given["memory_mb"] < 1:
-        raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
-    if given["on_step"] is not None and not callable(given["on_step"]):
+    if arguments["memory_mb"] < 1:
+        raise RefusedError(f"memory_mb is {arguments['memory_mb']}; give at least 1.")
+    if arguments["on_step"] is not None and not callable(arguments["on_step"]):
         raise RefusedError("on_step is no function; give one that takes a Step, or None.")
     if torch.get_default_device().type != "cpu":
         raise RefusedError(
@@ -689,10 +690,10 @@ def _fill_module(module: nn.Module, published: Mapping[str, Tensor], *, like: nn
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             parameter.data = published[name]
-    for part, given in zip(
+    for part, original in zip(
         (*module.parameters(), *module.buffers()), (*like.parameters(), *like.buffers()), strict=True
     ):
-        part.data = part.data.to(given.device)
+        part.data = part.data.to(original.device)
     for layer, same in zip(module.modules(), like.modules(), strict=True):
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = same.sparse  # type: ignore[assignment]

@@ -56,7 +56,7 @@ def warn_of_raw_scales(module: nn.Module, features: NDArray[Any], whole: str, *,
         may_look: whether the records are public, so that their values decide instead of their type.
     """
     if may_look:
-        largest = max(float(np.abs(features[some]).max()) for some in row_chunks(features))
+        largest = max(float(np.abs(features[rows]).max()) for rows in row_chunks(features))
         what, unless = f"X has numbers up to {largest:.3g}" if largest > _MAX_ABS else "", ""
     else:
         what, unless = whole, "unless they are about one, such as 0 and 1, "

@@ -125,10 +125,10 @@ def released_mean(barrier: Barrier, centre: float, scale: float, noise: float, r
     moved = min(abs(apart), max(0.0, moved))
     origin, longest = middle + math.copysign(moved, apart), half + moved
 
-    def place(_record: Tensor, label: Tensor) -> Tensor:
+    def on_scale(_record: Tensor, label: Tensor) -> Tensor:
         return ((label.clamp(low, high) - origin) / longest)[None]
 
-    total = float(barrier.total(place, bound=L2(1.0), noise=Gaussian(noise)))
+    total = float(barrier.total(on_scale, bound=L2(1.0), noise=Gaussian(noise)))
     lowest = _ABOVE_LOWEST * longest * noise / records - 1.0
     return min(high, max(low, lowest, origin + longest * total / records))
 

@@ -148,7 +148,7 @@ def main(
     torch.set_num_threads(1)
     work = work_of(COMPARISON, Path.cwd())
     prepare_data(work)
-    data, rows = sides(work.context.place.store, work.trials[0]), []
+    data, rows = sides(work.context.workspace.store, work.trials[0]), []
     held_out, labels = as_vectors(data.test.features), torch.tensor(data.test.labels)
     for epsilon, (name, shape), seed in product(EPSILONS, SHAPES.items(), range(seeds)):
         generator = torch.Generator().manual_seed(seed)

@@ -129,7 +129,7 @@ def main(
     torch.set_num_threads(1)
     work = work_of(COMPARISON, Path.cwd())
     prepare_data(work)
-    data = sides(work.context.place.store, work.trials[0])
+    data = sides(work.context.workspace.store, work.trials[0])
     cases, rows = cases_of(len(data.train.labels), steps), []
     folder.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):

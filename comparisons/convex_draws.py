@@ -81,7 +81,7 @@ def descend(
 
 def accuracies(work: ComparisonWork, trial: Trial, *, draws: int, seed: int) -> Array:
     """The accuracy on the fold's test records of each draw, [draws]."""
-    data, plan = sides(work.context.place.store, trial), plan_trial(work.context, trial)
+    data, plan = sides(work.context.workspace.store, trial), plan_trial(work.context, trial)
     generator = torch.Generator().manual_seed(seed)
     inputs, held_out = inputs_of(trial, data, torch.Generator().manual_seed(10**6 + seed))
     method = from_settings(trial.settings)
@@ -126,7 +126,7 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     trials = [trial for trial in work.trials if trial.settings["name"] == "dp_gd"]
     trials = [trial for trial in trials if trial.epsilon is not None and trial.epsilon <= AT_MOST]
-    with lock_comparison(work.place):  # which has the folder of the plans
+    with lock_comparison(work.workspace):  # which has the folder of the plans
         for trial in trials:
             assert trial.fold is not None
             fold = trial.fold.repeat * trial.fold.k + trial.fold.fold

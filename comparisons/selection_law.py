@@ -51,7 +51,7 @@ class ObservedBarrier(Barrier):
 
 def distance_of(context: Context, trial: Trial) -> dict[str, Any]:
     """The mean distance of a run's choices, and the one that its plan states."""
-    plan, data = plan_trial(context, trial), sides(context.place.store, trial)
+    plan, data = plan_trial(context, trial), sides(context.workspace.store, trial)
     model = build(trial.model, input_shape=data.info.input_shape, classes=2, seed=trial.seed)
     method, records, trace = from_settings(trial.settings), data.train, Trace()
     barrier = ObservedBarrier(

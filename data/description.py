@@ -73,8 +73,8 @@ def _of_the_split(card: DataCard, rule: SplitRule) -> dict[str, object]:
 
 def _copies(reader: Table) -> dict[str, object]:
     """What, beside what decides a record's own side, decides which records are copies of each other."""
-    ignored = [one for one in reader.columns if isinstance(one, Ignored)]
-    groups = {one.name: sorted(one.categories) for one in ignored if one.categories}
+    ignored = [column for column in reader.columns if isinstance(column, Ignored)]
+    groups = {column.name: sorted(column.categories) for column in ignored if column.categories}
     return {"cells": reader.cells is not None, "groups": groups}
 
 

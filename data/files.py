@@ -293,11 +293,11 @@ def _checksum(path: Path, kind: str = "sha256") -> str:
             return hashlib.file_digest(file, kind).hexdigest()
     digest = hashlib.sha256()
     for inside in files_in(path):
-        one = ""
+        checksum = ""
         try:
             if inside.is_file():  # reading a pipe would not end
-                one = _checksum(inside)
+                checksum = _checksum(inside)
         except OSError as error:
             check_is_of_the_path(error)
-        digest.update(os.fsencode(inside.relative_to(path).as_posix()) + b"\0" + one.encode() + b"\n")
+        digest.update(os.fsencode(inside.relative_to(path).as_posix()) + b"\0" + checksum.encode() + b"\n")
     return digest.hexdigest()

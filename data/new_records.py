@@ -85,7 +85,7 @@ def _reader_of(card: DataCard) -> Document:
     if card.person is not None and isinstance(card.reader, Table):
         has_places = isinstance(card.reader, Csv) and not card.reader.header
         place_columns = [{"name": "(person)", "kind": "ignored"}] if has_places else []
-        index = [one["name"] for one in reader["columns"]].index(card.person.column)
+        index = [column["name"] for column in reader["columns"]].index(card.person.column)
         reader["columns"][index : index + 1] = place_columns
     return reader
 

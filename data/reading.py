@@ -134,15 +134,15 @@ class _Copies:
     def count(self, digests: NDArray[np.bytes_]) -> NDArray[np.int64]:
         """How many equal digests came before each of these, here and in earlier calls."""
         order = np.argsort(digests, kind="stable")
-        some = digests[order]
-        numbers = np.empty(len(some), np.int64)
-        numbers[order] = np.arange(len(some)) - np.searchsorted(some, some)
+        ordered = digests[order]
+        numbers = np.empty(len(ordered), np.int64)
+        numbers[order] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
         for earlier in self._sorted:
             numbers += np.searchsorted(earlier, digests, "right") - np.searchsorted(earlier, digests)
-        while self._sorted and len(self._sorted[-1]) <= len(some):
-            some = np.concatenate([self._sorted.pop(), some])
-            some.sort(kind="stable")
-        self._sorted.append(some)
+        while self._sorted and len(self._sorted[-1]) <= len(ordered):
+            ordered = np.concatenate([self._sorted.pop(), ordered])
+            ordered.sort(kind="stable")
+        self._sorted.append(ordered)
         return numbers
 
 
@@ -486,8 +486,8 @@ def _spool(portions: Iterator[pa.Table]) -> Iterator[Callable[[], Iterator[pa.Ta
     with tempfile.TemporaryFile(prefix="epsilonflow-") as file:
         if (first := next(portions, None)) is not None:
             with pa.ipc.new_stream(file, first.schema) as writer:
-                for some in itertools.chain([first], portions):
-                    writer.write_table(some)
+                for portion in itertools.chain([first], portions):
+                    writer.write_table(portion)
 
         def read() -> Iterator[pa.Table]:
             if file.tell():
@@ -618,8 +618,8 @@ def _rows_in_database(
     statement = sa.select(*columns, block).where(block == name).order_by(*columns)
     assert connection is not None
     with _reading(source):
-        for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
-            if any(row[-1] != name for row in some):
+        for portion in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
+            if any(row[-1] != name for row in portion):
                 raise DataRefusedError(
                     "the database takes other names for that of the block {block!r}, so a row would be in several"
                     " blocks; let the query spell each name in one way, such as by lower().",
@@ -628,7 +628,9 @@ def _rows_in_database(
                 )
             yield pa.table(
                 {
-                    column: pa.array([None if row[at] is None else str(row[at]) for row in some], pa.string())
+                    column: pa.array(
+                        [None if row[at] is None else str(row[at]) for row in portion], pa.string()
+                    )
                     for at, column in enumerate(wanted)
                 }
             )

@@ -49,8 +49,8 @@ def scatter(card: DataCard, chunks: Iterable[RecordChunk]) -> Iterator[RecordChu
             coefficients: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
         return coefficients.reshape(-1, *shape)
 
-    for some, features in _map_features(chunks, features_of, at_once=_SCATTERED_AT_ONCE):
-        yield replace(some, records=replace(some.records, features=features))
+    for portion, features in _map_features(chunks, features_of, at_once=_SCATTERED_AT_ONCE):
+        yield replace(portion, records=replace(portion.records, features=features))
 
 
 def encode_records(
@@ -106,11 +106,11 @@ def encode_records(
         write_whole(path, lambda fresh: _save(fresh, features), mode=0o600)
         return features
 
-    for some, features in _map_features(chunks, features_of, at_once=_ENCODED_AT_ONCE):
+    for portion, features in _map_features(chunks, features_of, at_once=_ENCODED_AT_ONCE):
         done += len(features)
         say(done)
-        row_labels = label_type.align_labels(features, some.records.labels, facts.padding)
-        yield replace(some, records=RecordBatch(*row_labels, some.records.keys))
+        row_labels = label_type.align_labels(features, portion.records.labels, facts.padding)
+        yield replace(portion, records=RecordBatch(*row_labels, portion.records.keys))
     shutil.rmtree(folder)
 
 
@@ -134,8 +134,10 @@ def _map_features(
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for chunk in chunks:
-                for some in chunk.portions(count * at_once):
-                    features = pool.map(features_of, [one.records.features for one in some.portions(at_once)])
-                    yield some, np.concatenate(list(features))
+                for portion in chunk.portions(count * at_once):
+                    features = pool.map(
+                        features_of, [piece.records.features for piece in portion.portions(at_once)]
+                    )
+                    yield portion, np.concatenate(list(features))
     finally:
         torch.set_num_threads(count)

@@ -113,7 +113,7 @@ def _sketch(X: pd.DataFrame) -> NDArray[np.uint64]:
     ) | np.uint64(1)
     zeros = np.zeros(len(X), np.uint64)
     without_names, with_names = (
-        np.unique(sum((factor * one for factor, one in zip(factors, values, strict=True)), zeros))
+        np.unique(sum((factor * value for factor, value in zip(factors, values, strict=True)), zeros))
         for factors in (np.ones_like(names), names)
     )
     tells_apart = len(without_names) >= _APART * len(with_names)
@@ -131,11 +131,11 @@ def _hashes(column: pd.Series) -> NDArray[np.uint64]:
     return np.where(np.isnan(numbers), texts, pd.util.hash_array(numbers))
 
 
-def _shares_rows(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
+def _shares_rows(sketch: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
     """Whether at least a quarter of the smaller sketch's rows are in the other table, in the range that both cover."""
-    top = min(one[-1], other[-1])
-    one, other = one[one <= top], other[other <= top]
-    return len(np.intersect1d(one, other)) >= _SHARED * max(1, min(len(one), len(other)))
+    top = min(sketch[-1], other[-1])
+    sketch, other = sketch[sketch <= top], other[other <= top]
+    return len(np.intersect1d(sketch, other)) >= _SHARED * max(1, min(len(sketch), len(other)))
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         if len(same) > 1:
             epsilon, delta = (
                 float(rounded_up(float(sum(Decimal(repr(cost)) for cost in costs))))
-                for costs in zip(*((one.epsilon, one.delta) for one in same), strict=True)
+                for costs in zip(*((budget.epsilon, budget.delta) for budget in same), strict=True)
             )
             warnings.warn(
                 f"{len(same)} fits of this process were on the same records, or nearly: together they cost epsilon"

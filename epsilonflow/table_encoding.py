@@ -159,7 +159,7 @@ def encoding_of_bounds(bounds: Any, width: int, cells: CellSettings) -> TableEnc
     """The encoding of arrays: one pair of bounds for all columns, or a bound or one for each column on each side."""
     try:
         low, high = bounds
-        ends = [np.broadcast_to(np.asarray(one, float), (width,)).tolist() for one in (low, high)]
+        ends = [np.broadcast_to(np.asarray(end, float), (width,)).tolist() for end in (low, high)]
         pairs = [*zip(*ends, strict=True)]
     except (TypeError, ValueError):
         raise RefusedError(
@@ -193,11 +193,16 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
         reader = declared.reader
         person = None if declared.person is None else declared.person.column
         columns = [
-            one.model_dump()
-            for one in reader.columns
-            if not isinstance(one, Label | Ignored) and one.name != person
+            column.model_dump()
+            for column in reader.columns
+            if not isinstance(column, Label | Ignored) and column.name != person
         ]
-        dates = {part for one in reader.columns if isinstance(one, Date) for part in (one.month, one.day)}
+        dates = {
+            part
+            for column in reader.columns
+            if isinstance(column, Date)
+            for part in (column.month, column.day)
+        }
         columns += [{"name": name, "kind": "ignored"} for name in sorted(dates)]
         return _encoding_of(columns, reader.missing, "schema", reader.cells or cells)
     if not isinstance(schema, Mapping) or not schema:
@@ -207,7 +212,7 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
             arguments=("schema",),
         )
     return _encoding_of(
-        [_column(str(name), given) for name, given in schema.items()],
+        [_column(str(name), declared) for name, declared in schema.items()],
         ("",),
         "schema",
         cells,
@@ -240,13 +245,15 @@ def declared_card(card: DataCard | str | Path) -> DataCard:
 
 def _column(name: str, declared: Any) -> dict[str, object]:
     if isinstance(declared, Mapping):
-        values = {key: tuple(one) if isinstance(one, list) else one for key, one in declared.items()}
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in declared.items()}
         return {"name": name, **values}
     if isinstance(declared, tuple) and len(declared) == 2:
         low, high = declared
         return {"name": name, "kind": "numeric", "bounds": (low, high), "missing": low}
     if isinstance(declared, Sequence) and not isinstance(declared, str):
-        words = tuple(str(one).lower() if isinstance(one, bool) else str(one) for one in declared)
+        words = tuple(
+            str(category).lower() if isinstance(category, bool) else str(category) for category in declared
+        )
         return {"name": name, "kind": "categorical", "categories": words}
     raise RefusedError(
         "the schema of {name!r} is none; give (low, high) for a number, or a list of all categories.",

@@ -80,7 +80,7 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
     def compared() -> State[Any]:
         label_run("compare", Path(file).stem)
         work = work_of(Path(file), checkout(), allow_code=allow_code)
-        with lock_comparison(work.place):
+        with lock_comparison(work.workspace):
             return _run_trials(work, renew=renew)
 
     return flow_result(compared)
@@ -96,14 +96,14 @@ def _run_trials(work: ComparisonWork, *, renew: bool) -> State[Any]:
     left = [trial for trial in wanted if trial.digest not in left_out]
     build_models(work.context, left)  # before trials run in threads of this process
     parts = list(groups(left))
-    with progress(work.place, parts):
+    with progress(work.workspace, parts):
         failed = _each(run, work, parts)
     finished = report(work, refused=_in_words(refused))
     if parts:
         log_comparison(work, finished)
     if failed:
         return Failed(message=f"{len(failed)} of {len(wanted)} runs failed: {_first_problems(failed)}")
-    return Completed(message=f"The {len(finished.table)} runs are in {work.place.folder / PAGE}")
+    return Completed(message=f"The {len(finished.table)} runs are in {work.workspace.folder / PAGE}")
 
 
 def _each(action: Any, work: ComparisonWork, parts: Sequence[TrialGroup]) -> list[SkippedTrial]:
@@ -112,7 +112,7 @@ def _each(action: Any, work: ComparisonWork, parts: Sequence[TrialGroup]) -> lis
     try:
         return [problem for future in futures for problem in future.result()]
     except BaseException:
-        work.place.stop.touch()
+        work.workspace.stop.touch()
         raise
 
 

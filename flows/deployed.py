@@ -181,17 +181,19 @@ def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
             if begun.start_time is not None:
                 own = _populations(begun.tags)
                 held = open_reservations(checkout(), since=begun.start_time)
-                reservations = [one for one in held if one.population in own]
+                reservations = [reservation for reservation in held if reservation.population in own]
         if not reservations:
             return
-        flow_run_logger(flow_run).warning(" ".join(one.sentence() for one in reservations))
+        flow_run_logger(flow_run).warning(" ".join(reservation.sentence() for reservation in reservations))
         again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
         client.create_artifact(
             ArtifactCreate(
                 key="reservation",
                 type="markdown",
                 description="what stays reserved for runs that were stopped",
-                data="\n\n".join([*(one.sentence(for_markdown) for one in reservations), again]),
+                data="\n\n".join(
+                    [*(reservation.sentence(for_markdown) for reservation in reservations), again]
+                ),
                 flow_run_id=flow_run.id,
             )
         )

@@ -168,8 +168,8 @@ def audit(
     def work() -> State[Any]:
         label_run("audit", method or "all methods", f"epsilon {epsilon:g}")
         requests = checked_requests(method, settings or {}, epsilon, delta, runs, canaries, seed, predicts)
-        one = partial(audit_task, workers=workers or os.cpu_count() or 1)
-        is_violated, message = audit_all(requests, one, say=get_run_logger().info)
+        audit_method = partial(audit_task, workers=workers or os.cpu_count() or 1)
+        is_violated, message = audit_all(requests, audit_method, say=get_run_logger().info)
         return Failed(message=message) if is_violated else Completed(message=message)
 
     return flow_result(work)

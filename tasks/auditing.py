@@ -84,15 +84,15 @@ def checked_requests(
 
 
 def audit_all(
-    requests: Sequence[AuditRequest], one: "One", *, say: Callable[[str], object]
+    requests: Sequence[AuditRequest], audit_method: "AuditMethod", *, say: Callable[[str], object]
 ) -> tuple[bool, str]:
-    """Run audits one after the other, each by `one`.
+    """Run audits one after the other, each by `audit_method`.
 
     say: called with the findings of each audit. Returns whether a claim is violated, and the outcome as a sentence.
     """
     violated, message = [], ""
     for request in requests:
-        is_violated, message = one(request)
+        is_violated, message = audit_method(request)
         say(message)
         violated += [message] if is_violated else []
     if violated:
@@ -100,12 +100,12 @@ def audit_all(
     return False, message if len(requests) == 1 else "no claim is violated"
 
 
-One = Callable[[AuditRequest], tuple[bool, str]]
+AuditMethod = Callable[[AuditRequest], tuple[bool, str]]
 """Audits a method; returns whether its claim is violated, and the findings as a sentence."""
 
 
 def audit_one(request: AuditRequest, root: Path, *, workers: int) -> tuple[bool, str]:
-    """Audit one method and keep the result below `root`; see `One`."""
+    """Audit one method and keep the result below `root`; see `AuditMethod`."""
     summary, page = run_audit(request, root, workers=workers)
     verdict = "the claim is VIOLATED" if summary.is_violated else "nothing speaks against the claim"
     if summary.epsilon_lower_bound > summary.claimed and not summary.is_violated:

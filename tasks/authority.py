@@ -1,6 +1,6 @@
 """What whoever answers for a model is asked, beside the facts of its card, audit and metrics that answer it.
 
-Each line has a fact with its place, or says that you must answer. No line concludes anything in law.
+Each line has a fact and where it is, or says that you must answer. No line concludes anything in law.
 
 Sources, and how far they were read. Regulation (EU) 2024/1689 (AI Act) of 13 June 2024, Annex IV: all points as they
 are worded, shortened here. NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees: sections 2 to 4
@@ -46,7 +46,7 @@ class Line:
 
     question: str
     fact: str | None
-    place: str
+    where: str
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _nist_guarantee(card: PrivacyCard) -> tuple[Line, ...]:
         ),
         Line(
             "2.5 With which guarantees may it be compared?",
-            f"With those of the same delta, {setting.delta:g}, and the same unit, {words.one(card)},"
+            f"With those of the same delta, {setting.delta:g}, and the same unit, {words.unit_in_words(card)},"
             f" {change[setting.adjacency]}.",
             "card: setting.delta, setting.unit, setting.adjacency",
         ),

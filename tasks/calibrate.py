@@ -265,7 +265,9 @@ def price_ratios(plan: Plan, info: DatasetInfo) -> list[PriceRatio]:
         compositions = [Composition(info.composition, info.composition_order)]
     trained = count_same(plan.reserved_schedule)
     ratios = [
-        PriceRatio(one, plan.adjacency, group_size, trained) for one in compositions if one.kind != "basic"
+        PriceRatio(composition, plan.adjacency, group_size, trained)
+        for composition in compositions
+        if composition.kind != "basic"
     ]
     return [ratio for ratio in ratios if ratio.has_price]
 

@@ -204,8 +204,8 @@ def _header(card: DataCard, file: Path) -> list[str]:
     if not isinstance(card.reader, Table):
         return []
     with suppress(DataRefusedError):
-        for some in tables("train", file, card.reader, card.label_type):
-            return list(some.column_names)
+        for table in tables("train", file, card.reader, card.label_type):
+            return list(table.column_names)
     return []
 
 
@@ -213,7 +213,7 @@ def _of_bounds(card: DataCard, counts: Mapping[str, int]) -> list[str]:
     """Remarks on numbers of which no value in the training file lies between the bounds."""
     columns = card.reader.columns if isinstance(card.reader, Table) else ()
     remarks = []
-    for column in (one for one in columns if isinstance(one, Numeric)):
+    for column in (column for column in columns if isinstance(column, Numeric)):
         of_column = f"train, column {column.name}: "
         clamped = sum(count for problem, count in counts.items() if problem.startswith(f"{of_column}clamped"))
         missing = sum(count for problem, count in counts.items() if problem.startswith(f"{of_column}missing"))
@@ -311,8 +311,8 @@ def _problem_counts(
             return
         step = max(1, len(values) // 8)
         for start in range(0, len(values), step):
-            some = slice(start, start + step)
-            yield from _problem_counts(column, values[some], counts[some], card, reader)
+            rows = slice(start, start + step)
+            yield from _problem_counts(column, values[rows], counts[rows], card, reader)
 
 
 def _changes(

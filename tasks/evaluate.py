@@ -324,8 +324,8 @@ def uneven_metrics(
     if per_class:
         # A list, as for thresholds, since DVC makes a column of each number outside of lists.
         document["by_class"] = [
-            {"class": name, **_documents("", vars(one), label_type)}
-            for name, one in zip(label_type.names, per_class, strict=True)
+            {"class": name, **_documents("", vars(metrics), label_type)}
+            for name, metrics in zip(label_type.names, per_class, strict=True)
         ]
     decision = None if info.costs is None else cheapest_threshold(released, info.costs)
     if decision is not None:
@@ -576,14 +576,14 @@ def classification_metrics(evaluation: EvaluationResult, labels: NDArray[np.int6
     auc = None
     if len(np.unique(labels)) == classes and np.isfinite(probabilities).all():
         judged = range(1 if classes == 2 else 0, classes)
-        auc = float(np.mean([area_under_curve(labels == one, probabilities[:, one]) for one in judged]))
+        auc = float(np.mean([area_under_curve(labels == index, probabilities[:, index]) for index in judged]))
     confidence, right = probabilities.max(axis=1), evaluation.predicted == labels
     ranges = np.minimum((confidence * 10).astype(np.int64), 9) if np.isfinite(confidence).all() else None
     error = None
     if ranges is not None:
         gaps = [
-            abs(float(right[ranges == one].mean() - confidence[ranges == one].mean()))
-            for one in np.unique(ranges)
+            abs(float(right[ranges == number].mean() - confidence[ranges == number].mean()))
+            for number in np.unique(ranges)
         ]
         error = float(np.average(gaps, weights=np.unique(ranges, return_counts=True)[1]))
     return ClassMetrics(
@@ -606,7 +606,7 @@ def _mean_f1(real: NDArray[np.int64], predicted: NDArray[np.int64]) -> float:
     length = 1 + int(max(real.max(), predicted.max()))
     hits = np.bincount(real[real == predicted], minlength=length)
     named = np.bincount(real, minlength=length) + np.bincount(predicted, minlength=length)
-    return float(np.mean([f1(hits[one], named[one]) for one in np.flatnonzero(named)]))
+    return float(np.mean([f1(hits[index], named[index]) for index in np.flatnonzero(named)]))
 
 
 def area_under_curve(is_positive: NDArray[np.bool_], scores: NDArray[np.floating]) -> float:
@@ -618,8 +618,8 @@ def area_under_curve(is_positive: NDArray[np.bool_], scores: NDArray[np.floating
         >>> area_under_curve(np.array([False, True, True]), np.array([0.2, 0.2, 0.9]))
         0.75
     """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    _, value_of, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[value_of]
     positive = int(is_positive.sum())
     above = float(ranks[is_positive].sum()) - positive * (positive + 1) / 2
     return above / (positive * (len(scores) - positive))
@@ -699,9 +699,9 @@ def private_metrics(
         ]
     if thresholds := thresholds_of(released):
         document["thresholds"] = [
-            {"threshold": recalibrated(one.threshold)}
-            | _documents("", {name: getattr(one, name) for name in _AT_THRESHOLDS}, label_type)
-            for one in thresholds
+            {"threshold": recalibrated(metrics.threshold)}
+            | _documents("", {name: getattr(metrics, name) for name in _AT_THRESHOLDS}, label_type)
+            for metrics in thresholds
         ]
     if reasons:
         document["not_shown"] = {f"test_{name}": reason for name, reason in reasons.items()}
@@ -710,18 +710,22 @@ def private_metrics(
         document["groups"] = {
             column: [
                 {
-                    "group": one.name,
-                    "size": _documents("", {"size": one.size}, label_type)["size"],
-                    **_documents("", one.metrics, label_type),
+                    "group": group.name,
+                    "size": _documents("", {"size": group.size}, label_type)["size"],
+                    **_documents("", group.metrics, label_type),
                 }
-                for one in groups
+                for group in groups
             ]
             for column, groups in by_column.items()
         }
         document["differences"] = {
             column: [
-                {"first": one.first, "second": one.second, **_documents("", one.metrics, label_type)}
-                for one in group_differences(groups)
+                {
+                    "first": difference.first,
+                    "second": difference.second,
+                    **_documents("", difference.metrics, label_type),
+                }
+                for difference in group_differences(groups)
             ]
             for column, groups in by_column.items()
         }

@@ -70,9 +70,12 @@ def with_columns(
     declared = reader.model_copy(update={"columns": (*reader.columns, *more)})
     left = pd.DataFrame(columns=list(keep))
     tables = rows.tables_in(path, declared)
-    for some in predictions:
-        while len(left) < len(some.names) and (table := next(tables, None)) is not None:
+    for portion in predictions:
+        while len(left) < len(portion.names) and (table := next(tables, None)) is not None:
             check_columns(table, keep, path)
             left = pd.concat([left, table.select(list(keep)).to_pandas()], ignore_index=True)
-        columns, left = left.iloc[: len(some.names)], left.iloc[len(some.names) :].reset_index(drop=True)
-        yield replace(some, input_columns=columns.reset_index(drop=True))
+        columns, left = (
+            left.iloc[: len(portion.names)],
+            left.iloc[len(portion.names) :].reset_index(drop=True),
+        )
+        yield replace(portion, input_columns=columns.reset_index(drop=True))

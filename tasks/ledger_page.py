@@ -119,7 +119,7 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]
     chosen += [settled[-1]] if chosen[-1] != settled[-1] else []
     pasts = [settlement(ledger, name, run_id) for run_id in chosen]
     spent = [
-        max([past.balance, *past.charged_balances], key=lambda one: one.spent.epsilon).spent.epsilon
+        max([past.balance, *past.charged_balances], key=lambda entry: entry.spent.epsilon).spent.epsilon
         for past in pasts
     ]
     cap = ledger.balance(name).cap.epsilon
@@ -129,18 +129,18 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]
         return None
     wide, high = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
 
-    def place(number: int, value: float) -> tuple[float, float]:
+    def point_at(number: int, value: float) -> tuple[float, float]:
         return _MARGIN + wide * number / max(1, len(spent) - 1), _MARGIN + high * (1 - value / top)
 
     points: list[tuple[float, float]] = []
     for number, value in enumerate(spent):
-        across, down = place(number, value)
+        across, down = point_at(number, value)
         points += [(across, points[-1][1])] if points else []
         points.append((across, down))
     when = {row.run_id: row.written_at[:10] for row in rows if row.kind == "settle"}
     return {
         "points": " ".join(f"{across:.1f},{down:.1f}" for across, down in points),
-        "cap": place(0, cap)[1] if is_near else None,
+        "cap": point_at(0, cap)[1] if is_near else None,
         "top": _number(top),
         "first": when[chosen[0]],
         "last": when[chosen[-1]],

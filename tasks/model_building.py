@@ -69,7 +69,7 @@ def features_for(settings: Params, info: DatasetInfo) -> FeatureLearner | None:
         )
     columns = [
         HistogramColumn(
-            column.count, tuple(HistogramPart(one.positions, one.is_ordered) for one in column.parts)
+            column.count, tuple(HistogramPart(part.positions, part.is_ordered) for part in column.parts)
         )
         for column in info.cell_columns
     ]
@@ -163,6 +163,6 @@ def _inputs(model: Model, info: DatasetInfo) -> Inputs | None:
     layer = linear_layer(model.module)
     if layer is None or info.feature_norms is None:
         return None
-    (l1, l2), one = info.feature_norms, float(layer.bias is not None)
+    (l1, l2), constant = info.feature_norms, float(layer.bias is not None)
     # The width is 1, since every feature is encoded in [0, 1].
-    return Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features)
+    return Inputs(l1 + constant, math.hypot(l2, constant), width=1.0, outputs=layer.out_features)

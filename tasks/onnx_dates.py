@@ -119,8 +119,8 @@ def _numbers(graph: Graph, text: str, is_read: str) -> list[str]:
     def unless_empty(texts: str, other: str) -> str:
         return graph.add("Where", graph.add("RegexFullMatch", texts, pattern=".+"), texts, other)
 
-    some = graph.add("Where", is_read, text, graph.constant("1970-01-01", object))
-    first, behind_space = graph.split(some, "", 2)
+    date_text = graph.add("Where", is_read, text, graph.constant("1970-01-01", object))
+    first, behind_space = graph.split(date_text, "", 2)
     date, behind_t = graph.split(first, "T", 2)
     time = unless_empty(unless_empty(behind_space, behind_t), graph.constant("00:00", object))
     for zone in "Z+-":

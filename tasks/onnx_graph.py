@@ -101,8 +101,8 @@ class Graph:
 
 def _spellings(name: str, names: Sequence[str]) -> list[str]:
     forms = [name]
-    if {one.lower() for one in names} <= {"true", "false"}:
+    if {name.lower() for name in names} <= {"true", "false"}:
         forms = [name.lower(), name.lower().capitalize(), name.upper()]
-    elif all(_WHOLE.fullmatch(one) for one in names):
+    elif all(_WHOLE.fullmatch(name) for name in names):
         forms = [name, f"{name}.0"]
     return [spelling for form in forms for spelling in (form, f" {form}", f"{form} ", f" {form} ")]

@@ -210,8 +210,8 @@ def prepend(model: Any, reader: Table) -> Any:
         before, graph.nodes = graph.nodes, []
         every = graph.concatenate([graph.column(name) for name in refused])
         ones = graph.add("Cast", every, to=TensorProto.FLOAT)
-        some = graph.add("ReduceMax", ones, graph.constant([1], np.int64), keepdims=1)
-        is_refused = graph.add("Greater", some, graph.constant(0.5, np.float32))
+        largest = graph.add("ReduceMax", ones, graph.constant([1], np.int64), keepdims=1)
+        is_refused = graph.add("Greater", largest, graph.constant(0.5, np.float32))
         nan = graph.constant(np.nan, np.float32)
         where = helper.make_node("Where", [is_refused, nan, "scores of the rows"], ["scores"], name="refused")
         nodes = [*before, *own, *graph.nodes, where]

@@ -52,10 +52,10 @@ def _is_as_shipped(chosen: ModelParams) -> bool:
 
 def outlined_facts(outline: LinearOutline, info: DatasetInfo, *, bfloat16: bool) -> PlanningFacts:
     """The facts for planning of the model of an outline, for this data."""
-    inputs, one = None, float(outline.has_bias)
+    inputs, constant = None, float(outline.has_bias)
     if info.feature_norms is not None:
         l1, l2 = info.feature_norms
-        inputs = Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=outline.outputs)
+        inputs = Inputs(l1 + constant, math.hypot(l2, constant), width=1.0, outputs=outline.outputs)
     return PlanningFacts(
         records=info.records,
         parameters=outline.parameter_count,

@@ -139,7 +139,9 @@ def _predict_batch(
     if isinstance(target, Number):
         return _of_numbers(names, target.in_units(scores[:, 0].double().numpy()))
     if isinstance(target, Labels):
-        labels = tuple(";".join(itertools.compress(target.labels, one)) for one in (scores > 0).tolist())
+        labels = tuple(
+            ";".join(itertools.compress(target.labels, is_positive)) for is_positive in (scores > 0).tolist()
+        )
         return Predictions(names, labels, scores.double().sigmoid().numpy(), True)
     is_probability = model.facts.model not in MARGINS
     shown = scores.double().softmax(-1) if is_probability else scores.double()

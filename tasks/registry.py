@@ -114,7 +114,7 @@ def _privacy_loss(card: PrivacyCard) -> dict[str, object]:
     change = {"ADD_OR_REMOVE_ONE": "adding or removing", "REPLACE_ONE": "replacing"}[setting.adjacency]
     return {
         "privacy_unit": setting.unit,
-        "privacy_unit_details": f"Neighbouring sets differ by {change} {words.one(card)}."
+        "privacy_unit_details": f"Neighbouring sets differ by {change} {words.unit_in_words(card)}."
         f" {words.protection_sentence(card)}",
         "privacy_parameters": {"epsilon": card.cost, "delta": setting.delta},
         "privacy_parameters_details": f"By the accountant {accounting.accountant} of {accounting.library}"

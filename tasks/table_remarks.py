@@ -81,10 +81,12 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
     label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
     if isinstance(reader, Table):
         wanted = [
-            one.name for one in reader.columns if isinstance(one, Numeric | Binned | Categorical | Label)
+            column.name
+            for column in reader.columns
+            if isinstance(column, Numeric | Binned | Categorical | Label)
         ]
     else:
-        wanted = [one.name for one in reader.label_columns]
+        wanted = [column.name for column in reader.label_columns]
     for table in tables("train", file, reader, card.label_type):
         rows += table.num_rows
         times = Counter(table.column_names)
@@ -151,7 +153,7 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
         spellings = [text for texts in spellings_of.values() for text in texts]
         others = {value: _respelled_name(value, spellings_of) for value in _unknown(values, spellings)}
         wanted = {
-            name: [one for one in values if one in texts or others.get(one) == name]
+            name: [value for value in values if value in texts or others.get(value) == name]
             for name, texts in spellings_of.items()
         }
         if any(name is not None for name in others.values()):
@@ -269,7 +271,7 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
             count = _fields(text, declared, declared.separator)
             wanted = count if wanted is None else wanted
             if count != wanted:
-                others = [one for one in SEPARATORS if _fields(text, declared, one) == wanted]
+                others = [mark for mark in SEPARATORS if _fields(text, declared, mark) == wanted]
                 why = "put texts that contain it in quotes"
                 if others:
                     why = f"it has {wanted} by {others[0]!r}, which `separator` under `reader` in the card may name"

@@ -321,12 +321,14 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
     return checks
 
 
-def _same_question(one: Answer, other: Answer) -> bool:
-    if isinstance(one.bound, Affine) and isinstance(other.bound, Affine):
-        same = (one.bound.shift == other.bound.shift).all() and (one.bound.scale == other.bound.scale).all()
-        return bool(same) and one.noise == other.noise
+def _same_question(first: Answer, other: Answer) -> bool:
+    if isinstance(first.bound, Affine) and isinstance(other.bound, Affine):
+        same = (first.bound.shift == other.bound.shift).all() and (
+            first.bound.scale == other.bound.scale
+        ).all()
+        return bool(same) and first.noise == other.noise
     return bool(
-        (one.kind, one.sampling, one.bound, one.noise)
+        (first.kind, first.sampling, first.bound, first.noise)
         == (other.kind, other.sampling, other.bound, other.noise)
     )
 
@@ -395,9 +397,9 @@ def dependence(name: str, rows: Sequence[Array], detail: str) -> AuditCheck:
         The largest correlation. Its chance is that of any pair, by a bound on the sum of all (Bonferroni).
     """
     strongest, pairs = 0.0, list(combinations(range(len(rows)), 2))
-    for one, other in pairs:
-        products = (rows[one] - rows[one].mean()) * (rows[other] - rows[other].mean())
-        spread = float(rows[one].std() * rows[other].std())
+    for first, other in pairs:
+        products = (rows[first] - rows[first].mean()) * (rows[other] - rows[other].mean())
+        spread = float(rows[first].std() * rows[other].std())
         if spread > 0:
             strongest = max(strongest, float(products.mean()) / spread, key=abs)
     inside = max(-1 + 1e-15, min(1 - 1e-15, strongest))

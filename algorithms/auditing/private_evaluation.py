@@ -129,10 +129,10 @@ def audit_evaluation_release(*, draws: int, seed: int) -> list[MechanismAudit]:
         ("two classes", histogram_for(BINARY, 2)),
         ("a number", histogram_for("number", 1)),
     ):
-        found = audit_evaluation(spec, draws=draws, seed=seed)
-        failed = ", ".join(check.name for check in found.checks if check.is_violated)
-        attack = replace(found.attack, is_violated=found.is_violated, detail=failed or found.attack.detail)
-        rows.append(MechanismAudit(f"histogram of held-out records, {name}", found.claimed, attack))
+        result = audit_evaluation(spec, draws=draws, seed=seed)
+        failed = ", ".join(check.name for check in result.checks if check.is_violated)
+        attack = replace(result.attack, is_violated=result.is_violated, detail=failed or result.attack.detail)
+        rows.append(MechanismAudit(f"histogram of held-out records, {name}", result.claimed, attack))
     return rows
 
 

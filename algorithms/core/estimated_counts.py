@@ -39,12 +39,12 @@ def estimated_counts(counts: Tensor, noise: float) -> Tensor:
     classes = len(counts)
     mean = float(counts.sum().clamp(min=noise * math.sqrt(classes))) / classes
     apart = float((counts - mean).square().sum())
-    kept = 1.0 if classes <= 3 else max(0.0, 1.0 - (classes - 3) * noise**2 / max(apart, noise**2))
-    left = noise * math.sqrt(max(kept, 0.05))
-    place = (mean + kept * (counts - mean)) / left - left / mean
+    share = 1.0 if classes <= 3 else max(0.0, 1.0 - (classes - 3) * noise**2 / max(apart, noise**2))
+    left = noise * math.sqrt(max(share, 0.05))
+    centre = (mean + share * (counts - mean)) / left - left / mean
     # The mean of a normal law cut off at 0 is its own plus density over distribution function, both at its place.
-    above = math.sqrt(2.0 / math.pi) / torch.special.erfcx(-place / math.sqrt(2.0))
-    estimated: Tensor = left * (place + above).clamp(min=_LEAST)
+    above = math.sqrt(2.0 / math.pi) / torch.special.erfcx(-centre / math.sqrt(2.0))
+    estimated: Tensor = left * (centre + above).clamp(min=_LEAST)
     if classes <= 3:
         return estimated
     by_their_law = noise * _means_by_their_law(counts.double().cpu() / noise, mean / noise)

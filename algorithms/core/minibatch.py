@@ -104,10 +104,10 @@ def batches(facts: PlanningFacts, *, expected_batch_size: int | None, sampling_r
 def noisy_count(barrier: Barrier, noise_multiplier: float) -> float:
     """Release the number of records as `count_release` says."""
 
-    def one(_features: Tensor, label: Tensor) -> Tensor:
+    def presence(_features: Tensor, label: Tensor) -> Tensor:
         return torch.ones(1, device=label.device)
 
-    return float(barrier.total(one, bound=L2(1.0), noise=Gaussian(noise_multiplier)))
+    return float(barrier.total(presence, bound=L2(1.0), noise=Gaussian(noise_multiplier)))
 
 
 def expected_batch(barrier: Barrier, plan: Plan) -> float:
@@ -142,8 +142,10 @@ def _steps_on(turns: Sequence[tuple[Sampling, int]], clipping: Clipping) -> Rele
 
     def releases(noise_multiplier: float) -> Repeated:
         noise = Gaussian(noise_multiplier)
-        one = {key: gradient_release(some, clipping, noise, 1.0) for key, some in samplings.items()}
-        return [(one[id(sampling)], count) for sampling, count in turns]
+        release_of = {
+            key: gradient_release(sampling, clipping, noise, 1.0) for key, sampling in samplings.items()
+        }
+        return [(release_of[id(sampling)], count) for sampling, count in turns]
 
     return releases
 

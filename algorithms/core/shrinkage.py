@@ -272,10 +272,10 @@ class ShrunkState(DPSGDState):
         released = barrier.loss_gain(self.start, trained, bound=bound, noise=noise) / noise.scale(bound)
         chance = None if moves is None else self._chance(shrinkage, records, moves)
         gain = released if chance is None else released - chance.flattery
-        kept = kept_share(gain, None if chance is None else chance.cost)
-        shrunk = trained if kept == 1.0 else self.start + kept * (trained - self.start)
+        share = kept_share(gain, None if chance is None else chance.cost)
+        shrunk = trained if share == 1.0 else self.start + share * (trained - self.start)
         moved = replace(self.optimizer_state, parameters=shrunk.clone(), average=shrunk.clone())
-        stated = {"gain": torch.full_like(self.gain, gain), "kept": torch.full_like(self.kept, kept)}
+        stated = {"gain": torch.full_like(self.gain, gain), "kept": torch.full_like(self.kept, share)}
         return replace(self, optimizer_state=moved, **stated)
 
     def _chance(self, shrinkage: Shrinkage, records: float, moves: Moves) -> Chance:
@@ -285,7 +285,7 @@ class ShrunkState(DPSGDState):
         if counts is not None:
             shape = counts.shape(self.start[counts.intercepts.indices] * counts.intercepts.weight)
         noise = shrinkage.gain_noise * shrinkage.bound
-        return Chance(*(one * records / noise for one in chance_of(shape, moves, records)))
+        return Chance(*(number * records / noise for number in chance_of(shape, moves, records)))
 
     @property
     def facts(self) -> dict[str, float]:

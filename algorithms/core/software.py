@@ -115,7 +115,7 @@ def _source_files(root: Path, names: Sequence[str]) -> Iterator[Path]:
         if path.is_file():
             yield path
         else:
-            yield from sorted(one for one in path.rglob("*") if one.suffix in _SOURCE and one.is_file())
+            yield from sorted(file for file in path.rglob("*") if file.suffix in _SOURCE and file.is_file())
 
 
 def software_facts(root: Path, software: Software) -> SoftwareFacts:

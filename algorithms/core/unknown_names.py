@@ -46,7 +46,7 @@ class UnknownNameError(RefusedError, TypeError):
 
 
 def check_names(
-    given: Iterable[str], allowed: Iterable[str], *, what: str, kind: str, written: Mapping[str, str]
+    names: Iterable[str], allowed: Iterable[str], *, what: str, kind: str, written: Mapping[str, str]
 ) -> None:
     """Raises UnknownNameError for a name that is not allowed.
 
@@ -61,28 +61,28 @@ def check_names(
         update=OptimizerConfig(learning_rate=...); its settings are steps, update.
     """
     allowed = list(allowed)
-    for name in given:
+    for name in names:
         if name in allowed:
             continue
-        every = {one: one for one in (*written, *allowed)} | dict(written)
+        every = dict(written) | {other: other for other in allowed if other not in written}
         meant = _MEANT.get(name, name)
         close = [meant] if meant in every else get_close_matches(name, every, 1, cutoff=0.7)
         perhaps = "".join(
-            f", perhaps {every[one]}{_OF_EPOCHS if name.endswith('epochs') else ''}" for one in close
+            f", perhaps {every[match]}{_OF_EPOCHS if name.endswith('epochs') else ''}" for match in close
         )
         raise UnknownNameError(
             f"{what} has no {kind} {name!r}{perhaps}; its {kind}s are {', '.join(allowed)}."
         )
 
 
-def check_settings(kind: type[Any], given: Iterable[str]) -> None:
+def check_settings(kind: type[Any], names: Iterable[str]) -> None:
     """Raises UnknownNameError for a setting that a class of settings does not have."""
     if is_dataclass(kind):
-        given, allowed = list(given), [setting.name for setting in fields(kind)]
-        if set(given) <= set(allowed):  # as nearly always, and the types below take long to find
+        names, allowed = list(names), [setting.name for setting in fields(kind)]
+        if set(names) <= set(allowed):  # as nearly always, and the types below take long to find
             return
         written = {"epsilon": "epsilon of fit, for which the noise is found"} | written_settings(kind)
-        check_names(given, allowed, what=kind.__name__, kind="setting", written=written)
+        check_names(names, allowed, what=kind.__name__, kind="setting", written=written)
 
 
 def written_settings(kind: type[Any], form: str = "{}") -> dict[str, str]:

@@ -65,8 +65,8 @@ def check_alone(encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_ow
     others, blank = _made_up(encoder, size, shape, seed=1), np.zeros_like(company)
     if encoder.takes == "texts":
         blank[:] = ""
-    for some in (others, blank):
-        some[places] = company[places]
+    for batch in (others, blank):
+        batch[places] = company[places]
     moved = np.roll(company, 1, axis=0)
     usual, in_others, alone, again, at_next = map(encode, (company, others, blank, company, moved))
     _check_form(encoder, usual, size)

@@ -292,12 +292,12 @@ def _encode(
         parts = []
         with torch.inference_mode():
             for start in range(0, len(images), batch):
-                some = torch.from_numpy(np.ascontiguousarray(images[start : start + batch])).to(device)
-                full = functional.pad(some, (0, 0, 0, 0, 0, 0, 0, batch - len(some)))
+                portion = torch.from_numpy(np.ascontiguousarray(images[start : start + batch])).to(device)
+                full = functional.pad(portion, (0, 0, 0, 0, 0, 0, 0, batch - len(portion)))
                 features_of_batch = features(full)
                 if settings.mirror:
                     features_of_batch = (features_of_batch + features(full.flip(-1))) / 2
-                parts.append(features_of_batch[: len(some)].float().cpu().numpy())
+                parts.append(features_of_batch[: len(portion)].float().cpu().numpy())
         return np.concatenate(parts)
 
     return encode

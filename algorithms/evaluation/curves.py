@@ -157,9 +157,9 @@ def calibration_error_of(released: ReleasedHistogram) -> Outcome:
     shares, squares = sizes / sizes.sum(), means * means
     between = float(shares @ np.square(squares - shares @ squares)) / sizes.sum()
     error = root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between, cells.z)
-    place = 0.0 if released.spec.kind == BINARY else math.sqrt(shares[-1]) / (2 * len(scored.means))
-    high = math.hypot(error.high + place, _HIDDEN_GAP * math.sqrt(hidden))
-    return Estimate(error.value, max(error.low - place, 0.0), high)
+    moved = 0.0 if released.spec.kind == BINARY else math.sqrt(shares[-1]) / (2 * len(scored.means))
+    high = math.hypot(error.high + moved, _HIDDEN_GAP * math.sqrt(hidden))
+    return Estimate(error.value, max(error.low - moved, 0.0), high)
 
 
 @dataclass(frozen=True)

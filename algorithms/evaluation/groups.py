@@ -68,9 +68,9 @@ def group_differences(groups: tuple[GroupMetrics, ...]) -> tuple[GroupDifference
             first.name,
             second.name,
             {
-                name: difference(one, other)
-                for name, one in first.metrics.items()
-                if one is not None and (other := second.metrics[name]) is not None
+                name: difference(estimate, other)
+                for name, estimate in first.metrics.items()
+                if estimate is not None and (other := second.metrics[name]) is not None
             },
         )
         for first, second in combinations(groups, 2)

@@ -118,7 +118,7 @@ def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> D
         return cells.total(change) + math.sqrt(cells.noise(change, change))
 
     cut = min(range(1, bins), key=excess)
-    always = min((0, bins), key=lambda one: cells.total(_mistakes(bins, one, costs)))
+    always = min((0, bins), key=lambda threshold: cells.total(_mistakes(bins, threshold, costs)))
     return Decision(threshold_at(cells, cut), _cost(cells, cut, costs), _cost(cells, always, costs))
 
 

@@ -158,7 +158,7 @@ def _among_others(
     rows = torch.arange(len(records.labels))
     turn = (rows + shift) % 4
     origins = torch.where(turn == 2, (rows + 1 + len(rows) // 2) % len(rows), position)
-    mixed, foreign = records.some(origins.to(records.labels.device)), rows[turn == 1]
+    mixed, foreign = records.take(origins.to(records.labels.device)), rows[turn == 1]
     for index, kind in enumerate(kinds):
         mixed = kind.among(mixed, foreign[index :: len(kinds)].to(records.labels.device))
     return mixed, torch.where(turn == 1, -1, origins)

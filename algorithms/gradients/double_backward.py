@@ -30,8 +30,8 @@ class Backward:
     def __call__(self, grad_outputs: tuple[Tensor, ...], leaves: list[Any]) -> tuple[Tensor, ...]:
         def of_values(*values: Tensor) -> tuple[Tensor, ...]:
             chosen = dict(zip(self._places, values, strict=True))
-            some = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
-            args, kwargs = tree_unflatten(some, self._structure)
+            every_leaf = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
+            args, kwargs = tree_unflatten(every_leaf, self._structure)
             return tuple(_differentiable(self._func(*args, **kwargs)))
 
         with torch._C.DisableTorchFunction():

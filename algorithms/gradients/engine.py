@@ -206,7 +206,7 @@ class Engine:
             self.physical_batch = self._size_that_fills(size, physical_batch, largest)
         self._log()
         if offload or shards is not None:
-            self._place(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
+            self._distribute(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
         with refuse_failures(model, form), without_shortcuts():
             self._find_invariant_size(largest, device)
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
@@ -374,8 +374,8 @@ class Engine:
             ]
             return PassValues(losses, evaluated, norms, [_digest(part.take(index)) for part, index in chosen])
 
-        def loss_alone(one: SyntheticBatch) -> Tensor:
-            records = one.inputs.to(device), one.labels.to(device)
+        def loss_alone(single: SyntheticBatch) -> Tensor:
+            records = single.inputs.to(device), single.labels.to(device)
             if passes.shards is not None:
                 return self.contributions(point, *records).losses
             return passes.losses(point.to(device), *records)
@@ -412,7 +412,7 @@ class Engine:
             self.passes, inspection.form, (_INSPECTED, size), is_quick=is_quick
         )
 
-    def _place(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
+    def _distribute(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
         wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
         words = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
@@ -609,8 +609,8 @@ class Engine:
             if self.shards is None:
                 return self.passes.contributions(parameters, parameters.new_zeros(0), {})
             # A pass over a made-up record, so that other processes can gather weights for theirs.
-            some, label = (part.to(inputs.device) for part in self.made_up_record())
-            return self.contributions(parameters, some, label).first(0)
+            made_up, label = (part.to(inputs.device) for part in self.made_up_record())
+            return self.contributions(parameters, made_up, label).first(0)
         count = len(labels)
         size = self._size_of_pass(count, clipping)
         padded = pad_to_multiple(inputs, size), pad_to_multiple(labels, size)
@@ -653,8 +653,8 @@ class Engine:
             Shape [], float64.
         """
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-        for some, their in self._batches(inputs, labels) if len(labels) else []:
-            losses = self._losses(parameters, some, their).double()
+        for their_inputs, their in self._batches(inputs, labels) if len(labels) else []:
+            losses = self._losses(parameters, their_inputs, their).double()
             clipped = torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound)
             total += clipped.sum().to(total.device)
         return total
@@ -668,8 +668,10 @@ class Engine:
         of two infinite losses, counts as zero. Returns shape [], float64.
         """
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
-        for some, their in self._batches(inputs, labels) if len(labels) else []:
-            before, after = (self._losses(point, some, their).double() for point in (start, parameters))
+        for their_inputs, their in self._batches(inputs, labels) if len(labels) else []:
+            before, after = (
+                self._losses(point, their_inputs, their).double() for point in (start, parameters)
+            )
             gains = torch.nan_to_num(before - after, nan=0.0, posinf=bound, neginf=-bound)
             total += gains.clamp(-bound, bound).sum().to(total.device)
         return total
@@ -681,8 +683,8 @@ class Engine:
         """
         losses = self._losses_together(parameters, inputs, labels)
         if self.passes.model.precision == torch.bfloat16:
-            for one in torch.nonzero(~torch.isfinite(losses))[:, 0].tolist():
-                own = slice(one, one + 1)
+            for index in torch.nonzero(~torch.isfinite(losses))[:, 0].tolist():
+                own = slice(index, index + 1)
                 losses[own] = self._losses_together(parameters, inputs[own], labels[own])
         return losses
 
@@ -717,8 +719,8 @@ class Engine:
         again = torch.nonzero(~finite)[:, 0].tolist()
         inputs, labels = records
         for number in range(len(again) if self.shards is None else self.shards.max_count(len(again))):
-            one = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
-            self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total, None)
+            row = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
+            self._add(self.contributions(parameters, inputs[row], labels[row]), clipping, total, None)
 
     @property
     def _add(self) -> Callable[[PerExampleGradients, Clipping, Tensor, Tensor | None], None]:

@@ -153,11 +153,11 @@ class Use(NamedTuple):
 
     edge: GradientEdge
     gradients: Callable[[GradOutputs], Gradients]
-    kept: tuple[tuple[Tensor, int], ...]
+    versions: tuple[tuple[Tensor, int], ...]
 
     def check(self) -> None:
         """Raises UnrecordedError if an input was overwritten after it was used."""
-        if any(tensor._version != version for tensor, version in self.kept):
+        if any(tensor._version != version for tensor, version in self.versions):
             raise UnrecordedError("an input of a layer is overwritten in place after the layer used it")
 
 

@@ -200,8 +200,8 @@ def check_many_apart(probe: ModelProbe, *, alone: bool, count: int = MANY) -> No
 def crowd(probe: ModelProbe) -> SyntheticBatch:
     """A large record, and twice the second of `draw(2, 0)`, which fills experts of limited capacity."""
     large = probe.draw(1, 4).times(_LARGE)
-    one = probe.draw(2, 0).some([1, 1, 1])
-    return large.among(one, 0)
+    copies = probe.draw(2, 0).take([1, 1, 1])
+    return large.among(copies, 0)
 
 
 def check_apart_briefly(
@@ -560,7 +560,7 @@ def _pickle_attributes(name: str, attributes: Mapping[str, object]) -> dict[str,
 
 
 def _first_that_differs(
-    probe: ModelProbe, sample: SyntheticBatch, one: int, changed: SyntheticBatch, other: int
+    probe: ModelProbe, sample: SyntheticBatch, index: int, changed: SyntheticBatch, other: int
 ) -> str | None:
     """The first layer, or the model itself, whose output for a record differs between two batches and positions.
 
@@ -568,10 +568,10 @@ def _first_that_differs(
     """
 
     def differs(a: Tensor, b: Tensor) -> bool:
-        is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
-        return bool(is_by_record) and not probe.close(a[one], b[other])
+        is_by_record = a.dim() and len(a) > index and len(b) > other and a.shape[1:] == b.shape[1:]
+        return bool(is_by_record) and not probe.close(a[index], b[other])
 
-    first, second = (_values_by_module(probe, some) for some in (sample, changed))
+    first, second = (_values_by_module(probe, batch) for batch in (sample, changed))
     for name in (name for name in first if name in second):
         (*inputs, output), (*other_inputs, other_output) = first[name], second[name]
         if differs(output, other_output) and not any(map(differs, inputs, other_inputs)):

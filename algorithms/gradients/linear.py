@@ -391,7 +391,7 @@ class LinearRecords:
         # [k o, p + 1] times [p + 1, product]: the features' last row is ones, by which the biases are multiplied.
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
         joined = torch.cat(columns, dim=1)
-        products = [joined @ some for some in torch.split(features, self._product, dim=1)]
+        products = [joined @ columns for columns in torch.split(features, self._product, dim=1)]
         return torch.cat(products, dim=1).view(count, outputs, -1).transpose(1, 2)
 
     def _multiply_features(self, grad_outputs: Tensor) -> Tensor:

@@ -381,7 +381,7 @@ def combine(parts: list[PerExample]) -> PerExample:
     if all(isinstance(part, SlicedGrad) for part in parts):
         slices = _by_slice(parts)  # type: ignore[arg-type]
         if _are_disjoint(slices):
-            return SlicedGrad({span: combine(some) for span, some in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
+            return SlicedGrad({span: combine(of) for span, of in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
     return DenseGrad(torch.stack([part.rows for part in parts]).sum(dim=0))
 
 

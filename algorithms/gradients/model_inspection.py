@@ -669,9 +669,9 @@ def _layers_to_fall_back(error: UnrecordedError, passes: Passes) -> tuple[str, .
     alike = (other for other, layer in module.named_modules() if type(layer) is kind)
     opaque_layers |= {name} if kind.__module__.startswith("torch.") else {*alike}
     return tuple(
-        one
-        for one in sorted(opaque_layers)
-        if not any(one.startswith(f"{other}.") for other in opaque_layers)
+        layer_name
+        for layer_name in sorted(opaque_layers)
+        if not any(layer_name.startswith(f"{other}.") for other in opaque_layers)
     )
 
 
@@ -753,11 +753,11 @@ def _resolve_branches(
     return None, first
 
 
-def _has_no_branch_again(probe: ModelProbe, one: SyntheticBatch) -> bool:
+def _has_no_branch_again(probe: ModelProbe, single: SyntheticBatch) -> bool:
     """Whether no layer that runs again in the backward pass meets a branch, which it would take by all records."""
     try:
         with still(probe.passes.model.module):
-            probe.passes.gradients(probe.parameters, one.inputs, one.labels)
+            probe.passes.gradients(probe.parameters, single.inputs, single.labels)
     except UnrecordedError:
         return False
     return True
@@ -846,7 +846,7 @@ def _record_finite(
                 "gradients that are not finite, such as those of a loss beyond its targets' bounds, which"
                 " targets.clamp(low, high) in the loss would keep"
             )
-        sample = sample.some(finite)
+        sample = sample.take(finite)
         gradients = record(sample)
     return sample, gradients
 

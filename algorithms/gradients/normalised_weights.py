@@ -104,8 +104,8 @@ class NormalisedGrad(FromRows):
     @cached_property
     def rows(self) -> Tensor:
         rows = torch.empty_like(self.of.rows)
-        for some, into in slices(2 * rows.shape[1], self.of.rows, rows):
-            into.copy_(self.map.apply(some.double()))
+        for portion, into in slices(2 * rows.shape[1], self.of.rows, rows):
+            into.copy_(self.map.apply(portion.double()))
         return rows
 
     @cached_property
@@ -250,10 +250,10 @@ def _candidate(
     rows, width = part.grad_rows, end.numel() // part.grad_rows
     if end.dtype not in _TOLERANCE or rows * width != end.numel() or width < 2:
         return None
-    found = [names[id(leaf)] for leaf in _leaves_of(end) if id(leaf) in names]
-    weights = [name for name in found if starts[name].numel() == end.numel()]
-    factors = tuple(name for name in found if starts[name].numel() == rows)
-    if len(weights) != 1 or len(factors) + 1 < len(found):
+    of_graph = [names[id(leaf)] for leaf in _leaves_of(end) if id(leaf) in names]
+    weights = [name for name in of_graph if starts[name].numel() == end.numel()]
+    factors = tuple(name for name in of_graph if starts[name].numel() == rows)
+    if len(weights) != 1 or len(factors) + 1 < len(of_graph):
         return None
     return _Candidate(part, end, weights[0], factors)
 
@@ -299,8 +299,8 @@ def _pull_back(
     inputs = [starts[name] for name in names]
 
     def back(vectors: Sequence[Tensor]) -> dict[str, Tensor]:
-        given = [vector.view(end.shape) for vector, end in zip(vectors, ends, strict=True)]
-        images = torch.autograd.grad(ends, inputs, given, retain_graph=True, materialize_grads=True)
+        shaped = [vector.view(end.shape) for vector, end in zip(vectors, ends, strict=True)]
+        images = torch.autograd.grad(ends, inputs, shaped, retain_graph=True, materialize_grads=True)
         return dict(zip(names, images, strict=True))
 
     directions = [_direction_of(starts[each.weight].detach().double().reshape(each.shape)) for each in group]
@@ -349,11 +349,11 @@ def _row_maps(
     """
     counts, parts = [len(direction) for direction in directions], []
     for direction, other, of_map in zip(along, across, images, strict=True):
-        found = torch.stack([*of_map])
-        ones = found[:2].sum(dim=2).div_(math.sqrt(direction.shape[1]))
-        stretch, lengths = _dot(found[2], other), torch.linalg.vector_norm(found, dim=2)
+        stacked = torch.stack([*of_map])
+        ones = stacked[:2].sum(dim=2).div_(math.sqrt(direction.shape[1]))
+        stretch, lengths = _dot(stacked[2], other), torch.linalg.vector_norm(stacked, dim=2)
         parts.append(
-            torch.cat([ones, _dot(found[:2], direction), stretch[None], lengths, _length(other)[None]])
+            torch.cat([ones, _dot(stacked[:2], direction), stretch[None], lengths, _length(other)[None]])
         )
     # Of all rows of all maps, [9, rows]; `plane` has components along 1, then along the direction, of both images.
     numbers = torch.cat(parts, dim=1).double()

@@ -228,9 +228,13 @@ class MemoryTracer(TracerMode):
 
 def _written_arguments(func: Any, args: Args, kwargs: Kwargs) -> list[Any]:
     """The arguments that an operation writes into, by its schema."""
-    by_name = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
-    names = (one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write)
-    return [by_name.get(name) for name in names]
+    by_name = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    written = (
+        argument.name
+        for argument in func._schema.arguments
+        if argument.alias_info and argument.alias_info.is_write
+    )
+    return [by_name.get(name) for name in written]
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
@@ -406,9 +410,9 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
         return False
     there = pairs[: few.turned]
     return (
-        all(_are_multiples(some.outputs, more.outputs, records) for some, more in pairs)
-        and all(some.unknown == more.unknown for some, more in pairs)
-        and not any(mixes(some, more) for some, more in there)
+        all(_are_multiples(fewer.outputs, more.outputs, records) for fewer, more in pairs)
+        and all(fewer.unknown == more.unknown for fewer, more in pairs)
+        and not any(mixes(fewer, more) for fewer, more in there)
     )
 
 

@@ -177,9 +177,9 @@ def _takes(module: nn.Module, names: Sequence[str]) -> bool:
         signature.bind(**dict.fromkeys(names))
     except TypeError:
         required = [
-            one
-            for one in signature.parameters.values()
-            if one.default is one.empty and one.kind < one.VAR_POSITIONAL
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty and parameter.kind < parameter.VAR_POSITIONAL
         ]
         return len(required) != 1
     return True

@@ -118,8 +118,8 @@ def _in_64_bits(
         return
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
     parts = (torch.split(part, size) for part in (inputs, grad_outputs, weights))
-    for some, their, each in zip(*parts, strict=True):
-        yield seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each
+    for their_inputs, their, each in zip(*parts, strict=True):
+        yield seen[: len(each)].copy_(their_inputs), back[: len(each)].copy_(their), each
 
 
 @lru_cache
@@ -135,8 +135,10 @@ def product_in_64_bits(features: Tensor, grad_outputs: Tensor) -> Tensor:
     """features @ grad_outputs, [p, n], [n, o] -> [p, o], float64, for the reason given in `add_weighted_products`."""
     total = torch.zeros(len(features), grad_outputs.shape[1], dtype=torch.float64, device=grad_outputs.device)
     size = slice_of(len(features), grad_outputs.device)
-    for some, their in zip(torch.split(features, size, dim=1), torch.split(grad_outputs, size), strict=True):
-        total.addmm_(some.double(), their.double())
+    for columns, their in zip(
+        torch.split(features, size, dim=1), torch.split(grad_outputs, size), strict=True
+    ):
+        total.addmm_(columns.double(), their.double())
     return total
 
 
@@ -147,15 +149,15 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
         total.addmv_(rows.double().T, weights)
         return
     # A few columns of all records at a time, each of which takes 2 n numbers of 32 bits.
-    for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
-        into.addmv_(some.double().T, weights)
+    for columns, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
+        into.addmv_(columns.double().T, weights)
 
 
 def square_norms_of_single(
     form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, grad_outputs: Tensor
 ) -> Tensor:
     """Squared L2 norms [batch], float64, of the gradients that `form` computes for one record at a time."""
-    return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, grad_outputs)])
+    return torch.cat([square_norms(form(*record).view(1, -1)) for record in _singly(inputs, grad_outputs)])
 
 
 def add_single(
@@ -166,8 +168,8 @@ def add_single(
     total: Tensor,
 ) -> None:
     """Add the weighted sum of the gradients of `square_norms_of_single` to a total [numbers], float64."""
-    for one, weight in zip(_singly(inputs, grad_outputs), weights.tolist(), strict=True):
-        total.add_(form(*one).view_as(total), alpha=weight)
+    for record, weight in zip(_singly(inputs, grad_outputs), weights.tolist(), strict=True):
+        total.add_(form(*record).view_as(total), alpha=weight)
 
 
 def _singly(inputs: Tensor, grad_outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -202,9 +204,9 @@ def add_materialized(
     # The next records overwrite the last ones, which are still in the cache.
     rows = wide(grad_outputs).new_empty(size, len(total))
     wider = torch.empty_like(rows, dtype=torch.float64) if rows.numel() <= _IN_CACHE else None
-    for some, their, each in slices(numbers, inputs, grad_outputs, weights):
+    for their_inputs, their, each in slices(numbers, inputs, grad_outputs, weights):
         part = rows[: len(each)]
-        write(some, their, part)
+        write(their_inputs, their, part)
         if wider is None:
             add_rows(part, each, total)
         else:
@@ -253,8 +255,8 @@ def row_products(rows: Tensor, directions: Tensor) -> RowProducts:
     values, scaled = torch.empty(
         2, min(size, len(rows)), *directions.shape, dtype=torch.float64, device=rows.device
     )
-    for some in torch.split(rows, size):
-        wider, products = values[: len(some)].copy_(some), scaled[: len(some)]
+    for portion in torch.split(rows, size):
+        wider, products = values[: len(portion)].copy_(portion), scaled[: len(portion)]
         along = torch.mul(wider, directions, out=products).sum(dim=2)
         squares = torch.linalg.vector_norm(wider, dim=2).square_()
         parts.append(torch.stack([wider.sum(dim=2) / root, along, squares]))
@@ -340,7 +342,10 @@ def _distances(
     if inputs.shape[1] > grad_outputs.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, grad_outputs, weights, moved = grad_outputs, inputs, weights.T, moved.T
     pairs = slices(2 * sum(shape), inputs, grad_outputs)
-    parts = [_expand_squares(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
+    parts = [
+        _expand_squares(their_inputs.to(dtype), their.to(dtype), weights, moved)
+        for their_inputs, their in pairs
+    ]
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # Each product may underflow; it has at most four factors of these sizes.
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
@@ -567,7 +572,7 @@ class LinearGrad(RowGrad):
             )
         numbers = 2 * self.length * (self.length + sum(directions.shape))
         parts = slices(numbers, self.inputs, self.grad_outputs)
-        each = [row_products_of_factors(some, their, directions) for some, their in parts]
+        each = [row_products_of_factors(their_inputs, their, directions) for their_inputs, their in parts]
         squares, along = (torch.cat(part, dim=-2) for part in zip(*each, strict=True))
         slack = row_slack(square_norms(self.inputs), self.grad_outputs, self.length)
         return RowProducts(squares, along, slack)

@@ -282,15 +282,15 @@ class Passes:
         """The loss of each record, [batch], from a separate pass with the record's own branches."""
         alone = replace(self, pinned_branches=())
         pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
-        return torch.cat([alone.losses(parameters, *one) for one in pairs])
+        return torch.cat([alone.losses(parameters, *pair) for pair in pairs])
 
     def contributions(
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
         """Combine gradients by parameter, without those of no numbers, with the model's layers and positions."""
         slices = self.model.slices
-        some = {name: part for name, part in gradients.items() if slices[name].stop > slices[name].start}
-        return PerExampleGradients(losses, some, slices, self.model.layers, wide(parameters).dtype)
+        held = {name: part for name, part in gradients.items() if slices[name].stop > slices[name].start}
+        return PerExampleGradients(losses, held, slices, self.model.layers, wide(parameters).dtype)
 
     def _pinning(self, *, again: bool = False) -> AbstractContextManager[Any]:
         """A context that pins branches. again: for a backward pass, where checkpointed layers have them out of turn."""

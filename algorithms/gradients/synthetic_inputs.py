@@ -136,17 +136,17 @@ class SyntheticBatch:
         inputs[index], labels[index] = self.inputs[index], self.labels[index]
         return replace(self, inputs=inputs, labels=labels)
 
-    def some(self, chosen: Tensor | slice | list[int]) -> "SyntheticBatch":
+    def take(self, chosen: Tensor | slice | list[int]) -> "SyntheticBatch":
         """The records at some positions, given as indices or as a mask."""
         return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
 
     def alone(self, index: int) -> "SyntheticBatch":
         """One record alone."""
-        return self.some(slice(index, index + 1))
+        return self.take(slice(index, index + 1))
 
     def repeat_record(self, index: int) -> "SyntheticBatch":
         """The same number of records, all equal to the one at a position."""
-        return self.some([index] * len(self.labels))
+        return self.take([index] * len(self.labels))
 
     def shorten(self) -> "SyntheticBatch":
         """The same series, cut in turn to a third, two thirds or all of their length; the rest is zero.
@@ -186,8 +186,8 @@ def near_start(model: PerExampleModel) -> Tensor:
     for span in model.slices.values():
         part = moved[span]
         size = float(torch.linalg.vector_norm(part)) / max(1, len(part)) ** 0.5 or 0.1
-        for some in torch.split(part, len(draw)):
-            some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
+        for portion in torch.split(part, len(draw)):
+            portion.add_(draw[: len(portion)].to(part), alpha=0.1 * size)
     return moved
 
 
@@ -205,10 +205,10 @@ def form_of(passes: Passes, parameters: Tensor, least: InputSpec, count: int) ->
             if least.packing is None
             else sorted({*tables, *_lengths(least.packing, index)}, reverse=True)
         )
-        for some in (_with_entries(form, entries, paddings, index) for entries in ends):
-            accepted = _outputs_if_accepted(passes, parameters, some, count)
+        for candidate in (_with_entries(form, entries, paddings, index) for entries in ends):
+            accepted = _outputs_if_accepted(passes, parameters, candidate, count)
             if accepted is not None:
-                form, outputs = some, accepted
+                form, outputs = candidate, accepted
                 break
     if outputs is None:
         sample = form.draw(count, 0)
@@ -235,7 +235,7 @@ def _losses_with_labels(passes: Passes, outputs: Tensor, form: InputSpec) -> Ten
     labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
     try:
         with torch.no_grad():
-            return torch.cat([passes.model.losses(outputs, some) for some in labels])
+            return torch.cat([passes.model.losses(outputs, of_output) for of_output in labels])
     except Exception:
         return None
 

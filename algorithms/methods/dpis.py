@@ -366,7 +366,7 @@ class DPIS(Strict):
             target,
             noise_setting=setting,
         )
-        spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
+        spent, norm_cost = (float(rdp(schedule, orders=(order,))[0]) for schedule in (before, [(norm, 1)]))
         epoch = replace(epoch, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(
             order, target=target, facts=facts, steps=steps, sampling_rate=rate, method_params=epoch

@@ -220,13 +220,13 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int | 
     if bands == 1:
         return Toeplitz((1.0,))
     lengths = _decay_length(bands, steps), steps
-    some, every = (_summed_noise(update, steps, length, rows=rows) for length in lengths)
+    truncated, every = (_summed_noise(update, steps, length, rows=rows) for length in lengths)
 
     def noise(tail: Tensor) -> Tensor:
         column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
-        inverse, error = _inverse(column, some.length), some
+        inverse, error = _inverse(column, truncated.length), truncated
         # Else the later entries are next to nothing, or grow without end.
-        if some.length < steps and _NOTHING < inverse[-bands:].abs().max() < 1 / _NOTHING:
+        if truncated.length < steps and _NOTHING < inverse[-bands:].abs().max() < 1 / _NOTHING:
             inverse, error = _inverse(column, steps), every
         return torch.log(error(inverse) * column.square().sum())
 
@@ -485,10 +485,12 @@ class CorrelatedPlan:
     def beside_independent(self, asked: Workload, *, own: float, independent: float) -> CorrelatedPlan:
         """The same with the expected gain over independent noise. own, independent: noise multipliers of equal cost."""
         strategies = (self.correlation(), own), (INDEPENDENT, independent)
-        one, other = (multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies)
-        some = np.unique(np.linspace(0, len(asked.after) - 1, _POINTS).round().astype(int))
-        course = [(asked.after[i], math.sqrt(one[i]), math.sqrt(other[i])) for i in some]
-        share = math.sqrt(float(one.mean() / other.mean()))
+        correlated, other = (
+            multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies
+        )
+        steps = np.unique(np.linspace(0, len(asked.after) - 1, _POINTS).round().astype(int))
+        course = [(asked.after[i], math.sqrt(correlated[i]), math.sqrt(other[i])) for i in steps]
+        share = math.sqrt(float(correlated.mean() / other.mean()))
         return replace(self, noise_against_independent=share, course=tuple(course))
 
     def sampling(self, rate: float) -> Cyclic:
@@ -582,7 +584,7 @@ class MatrixFactorisation(SampledMethod):
     def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
         asked, lowest_noise = workload(self.update, self.steps), math.inf
-        some = Workload(_some_rows(asked, None), ())
+        thinned = Workload(_some_rows(asked, None), ())
 
         def noise_needed(correlation: CorrelatedPlan) -> float:
             return calibrated_multiplier(self._releases(correlation, sampled), target, facts, sampled)
@@ -593,7 +595,7 @@ class MatrixFactorisation(SampledMethod):
         for strategy, own_parts in self._candidates(sampled):
             correlation = CorrelatedPlan.of(strategy, self.participation, own_parts)
             there = independent if strategy == INDEPENDENT else noise_needed(correlation)
-            noise = there * math.sqrt(mean_squared_noise(strategy, some))
+            noise = there * math.sqrt(mean_squared_noise(strategy, thinned))
             if noise >= (1 - _WORTH) * lowest_noise:
                 break
             best, own, lowest_noise = correlation, there, noise

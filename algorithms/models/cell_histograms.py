@@ -175,9 +175,11 @@ class HistogramCells(TargetScaling):
     def buffers_from(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
         """counts, table: what follows from noisy counts of all histograms, float64 [cells]."""
         split = [
-            _without_noise(one, noise_std) for one in torch.split(counts.double(), list(self.part_sizes))
+            _without_noise(noisy, noise_std) for noisy in torch.split(counts.double(), list(self.part_sizes))
         ]
-        quantiles = [(one.cumsum(0) - one / 2) / one.sum() for one in (values[:-1] for values in split)]
+        quantiles = [
+            (masses.cumsum(0) - masses / 2) / masses.sum() for masses in (values[:-1] for values in split)
+        ]
         rows = [
             torch.cat(
                 [(quantiles[part] * self._bins).floor().clamp(max=self._bins - 1), torch.tensor([self._bins])]

@@ -60,7 +60,7 @@ def row_chunks(array: NDArray[Any]) -> Iterator[slice]:
 
 def is_finite(array: NDArray[Any]) -> bool:
     """Whether all numbers are finite."""
-    return all(np.isfinite(array[some]).all() for some in row_chunks(array))
+    return all(np.isfinite(array[rows]).all() for rows in row_chunks(array))
 
 
 def as_type(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
@@ -70,8 +70,8 @@ def as_type(array: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     if not is_mapped(array):
         return np.asarray(array, dtype, order="C")
     converted = new_array(array.shape, dtype)
-    for some in row_chunks(array):
-        converted[some] = array[some]
+    for rows in row_chunks(array):
+        converted[rows] = array[rows]
     return converted
 
 
@@ -80,6 +80,6 @@ def take_rows(array: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
     if not is_mapped(array):
         return array[index]
     rows = new_array((*index.shape, *array.shape[1:]), array.dtype)
-    for some in row_chunks(rows):
-        rows[some] = array[index[some]]
+    for chunk in row_chunks(rows):
+        rows[chunk] = array[index[chunk]]
     return rows

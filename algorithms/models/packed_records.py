@@ -36,8 +36,8 @@ def pack(records: Mapping[str, NDArray[Any]], packing: Packing) -> NDArray[Any]:
     arrays = [records[part.name] for part in packing.parts]
     dtypes = [np.float32 if part.is_real else np.int32 for part in packing.parts]
 
-    def join(some: slice) -> NDArray[Any]:
-        values = [np.array(array[some], dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    def join(chunk: slice) -> NDArray[Any]:
+        values = [np.array(array[chunk], dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
         joined: NDArray[Any] = packing.join([torch.from_numpy(part) for part in values]).numpy()
         return joined
 
@@ -45,6 +45,6 @@ def pack(records: Mapping[str, NDArray[Any]], packing: Packing) -> NDArray[Any]:
         return join(slice(None))
     first = join(slice(1))
     rows = new_array((len(arrays[0]), *first.shape[1:]), first.dtype)
-    for some in row_chunks(rows):
-        rows[some] = join(some)
+    for chunk in row_chunks(rows):
+        rows[chunk] = join(chunk)
     return rows

@@ -99,7 +99,7 @@ def records(
 
 
 def _fill(
-    place: NDArray[np.float32], column: Column, table: pa.Table, missing: tuple[str, ...], path: str
+    features: NDArray[np.float32], column: Column, table: pa.Table, missing: tuple[str, ...], path: str
 ) -> None:
     """Write the features of `column`, each in [0, 1], into `place`, which is zero and [n, column.width].
 
@@ -108,19 +108,19 @@ def _fill(
     """
     where = ColumnSource(path, column.name)
     if isinstance(column, Numeric):
-        place[:, 0] = _scale(table[column.name], column, missing, where)
+        features[:, 0] = _scale(table[column.name], column, missing, where)
     elif isinstance(column, Binned):
-        _mark(place, _bins(table[column.name], column, missing, where))
+        _mark(features, _bins(table[column.name], column, missing, where))
     elif isinstance(column, Categorical):
-        _mark(place, positions(table[column.name], column.categories, where))
+        _mark(features, positions(table[column.name], column.categories, where))
     elif isinstance(column, Hashed):
         hashes = hash_cells(table[column.name], column, missing, where)
-        _mark(place, np.where(np.isnan(hashes), column.cells, hashes).astype(np.int64))
+        _mark(features, np.where(np.isnan(hashes), column.cells, hashes).astype(np.int64))
     elif isinstance(column, Timestamp):
         *_, elapsed = moments(table[column.name], column, missing, where)
-        place[:, 0] = np.where(np.isnan(elapsed), 0.5, elapsed)
+        features[:, 0] = np.where(np.isnan(elapsed), 0.5, elapsed)
     elif isinstance(column, Date):
-        place[:, 0] = _days(table, column, missing, path)
+        features[:, 0] = _days(table, column, missing, path)
 
 
 def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: str) -> list[Values]:
@@ -251,7 +251,7 @@ def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: ColumnSource) 
     if pa.types.is_nested(values.type):
         raise _is_not("text", where)
     wanted = {word.encode() for word in words}
-    return np.array([(one or b"").strip() in wanted for one in contents(values)], bool)
+    return np.array([(content or b"").strip() in wanted for content in contents(values)], bool)
 
 
 def _tags(values: pa.ChunkedArray, label_type: Tags, where: ColumnSource) -> NDArray[np.int64]:
@@ -342,10 +342,10 @@ def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: ColumnSour
     return places
 
 
-def _mark(place: NDArray[np.float32], indices: NDArray[np.int64]) -> None:
+def _mark(features: NDArray[np.float32], indices: NDArray[np.int64]) -> None:
     """Write a one-hot encoding; an index beyond the features leaves zeros."""
-    rows = np.flatnonzero(indices < place.shape[1])
-    place[rows, indices[rows]] = 1.0
+    rows = np.flatnonzero(indices < features.shape[1])
+    features[rows, indices[rows]] = 1.0
 
 
 def _scale(

@@ -55,9 +55,9 @@ def read_folder(
     """Read some hundred images at a time, in the order of `image_files`: float32 in [0, 1] (pixel / 255) of `shape`."""
     each = image_files(folder, classes)
     for start in range(0, len(each), _AT_ONCE):
-        some = each[start : start + _AT_ONCE]
-        features, keys = pixels([path for _, path in some], declared, shape)
-        yield RecordBatch(features, np.array([label for label, _ in some], np.int64), keys)
+        portion = each[start : start + _AT_ONCE]
+        features, keys = pixels([path for _, path in portion], declared, shape)
+        yield RecordBatch(features, np.array([label for label, _ in portion], np.int64), keys)
 
 
 def image_files(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
@@ -95,7 +95,7 @@ def of_rows(
 ) -> tuple[NDArray[np.float32], list[bytes]]:
     """The images of some rows, and a digest of each source. folder: of the paths, None if the rows have the bytes."""
     contents = encoding.contents(table[declared.image])
-    return pixels([_below(folder, one) if folder else one for one in contents], declared, shape)
+    return pixels([_below(folder, content) if folder else content for content in contents], declared, shape)
 
 
 def has_bytes(table: pa.Table, declared: ImageTable) -> bool:

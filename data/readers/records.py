@@ -64,9 +64,11 @@ class RecordBatch:
         """Each record's bytes: features as little-endian float32 without negative zeros, label as int64 or float32."""
         kind = "<f4" if self.labels.dtype.kind == "f" else "<i8"
         for start in range(0, len(self), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            features, labels = (self.features[some] + 0.0).astype("<f4"), (self.labels[some] + 0).astype(kind)
-            yield from (one.tobytes() + label.tobytes() for one, label in zip(features, labels, strict=True))
+            rows = slice(start, start + _AT_ONCE)
+            features, labels = (self.features[rows] + 0.0).astype("<f4"), (self.labels[rows] + 0).astype(kind)
+            yield from (
+                record.tobytes() + label.tobytes() for record, label in zip(features, labels, strict=True)
+            )
 
     def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "RecordBatch":
         keys = self.keys

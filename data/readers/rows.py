@@ -243,7 +243,7 @@ class RowReader:
     @cached_property
     def _nobody(self) -> frozenset[bytes]:
         declared = self.declared_reader.missing if isinstance(self.declared_reader, Table) else ()
-        return _NOBODY.union(in_one_spelling(one.encode()) for one in declared)
+        return _NOBODY.union(in_one_spelling(spelling.encode()) for spelling in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:
@@ -525,7 +525,9 @@ def _decode_bytes(values: pa.ChunkedArray, encoding: str) -> pa.ChunkedArray:
             return plain
     except pa.ArrowException:  # not UTF-8, so not ASCII either
         pass
-    return pa.chunked_array([[one.decode(encoding, "replace") for one in values.to_pylist()]], pa.string())
+    return pa.chunked_array(
+        [[value.decode(encoding, "replace") for value in values.to_pylist()]], pa.string()
+    )
 
 
 def _what_is_wrong(path: Path, declared: Csv) -> DataRefusedError:
@@ -544,9 +546,9 @@ def _what_is_wrong(path: Path, declared: Csv) -> DataRefusedError:
 def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]) -> str | None:
     """The character that separates more of the wanted columns in a header than the declared one; None if none does."""
     parts_of = {
-        one: {part.strip().strip('"') for part in separator.join(names).split(one)} for one in SEPARATORS
+        mark: {part.strip().strip('"') for part in separator.join(names).split(mark)} for mark in SEPARATORS
     }
-    matches = {one: len(parts & set(wanted)) for one, parts in parts_of.items()}
+    matches = {mark: len(parts & set(wanted)) for mark, parts in parts_of.items()}
     best = max(SEPARATORS, key=matches.__getitem__)
     return best if matches[best] > len({name.strip() for name in names} & set(wanted)) else None
 

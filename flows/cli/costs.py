@@ -102,8 +102,8 @@ def search_table(
         rows["people held out"] = tuple(
             _score_cost_text(option, people) if option else "" for option in options
         )
-    for name, (one, other) in rows.items():
-        table.add_row(name, one, other)
+    for name, (first, other) in rows.items():
+        table.add_row(name, first, other)
     chosen = options if search_settings.show_all == "cheaper" else [options[search_settings.show_all]]
     option = max(filter(None, chosen), key=lambda option: option.epsilon_per_trial, default=None)
     if option is None:
@@ -314,11 +314,11 @@ def _composition_rows(preview: RunPreview) -> list[tuple[str, str]]:
     rule = [("runs add up by", added)]
     if not preview.spent_after or preview.info.is_public:
         return rule
-    one, more = preview.spent_after
+    after, more = preview.spent_after
     is_within = more.epsilon <= preview.cap.epsilon and more.delta <= preview.cap.delta
     later = f"after ten more like it: epsilon {_text(more.epsilon)}"
     later = later if is_within else "ten more like it would exceed the cap"
-    return [*rule, ("spent after this run", f"epsilon {_text(one.epsilon)}; {later}")]
+    return [*rule, ("spent after this run", f"epsilon {_text(after.epsilon)}; {later}")]
 
 
 def _pair(budget: Budget) -> str:

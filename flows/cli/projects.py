@@ -590,8 +590,8 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
     ledger = open_ledger(root)
     ledger.verify()
     rows, populations = len(ledger.history()), len(ledger.populations())
-    some = f"{populations} population{'' if populations == 1 else 's'}"
-    return True, f"the hash chain of {rows} rows is intact; {some}"
+    counted = f"{populations} population{'' if populations == 1 else 's'}"
+    return True, f"the hash chain of {rows} rows is intact; {counted}"
 
 
 def _stopped_runs(root: Path) -> tuple[bool | None, str]:
@@ -675,8 +675,8 @@ def _disk(root: Path) -> tuple[bool, str]:
     from tasks.config import home
 
     own = next(folder for folder in (home(), *home().parents) if folder.is_dir())
-    free, place = min((shutil.disk_usage(folder).free / 1e9, folder) for folder in (root, own))
-    return free > _FREE_GB, f"{free:.0f} GB free in {place}; at least {_FREE_GB:.0f} are recommended"
+    free, folder = min((shutil.disk_usage(folder).free / 1e9, folder) for folder in (root, own))
+    return free > _FREE_GB, f"{free:.0f} GB free in {folder}; at least {_FREE_GB:.0f} are recommended"
 
 
 def _extras(_root: Path) -> tuple[bool | None, str]:

@@ -402,7 +402,10 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     cases = _cases(comparison, file)
     folds: list[Fold | None] = [None]
     if (cut := comparison.folds) is not None:
-        folds = [Fold(cut.k, cut.seed, *place) for place in product(range(cut.repeats), range(cut.k))]
+        folds = [
+            Fold(cut.k, cut.seed, *repeat_and_fold)
+            for repeat_and_fold in product(range(cut.repeats), range(cut.k))
+        ]
     recorded = comparison.record.model_dump()
     if not comparison.record.diagnostics:
         del recorded["diagnostics"]  # left out, so that trials from before this key existed stay valid

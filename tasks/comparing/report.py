@@ -85,13 +85,13 @@ def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
     return joined.assign(difference=joined["ours"] - joined["value"])
 
 
-def results(place: ComparisonFolder, trials: tuple[Trial, ...]) -> pd.DataFrame:
+def results(workspace: ComparisonFolder, trials: tuple[Trial, ...]) -> pd.DataFrame:
     """One row per finished trial, in the order of the trials, with the metrics of the targets that occur.
 
     A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
     """
-    done = place.finished_digests()
-    rows = [_row(trial, place.result(trial.digest)) for trial in trials if trial.digest in done]
+    done = workspace.finished_digests()
+    rows = [_row(trial, workspace.result(trial.digest)) for trial in trials if trial.digest in done]
     there = [name for name in HELD_OUT_METRICS if any(name in row for row in rows)]
     columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
     numbers = ("epsilon", "delta", *there, *_NUMBERS)
@@ -141,7 +141,7 @@ def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -
     figure, grid = _panels(1, len(problems), labels, theme)
     for axes, (names, rows) in zip(grid[0], problems, strict=True):
         for label, of_method in rows.groupby("label", sort=False):
-            _points(axes, of_method, metric, str(label), _look(labels, str(label)))
+            _points(axes, of_method, metric, str(label), _style_of(labels, str(label)))
         axes.set_xscale("log")
         values = sorted(rows["epsilon"].dropna().unique())
         axes.set_xticks(values, labels=[f"{value:g}" for value in values])
@@ -170,7 +170,7 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
             at_epsilon = rows[rows["epsilon"].isna() | (rows["epsilon"] == epsilon)]
             for label, of_method in at_epsilon.groupby("label", sort=False):
                 mean = of_method.groupby(x)[y].mean()
-                colour, _, line = _look(labels, str(label))
+                colour, _, line = _style_of(labels, str(label))
                 if len(mean) <= _ONE_STEP:
                     last = float(mean.iloc[-1])
                     axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=_entry(label))
@@ -221,7 +221,7 @@ def _entry(label: object) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
+def _style_of(labels: Sequence[str], label: str) -> tuple[str, str, str]:
     """Colour, marker and line of a method, the same in every panel."""
     index = labels.index(label)
     return (
@@ -367,21 +367,21 @@ def report(work: ComparisonWork, *, refused: Sequence[str]) -> ComparisonReport:
 
     refused: sentences that say why trials could not run.
     """
-    place = work.place
-    table = results(place, work.trials)
+    workspace = work.workspace
+    table = results(workspace, work.trials)
     totals = summary(table)
-    write_parquet(place.folder / "results.parquet", table)
+    write_parquet(workspace.folder / "results.parquet", table)
     for name, frame in (("results", table), ("summary", totals)):
-        write_whole(place.folder / f"{name}.csv", partial(write_csv, frame))
-    runs = len(place.finished_digests())
+        write_whole(workspace.folder / f"{name}.csv", partial(write_csv, frame))
+    runs = len(workspace.finished_digests())
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
-        write_whole(place.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
+        write_whole(workspace.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
     content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
     html = environment(below=_HERE).get_template("comparison.html.j2")
     markdown = environment(below=_HERE, markdown=True).get_template("comparison.md.j2")
-    write_text(place.folder / PAGE, html.render(content))
-    write_text(place.folder / MARKDOWN, markdown.render(content))
+    write_text(workspace.folder / PAGE, html.render(content))
+    write_text(workspace.folder / MARKDOWN, markdown.render(content))
     return ComparisonReport(table, totals, pictures, runs)
 
 
@@ -389,7 +389,7 @@ def _content(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame, ru
     """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
     published_rows = (
-        None if published is None else beside(read_published(work.place.root / published), totals)
+        None if published is None else beside(read_published(work.workspace.root / published), totals)
     )
     return {
         "title": work.comparison.title,
@@ -436,7 +436,7 @@ def _pictures(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame) -
             words = f"{_heading(metric)} against epsilon; bars are one standard error, methods without noise dashed."
             draw = partial(by_epsilon, pd.concat(problems), metric, words=_heading(metric))
             pictures[metric] = picture(draw, words)
-    curves = _all_rows(work.place, table, "curve")
+    curves = _all_rows(work.workspace, table, "curve")
     if len(curves):
         gaps = with_gap(curves)
         words = (
@@ -445,7 +445,7 @@ def _pictures(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame) -
         )
         draw = partial(over_steps, gaps, x="step", y="gap", words="objective - least known")
         pictures["convergence"] = picture(draw, words)
-    traces = _noise(_all_rows(work.place, table, "trace"))
+    traces = _noise(_all_rows(work.workspace, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
@@ -455,12 +455,12 @@ def _pictures(work: ComparisonWork, table: pd.DataFrame, totals: pd.DataFrame) -
     return pictures
 
 
-def _all_rows(place: ComparisonFolder, table: pd.DataFrame, kind: str) -> pd.DataFrame:
+def _all_rows(workspace: ComparisonFolder, table: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The curves or traces of the finished trials in one table, with the columns that identify a trial."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []
     for row in table.to_dict("records"):
-        path = place.trials / f"{row['digest']}.{kind}.parquet"
+        path = workspace.trials / f"{row['digest']}.{kind}.parquet"
         if path.exists():
             frames.append(
                 pd.read_parquet(path)
@@ -485,13 +485,13 @@ def log_comparison(work: ComparisonWork, report: ComparisonReport) -> bool:
 
     The settings are those of params.yaml. Returns whether it was logged.
     """
-    root = work.place.root
+    root = work.workspace.root
     settings = params.load(root / "params.yaml", reads=("tracking",)).tracking
     return log_group(work.comparison.name, list(_members(work, report)), settings, root=root)
 
 
 def _members(work: ComparisonWork, report: ComparisonReport) -> Iterator[GroupMember]:
-    comparison, folder = work.comparison, work.place.folder
+    comparison, folder = work.comparison, work.workspace.folder
     shared: dict[str, object] = {"comparison": comparison.name, "title": comparison.title, "private": False}
     for method, rows in report.table.groupby("method", sort=False):
         config = shared | {

@@ -137,7 +137,7 @@ def split_by_fold(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArra
         )
     generator = RandomState(MT19937(SeedSequence((chosen.seed, chosen.repeat))))
     shuffled = generator.permutation(records).astype(np.int64)
-    start, stop = (records * place // chosen.k for place in (chosen.fold, chosen.fold + 1))
+    start, stop = (records * number // chosen.k for number in (chosen.fold, chosen.fold + 1))
     return np.sort(np.concatenate([shuffled[:start], shuffled[stop:]])), np.sort(shuffled[start:stop])
 
 
@@ -224,7 +224,7 @@ class Context:
     result.
     """
 
-    place: ComparisonFolder
+    workspace: ComparisonFolder
     code: str
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
@@ -235,11 +235,11 @@ def plan_trial(context: Context, trial: Trial) -> Plan:
     Raises RefusedError or DataRefusedError if the trial cannot run, for example because a fold has a single
     class.
     """
-    settings, info = _params(trial), info_of(context.place.store, trial)
+    settings, info = _params(trial), info_of(context.workspace.store, trial)
     inputs = [trial.settings, trial.model, trial.accountant, trial.epsilon, trial.delta]
     inputs += [extra for extra in (trial.model_settings, trial.features) if extra]
     name = digest_of([*inputs, json.loads(info.to_json()), context.code])
-    path = context.place.plans / f"{name}.json"
+    path = context.workspace.plans / f"{name}.json"
     if path.exists():
         return Plan.from_document(StatedPlan.read(path))
     plan = plan_for(settings, info)
@@ -330,16 +330,16 @@ def mean_losses(model: Model, parameters: Tensor, part: RecordBatch) -> NDArray[
 
     totals = torch.zeros(len(parameters), dtype=torch.float64)
     with torch.no_grad():
-        one = torch.from_numpy(np.array(part.features[:1]))
-        outputs = model.outputs(model.by_name(parameters[0]), one).numel() * min(_AT_ONCE, len(parameters))
+        record = torch.from_numpy(np.array(part.features[:1]))
+        outputs = model.outputs(model.by_name(parameters[0]), record).numel() * min(_AT_ONCE, len(parameters))
         size = max(1, min(_BATCH, MAX_OUTPUTS // outputs))
         for start in range(0, len(part.labels), size):
             inputs = torch.from_numpy(np.array(part.features[start : start + size]))
             labels = torch.from_numpy(np.array(part.labels[start : start + size]))
             for first in range(0, len(parameters), _AT_ONCE):
-                some = parameters[first : first + _AT_ONCE]
+                points = parameters[first : first + _AT_ONCE]
                 totals[first : first + _AT_ONCE] += torch.func.vmap(total, in_dims=(0, None, None))(
-                    some, inputs, labels
+                    points, inputs, labels
                 )
     result: NDArray[np.float64] = totals.numpy() / len(part.labels)
     return result
@@ -348,21 +348,21 @@ def mean_losses(model: Model, parameters: Tensor, part: RecordBatch) -> NDArray[
 def run_trial(context: Context, trial: Trial) -> None:
     """Run a trial with one thread of torch and write its result. Raises what planning and training raise."""
     torch.set_num_threads(1)
-    place, data = context.place, sides(context.place.store, trial)
+    workspace, data = context.workspace, sides(context.workspace.store, trial)
     plan, objective = plan_trial(context, trial), trial.record["objective"]
     regularisation = objective["regularisation"] if objective else 0.0
     trained = _train_model(trial, plan, data, context.compute)
     results = _results(plan, trained, data, regularisation if objective else None)
     if trained.curve is not None:
         frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=regularisation)
-        write_parquet(place.trials / f"{trial.digest}.curve.parquet", frame)
+        write_parquet(workspace.trials / f"{trial.digest}.curve.parquet", frame)
     if trial.is_first:
         rows = pd.DataFrame([asdict(row) for row in trained.trace.rows])
-        write_parquet(place.trials / f"{trial.digest}.trace.parquet", rows)
+        write_parquet(workspace.trials / f"{trial.digest}.trace.parquet", rows)
     if trained.diagnostics is not None:
-        write_parquet(place.trials / f"{trial.digest}.diagnostics.parquet", trained.diagnostics.frame())
+        write_parquet(workspace.trials / f"{trial.digest}.diagnostics.parquet", trained.diagnostics.frame())
     write_json(
-        place.trials / f"{trial.digest}.json",
+        workspace.trials / f"{trial.digest}.json",
         {
             "digest": trial.digest,
             "cell": asdict(trial),
@@ -375,7 +375,7 @@ def run_trial(context: Context, trial: Trial) -> None:
 def build_models(context: Context, trials: Iterable[Trial]) -> None:
     """Initialise all models before trials run, since initialisation uses torch's global generator."""
     for trial in trials:
-        _model(trial, info_of(context.place.store, trial))
+        _model(trial, info_of(context.workspace.store, trial))
 
 
 def _model(trial: Trial, info: DatasetInfo) -> Model:

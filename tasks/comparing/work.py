@@ -42,15 +42,15 @@ class ComparisonWork:
     trials: tuple[Trial, ...]
 
     @property
-    def place(self) -> ComparisonFolder:
+    def workspace(self) -> ComparisonFolder:
         """The folder of its files."""
-        return self.context.place
+        return self.context.workspace
 
     def unfinished_trials(self, *, renew: bool) -> list[Trial]:
         """The trials without a result, each once. renew: also those whose result is from other code."""
-        done = self.place.finished_digests()
+        done = self.workspace.finished_digests()
         if renew:
-            done = {one for one in done if self.place.result(one)["code"] == self.context.code}
+            done = {digest for digest in done if self.workspace.result(digest)["code"] == self.context.code}
         return list({trial.digest: trial for trial in self.trials if trial.digest not in done}.values())
 
 
@@ -68,21 +68,21 @@ class SkippedTrial:
 
 
 @contextmanager
-def lock_comparison(place: ComparisonFolder) -> Iterator[None]:
+def lock_comparison(workspace: ComparisonFolder) -> Iterator[None]:
     """Lock the comparison within the block; raises ParamsRefusedError if another process has locked it."""
-    for folder in (place.trials, place.plans, place.failures):
+    for folder in (workspace.trials, workspace.plans, workspace.failures):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(place.folder / "lock").acquire(blocking=False)
+        lock = FileLock(workspace.folder / "lock").acquire(blocking=False)
     except Timeout:
         raise ParamsRefusedError(
             "another process works on the comparison {comparison!r}; wait for its end.",
             code="busy",
-            comparison=place.name,
+            comparison=workspace.name,
         ) from None
     with lock:
-        place.stop.unlink(missing_ok=True)
-        for half in (path for folder in (place.trials, place.plans) for path in folder.glob(".*")):
+        workspace.stop.unlink(missing_ok=True)
+        for half in (path for folder in (workspace.trials, workspace.plans) for path in folder.glob(".*")):
             half.unlink()  # left by a process that was killed while writing
         yield
 
@@ -108,8 +108,8 @@ def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Comp
 
 def prepare_data(work: ComparisonWork) -> None:
     """Prepare each data set that does not exist yet; raises DataRefusedError."""
-    for trial in {prepared_folder(work.place.store, trial): trial for trial in work.trials}.values():
-        make_ready(work.place.store, trial, root=work.place.root)
+    for trial in {prepared_folder(work.workspace.store, trial): trial for trial in work.trials}.values():
+        make_ready(work.workspace.store, trial, root=work.workspace.root)
 
 
 def plan_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
@@ -128,19 +128,19 @@ def run_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Run the trials of a group one after the other until a stop is requested; returns those that failed."""
     problems = []
     for trial in group:
-        if context.place.stop.exists():
+        if context.workspace.stop.exists():
             break
         try:
             run_trial(context, trial)
         except Exception as error:  # a trial that fails must not stop the others
-            path = context.place.failures / f"{trial.digest}.txt"
+            path = context.workspace.failures / f"{trial.digest}.txt"
             path.write_text(traceback.format_exc(), encoding="utf-8")
             problems.append(SkippedTrial(trial, " ".join(str(error).split()) or type(error).__name__))
     return problems
 
 
 @contextmanager
-def progress(place: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[None]:
+def progress(workspace: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[None]:
     """Within the block, show how many of the groups' trials are done, and which one finished last.
 
     It is read from the folder of results, so that it does not matter which process runs the trials: a bar on a
@@ -150,7 +150,7 @@ def progress(place: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[
     if not wanted:
         yield
         return
-    console, before, ended = PlainConsole(stderr=True), place.finish_times(), threading.Event()
+    console, before, ended = PlainConsole(stderr=True), workspace.finish_times(), threading.Event()
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -165,8 +165,8 @@ def progress(place: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[
     )
     shown = bar.add_task("", total=len(wanted))
 
-    def look() -> None:
-        fresh = {digest: at for digest, at in place.finish_times().items() if before.get(digest) != at}
+    def show() -> None:
+        fresh = {digest: at for digest, at in workspace.finish_times().items() if before.get(digest) != at}
         fresh = {digest: at for digest, at in fresh.items() if digest in wanted}
         trial = wanted[max(fresh, key=fresh.__getitem__)] if fresh else None
         last = "" if trial is None else f", last {trial.label} on {trial.dataset}{_at(trial)}"
@@ -176,7 +176,7 @@ def progress(place: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[
 
     def watch() -> None:
         while not ended.wait(_SECONDS if console.is_terminal else _SECONDS_BETWEEN_LINES):
-            look()
+            show()
 
     watcher = threading.Thread(target=watch, daemon=True)
     with bar:
@@ -186,7 +186,7 @@ def progress(place: ComparisonFolder, groups: Sequence[TrialGroup]) -> Iterator[
         finally:
             ended.set()
             watcher.join()
-            look()
+            show()
 
 
 def _at(trial: Trial) -> str:

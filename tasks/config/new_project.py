@@ -84,7 +84,7 @@ class Declared:
     def assumption_sentences(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
-        missing = [str(one["name"]) for one in columns if "missing" in one]
+        missing = [str(column["name"]) for column in columns if "missing" in column]
         missing[_SHOWN:] = [f"and {len(missing) - _SHOWN} more"] * (len(missing) > _SHOWN)
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         assumptions = {
@@ -156,8 +156,8 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
         )
     try:
         schema = read_json(path)
-        fields = [_with_enum(one) for one in schema["fields"]]
-        limits = {one["name"]: one.get("constraints", {}) for one in fields}
+        fields = [_with_enum(field) for field in schema["fields"]]
+        limits = {field["name"]: field.get("constraints", {}) for field in fields}
         listed = [name for name in limits if limits[name].get("enum")]
         wanted = list(label) or [name for name in (schema.get("label"), *listed[-1:]) if name][:1]
         unknown = [name for name in wanted if name not in limits]
@@ -185,9 +185,9 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
             person=person,
             options=("--person",),
         )
-    for one in fields:
-        _check_writing(one, path)
-    columns = [_column(one, path, wanted, person) for one in fields]
+    for field in fields:
+        _check_writing(field, path)
+    columns = [_column(field, path, wanted, person) for field in fields]
     if len(wanted) > 1:
         yes = set(Labels.model_fields["yes"].default)
         odd = [name for name in wanted if name in listed and not yes & set(_enum(name, limits[name], path))]
@@ -225,7 +225,7 @@ def spellings_of_schema(path: Path) -> Document:
     shared = schema.get("missingValues", [])
     read = [field for field in schema["fields"] if not field.get("ignore")]
     lists = [_spellings(field.get("missingValues", shared), path) for field in read]
-    if any({*one} != {*lists[0]} for one in lists):
+    if any({*spellings} != {*lists[0]} for spellings in lists):
         raise ParamsRefusedError(
             "{path}: missingValues differ between fields, and a table is read with one list; write missing values"
             " alike in the table and list them beside `fields`.",
@@ -247,7 +247,9 @@ def spellings_of_schema(path: Path) -> Document:
 def _spellings(listed: Any, path: Path) -> list[str]:
     """How a missing value is written: as it is listed, by texts or with labels beside them, or as an empty field."""
     each: list[Any] = listed if isinstance(listed, list) else [None]
-    texts: list[Any] = [one.get("value") if isinstance(one, dict) else one for one in each]
+    texts: list[Any] = [
+        spelling.get("value") if isinstance(spelling, dict) else spelling for spelling in each
+    ]
     if not all(isinstance(text, str) for text in texts):
         raise ParamsRefusedError(
             '{path}: missingValues must be a list of texts; write it as in ["", "NA"].',
@@ -299,7 +301,7 @@ def _check_writing(field: Document, path: Path) -> None:
 def _enum(name: str, limits: Document, path: Path) -> list[str]:
     """The values that a field may have, as a table spells them: true for True."""
     values = limits["enum"]
-    if not isinstance(values, list) or not all(isinstance(one, str | int | float) for one in values):
+    if not isinstance(values, list) or not all(isinstance(value, str | int | float) for value in values):
         raise ParamsRefusedError(
             "{path}: the enum of the field {field!r} must be a list of texts, numbers, true and false; write all its"
             ' values in brackets, as in ["no", "yes"], and leave out null, which is a missing value.',
@@ -307,8 +309,8 @@ def _enum(name: str, limits: Document, path: Path) -> list[str]:
             path=path,
             field=name,
         )
-    spelled = [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
-    odd = [one for one in spelled if one != one.strip() or len(one.splitlines()) != 1]
+    spelled = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    odd = [text for text in spelled if text != text.strip() or len(text.splitlines()) != 1]
     if odd:
         raise ParamsRefusedError(
             "{path}: the enum of the field {field!r} lists {value!r}, and a value is one line of text without spaces"
@@ -328,10 +330,10 @@ def _bounds(name: str, limits: Document, path: Path) -> list[float] | None:
     if None in endpoints:
         return None
     try:
-        bounds = [float(one) for one in endpoints]
+        bounds = [float(end) for end in endpoints]
     except (ValueError, TypeError, OverflowError):
         bounds = [math.nan, math.nan]
-    if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(one, bool) for one in endpoints):
+    if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(end, bool) for end in endpoints):
         raise ParamsRefusedError(
             "{path}: minimum and maximum of the field {field!r} must be finite numbers, the minimum the smaller one;"
             ' write such numbers, or for dates and texts leave the field out of the features by "ignore": true.',
@@ -407,11 +409,11 @@ def of_number(predicts: Document, *, counts: bool, quantile: float | None) -> Do
     return {"target": predicts["target"] | ({"counts": True} if counts else {"quantile": quantile})}
 
 
-def _column(one: Document, path: Path, label: Sequence[str], person: str | None) -> Document:
-    name, limits = one["name"], one.get("constraints", {})
+def _column(field: Document, path: Path, label: Sequence[str], person: str | None) -> Document:
+    name, limits = field["name"], field.get("constraints", {})
     if name in label:
         return {"name": name, "kind": "label"}
-    if one.get("ignore") or name == person:
+    if field.get("ignore") or name == person:
         return {"name": name, "kind": "ignored"}
     if limits.get("enum"):
         categories = _enum(name, limits, path)
@@ -423,9 +425,9 @@ def _column(one: Document, path: Path, label: Sequence[str], person: str | None)
                 path=path,
                 field=name,
             )
-        is_ordered = {"ordered": True} if limits.get("ordered") or one.get("categoriesOrdered") else {}
+        is_ordered = {"ordered": True} if limits.get("ordered") or field.get("categoriesOrdered") else {}
         return {"name": name, "kind": "categorical", "categories": categories} | is_ordered
-    if one.get("type") in ("date", "datetime") and None not in (
+    if field.get("type") in ("date", "datetime") and None not in (
         days := [limits.get(end) for end in ("minimum", "maximum")]
     ):
         return {"name": name, "kind": "timestamp", "bounds": [str(day)[:10] for day in days]}
@@ -624,8 +626,8 @@ def _card(declared: Declared, path: str, checksum: str) -> Document:
 
 def absolute(encoder: str) -> str:
     """The name of an encoder, with an absolute path if it names a folder, so that it is found from the project."""
-    kind, _, place = encoder.partition("/")
-    return f"{kind}/{Path(place).resolve()}" if place and Path(place).is_dir() else encoder
+    kind, _, name = encoder.partition("/")
+    return f"{kind}/{Path(name).resolve()}" if name and Path(name).is_dir() else encoder
 
 
 def of_images(
@@ -712,7 +714,7 @@ def table_of(
 
     predicts: as in `Declared`. spellings: of `spellings_of_schema`.
     """
-    if person is not None and all(one["name"] != person for one in columns):
+    if person is not None and all(column["name"] != person for column in columns):
         columns = [*columns, {"name": person, "kind": "ignored"}]
     suffixes = [] if file is None else file.suffixes
     reader: Document = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
@@ -752,10 +754,10 @@ def _header_of(file: Path) -> tuple[dict[str, str], tuple[str, ...]]:
         except UnicodeDecodeError:
             reader["encoding"] = "windows-1252"
             line = first.decode("windows-1252", "replace").rstrip("\r\n")
-        fields = {one: tuple(next(csv.reader([line], delimiter=one), ())) for one in SEPARATORS}
+        fields = {mark: tuple(next(csv.reader([line], delimiter=mark), ())) for mark in SEPARATORS}
     except (OSError, EOFError, ValueError, csv.Error):
         return ({"separator": "\t"} if ".tsv" in file.suffixes else {}), ()
-    separator = "\t" if ".tsv" in file.suffixes else max(SEPARATORS, key=lambda one: len(fields[one]))
+    separator = "\t" if ".tsv" in file.suffixes else max(SEPARATORS, key=lambda mark: len(fields[mark]))
     reader |= {"separator": separator} if separator != "," else {}
     return reader, tuple(name.strip() for name in fields[separator])
 

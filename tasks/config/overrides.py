@@ -499,7 +499,7 @@ def _refuse_settings_of_another_method(document: Document, overrides: ParamOverr
     if kind is None:  # `params.parse` refuses it, or it is code of the user's own
         return
     asked = {key.split(".")[1] for key in overrides.settings if key.startswith("algorithm.")}
-    foreign = document["algorithm"].keys() - {one.name for one in fields(kind)} - asked - {"name"}
+    foreign = document["algorithm"].keys() - {setting.name for setting in fields(kind)} - asked - {"name"}
     if foreign:
         raise ParamsRefusedError(
             "algorithm.name={name} keeps the settings of {former}, and {name} has no {foreign};"

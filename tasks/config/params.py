@@ -530,7 +530,7 @@ def keys_of(problem: ErrorDetails, *outer: str) -> tuple[str, ...]:
     """The keys that have to change for what pydantic found wrong. outer: keys outside of what was validated."""
     key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]")
     below = problem["ctx"]["keys"] if problem["type"] == CONTRADICTION else ("",)
-    return tuple(".".join(filter(None, (key, one))) for one in below)
+    return tuple(".".join(filter(None, (key, inner))) for inner in below)
 
 
 def in_words(problem: ErrorDetails, *outer: str) -> str:
@@ -554,18 +554,18 @@ def in_words(problem: ErrorDetails, *outer: str) -> str:
 
 def _suggest_key(group: str, problem: ErrorDetails, values: Mapping[Any, Any]) -> str:
     """For an unknown key: the closest valid key of the group, and all valid keys."""
-    kind, place = _kind(group, values), problem["loc"]
+    kind, path = _kind(group, values), problem["loc"]
     if kind is None or problem["type"] not in _UNKNOWN:
         return ""
     schema = TypeAdapter(kind).json_schema()
     groups = [*_groups(schema, schema)]
-    for part in place[:-1]:
-        inner = [one for each in groups for one in _groups(each["properties"].get(part, {}), schema)]
+    for part in path[:-1]:
+        inner = [group for each in groups for group in _groups(each["properties"].get(part, {}), schema)]
         groups = inner or groups  # a part may be the kind of a value
-    keys = ["name"] if group not in MODELS and len(place) == 1 else []
+    keys = ["name"] if group not in MODELS and len(path) == 1 else []
     keys += dict.fromkeys(key for each in groups for key in each["properties"])
-    close = get_close_matches(str(place[-1]), keys, 1, cutoff=0.5)
-    where = ".".join(map(str, (group, *place[:-1]))) + ("" if group in MODELS else f" for {values['name']}")
+    close = get_close_matches(str(path[-1]), keys, 1, cutoff=0.5)
+    where = ".".join(map(str, (group, *path[:-1]))) + ("" if group in MODELS else f" for {values['name']}")
     return f"{f', perhaps {close[0]}' if close else ''}; the keys of {where} are {', '.join(keys)}"
 
 

@@ -229,7 +229,7 @@ def page(
             audit=beside.audit,
             other_software=beside.other_software,
             explanation=explanation,
-            shape_rows=[] if explanation is None else [_shape_row(one) for one in explanation.shapes],
+            shape_rows=[] if explanation is None else [_shape_row(shape) for shape in explanation.shapes],
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,

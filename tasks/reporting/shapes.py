@@ -108,7 +108,7 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
     if noise is not None and facts.shrinkage is not None:
         noise *= facts.shrinkage.kept
     shapes = _shapes(reader, encoding, weights[0].astype(np.float64) * units, noise, units)
-    return Explanation(tuple(sorted(shapes, key=lambda one: -one.span)), outputs, unit)
+    return Explanation(tuple(sorted(shapes, key=lambda shape: -shape.span)), outputs, unit)
 
 
 def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
@@ -166,7 +166,7 @@ def _shapes(
             shapes.append(
                 Shape(
                     column.name if names is None else f"{column.name}, {names[index]}",
-                    tuple(values if isinstance(values[0], str) else (f"{one:.4g}" for one in values)),
+                    tuple(values if isinstance(values[0], str) else (f"{value:.4g}" for value in values)),
                     None if isinstance(values[0], str) else np.array(values, np.float64),
                     effects[:-1],
                     effects[-1],
@@ -176,7 +176,7 @@ def _shapes(
     return shapes
 
 
-def _values_of(column: Column, part: Part, place: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
+def _values_of(column: Column, part: Part, part_index: int) -> tuple[Sequence[Any], NDArray[np.float64]]:
     """Values of a column that are shown, as numbers or words, and as the encoding takes them."""
     if isinstance(part, Grids):
         shares = np.linspace(0.0, 1.0, _POINTS)
@@ -186,10 +186,10 @@ def _values_of(column: Column, part: Part, place: int) -> tuple[Sequence[Any], N
             )
         low, high = column.bounds if isinstance(column, Numeric) else (0.0, part.span)
         return (low + shares * (high - low)).tolist(), shares
-    names: list[str] = [str(one + 1) for one in range(part.count)]
+    names: list[str] = [str(index + 1) for index in range(part.count)]
     if isinstance(column, Categorical):
         names[: len(column.categories)] = column.categories
     if isinstance(column, Timestamp):
         named = (tuple(map(str, column.years)), names, ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"))
-        names = list(named[place])
+        names = list(named[part_index])
     return names, np.arange(part.count, dtype=np.float64)

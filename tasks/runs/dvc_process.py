@@ -44,8 +44,8 @@ def main() -> None:
 
 def _read(requests: SimpleQueue[str]) -> None:
     begun = b""
-    while some := os.read(sys.stdin.fileno(), 4096):  # a buffered read would hold a lock at the process's end
-        *lines, begun = (begun + some).split(b"\n")
+    while read := os.read(sys.stdin.fileno(), 4096):  # a buffered read would hold a lock at the process's end
+        *lines, begun = (begun + read).split(b"\n")
         for line in lines:
             requests.put(line.decode())
     os.killpg(0, signal.SIGKILL)  # the process that asked has ended
@@ -184,7 +184,7 @@ def _lock_repo(*stages: str) -> "Iterator[Repo]":
         with ExitStack() as held:
             try:
                 held.enter_context(lock_repo(repo))
-                for stage in [one for name in stages for one in repo.stage.collect(name)]:
+                for stage in [stage for name in stages for stage in repo.stage.collect(name)]:
                     inputs, outputs = ([item.fs_path for item in items] for items in (stage.deps, stage.outs))
                     held.enter_context(
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), inputs, outputs, hardlink=False)

@@ -137,7 +137,7 @@ def metric_name(metrics: Metrics) -> str:
 def metric_words(key: str) -> str:
     """A metric's key as text, such as "positive F1" for test_positive_f1."""
     words = key.removeprefix("test_").replace("_", " ")
-    return _ABBREVIATIONS.sub(lambda found: found[0].upper(), words)
+    return _ABBREVIATIONS.sub(lambda match: match[0].upper(), words)
 
 
 def is_share(of: str) -> bool:
@@ -182,7 +182,7 @@ def _shrinkage_text(metrics: Metrics) -> str:
     """How much of a training was kept, by the gain that was released after it; empty without a shrinkage."""
     if "shrinkage" not in metrics:
         return ""
-    gain, kept, predicts = (metrics["shrinkage"][name] for name in ("gain", "kept", "predicts"))
+    gain, share, predicts = (metrics["shrinkage"][name] for name in ("gain", "kept", "predicts"))
     constant, released = (
         (f"the {'class' if predicts == 'class' else 'label'} frequencies", "the released frequencies are")
         if predicts in ("class", "labels")
@@ -190,12 +190,12 @@ def _shrinkage_text(metrics: Metrics) -> str:
     )
     did = "gained" if gain >= 0.0 else "lost"
     gained = f"the model {did} {abs(gain):.1f} standard deviations of the noise on {constant}, beyond chance"
-    if kept == 0.0:
+    if share == 0.0:
         return f"nothing certain was learnt ({gained}), so {released} published"
-    if kept == 1.0:
+    if share == 1.0:
         return f"none, as {gained}"
     less = "" if gain >= 0.0 else ", less than its noise costs"
-    return f"{gained}{less}, so {kept:.0%} of it is kept, and the rest is {released.rpartition(' ')[0]}"
+    return f"{gained}{less}, so {share:.0%} of it is kept, and the rest is {released.rpartition(' ')[0]}"
 
 
 def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
@@ -252,8 +252,8 @@ def _private_rows(metrics: Metrics) -> Rows:
     return (
         [("held-out metrics", f"{private_words(metrics)}; 95% intervals")]
         + [
-            (f"test {metric_words(key)}", DROWNED if one is None else _estimate_text(one, key))
-            for key, one in estimates.items()
+            (f"test {metric_words(key)}", DROWNED if estimate is None else _estimate_text(estimate, key))
+            for key, estimate in estimates.items()
         ]
         + ([("baseline", f"the model is {verdict}")] if (verdict := _private_verdict(metrics)) else [])
         + ([("recalibration", _recalibration_text(metrics))] if "recalibration" in metrics else [])
@@ -311,7 +311,7 @@ def _private_text(metrics: Metrics) -> ReportText:
         f" all numbers follow from it; each has its 95% interval, which counts the noise and that these people are a"
         f" sample."
     )
-    rows = [(metric_words(key), *_cells(one, key)) for key, one in estimates.items()]
+    rows = [(metric_words(key), *_cells(estimate, key)) for key, estimate in estimates.items()]
     text += _table(("metric", "value", "95% interval"), rows)
     if "recalibration" in metrics:
         text += f"Recalibration: {_recalibration_text(metrics)}."
@@ -336,8 +336,8 @@ def _thresholds_text(thresholds: Sequence[ThresholdRow]) -> str:
     columns: tuple[Literal["selected", "precision", "recall", "lift"], ...]
     columns = ("selected", "precision", "recall", "lift")
     rows = [
-        (f"{one['threshold']:.3g}", *("<br>".join(_cells(one[name], name)) for name in columns))
-        for one in thresholds[1::2]
+        (f"{row['threshold']:.3g}", *("<br>".join(_cells(row[name], name)) for name in columns))
+        for row in thresholds[1::2]
     ]
     words = "</p><p>Where the second class is predicted from one probability on, with 95% intervals:"
     return words + _table(("from a probability of", *columns), rows)
@@ -372,11 +372,11 @@ def group_metrics(groups: Sequence[GroupRow]) -> str:
     """The headline of each group of a column, such as `f accuracy 81.0% (78.2% to 83.9%); ...`, not escaped."""
     names: tuple[Literal["accuracy", "r2", "score"], ...] = ("accuracy", "r2", "score")
     shown = []
-    for one in groups:
-        name = next((key for key in names if key in one), None)
-        metric = None if name is None else one[name]
+    for group in groups:
+        name = next((key for key in names if key in group), None)
+        metric = None if name is None else group[name]
         text = "unknown" if metric is None or name is None else _estimate_text(metric, name)
-        shown.append(f"{one['group']} {text}")
+        shown.append(f"{group['group']} {text}")
     return "; ".join(shown)
 
 
@@ -386,9 +386,9 @@ def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, EstimateRow | None]
     Empty where classes are even, for other targets, and where noise drowns the shares.
     """
     by_class = {
-        one["class"]: {key: one[key] for key in one if key != "class"} for one in metrics.get("by_class", ())
+        row["class"]: {key: row[key] for key in row if key != "class"} for row in metrics.get("by_class", ())
     }
-    shares = {name: one["share"]["value"] for name, one in by_class.items() if one["share"] is not None}
+    shares = {name: row["share"]["value"] for name, row in by_class.items() if row["share"] is not None}
     rare = sorted((name for name in shares if shares[name] * len(by_class) < 0.5), key=shares.__getitem__)
     return {name: by_class[name] for name in rare[:_MAX_RARE]}
 
@@ -404,10 +404,10 @@ def _uneven_rows(metrics: Metrics) -> Rows:
     rows = [
         (
             f"rare class {name}",
-            f"recall {_short(one['recall'])}, precision {_short(one['precision'])}; naming all so:"
-            f" {_short(one['share'])}",
+            f"recall {_short(row['recall'])}, precision {_short(row['precision'])}; naming all so:"
+            f" {_short(row['share'])}",
         )
-        for name, one in rare_classes(metrics).items()
+        for name, row in rare_classes(metrics).items()
     ]
     decision = metrics.get("decision")
     if decision is not None:
@@ -440,13 +440,13 @@ def _uneven_sentences(metrics: Metrics) -> str:
     rare = rare_classes(metrics)
     if rare:
         text += " Classes are uneven, so accuracy alone says little."
-    for name, one in rare.items():
-        recall, precision = (one[key] and _short(one[key]) for key in ("recall", "precision"))
+    for name, row in rare.items():
+        recall, precision = (row[key] and _short(row[key]) for key in ("recall", "precision"))
         finds = f"the model finds <b>{recall}</b>" if recall else "noise drowns how many the model finds"
         right = f"{precision} are" if precision else "noise drowns how many are"
         text += (
             f" Of the records of {escape(name)} {finds} (recall); of those that it calls so {right} (precision), where"
-            f" naming all records so would be right in {_short(one['share'])}."
+            f" naming all records so would be right in {_short(row['share'])}."
         )
     decision = metrics.get("decision")
     if decision is not None:

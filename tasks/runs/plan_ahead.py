@@ -54,10 +54,10 @@ def read_offer(prepared: Path) -> bytes | None:
 
     None also where an earlier run may have asked for the same, whose plan may be taken over instead.
     """
-    if (place := os.environ.get(_PLACE)) is None:
+    if (file := os.environ.get(_PLACE)) is None:
         return None
     try:
-        offer = json.loads(Path(place).read_text(encoding="utf-8"))
+        offer = json.loads(Path(file).read_text(encoding="utf-8"))
         info, asked = DatasetInfo.read(prepared), load_yaml(Path("params.yaml").read_text(encoding="utf-8"))
         if may_have_earlier_plan(info, home()) or offer["basis"] != _basis(info, asked):
             return None

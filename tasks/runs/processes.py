@@ -68,13 +68,13 @@ def join_processes(
     """
     rank_file = os.environ.get(_PLACE)
     if rank_file is not None:
-        place, count, path = rank_file.split("/", 2)
+        number, count, path = rank_file.split("/", 2)
         with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
             secret = pipe.read(KEY_BYTES) or b""
         Thread(target=_end_with_input, daemon=True).start()
         store = _store(Path(path), int(count))
-        store.set(f"process {place}", "is here")
-        with _connect(ProcessGroup(int(place), int(count), int(count), secret), store) as group:
+        store.set(f"process {number}", "is here")
+        with _connect(ProcessGroup(int(number), int(count), int(count), secret), store) as group:
             yield group
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         own_rank, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))

@@ -262,11 +262,11 @@ def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat
     """The id of the last attempt, to be resumed or returned, or of a new one."""
     states = _attempts(home, digest, status)
     new = f"{digest}-{len(states) + 1}"
-    kept = [run_id for run_id, state in states.items() if state in ("begun", "finished")]
+    usable = [run_id for run_id, state in states.items() if state in ("begun", "finished")]
     lost = [run_id for run_id, state in states.items() if state == "lost"]
-    if kept:
-        was_used = (home / "runs" / kept[-1] / _USED).exists()
-        return new if was_used and on_repeat(kept[-1], True) else kept[-1]
+    if usable:
+        was_used = (home / "runs" / usable[-1] / _USED).exists()
+        return new if was_used and on_repeat(usable[-1], True) else usable[-1]
     return new if not lost or on_repeat(lost[-1], False) else lost[-1]
 
 

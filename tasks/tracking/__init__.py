@@ -49,8 +49,8 @@ def places(root: Path) -> Iterator[None]:
     folder = first_checkout(root) / _FOLDER
     missing = {name: str(folder / below) for name, below in _PLACES.items() if not os.environ.get(name)}
     before = {name: os.environ.get(name) for name in (*missing, *_QUIET)}
-    for place in missing.values():
-        Path(place).mkdir(parents=True, exist_ok=True)
+    for folder_below in missing.values():
+        Path(folder_below).mkdir(parents=True, exist_ok=True)
     os.environ.update(missing | _QUIET)
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     try:

@@ -206,7 +206,7 @@ class UnfinishedError(Exception):
     """Training did not finish, so the run at W&B counts as failed until it is resumed."""
 
 
-def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
+def log_rows(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
     """Log the rows as they come; raises UnfinishedError if they end without END.
 
     A training that took no step, such as one whose model is refused, opens no run at W&B.
@@ -239,7 +239,7 @@ def main() -> None:
     opening = next(lines)
     try:
         with contextlib.suppress(UnfinishedError), places(Path(opening["root"])):
-            tell(opening, lines)
+            log_rows(opening, lines)
     except Exception as error:
         sys.stdout.write(f"{reason(error)}\n")
 

@@ -223,7 +223,9 @@ def summary(metrics: Metrics, card: PrivacyCard) -> Mapping[str, object]:
     """
     setting = card.setting
     rarest = next(iter(rare_classes(metrics).values()), {})
-    rare = {f"test/rare_{name}": one["value"] for name, one in rarest.items() if one is not None}
+    rare = {
+        f"test/rare_{name}": estimate["value"] for name, estimate in rarest.items() if estimate is not None
+    }
     guarantee = {
         EPSILON_TOTAL: setting.epsilon,
         "privacy/delta": setting.delta,
@@ -246,7 +248,7 @@ def summary(metrics: Metrics, card: PrivacyCard) -> Mapping[str, object]:
         for name, score in scores.items()
         if isinstance(score, float)
     }
-    gain = {f"test/gain_{end}": one for end, one in metrics.get("gain", {}).items()}
+    gain = {f"test/gain_{end}": value for end, value in metrics.get("gain", {}).items()}
     return {tracker_key(metrics): headline_metric(metrics)} | held_out | gain | rare | guarantee
 
 
@@ -388,7 +390,10 @@ def _card(card: PrivacyCard) -> str:
     setting, accounting, mechanism = card.setting, card.accounting, card.mechanism
     rows = [
         ("epsilon, delta", f"{_cell(setting.epsilon)}, {_cell(setting.delta)}"),
-        ("protects", f"{text.one(card).removesuffix(',')}, {setting.adjacency.replace('_', ' ').lower()}"),
+        (
+            "protects",
+            f"{text.unit_in_words(card).removesuffix(',')}, {setting.adjacency.replace('_', ' ').lower()}",
+        ),
         ("not protected", " ".join(text.not_protected(card))),
         ("population", setting.population),
         ("its cap and what is left", f"{_amount(card, 'cap')}; {_amount(card, 'remaining')}"),

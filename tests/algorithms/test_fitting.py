@@ -1762,7 +1762,10 @@ def test_records_and_people_have_the_units_that_they_are() -> None:
 def test_the_card_of_grouped_rows_promises_the_person_what_was_charged(own_home: Path) -> None:
     """A person's rows are one record: no group of records costs more, and the account was charged for one."""
     card = call(**PEOPLE, population="visits", cap=(20.0, 1e-2)).card
-    assert text.one(card) == "one person (one person), of whose records 2 were used at most, together as one,"
+    assert (
+        text.unit_in_words(card)
+        == "one person (one person), of whose records 2 were used at most, together as one,"
+    )
     assert "for all records of a person together it is" not in text.markdown(card)
     check_charged(card, Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
 
@@ -1778,7 +1781,7 @@ def test_rows_pass_as_another_unit_only_by_a_statement_that_the_card_shows(unit:
     card = call(unit=unit, one_row_per_unit=True, **people).card
     assert (card.setting.unit, card.setting.unit_is_stated) == (unit, True)
     claim = f"one record ({unit}, as whoever trained it states: nobody checked that none has several records)"
-    assert claim in text.protection_sentence(card) and claim in text.one(card)
+    assert claim in text.protection_sentence(card) and claim in text.unit_in_words(card)
     assert verify(card, unsigned=True).passed
     assert "nobody checked" not in text.protection_sentence(call().card)
 

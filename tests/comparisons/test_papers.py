@@ -170,17 +170,17 @@ def test_a_definition_runs_at_tiny_sizes(definition: str, tmp_path: Path) -> Non
     work = work_of(FOLDER / definition, root)
     chosen = last_of_each_method(work)
     for trial in chosen:
-        folder = prepared_folder(work.place.store, trial)
+        folder = prepared_folder(work.workspace.store, trial)
         if not folder.exists():
             write_records(folder, dataset_info(data_card(trial.dataset), trial.transform, None))
-    with lock_comparison(work.place):
+    with lock_comparison(work.workspace):
         refused = [trial for trial in chosen if not is_planned(work, trial)]
         assert not refused or (work.comparison.skip_refused and len(refused) < len(chosen) / 2)
         wanted = {kind_of(trial): trial for trial in chosen if trial not in refused}
         new = [trial for kind, trial in wanted.items() if kind not in RUN] or [next(iter(wanted.values()))]
         for trial in new[:RUNS_EACH]:
             run_trial(work.context, trial)
-            assert 0.0 <= work.place.result(trial.digest)["results"]["accuracy"] <= 1.0
+            assert 0.0 <= work.workspace.result(trial.digest)["results"]["accuracy"] <= 1.0
             RUN.add(kind_of(trial))
 
 

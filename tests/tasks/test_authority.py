@@ -41,8 +41,8 @@ def test_each_fact_names_fields_that_the_card_has(tmp_path: Path) -> None:
     _, card = run_in(tmp_path)
     document = card.to_json()
     for line in lines(card, METRICS, AUDIT):
-        assert line.place and (line.fact is None or line.fact.strip())
-        where = line.place.split(";")[0]
+        assert line.where and (line.fact is None or line.fact.strip())
+        where = line.where.split(";")[0]
         if not where.startswith("card: "):
             continue
         for name in where.removeprefix("card: ").split(", "):
@@ -81,7 +81,7 @@ def test_released_metrics_of_groups_are_stated_and_their_meaning_is_not(tmp_path
     (stated,) = [
         line for line in lines(card, METRICS | {"groups": groups}) if line.question.startswith(asked)
     ]
-    assert without.fact is None and "privacy.evaluation.by" in without.place
+    assert without.fact is None and "privacy.evaluation.by" in without.where
     assert stated.fact is not None
     assert stated.fact.startswith("Released by sex: f 81.00%, 78.00% to 84.00%; <m> unknown.")
 

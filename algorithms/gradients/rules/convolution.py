@@ -169,7 +169,10 @@ class ConvGrad(RowGrad):
         parts = slices(self._gram_numbers, self.inputs, self.grad_outputs)
         cut = self._cutter()
         squares = torch.cat(
-            [_square_norms(cut(wide(some)), their, self.window.groups) for some, their in parts]
+            [
+                _square_norms(cut(wide(their_inputs)), their, self.window.groups)
+                for their_inputs, their in parts
+            ]
         )
         # An input value is in at most `overlap` patches, so their squares add up to at most `overlap` times its square.
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.grad_outputs)
@@ -187,11 +190,11 @@ class ConvGrad(RowGrad):
             write = self._materializer()
             pairs = zip(self.inputs, self.grad_outputs, strict=True)
             each = (write(image[None], error[None]).view(1, *directions.shape) for image, error in pairs)
-            return join_row_products([row_products(one, directions) for one in each])
+            return join_row_products([row_products(part, directions) for part in each])
         cut, groups, parts = self._cutter(), self.window.groups, []
-        for some, their in slices(self._gram_numbers, self.inputs, self.grad_outputs):
+        for their_inputs, their in slices(self._gram_numbers, self.inputs, self.grad_outputs):
             back = their.reshape(len(their) * groups, -1, self.length).transpose(1, 2)
-            parts.append(_row_products(cut(wide(some)), back, directions, groups))
+            parts.append(_row_products(cut(wide(their_inputs)), back, directions, groups))
         # Along the batch: [batch, rows] and [2, batch, rows].
         squares, along = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
         back = self.grad_outputs.flatten(start_dim=2).transpose(1, 2)
@@ -231,8 +234,8 @@ class ConvGrad(RowGrad):
     def _add_products(self, inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor) -> None:
         cut, rows = self._cutter(), rows_of_product(self._patch, grad_outputs.shape[1], grad_outputs.device)
         parts = (torch.split(part, max(1, rows // self.length)) for part in (inputs, grad_outputs, weights))
-        for some, their, each in zip(*parts, strict=True):
-            seen = self._in_weight_order(cut(wide(some))).flatten(start_dim=2)
+        for their_inputs, their, each in zip(*parts, strict=True):
+            seen = self._in_weight_order(cut(wide(their_inputs))).flatten(start_dim=2)
             add_short(seen, wide(their).flatten(start_dim=2).transpose(1, 2), each, total)
 
     def take(self, chosen: Tensor | slice) -> "ConvGrad":

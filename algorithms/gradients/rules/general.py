@@ -135,11 +135,11 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
         if out is None or out == UNKNOWN:
             raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
 
-        def one(*leaves: Any) -> Tensor:
-            some, named = tree_unflatten(leaves, structure)
-            return tensors_in(func(*some, **named))[index]
+        def output_of(*leaves: Any) -> Tensor:
+            args, named = tree_unflatten(leaves, structure)
+            return tensors_in(func(*args, **named))[index]
 
-        call = _Call(one, taken, names, layouts, out, batch)
+        call = _Call(output_of, taken, names, layouts, out, batch)
         return recorder.keep(output, call.gradients, *(values[1:] if is_assigned else values))
 
     if len(outputs) != len(recorder.output_layouts):
@@ -203,26 +203,27 @@ class _Call:
 
         return of_parameters
 
-    def _one(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
+    def _of_record(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
         """A record's values as leaves of a batch of one."""
         return {i: layout.alone(values[i]) for i, layout in enumerate(self.layouts) if layout is not None}
 
     def _together(self, grad_outputs: Tensor) -> Gradients:
         """The gradients of all records at once, by `torch.func`."""
 
-        def one(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
-            run = self._with(self._one(values))
+        def gradients_of_record(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+            run = self._with(self._of_record(values))
             backward = torch.func.vjp(run, *(self.leaves[i] for i in self._places))[1]
             return backward(self.out.alone(error))  # type: ignore[no-any-return]
 
-        gradients = torch.func.vmap(one)(self.out.by_record(grad_outputs, self.batch), self._by_record())
+        by_record = self.out.by_record(grad_outputs, self.batch), self._by_record()
+        gradients = torch.func.vmap(gradients_of_record)(*by_record)
         return self._gradients_by_name(gradients)
 
     def _alone(self, grad_outputs: Tensor) -> Gradients:
         """The gradients of each record in a batch of one."""
         by_record = self._by_record()
         return self._each(
-            (self._one({i: values[record] for i, values in by_record.items()}), self.out.alone(error))
+            (self._of_record({i: values[record] for i, values in by_record.items()}), self.out.alone(error))
             for record, error in enumerate(self.out.by_record(grad_outputs, self.batch))
         )
 
@@ -295,16 +296,18 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
     def gradients(grad_outputs: Tensor) -> Gradients:
         stretched = dict.fromkeys(names, grad_outputs)
         if is_product:
-            (place,) = names
-            stretched = {place: grad_outputs * before[1 - place]}
+            (factor,) = names
+            stretched = {factor: grad_outputs * before[1 - factor]}
         elif not is_sum:
             free = {i: before[i].expand(shape).detach().requires_grad_() for i in names}
             with torch.enable_grad():
-                some = [
+                arguments = [
                     free.get(i, leaf.clone() if i == 0 and _writes(name, kwargs) else leaf)
                     for i, leaf in enumerate(before)
                 ]
-                again = func(*some[: len(args)], **dict(zip(kwargs, some[len(args) :], strict=True)))
+                again = func(
+                    *arguments[: len(args)], **dict(zip(kwargs, arguments[len(args) :], strict=True))
+                )
             back = torch.autograd.grad(again, list(free.values()), grad_outputs, materialize_grads=True)
             stretched = dict(zip(free, back, strict=True))
         rows: dict[str, Tensor] = {}
@@ -446,15 +449,17 @@ def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) ->
     sources: the names of v and g. Small weights have one for any dimension: a batched call through the graph takes
     several times as long as these products.
     """
-    kept = dim + v.dim() if dim < -1 else dim
+    norm_dim = dim + v.dim() if dim < -1 else dim
 
     def closed(part: PerExample) -> Gradients | None:
         if v.numel() >= _FEWEST_BY_ROWS:
-            pulled = normalised_gradients(part, v.reshape(len(v), -1), g.reshape(-1)) if kept == 0 else None
+            pulled = (
+                normalised_gradients(part, v.reshape(len(v), -1), g.reshape(-1)) if norm_dim == 0 else None
+            )
             return None if pulled is None else dict(zip(sources, pulled, strict=True))
         lengths: Tensor = torch.norm_except_dim(v, 2, dim)
         unit, scale = v / lengths, g / lengths
-        over = [1 + other for other in range(v.dim()) if other != kept]
+        over = [1 + other for other in range(v.dim()) if other != norm_dim]
         rows = part.rows.view(-1, *v.shape)
         along = (rows * unit).sum(dim=over, keepdim=True)
         both = scale * (rows - unit * along), along
@@ -564,9 +569,9 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
     outputs, grad_outputs = [output for output, _ in ends], [error for _, error in ends]
     inputs = list(starts.values())
 
-    def back(some: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
+    def back(vectors: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
-            outputs, inputs, some, retain_graph=True, allow_unused=True, is_grads_batched=together
+            outputs, inputs, vectors, retain_graph=True, allow_unused=True, is_grads_batched=together
         )
 
     try:
@@ -574,7 +579,7 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
     except RuntimeError as error:  # an operation whose backward pass has no batched form
         if lacks_memory(error):
             raise
-        each = [back(list(some), together=False) for some in zip(*grad_outputs, strict=True)]
+        each = [back(list(of_record), together=False) for of_record in zip(*grad_outputs, strict=True)]
         pulled = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return {
         name: DenseGrad(gradient.reshape(len(gradient), -1))

@@ -234,8 +234,10 @@ def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
         output, gradient = _largest_of_bags(call, batch)
     else:
         output, gradient = func(*args, **kwargs), lambda grad_outputs: _bags(call, grad_outputs, batch)
-    kept = () if weighting is None else (weighting,)
-    return recorder.keep(output, lambda grad_outputs: {name: gradient(grad_outputs.detach())}, input, *kept)
+    weights_read = () if weighting is None else (weighting,)
+    return recorder.keep(
+        output, lambda grad_outputs: {name: gradient(grad_outputs.detach())}, input, *weights_read
+    )
 
 
 def _largest_of_bags(call: Kwargs, batch: int) -> tuple[Tensor, Callable[[Tensor], PerExample]]:

@@ -318,8 +318,8 @@ def _of_dimensions(
 ) -> tuple[tuple[str, ...], str] | None:
     """The letters of `tensordot`, which sums over some dimensions of each factor."""
     words = [list(_LETTERS[: dimensions[0]]), list(_LETTERS[dimensions[0] : sum(dimensions)])]
-    for one, other in zip(*over, strict=True):
-        words[1][other] = words[0][one]
-    summed = {words[0][one] for one in over[0]}
+    for first, other in zip(*over, strict=True):
+        words[1][other] = words[0][first]
+    summed = {words[0][index] for index in over[0]}
     result = "".join(letter for word in words for letter in word if letter not in summed)
     return tuple("".join(word) for word in words), result

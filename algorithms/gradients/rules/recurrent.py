@@ -149,9 +149,9 @@ class _Lstm(Function):
         to_hidden += to_output[-1]
         each = max(1, _IN_CACHE // to_cell.numel())
         for first in reversed(range(0, len(delta_at), each)):
-            some = range(first, min(first + each, len(delta_at)))
-            of_i_f_g, of_o, through_tanh = _lstm_derivatives(saved[some.start : some.stop])
-            for t in reversed(some):
+            steps = range(first, min(first + each, len(delta_at)))
+            of_i_f_g, of_o, through_tanh = _lstm_derivatives(saved[steps.start : steps.stop])
+            for t in reversed(steps):
                 if to_ends is not None:  # after this step, where it is a record's last
                     to_cell += torch.where((ends == t + 1)[:, None], to_ends, 0.0)
                 # h' = o tanh(c') hands its gradient to o and to c', which also has that of the next step.

@@ -679,10 +679,10 @@ class _Either(_Composed):
         ]
 
         def deltas_of_sides(epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            remove, add = np.max([one.deltas_of_sides(epsilons) for one in every], axis=0)
+            remove, add = np.max([pld.deltas_of_sides(epsilons) for pld in every], axis=0)
             return remove, add
 
-        return pair_of_curves(deltas_of_sides, max(one.epsilon(TAIL_DELTA) for one in every))
+        return pair_of_curves(deltas_of_sides, max(pld.epsilon(TAIL_DELTA) for pld in every))
 
 
 class _DisjointParts(_Either):

@@ -183,8 +183,8 @@ def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, i
 def _is_nested_too_deeply(event: Any) -> bool:
     inside = [event]
     for _ in range(MAX_NESTING + 1):
-        holders = [one for one in inside if isinstance(one, dict)]
-        inside = [part for one in holders for part in _held_in(one)]
+        holders = [value for value in inside if isinstance(value, dict)]
+        inside = [part for holder in holders for part in _held_in(holder)]
         if not inside:
             return False
     return True

@@ -67,5 +67,5 @@ def noise_for_share(share: float, epsilon: float, delta: float = 1e-5) -> float:
 
     A Gaussian mechanism has mu, its sensitivity over its standard deviation; squares of mu add up.
     """
-    mu = brentq(lambda one: gaussian_epsilon(one, delta) - epsilon, 1e-6, 1e3)
+    mu = brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 1e-6, 1e3)
     return 1.0 / (float(mu) * math.sqrt(share))

@@ -252,14 +252,14 @@ class GroupPLD:
         numbers, chances, _ = self._weights
         losses, slopes = np.empty(len(outputs)), np.empty(len(outputs))
         for first in range(0, len(outputs), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            exponents = numbers[:, None] * (outputs[some] - numbers[:, None] / 2) / self.multiplier**2
+            portion = slice(first, first + _AT_ONCE)
+            exponents = numbers[:, None] * (outputs[portion] - numbers[:, None] / 2) / self.multiplier**2
             exponents += np.log(chances)[:, None]
             largest = exponents.max(axis=0)
             shares = np.exp(exponents - largest)
             whole = shares.sum(axis=0)
-            losses[some] = largest + np.log(whole)
-            slopes[some] = (numbers @ shares) / whole / self.multiplier**2
+            losses[portion] = largest + np.log(whole)
+            slopes[portion] = (numbers @ shares) / whole / self.multiplier**2
         return losses, slopes
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
@@ -419,8 +419,8 @@ class AtomsPLD:
         is_below = np.all([np.cumsum(masses) <= tail for masses, tail in tails], axis=0)
         inside = np.flatnonzero(~is_above & ~is_below)
         losses = self.losses[inside] if len(inside) > 1 else self.losses
-        some = np.linspace(0, len(losses) - 1, min(len(losses), _MAX_POINTS)).round().astype(int)
-        edges = np.unique(losses[some])
+        thinned = np.linspace(0, len(losses) - 1, min(len(losses), _MAX_POINTS)).round().astype(int)
+        edges = np.unique(losses[thinned])
         return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
 
     def cells(self, edges: Array) -> CellMasses:
@@ -442,7 +442,7 @@ class ProfilePLD(AtomsPLD):
     @cached_property
     def _sums_from(self) -> tuple[Array, Array, float]:
         """P and Q of each point and those above it, shape [k + 1] each, and the share of P that rounding may take."""
-        p, q = (np.append(np.cumsum(some[::-1])[::-1], 0.0) for some in (self.masses, self.weights))
+        p, q = (np.append(np.cumsum(masses[::-1])[::-1], 0.0) for masses in (self.masses, self.weights))
         return p, q, (len(p) + 16) * _ROUNDING
 
     def deltas(self, epsilons: Array, min_delta: float = 0.0) -> Array:

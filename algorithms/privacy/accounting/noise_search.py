@@ -249,7 +249,9 @@ class _RoughCosts:
         kinds = _merge_kinds(events)
         if kinds is events:
             return 1.0
-        few, every = (sides_of(pairs_of(some, self._adjacency, _SEARCH_GRID))[0] for some in (kinds, events))
+        few, every = (
+            sides_of(pairs_of(schedule, self._adjacency, _SEARCH_GRID))[0] for schedule in (kinds, events)
+        )
         return cost_ratio(every, few, self._target.delta, coarser=coarser)
 
 
@@ -324,7 +326,7 @@ class _KindCell:
     def halves(self) -> list["_KindCell"]:
         """The kinds on either side of the mean."""
         is_above = (self._table[:, :2] - self._mean) @ self._axis > 0
-        return [_KindCell(self._table[some]) for some in (is_above, ~is_above) if some.any()]
+        return [_KindCell(self._table[rows]) for rows in (is_above, ~is_above) if rows.any()]
 
     def kinds(self) -> list[tuple[float, float, int]]:
         """Rate, multiplier and count of one kind, or of two."""

@@ -73,7 +73,7 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
     points = np.concatenate([-above[:0:-1], above])
     remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))
 
-    def one(own: np.ndarray, other: np.ndarray) -> ProfilePLD:
+    def pld_of_side(own: np.ndarray, other: np.ndarray) -> ProfilePLD:
         below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - other[:0:-1])
         x = np.exp(points)
         deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own])))
@@ -82,7 +82,7 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
         masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
         return ProfilePLD(points, masses, float(deltas[-1]))
 
-    return PLDPair(one(remove, add), one(add, remove))
+    return PLDPair(pld_of_side(remove, add), pld_of_side(add, remove))
 
 
 def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -424,7 +424,7 @@ class PLDSum:
     def delta_at_0(self) -> float:
         """A bound on delta at epsilon 0, where those of the losses add up."""
         every = [(points.masses @ -np.expm1(-np.maximum(points.losses, 0.0)), n) for points, n in self.parts]
-        return self.infinity_mass + math.fsum(count * float(one) for one, count in every) * (1 + 2.0**-40)
+        return self.infinity_mass + math.fsum(count * float(mass) for mass, count in every) * (1 + 2.0**-40)
 
     @cached_property
     def _variance(self) -> float:

@@ -268,7 +268,7 @@ def _transform_at(
     b = math.isqrt(count - 1) + 1
     rows = -(-count // b)
     if (_ROOT * (b + rows) / len(masses) + count / _PRODUCTS) * len(indices) > size:
-        folded = np.array([_fold(one, indices, size) for one in masses])
+        folded = np.array([_fold(masses_of_side, indices, size) for masses_of_side in masses])
         return fft.rfft(folded)[:, frequencies] - totals, _fast_unit(size)
     points = indices % size
     low, high = (
@@ -338,9 +338,9 @@ class _TiltedLosses:
         """The losses in blocks of so many, those of the largest spread first."""
         order, first = np.argsort(-self.spreads), 0
         while first < len(order):
-            some = order[first : first + next(sizes)]
-            first += len(some)
-            yield replace(self, counts=self.counts[some], rest=self.rest[some])
+            block = order[first : first + next(sizes)]
+            first += len(block)
+            yield replace(self, counts=self.counts[block], rest=self.rest[block])
 
 
 def _block_sizes(size: int) -> Iterator[int]:
@@ -409,9 +409,11 @@ class _Product:
         frequencies = np.arange(size // 2 + 1)
         log_product, argument, conditioning, log_bound = np.zeros((4, size // 2 + 1))
         factors: list[_Factors] = []
-        tilted = sorted((_TiltedLosses.of(loss, tilt) for loss in losses), key=lambda one: -one.spreads.max())
+        tilted = sorted(
+            (_TiltedLosses.of(loss, tilt) for loss in losses), key=lambda losses: -losses.spreads.max()
+        )
         sizes = _block_sizes(size)
-        for block in (block for one in tilted for block in one.blocks(sizes)):
+        for block in (block for losses in tilted for block in losses.blocks(sizes)):
             counts = block.counts
             x, unit = _transform_at(frequencies, block.rest, block.offsets, size)
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
@@ -427,7 +429,7 @@ class _Product:
                 log_product, argument, conditioning, log_bound = (
                     array[is_large] for array in (log_product, argument, conditioning, log_bound)
                 )
-                factors = [replace(some, log_moduli=some.log_moduli[:, is_large]) for some in factors]
+                factors = [replace(factor, log_moduli=factor.log_moduli[:, is_large]) for factor in factors]
             log_product = log_product + counts @ log_moduli
             angles = np.arctan2(x.imag, 1 + x.real)
             argument = argument + counts @ angles
@@ -441,8 +443,8 @@ class _Product:
             argument,
             conditioning,
             factors,
-            math.fsum(float(one.counts @ one.log_totals) for one in tilted),
-            sum(int(one.counts.sum()) * one.centre for one in tilted),
+            math.fsum(float(losses.counts @ losses.log_totals) for losses in tilted),
+            sum(int(losses.counts.sum()) * losses.centre for losses in tilted),
         )
 
     def sums(self) -> Array:
@@ -454,16 +456,16 @@ class _Product:
     def error_norm(self) -> float:
         """What transforms and powers lose at most, as the norm of the error of `sums`."""
         product = np.exp(self.log_modulus)
-        kinds = sum(len(some.counts) for some in self.factors)  # whose logarithms are added up
+        kinds = sum(len(factor.counts) for factor in self.factors)  # whose logarithms are added up
         # Parseval for half a spectrum: the norm of the sums is at most sqrt(2 / size) times that of the half.
         root = math.sqrt(2 / self.size)
         error = _fast_unit(self.size) * root * float(np.linalg.norm(product))
         powers = float(np.linalg.norm((1 + self.conditioning) * product))
         error += (8 + kinds) * _UNIT_ROUNDOFF * root * powers + _NOTHING
-        for some in self.factors:
+        for factor in self.factors:
             # The power's derivative, count * transform^(count - 1), times what the transform is off by.
-            others = np.linalg.norm(np.exp(self.log_modulus - some.log_moduli), axis=1)
-            error += 2 * some.unit * root * float((some.counts * some.norms) @ others)
+            others = np.linalg.norm(np.exp(self.log_modulus - factor.log_moduli), axis=1)
+            error += 2 * factor.unit * root * float((factor.counts * factor.norms) @ others)
         return error
 
 

@@ -101,7 +101,7 @@ def cost_ratio(
     grid, estimate = coarse_grid(others, delta, _FIRST_ERROR, capped, max_points=_FIRST_POINTS)
     low, _ = capped.decisive_losses(estimate, delta)
     cost, other = (
-        GridComposition(some, coarser * grid, delta, decisive=(low, cap)).epsilon(delta)
-        for some in (plds, others)
+        GridComposition(side, coarser * grid, delta, decisive=(low, cap)).epsilon(delta)
+        for side in (plds, others)
     )
     return cost / other if 0 < other < math.inf and 0 < cost < math.inf else 1.0

@@ -175,17 +175,17 @@ def _ratio_of_step(z: float, cell: float) -> _Ratio:
     return _Ratio(cell, first, masses, below - lowest, float(ndtr(-under_p[-1])))
 
 
-def _double(one: _Ratio) -> _Ratio:
+def _double(ratio: _Ratio) -> _Ratio:
     """The sum of two that are alike and independent.
 
     Points with indices i and i + d have the sum exp(cell i) (1 + exp(cell d)), which lies at the same place between two
     points for every i.
     """
-    count, masses = len(one.masses), one.masses
+    count, masses = len(ratio.masses), ratio.masses
     # How far the place of a sum is above that of its larger point.
-    excesses = np.log1p(np.exp(-one.cell * np.arange(count))) / one.cell
+    excesses = np.log1p(np.exp(-ratio.cell * np.arange(count))) / ratio.cell
     points_up = np.floor(excesses).astype(int)
-    shares = np.expm1((excesses - points_up) * one.cell) / math.expm1(one.cell)
+    shares = np.expm1((excesses - points_up) * ratio.cell) / math.expm1(ratio.cell)
     start = int(points_up[0])
     sums = np.zeros(count + 2)
     # Where distances begin whose sums lie equally far above their larger points.
@@ -200,11 +200,11 @@ def _double(one: _Ratio) -> _Ratio:
             both = 2.0 * masses[begin:] * np.convolve(masses[:size], kernel)[:size]
             sums[low + further : low + further + size] += both
     # One of the two may be 0; where the other one lies below the new grid, it counts as 0, too.
-    sums[: max(0, count - start)] += 2 * one.zero * masses[start:]
+    sums[: max(0, count - start)] += 2 * ratio.zero * masses[start:]
     missed = masses[:start]
-    zero = one.zero**2 + 2 * one.zero * float(missed.sum())
-    lost = 2 * one.lost + 2 * one.zero * float(missed @ one.values[:start])
-    return _Ratio(one.cell, one.first + start, sums, zero, lost).trim()
+    zero = ratio.zero**2 + 2 * ratio.zero * float(missed.sum())
+    lost = 2 * ratio.lost + 2 * ratio.zero * float(missed @ ratio.values[:start])
+    return _Ratio(ratio.cell, ratio.first + start, sums, zero, lost).trim()
 
 
 def _add_near(sums: Array, masses: Array, shifts: NDArray[np.int64], shares: Array) -> None:
@@ -247,33 +247,35 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
     # In units of the narrower cell: that of the several, and that of the step.
     own, other = max(1, math.ceil(cell / width)), max(1, math.floor(width / cell))
     unit = cell / own
-    one = _ratio_of_step(noise_multiplier, unit * other)
-    lowest = several.first * own - (one.first + len(one.masses) - 1) * other
-    highest = (several.first + count - 1) * own - one.first * other
+    step = _ratio_of_step(noise_multiplier, unit * other)
+    lowest = several.first * own - (step.first + len(step.masses) - 1) * other
+    highest = (several.first + count - 1) * own - step.first * other
     above = np.logaddexp(0.0, -unit * np.arange(lowest, highest + 1)) / cell
     points_up = np.floor(above).astype(int)
     shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
-    base = int(points_up[several.first * own - one.first * other - lowest])  # of the lowest sum
+    base = int(points_up[several.first * own - step.first * other - lowest])  # of the lowest sum
     places, size = np.arange(count) - base, count + int(points_up[(count - 1) * own]) - base + 2
     sums = np.zeros(size)
-    if own * 2 * math.log(1 / math.expm1(cell)) / cell < len(one.masses):
+    if own * 2 * math.log(1 / math.expm1(cell)) / cell < len(step.masses):
         for phase in range(own):
-            _add_by_distance(sums, several, one, base, own, other, phase)
+            _add_by_distance(sums, several, step, base, own, other, phase)
     else:
-        for index, mass in enumerate(one.masses.tolist()):
-            begin = several.first * own - (one.first + index) * other - lowest
+        for index, mass in enumerate(step.masses.tolist()):
+            begin = several.first * own - (step.first + index) * other - lowest
             at = slice(begin, begin + (count - 1) * own + 1, own)
             both, low = mass * several.masses, places + points_up[at]
             up = both * shares[at]
             sums += np.bincount(low, both - up, size)
             sums[1:] += np.bincount(low, up, size)[:-1]
-    lost = several.lost + one.lost
-    lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ several.values)
-    return _Ratio(cell, several.first + base, sums, several.zero + one.zero, lost).trim()
+    lost = several.lost + step.lost
+    lost += several.zero * float(step.masses @ step.values) + step.zero * float(
+        several.masses @ several.values
+    )
+    return _Ratio(cell, several.first + base, sums, several.zero + step.zero, lost).trim()
 
 
 def _add_by_distance(
-    sums: Array, several: _Ratio, one: _Ratio, base: int, own: int, other: int, phase: int
+    sums: Array, several: _Ratio, step: _Ratio, base: int, own: int, other: int, phase: int
 ) -> None:
     """Add the masses of pairs of points of several and of one step to those of their sums, all of a distance together.
 
@@ -283,10 +285,10 @@ def _add_by_distance(
     base: how far the lowest sum lies above the lowest point of the several.
     """
     cell, a = several.cell, several.masses
-    skip = (phase - one.first) % own
-    b = one.masses[skip::own]
+    skip = (phase - step.first) % own
+    b = step.masses[skip::own]
     # The first of b's points, relative to the lowest of the several.
-    first = (one.first + skip) // own * other - several.first
+    first = (step.first + skip) // own * other - several.first
     dense = np.zeros((len(b) - 1) * other + 1)
     dense[::other] = b
     distances = np.arange(-first - len(dense) + 1, len(a) - first)
@@ -453,8 +455,8 @@ def _log_transforms(z: float, parts: int, steps: int) -> Array:
     decays = np.exp(-np.exp(logs[0] + log_points[0] - math.log(parts) + products))
     means = np.full(len(logs), masses[0])
     for at in range(parts_of_cell):  # the points that lie equally far from some product
-        some = masses[1 + at :: parts_of_cell]
-        means += np.correlate(decays[at::parts_of_cell], some)[: len(logs)]
+        masses_at = masses[1 + at :: parts_of_cell]
+        means += np.correlate(decays[at::parts_of_cell], masses_at)[: len(logs)]
     transforms: Array = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
     transforms.setflags(write=False)
     return transforms

@@ -257,10 +257,10 @@ class _GroupMoments:
         """L at outputs, shape [outputs]."""
         ratios = np.empty(len(t))
         for first in range(0, len(t), _POINTS_AT_ONCE):
-            some = slice(first, first + _POINTS_AT_ONCE)
-            exponents = self._constants[:, None] + self._numbers[:, None] * t[some]
+            portion = slice(first, first + _POINTS_AT_ONCE)
+            exponents = self._constants[:, None] + self._numbers[:, None] * t[portion]
             largest = exponents.max(axis=0)
-            ratios[some] = largest + np.log(np.exp(exponents - largest).sum(axis=0))
+            ratios[portion] = largest + np.log(np.exp(exponents - largest).sum(axis=0))
         return ratios
 
 
@@ -330,8 +330,8 @@ def rdp_of_selection(mean: float, shape: float, once: np.ndarray, orders: np.nda
                 a > _MIN_ORDER, (a - 1) * (r - epsilons + np.log1p(-1 / a)) - np.log(a), math.inf
             )
             exponents = np.minimum(exponents, np.log1p(-np.exp(-r)) / 2)
-            found: np.ndarray = bounds + mean * np.exp(np.minimum(exponents.min(axis=0), 0.0))
-            return np.where(orders > 1, found, math.inf)
+            bounds_above: np.ndarray = bounds + mean * np.exp(np.minimum(exponents.min(axis=0), 0.0))
+            return np.where(orders > 1, bounds_above, math.inf)
     gamma = float(_gamma_truncated_negative_binomial(shape, mean))
     bounds = bounds + (1 + shape) * np.min((1 - 1 / orders) * once - math.log(gamma) / orders)
     rising: np.ndarray = np.minimum.accumulate(bounds[::-1])[::-1]  # a bound holds at lower orders, too

@@ -34,6 +34,6 @@ def decaying_sums(numbers: NDArray[np.float64], step: float) -> NDArray[np.float
     """
     if len(numbers) > MANY or "scipy.signal" in sys.modules:
         return np.asarray(signal.lfilter([step], [1.0, step - 1.0], numbers))
-    kept = -(step - 1.0)
-    sums = accumulate((step * numbers).tolist(), lambda before, number: number + before * kept)
+    decay = -(step - 1.0)
+    sums = accumulate((step * numbers).tolist(), lambda before, number: number + before * decay)
     return np.fromiter(sums, np.float64, len(numbers))

@@ -69,8 +69,8 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.
     near, shift = [_BELOW * _decisive_delta(event, side) for side in sides], math.inf
     for _ in range(_ROUNDS):
         bounds = [partial(_deltas_near, side, delta) for side, delta in zip(sides, near, strict=True)]
-        found, epsilon = _shift_and_epsilon(event, partial(_largest, bounds, least))
-        shift = min(shift, found)
+        shift_near, epsilon = _shift_and_epsilon(event, partial(_largest, bounds, least))
+        shift = min(shift, shift_near)
         there = [float(bound(np.array([epsilon]))[0]) for bound in bounds]
         worst = int(np.argmax(there))
         if near[worst] <= there[worst] <= _NEAR * near[worst]:
@@ -125,19 +125,19 @@ def _shift_and_epsilon(event: Any, deltas: Deltas) -> tuple[float, float]:
         return deltas(tried[np.append(at, _STEPS)])[:-1] * (1 + _NEAR_NOTHING) + TAIL_DELTA
 
     # First at some epsilons, then at those between them: delta falls.
-    some = np.append(np.arange(0, _STEPS, _STRIDE), _STEPS)
-    slacks, rises = slack(some), np.expm1(tried[some])
+    indices = np.append(np.arange(0, _STEPS, _STRIDE), _STEPS)
+    slacks, rises = slack(indices), np.expm1(tried[indices])
     if math.isinf(event.shape):
         costs = rises + slacks
-        blocks = some[:-1][rises[:-1] + slacks[1:] < costs.min()]
+        blocks = indices[:-1][rises[:-1] + slacks[1:] < costs.min()]
         between = (blocks[:, None] + np.arange(1, _STRIDE)).ravel()
         if len(between):
-            some, costs = (
-                np.append(some, between),
+            indices, costs = (
+                np.append(indices, between),
                 np.append(costs, np.expm1(tried[between]) + slack(between)),
             )
         at = int(np.argmin(costs))
-        return float(event.mean * costs[at]), float(tried[some[at]])
+        return float(event.mean * costs[at]), float(tried[indices[at]])
     gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
     enough = np.flatnonzero((1 - gamma) * slacks <= gamma * rises)
     if not len(enough):
@@ -145,7 +145,7 @@ def _shift_and_epsilon(event: Any, deltas: Deltas) -> tuple[float, float]:
             "a trial tells too much for the profile of the best; set {target.accountant} to rdp.",
             code="trial_profile",
         )
-    between = np.arange(some[max(enough[0] - 1, 0)], some[enough[0]] + 1)
+    between = np.arange(indices[max(enough[0] - 1, 0)], indices[enough[0]] + 1)
     holds = (1 - gamma) * slack(between) <= gamma * np.expm1(tried[between])
     holds[-1] = True  # as seen above, whatever the last digit is now
     epsilon = float(tried[between[np.argmax(holds)]])

@@ -99,28 +99,30 @@ def importance_sum(
     def sum_pass(rows: Rows, *, by_weight: bool) -> tuple[Tensor, Tensor]:
         """The sum over a pass's accepted records, and the norms of all; by weight, one that is not finite spoils it."""
         total, norms, start = torch.zeros_like(point, dtype=torch.float64), list[Tensor](), 0
-        for found, inputs, labels in engine.in_parts(point, *load(rows)):
-            some, device = rows[start : start + len(labels)], inputs.device
+        for sum_of_pass, inputs, labels in engine.in_parts(point, *load(rows)):
+            rows_of_part, device = rows[start : start + len(labels)], inputs.device
             start += len(labels)
-            limits = upload(torch.from_numpy(bounds[some]), device)()
-            norms.append(found.norms(clipping))
+            limits = upload(torch.from_numpy(bounds[rows_of_part]), device)()
+            norms.append(sum_of_pass.norms(clipping))
             clipped = torch.minimum(norms[-1], limits).clamp(max=clip_norm)
             chances = torch.where(torch.isfinite(norms[-1]), clipped, 0.0) / limits
-            accepted = are_below(upload(coins[torch.from_numpy(some)], device)(), chances)
+            accepted = are_below(upload(coins[torch.from_numpy(rows_of_part)], device)(), chances)
             added = torch.zeros(len(point), dtype=torch.float64, device=device)
             if by_weight:  # a norm of infinity gives the weight 0
-                found.add_clipped_if_finite(clipping, added, torch.where(accepted, norms[-1], torch.inf))
+                sum_of_pass.add_clipped_if_finite(
+                    clipping, added, torch.where(accepted, norms[-1], torch.inf)
+                )
             else:
                 chosen = torch.nonzero(accepted)[:, 0]  # all of them are finite
-                found.take(chosen).add_clipped_if_finite(clipping, added, norms[-1][chosen])
+                sum_of_pass.take(chosen).add_clipped_if_finite(clipping, added, norms[-1][chosen])
             total += added.to(total.device)
         return total, torch.cat(norms)
 
     total, norms = torch.zeros_like(point, dtype=torch.float64), list[Tensor]()
     passes = list(split_passes(candidates, engine.physical_batch))
     for rows in passes:
-        found, of_pass = sum_pass(rows, by_weight=by_weight)
-        total += torch.where(of_pass.amax() < torch.inf, found, 0.0) if by_weight else found
+        sum_of_pass, of_pass = sum_pass(rows, by_weight=by_weight)
+        total += torch.where(of_pass.amax() < torch.inf, sum_of_pass, 0.0) if by_weight else sum_of_pass
         norms.append(of_pass)
     measured = torch.cat(norms).cpu().numpy() if norms else np.zeros(0)  # the one wait for a device
     known = split_passes(np.isfinite(measured), engine.physical_batch)

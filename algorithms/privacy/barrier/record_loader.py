@@ -85,7 +85,7 @@ class RecordLoader:
 
     def batches(self, records: RecordArrays, rows: Rows, physical_batch: int) -> Iterator[Batch]:
         """The records at some indices, in that order, in physical batches on the device; the last may be shorter."""
-        return (self.load(records, some) for some in split_passes(rows, physical_batch))
+        return (self.load(records, rows_of_pass) for rows_of_pass in split_passes(rows, physical_batch))
 
     def load(self, records: RecordArrays, rows: Rows) -> Batch:
         """The records at some indices, in that order, on the device."""

@@ -329,7 +329,7 @@ def queries(trace: Columns) -> Iterator[QuerySection]:
     group_of_row = np.array([groups.setdefault(names, len(groups)) for names in _rows(trace, _KINDS)])
     for names, number in groups.items():
         rows = {name: np.asarray(trace[name], float)[group_of_row == number] for name in _SPANS}
-        spans = {name: _span(np.fmin.reduce(some), np.fmax.reduce(some)) for name, some in rows.items()}
+        spans = {name: _span(np.fmin.reduce(values), np.fmax.reduce(values)) for name, values in rows.items()}
         count = int((group_of_row == number).sum())
         yield QuerySection.model_validate({**dict(zip(_KINDS, names, strict=True)), "count": count, **spans})
 
@@ -383,9 +383,9 @@ def placeholder_trace(schedule: Schedule) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def same_events(one: Schedule, other: Schedule) -> bool:
+def same_events(first: Schedule, other: Schedule) -> bool:
     """Whether two schedules are the same releases in the same order."""
-    return schedule_to_json(merge_neighbours(one)) == schedule_to_json(merge_neighbours(other))
+    return schedule_to_json(merge_neighbours(first)) == schedule_to_json(merge_neighbours(other))
 
 
 def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) -> str | None:

@@ -111,7 +111,7 @@ def statement(card: PrivacyCard) -> str:
     numbers = "" if cost is None else f"epsilon = {rounded_up(cost)} and delta = {setting.delta:g}"
     is_started = mechanism.model.start is not None
     if setting.private:
-        changed = f"when {one(card)} is {_CHANGE[setting.adjacency]}{_group(card)}"
+        changed = f"when {unit_in_words(card)} is {_CHANGE[setting.adjacency]}{_group(card)}"
         beside = (
             "; what it cost to make the model that this one starts from is not in that number, and whoever was in both"
             " trainings loses both together"
@@ -129,7 +129,7 @@ def statement(card: PrivacyCard) -> str:
     return f"NOT PRIVATE: {' '.join(said)}"
 
 
-def one(card: PrivacyCard) -> str:
+def unit_in_words(card: PrivacyCard) -> str:
     """What is added or removed."""
     setting = card.setting
     match setting.per_person:

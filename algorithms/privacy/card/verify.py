@@ -316,7 +316,9 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
     )
     query_count = sum(query.count for query in mechanism.queries)
     schedule = card.schedule
-    counts = {sum(count for _, count in one) for one in trials_of(schedule) or [releases_in_order(schedule)]}
+    counts = {
+        sum(count for _, count in trial) for trial in trials_of(schedule) or [releases_in_order(schedule)]
+    }
     same = mechanism.releases == query_count and query_count in counts
     yield CardCheck("releases", same, f"{query_count} in the trace, {mechanism.releases} stated")
 
@@ -363,7 +365,8 @@ def _are_of(evaluated: Schedule, query: QuerySection) -> bool:
         name: getattr(query, name).least for name in ("sampling_rate", "noise_multiplier")
     }
     return all(
-        sum(count for _, count in one) == 1 and all(row_fits(row, event) for event, _ in one) for one in rows
+        sum(count for _, count in trial) == 1 and all(row_fits(row, event) for event, _ in trial)
+        for trial in rows
     )
 
 
@@ -393,7 +396,7 @@ def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[CardCh
             trace = file.read().to_pydict()
         left = trace_schedule(trace)
         released = trials_of(schedule) or [releases_in_order(schedule)]
-        same = any(same_events(left, one) for one in released)
+        same = any(same_events(left, trial) for trial in released)
         problem = column_problem(trace, card, is_whole=trials_of(schedule) is None)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         yield from (CardCheck(name, False, "the trace cannot be read") for name in _TRACE)
@@ -500,7 +503,7 @@ def _stands(stated: Account, balance: Balance) -> bool:
 def _same(stated: Amount, budget: Budget) -> bool:
     epsilon = math.inf if stated.epsilon is None else stated.epsilon
     pairs = ((epsilon, budget.epsilon), (stated.delta, budget.delta))
-    return all(math.isclose(one, other, rel_tol=BELOW, abs_tol=1e-300) for one, other in pairs)
+    return all(math.isclose(first, other, rel_tol=BELOW, abs_tol=1e-300) for first, other in pairs)
 
 
 def _covers(name: str, stated: float | None, recomputed: float | None) -> bool:

@@ -183,7 +183,7 @@ def check(value: Any, kind: str, where: str) -> None:
     if kind[0] in "[{":
         is_right = type(value) is (list if kind[0] == "[" else dict) and (value or kind.endswith("*"))
         ones = (value if kind[0] == "[" else value.values()) if is_right else ()
-        inside = [(one, inner, where) for one in ones]
+        inside = [(part, inner, where) for part in ones]
     elif inner == "event" or inner in FORMS:
         require(type(value) is dict, f"{where} is no object.", BadCardError)
         form = str(value.get("type")) if inner == "event" else inner
@@ -196,8 +196,8 @@ def check(value: Any, kind: str, where: str) -> None:
         is_right = is_of(value, inner)
     require(is_right, f"{where} has other values or fields, or in another order, than it may.", BadCardError)
     require(where.count(": ") <= MAX_DEPTH, "an event is nested too deeply.", BadCardError)
-    for one in inside:
-        check(*one)
+    for part in inside:
+        check(*part)
     if form in RULES:
         require(RULES[form](value), f"{where} has values that do not go together.", BadCardError)
 
@@ -219,7 +219,9 @@ def rows_of(card: Card) -> Rows:
 def parts_of(event: Event) -> Rows:
     """The events that an event holds, a composition of equal ones as one row."""
     inner = [event["event"]] if "event" in event else event.get("events", [])
-    repeated = [one if one["type"] == "SelfComposedDpEvent" else {"event": one, "count": 1} for one in inner]
+    repeated = [
+        part if part["type"] == "SelfComposedDpEvent" else {"event": part, "count": 1} for part in inner
+    ]
     return rows_of({"events": repeated})
 
 
@@ -343,7 +345,9 @@ def check_promise(card: Card) -> Iterator[Check]:
     yield from check_evaluation(card, rows)
     yield "rounding", made["rounding"] == (None if allowed == "none" else ROUNDING), "of sums and noise"
     asked = sum(query["count"] for query in mechanism["queries"])
-    same = asked == mechanism["releases"] and asked in {sum(count for _, count in one) for one in shown(rows)}
+    same = asked == mechanism["releases"] and asked in {
+        sum(count for _, count in trial) for trial in shown(rows)
+    }
     yield "releases", same, f"{asked} in the queries"
 
 
@@ -362,7 +366,7 @@ def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
     if fits := fits and [query["count"] for query in queries] == [1]:
         kind, multiplier = f"{queries[0]['noise'].title()}DpEvent", queries[0]["noise_multiplier"]["least"]
         histogram = [({"type": kind, "noise_multiplier": multiplier}, 1)]
-        fits = all([row for row in one if row[1]] == histogram for one in shown(evaluated))
+        fits = all([row for row in trial if row[1]] == histogram for trial in shown(evaluated))
     others = "others than one histogram, or one that the card has in some places alone"
     yield "releases of the people held out", fits, "one histogram" if fits else others
     terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
@@ -441,7 +445,7 @@ def check_payments(rows: Rows) -> None:
     left, paid = 0, None
     for event, count in rows:
         inner = parts_of(event)
-        for part in [inner] if event["type"] == "ComposedDpEvent" else [[one] for one in inner]:
+        for part in [inner] if event["type"] == "ComposedDpEvent" else [[part] for part in inner]:
             check_payments(part)
         terms = event["type"].replace("Step", ""), *map(event.get, ("noise_multiplier", "parts", "rate"))
         if "steps" in event and count > 0:
@@ -460,7 +464,9 @@ def simplify(rows: Rows, adjacency: str) -> Rows:
     """
     counts: dict[str, tuple[Event, int]] = {}
     precision = 0.0
-    for event, count in [(one, n * many) for row, many in rows for one, n in releases_of(row, adjacency)]:
+    for event, count in [
+        (release, n * many) for row, many in rows for release, n in releases_of(row, adjacency)
+    ]:
         if 0 in (count, event.get("sampling_probability"), event.get("share")):
             continue
         if event["type"] == "GaussianDpEvent":
@@ -485,7 +491,7 @@ def releases_of(event: Event, adjacency: str) -> Rows:
     if kind in ("NoOpDpEvent", "ComposedDpEvent") or kind.endswith("StepDpEvent"):
         return simplify(parts_of(event), adjacency)
     if kind == "SelfComposedDpEvent":
-        return [(one, n * event["count"]) for one, n in inner]
+        return [(release, n * event["count"]) for release, n in inner]
     if kind == "RepeatAndSelectDpEvent":
         return [(event | {"event": inner}, 1)]
     if kind == "EitherDpEvent":
@@ -495,7 +501,7 @@ def releases_of(event: Event, adjacency: str) -> Rows:
     if kind == "SampledWithoutReplacementDpEvent":
         require(adjacency != ADDED, "a sample of fixed size is proven under REPLACE_ONE alone")
         share = event["sample_size"] / event["source_dataset_size"]
-        if [(one["type"], n) for one, n in inner] == [("GaussianDpEvent", 1)]:
+        if [(release["type"], n) for release, n in inner] == [("GaussianDpEvent", 1)]:
             return [(inner[0][0] | {"type": kind, "share": share}, 1)]
         return [({"type": "PureDpEvent", "epsilon": of_sample(share, pure(inner))}, 1)]
     if adjacency == ADDED:
@@ -639,8 +645,8 @@ def pld_epsilon(rows: Rows, delta: float, eta: float) -> float:
         is_exact = loss._infinity_mass <= delta
         require(is_exact, "delta is smaller than what this program's numbers are exact to")
         bounds = common.BinarySearchParameters(0.0, losses_of(loss)[-1], tolerance=1e-9)
-        found = common.inverse_monotone_function(loss.get_delta_for_epsilon, MORE * delta, bounds)
-        epsilon = max(epsilon, found - 1e-9 - eta)
+        crossing = common.inverse_monotone_function(loss.get_delta_for_epsilon, MORE * delta, bounds)
+        epsilon = max(epsilon, crossing - 1e-9 - eta)
     return epsilon
 
 
@@ -688,9 +694,9 @@ def on_grid(pair: Pair, grid: float, tail: float) -> DensePLDPmf:
     first, index = int(cells.min()), (cells - cells.min()).astype(int)
     upper = p * np.expm1(grid * (cells - losses)) / math.expm1(-grid)
     masses = np.append(np.bincount(index, p - upper), 0.0) + np.append(0.0, np.bincount(index, upper))
-    kept = np.flatnonzero((np.cumsum(masses) > tail) & (np.cumsum(masses[::-1])[::-1] > tail))
-    require(len(kept), "delta is smaller than what this program's numbers are exact to")
-    low, high = int(kept[0]), int(kept[-1]) + 1
+    used = np.flatnonzero((np.cumsum(masses) > tail) & (np.cumsum(masses[::-1])[::-1] > tail))
+    require(len(used), "delta is smaller than what this program's numbers are exact to")
+    low, high = int(used[0]), int(used[-1]) + 1
     return DensePLDPmf(grid, first + low, masses[low:high], 0.0, pessimistic_estimate=True)
 
 
@@ -710,7 +716,7 @@ def worst_part(event: Event, grid: float, delta: float, slip: float) -> list[Pai
         ratios, deltas = np.exp(grid * np.arange(first, last + 1)), np.zeros(last - first + 1)
         for loss in losses:
             masses = loss._probs, loss._probs * np.exp(-losses_of(loss))
-            p, q = (np.append(np.cumsum(one[::-1])[::-1], 0.0) for one in masses)
+            p, q = (np.append(np.cumsum(mass[::-1])[::-1], 0.0) for mass in masses)
             above = np.searchsorted(losses_of(loss), np.log(ratios) + slip, side="right")
             deltas = np.maximum(deltas, p[above] - math.exp(slip) * ratios * q[above])
         # delta(e) is the sum of p - exp(e) q over the ratios p / q above exp(e), so that it bends by q at each
@@ -843,8 +849,8 @@ def random_allocation(z: float, parts: int, steps: int, tail: float) -> Pair:
         q, sums = (np.asarray(np.bincount(bins, masses[used]), np.float64) for masses in (q, sums))
         return q, sums
 
-    def both(one: Pair, other: Pair) -> Pair:
-        (q, sums), (r, others) = one, other
+    def both(first: Pair, other: Pair) -> Pair:
+        (q, sums), (r, others) = first, other
         return in_bins(np.outer(q, r).ravel(), (np.outer(sums, r) + np.outer(q, others)).ravel())
 
     reach = math.sqrt(-2 * math.log(tail))
@@ -871,12 +877,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a release, or a privacy_card.json")
     parser.add_argument("--key", help="the owner's public key, or a file that holds it; from the owner")
     parser.add_argument("--unsigned", action="store_true", help="accept a card that nobody signed")
-    given = parser.parse_args(arguments)
-    is_file = given.key is not None and Path(given.key).is_file()
-    key = Path(given.key).read_text(errors="replace").strip() if is_file else given.key
+    options = parser.parse_args(arguments)
+    is_file = options.key is not None and Path(options.key).is_file()
+    key = Path(options.key).read_text(errors="replace").strip() if is_file else options.key
     logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting's warnings
     try:
-        checks = verify(given.folder, key=key, unsigned=given.unsigned)
+        checks = verify(options.folder, key=key, unsigned=options.unsigned)
     except BadCardError as error:
         sys.stdout.write(f"No card was checked: {error}\n")
         return 2

@@ -130,16 +130,16 @@ class Tree(Strategy):
         parent takes its place; and as a part of its parent's estimate.
         """
         steps = weights.shape[1]
-        place = np.arange(steps) % self.leaves + 1
+        leaf = np.arange(steps) % self.leaves + 1
         total, of_estimates = np.zeros(len(weights)), np.zeros_like(weights)
         for level in reversed(range(self.leaves.bit_length())):
             length = 1 << level
-            ends = np.flatnonzero(place % length == 0)
+            ends = np.flatnonzero(leaf % length == 0)
             # A right child is complete in the same step as its parent, which takes its place at once: it counts only as
             # a part of the parent's estimate. A left child stands in the sums until the step in which its parent is.
-            is_left = place[ends] // length % 2 == 1
+            is_left = leaf[ends] // length % 2 == 1
             parents = np.where(is_left, ends + length, ends)
-            has_parent = ~is_left | (place[ends] + length <= self.leaves) & (parents < steps)
+            has_parent = ~is_left | (leaf[ends] + length <= self.leaves) & (parents < steps)
             parents = np.where(has_parent, parents, ends)
             replaced = np.where(has_parent, weights[:, parents], 0.0)
             from_parents = np.where(has_parent, of_estimates[:, parents], 0.0)

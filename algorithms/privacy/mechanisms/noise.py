@@ -241,9 +241,9 @@ def _join_words(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> N
 
 
 def _box_muller(
-    one: NDArray[np.float64], other: NDArray[np.float64]
+    first: NDArray[np.float64], other: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    radius, angle = np.sqrt(-2.0 * np.log(one)), 2.0 * math.pi * other
+    radius, angle = np.sqrt(-2.0 * np.log(first)), 2.0 * math.pi * other
     return radius * np.cos(angle), radius * np.sin(angle)
 
 

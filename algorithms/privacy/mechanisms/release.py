@@ -449,7 +449,7 @@ def _event_of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
                 releases_of(event)  # which refuses what no theorem covers
             return event
         case RandomAllocation(parts=parts) as allocation:
-            if allocation.place:  # not the first step of its pass
+            if allocation.index_in_pass:  # not the first step of its pass
                 return RandomAllocationStepDpEvent(inner.noise_multiplier, parts)
             return RandomAllocationDpEvent(inner.noise_multiplier, parts, allocation.steps_of_pass)
         case WithoutReplacement(size=size, records=records):

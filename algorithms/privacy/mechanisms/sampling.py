@@ -163,7 +163,7 @@ class RandomAllocation:
         return self.passes * self.parts
 
     @property
-    def place(self) -> int:
+    def index_in_pass(self) -> int:
         """The index of this step within its pass, from 0."""
         return self.step % self.parts
 
@@ -205,7 +205,9 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
             has_turn = stream.parts(count, parts) == step % parts
             return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
         case RandomAllocation(parts=parts):
-            return np.flatnonzero(stream.allocation(count, parts, sampling.first_step) == sampling.place)
+            return np.flatnonzero(
+                stream.allocation(count, parts, sampling.first_step) == sampling.index_in_pass
+            )
         case Importance():
             raise TypeError("who takes part in an importance sample depends on gradients")
 

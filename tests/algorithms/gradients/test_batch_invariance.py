@@ -196,7 +196,7 @@ def test_losses_of_very_long_records_do_not_turn_when_one_is_exchanged(name: str
 
 def alone(engine: Engine, made: Problem, records: list[int], place: int) -> Tensor:
     """The gradient of one record among others, and its norm."""
-    some = made.some(records)
+    some = made.take(records)
     found = engine.contributions(*some.arguments)
     norms = found.norms(L2(1.0))
     weights = torch.ones(1, dtype=torch.float64)
@@ -438,7 +438,7 @@ def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
     made = small_network()
     engine = made.engine(expected_batch=expected_batch)
     for count in (1, 2, 7, 63, 64, 65, 200):
-        some = made.some([0] * count)
+        some = made.take([0] * count)
         for ask in (
             lambda some=some: engine.clipped_sum(*some.arguments, L2(1.0)),
             lambda some=some: engine.norms(*some.arguments, L2(1.0)),
@@ -463,7 +463,7 @@ def test_a_pass_over_few_records_has_the_smallest_size_that_was_compared() -> No
         50: {32, 24},
     }
     for count, sizes in wanted.items():
-        records = made.some([0] * count).arguments
+        records = made.take([0] * count).arguments
         for clipping in (L2(1.0), Normalised(1.0, 0.1)):
             assert sizes_of(engine, partial(engine.clipped_sum, *records, clipping)) == sizes
             assert sizes_of(engine, partial(engine.norms, *records, clipping)) == sizes
@@ -486,7 +486,7 @@ def test_a_record_is_the_same_bit_for_bit_in_passes_of_each_size(name: str, expe
     in_full_passes = copy(engine)
     in_full_passes.smaller_sizes = ()
     for count in (1, 5, *engine.smaller_sizes, min(len(made.labels), engine.physical_batch)):
-        records = made.some(slice(0, count)).arguments
+        records = made.take(slice(0, count)).arguments
         norms, sums = (
             [each.norms(*records, L2(1.0)) for each in (engine, in_full_passes)],
             [each.clipped_sum(*records, L2(0.5)) for each in (engine, in_full_passes)],
@@ -630,13 +630,13 @@ def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
     monkeypatch.setattr(Passes, "losses", only_usual(Passes.losses))
     inputs, others = made.inputs.clone(), [0, 1, 2, *range(4, 13)]
     inputs[3] = 101.0
-    odd, usual = replace(made, inputs=inputs), made.some(others)
+    odd, usual = replace(made, inputs=inputs), made.take(others)
     for clipping in (L2(0.1), PerLayer((0.1, 0.1)), L1(0.1)):
         norms = [engine.norms(*some.arguments, clipping) for some in (odd, usual)]
         assert torch.equal(norms[0][others], norms[1])
-        sums = [engine.clipped_sum(*some.arguments, clipping) for some in (odd, usual, odd.some([3]))]
+        sums = [engine.clipped_sum(*some.arguments, clipping) for some in (odd, usual, odd.take([3]))]
         assert naive.relative(sums[0] - sums[1], sums[2]) < 1e-12
-    losses = [engine.clipped_losses(*some.arguments, 1e9) for some in (odd, usual, odd.some([3]))]
+    losses = [engine.clipped_losses(*some.arguments, 1e9) for some in (odd, usual, odd.take([3]))]
     assert float(losses[0] - losses[1] - losses[2]) == pytest.approx(0.0, abs=1e-12 * float(losses[0]))
     assert sizes == {8}
 

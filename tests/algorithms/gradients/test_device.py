@@ -65,7 +65,7 @@ def test_sums_and_norms_are_those_of_the_loop(name: str, dtype: torch.dtype, tol
 
 def record_part(made: Problem, engine: Engine, order: list[int], place: int) -> Tensor:
     """The gradient of one record among others, as the sum has it, and its norm."""
-    found = engine.contributions(*made.some(order).arguments)
+    found = engine.contributions(*made.take(order).arguments)
     only, one = torch.tensor([place], device=DEVICE), torch.ones(1, dtype=torch.float64, device=DEVICE)
     return torch.cat([found.take(only).weighted_sum(one), found.norms(CLIPPING)[only]])
 
@@ -93,7 +93,7 @@ def test_a_record_counts_the_same_in_any_place_and_company(name: str, dtype: tor
 def test_a_record_never_counts_more_than_its_bound(name: str, dtype: torch.dtype) -> None:
     """With bounds at, just above and just under its norm."""
     made, engine = placed(name, dtype)
-    found = engine.contributions(*made.some([0]).arguments)
+    found = engine.contributions(*made.take([0]).arguments)
     whole = found.weighted_sum(torch.ones(1, dtype=torch.float64, device=DEVICE))
     for near in (1.0, 1.0 + 1e-7, 1.0 - 1e-7, 0.3):
         bound = near * float(whole.norm())
@@ -114,7 +114,7 @@ def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(
     inputs, others = made.inputs.clone(), [0, 1, 3, 4, 5]
     inputs[2] = bad
     found = engine.clipped_sum(made.parameters, inputs, made.labels, CLIPPING)
-    without = engine.clipped_sum(*made.some(others).arguments, CLIPPING)
+    without = engine.clipped_sum(*made.take(others).arguments, CLIPPING)
     assert naive.relative(found, without) < (1e-12 if DEVICE.type == "cpu" else 1e2 * torch.finfo(dtype).eps)
 
 

@@ -58,7 +58,7 @@ def test_any_physical_batch_gives_the_same_sum(name: str) -> None:
 @pytest.mark.parametrize("name", TYPICAL + ON_TOKENS)
 def test_an_empty_batch_is_zero(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
-    nobody = made.some(slice(0, 0))
+    nobody = made.take(slice(0, 0))
     for clipping in naive.clippings(made.model, made.gradients).values():
         found = engine.clipped_sum(*nobody.arguments, clipping)
         assert found.shape == made.parameters.shape and found.dtype == torch.float64
@@ -134,7 +134,7 @@ def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, 
     made, engine = cached_problem(SPECS[name], torch.float32)
     inputs = made.inputs.clone()
     inputs[2] = bad
-    others = made.some([0, 1, 3, 4, 5])
+    others = made.take([0, 1, 3, 4, 5])
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         found = engine.clipped_sum(made.parameters, inputs, made.labels, clipping)
         expected = engine.clipped_sum(*others.arguments, clipping)
@@ -145,7 +145,7 @@ def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, 
 @pytest.mark.parametrize("huge", soak_but([1e18, 3e38], [1e18, 1e30, 1e38, 3e38]))
 def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
-    inputs, others = made.inputs.clone(), made.some([0, 1, 3, 4, 5])
+    inputs, others = made.inputs.clone(), made.take([0, 1, 3, 4, 5])
     inputs[2] = huge * made.inputs[2].sign()
     for clipping in (L2(0.5), Normalised(0.5), PerLayer((0.5,) * len(made.model.layers))):
         found = engine.clipped_sum(made.parameters, inputs, made.labels, clipping)
@@ -177,7 +177,7 @@ def test_a_record_whose_loss_is_not_finite_adds_nothing(name: str) -> None:
     labels[4] = 5
     engine = Engine(model, input_shape=made.inputs.shape[1:], input_dtype=torch.int64, limits=BRIEF)
     found = engine.clipped_sum(made.parameters, made.inputs, labels, L2(0.1))
-    expected = engine.clipped_sum(*made.some([0, 1, 2, 3, 5]).arguments, L2(0.1))
+    expected = engine.clipped_sum(*made.take([0, 1, 2, 3, 5]).arguments, L2(0.1))
     assert naive.relative(found, expected) < 1e-5
 
 
@@ -408,7 +408,7 @@ def test_a_sum_over_several_passes_holds_one_of_them_at_a_time() -> None:
     engine, peaks = made.engine(physical_batch=64, limits=BRIEF), []
     for count in (64, 192):
         with MemoryTracer() as memory:
-            engine.clipped_sum(*made.some(slice(count)).arguments, L2(1.0))
+            engine.clipped_sum(*made.take(slice(count)).arguments, L2(1.0))
         peaks.append(memory.most)
     assert peaks[1] <= 1.1 * peaks[0]
 

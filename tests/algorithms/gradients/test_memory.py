@@ -66,7 +66,7 @@ def grown(name, warm_up, passes):
     for done, count in enumerate([96, *(draw.randrange(97) for _ in range(warm_up + passes))]):
         if done == warm_up:
             before = resident()
-        some = made.some(slice(0, count))
+        some = made.take(slice(0, count))
         engine.clipped_sum(*some.arguments, L2(1.0))
         engine.norms(*some.arguments, L2(1.0))
     return (resident() - before) / 1e6
@@ -239,7 +239,7 @@ def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(sh
     idle = Wired(lambda self, x: self.used(x), used=nn.Linear(4, 3), idle=nn.Linear(4, 3))
     made = problem(Spec(lambda: idle, (4,)), torch.float32)
     point = shards.slice_of(made.parameters)
-    nobody = made.some(slice(0, 0))
+    nobody = made.take(slice(0, 0))
     found = engine_of(made, shards=shards, shard_trained=True).clipped_sum(
         point, nobody.inputs, nobody.labels, PerLayer((1.0, 1.0))
     )

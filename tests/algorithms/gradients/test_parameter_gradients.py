@@ -279,7 +279,7 @@ def by_type(dtype: torch.dtype) -> list[str]:
 def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.dtype) -> None:
     """At, just above and just under its norm, as its whole gradient in the sum has it."""
     made, engine = cached_problem(SPECS[name], dtype)
-    found = engine.contributions(*made.some([0]).arguments)
+    found = engine.contributions(*made.take([0]).arguments)
     whole = found.weighted_sum(torch.ones(1, dtype=torch.float64))
     for near in NEAR[:1] + NEAR[3:8:2]:
         for clipping in _around(made.model, whole, near):
@@ -439,7 +439,7 @@ def test_the_precision_of_the_loss_is_not_that_of_the_sum() -> None:
     engine = made.engine()
     for i in range(50):
         bound = 0.5 * float(made.gradients[i].double().norm())
-        assert float(engine.clipped_sum(*made.some([i]).arguments, L2(bound)).norm()) <= bound
+        assert float(engine.clipped_sum(*made.take([i]).arguments, L2(bound)).norm()) <= bound
 
 
 @pytest.mark.parametrize(("entries", "length"), [(5, 8), (8, 8), (60, 3), (60, 1), (700, 9), (700, 1)])

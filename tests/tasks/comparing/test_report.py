@@ -54,11 +54,11 @@ def done(work: ComparisonWork) -> ComparisonReport:
 
 def test_the_tables_are_written_and_agree(work: ComparisonWork, done: ComparisonReport) -> None:
     assert len(done.table) == 9
-    written = pd.read_parquet(work.place.folder / "results.parquet")
+    written = pd.read_parquet(work.workspace.folder / "results.parquet")
     pd.testing.assert_frame_equal(written, done.table)
-    as_text = pd.read_csv(work.place.folder / "results.csv", keep_default_na=True)
+    as_text = pd.read_csv(work.workspace.folder / "results.csv", keep_default_na=True)
     np.testing.assert_allclose(as_text["objective"], done.table["objective"], rtol=1e-12)
-    assert list(pd.read_csv(work.place.folder / "summary.csv")["n"]) == [3, 3, 3]
+    assert list(pd.read_csv(work.workspace.folder / "summary.csv")["n"]) == [3, 3, 3]
 
 
 def test_a_summary_has_mean_deviation_and_standard_error(done: ComparisonReport) -> None:
@@ -93,7 +93,7 @@ def test_methods_are_down_and_epsilons_across(done: ComparisonReport) -> None:
 def test_a_page_shows_accuracies_in_percent_and_their_errors_in_points(
     work: ComparisonWork, done: ComparisonReport, name: str
 ) -> None:
-    text = (work.place.folder / name).read_text()
+    text = (work.workspace.folder / name).read_text()
     for total in done.totals[done.totals["method"] == "dp_sgd"].to_dict("records"):
         mean, error = 100 * total["accuracy_mean"], 100 * total["accuracy_stderr"]
         assert f"{mean:.2f}% ± {error:.2f}" in text
@@ -107,7 +107,7 @@ def test_the_page_is_readable_at_any_width(
     work: ComparisonWork, done: ComparisonReport, tmp_path: Path, width: int, dark: bool
 ) -> None:
     assert len(done.pictures) > 1
-    found = seen((work.place.folder / "report.html").read_text(), tmp_path, width=width, dark=dark)
+    found = seen((work.workspace.folder / "report.html").read_text(), tmp_path, width=width, dark=dark)
     assert found.texts > 20
     assert (found.wide, found.faint, found.small, found.complaints) == (0, [], [], [])
 
@@ -137,7 +137,7 @@ def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(
 ) -> None:
     assert set(done.pictures) == {"accuracy", "objective", "convergence", "noise"}
     for name, picture in done.pictures.items():
-        assert (work.place.folder / f"{name}.png").read_bytes() == picture.light
+        assert (work.workspace.folder / f"{name}.png").read_bytes() == picture.light
         assert picture.light.startswith(b"\x89PNG")
         assert len({picture.light, picture.dark, picture.narrow_light, picture.narrow_dark}) == 4
 
@@ -145,7 +145,7 @@ def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(
 def test_the_page_needs_nothing_else_and_says_what_it_must(
     work: ComparisonWork, done: ComparisonReport
 ) -> None:
-    page = (work.place.folder / "report.html").read_text()
+    page = (work.workspace.folder / "report.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert page.count("data:image/png") == 4 * len(done.pictures)  # light and dark, wide and narrow
     for words in (
@@ -161,9 +161,9 @@ def test_the_page_needs_nothing_else_and_says_what_it_must(
 
 
 def test_the_markdown_page_shows_the_figures_beside_it(work: ComparisonWork, done: ComparisonReport) -> None:
-    page = (work.place.folder / "page.md").read_text()
+    page = (work.workspace.folder / "page.md").read_text()
     for name in re.findall(r"\]\((.*?)\)", page):
-        assert (work.place.folder / name).is_file()
+        assert (work.workspace.folder / name).is_file()
     assert page.count("](") == len(done.pictures)
     rows = [line for line in page.splitlines() if line.startswith("| DP-SGD |")]
     assert len(rows) == 2
@@ -171,7 +171,7 @@ def test_the_markdown_page_shows_the_figures_beside_it(work: ComparisonWork, don
 
 
 def test_published_numbers_stand_beside_ours(work: ComparisonWork, done: ComparisonReport) -> None:
-    rows = beside(read_published(work.place.root / "published.csv"), done.totals)
+    rows = beside(read_published(work.workspace.root / "published.csv"), done.totals)
     ours = done.totals[done.totals["epsilon"] == 4.0]["accuracy_mean"].iloc[0]
     assert rows["ours"].iloc[0] == ours
     assert rows["difference"].iloc[0] == pytest.approx(ours - 0.5)
@@ -203,13 +203,13 @@ def test_published_numbers_that_are_none_are_refused(
 
 def test_results_name_the_files_labels_of_today(work: ComparisonWork, done: ComparisonReport) -> None:
     changed = [type(trial)(**(vars(trial) | {"label": "renamed"})) for trial in work.trials]
-    assert set(results(work.place, tuple(changed))["label"]) == {"renamed"}
+    assert set(results(work.workspace, tuple(changed))["label"]) == {"renamed"}
 
 
 @pytest.fixture(scope="module")
 def logged(work: ComparisonWork, done: ComparisonReport) -> list[list[Any]]:
     """The records of each run of the group."""
-    root = work.place.root
+    root = work.workspace.root
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("WANDB_")]:
             patch.delenv(name)

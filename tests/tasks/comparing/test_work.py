@@ -40,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
 
 
 def test_every_trial_has_a_row_with_its_numbers(finished: ComparisonWork) -> None:
-    table = results(finished.place, finished.trials)
+    table = results(finished.workspace, finished.trials)
     assert list(table["digest"]) == [trial.digest for trial in finished.trials]
     assert table["accuracy"].between(0.2, 1).all()
     private = table[table["method"] == "dp_sgd"]
@@ -55,10 +55,10 @@ def test_every_trial_has_a_row_with_its_numbers(finished: ComparisonWork) -> Non
 
 def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished: ComparisonWork) -> None:
     trial = finished.trials[0]
-    curve = pd.read_parquet(finished.place.trials / f"{trial.digest}.curve.parquet")
+    curve = pd.read_parquet(finished.workspace.trials / f"{trial.digest}.curve.parquet")
     assert list(curve["step"]) == [0, 1, 2, 3, 4, 5]
     assert curve["objective"].iloc[0] == pytest.approx(np.log(10), rel=1e-6)  # the model starts at zero
-    result = finished.place.result(trial.digest)["results"]
+    result = finished.workspace.result(trial.digest)["results"]
     assert curve["objective"].iloc[-1] == pytest.approx(result["objective"], rel=1e-9)
     assert (np.diff(curve["epsilon"]) > 0).all()
     assert curve["epsilon"].iloc[-1] == pytest.approx(result["epsilon_spent"])
@@ -91,9 +91,9 @@ def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> Non
     del content["methods"]["plain"]
     work = run_here(small(tmp_path / "checkout"), content | {"epsilons": [1.0]})
     first, second = work.trials
-    table = pd.read_parquet(work.place.trials / f"{first.digest}.diagnostics.parquet")
+    table = pd.read_parquet(work.workspace.trials / f"{first.digest}.diagnostics.parquet")
     assert list(table["step"]) == list(range(5))
-    assert not (work.place.trials / f"{second.digest}.diagnostics.parquet").exists()
+    assert not (work.workspace.trials / f"{second.digest}.diagnostics.parquet").exists()
 
 
 def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_folds_are_of_the_union_and_public_numbers_are_theirs(
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 4, "repeats": 2, "seed": 3}}), root)
     prepare_data(work)
-    data = load(prepared_folder(work.place.store, work.trials[0]))
+    data = load(prepared_folder(work.workspace.store, work.trials[0]))
     union = np.concatenate([data.train_features, data.test_features])
     seen = []
     for trial in work.trials[:8]:
-        both = sides(work.place.store, trial)
-        assert info_of(work.place.store, trial) == both.info
+        both = sides(work.workspace.store, trial)
+        assert info_of(work.workspace.store, trial) == both.info
         assert both.info.records == len(both.train.labels)
         assert both.info.test_records == len(both.test.labels)
         assert len(both.train.labels) + len(both.test.labels) == len(union)
@@ -156,7 +156,7 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
     prepare_data(work)
     monkeypatch.setattr(one_trial, "check_classes", one_class)
-    with lock_comparison(work.place):
+    with lock_comparison(work.workspace):
         problems = plan_group(work.context, next(groups(work.trials)))
     assert "one class" in problems[0].sentence
     assert problems[0].in_words().startswith("dp_sgd on digits, softmax, epsilon 1: ")
@@ -177,7 +177,9 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
 def test_what_cannot_be_planned_is_refused_with_a_sentence(
     finished: ComparisonWork, method: dict[str, Any], words: str
 ) -> None:
-    work = work_of(write(finished.place.root, document() | {"methods": {"odd": method}}), finished.place.root)
+    work = work_of(
+        write(finished.workspace.root, document() | {"methods": {"odd": method}}), finished.workspace.root
+    )
     problems = plan_group(work.context, next(groups(work.trials)))
     assert len(problems) == 1
     assert words in problems[0].sentence
@@ -188,7 +190,7 @@ def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Comp
     assert finished.unfinished_trials(renew=False) == []
     assert finished.unfinished_trials(renew=True) == []
     other = ComparisonWork(
-        finished.comparison, one_trial.Context(finished.place, "other code"), finished.trials
+        finished.comparison, one_trial.Context(finished.workspace, "other code"), finished.trials
     )
     assert other.unfinished_trials(renew=False) == []
     assert other.unfinished_trials(renew=True) == list(finished.trials)
@@ -198,7 +200,7 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
     finished: ComparisonWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"memory_mb": 3, "physical_batch": 50}
-    root = finished.place.root
+    root = finished.workspace.root
     work = work_of(write(root, document() | {"performance": limits}), root)
     assert work.unfinished_trials(renew=False) == []
     seen, real = [], one_trial.train
@@ -208,7 +210,7 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
         return real(*arguments, compute=compute, **others)
 
     monkeypatch.setattr(one_trial, "train", watched)
-    with lock_comparison(work.place):
+    with lock_comparison(work.workspace):
         assert run_group(work.context, work.trials[:1]) == []
     assert seen == [ComputeConfig(memory_mb=3, physical_batch=50)]
 
@@ -225,33 +227,33 @@ def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
             raise RuntimeError("out of\nluck")
         return train(*given, run=run, **more)
 
-    with lock_comparison(work.place):
+    with lock_comparison(work.workspace):
         prepare_data(work)
         group = next(groups(work.trials))
         monkeypatch.setattr(one_trial, "train", fails_once)
         (problem,) = run_group(work.context, group)
         monkeypatch.undo()
         assert problem.sentence == "out of luck"
-        assert "RuntimeError" in (work.place.failures / f"{problem.trial.digest}.txt").read_text()
-        assert work.place.finished_digests() == {trial.digest for trial in group} - {problem.trial.digest}
+        assert "RuntimeError" in (work.workspace.failures / f"{problem.trial.digest}.txt").read_text()
+        assert work.workspace.finished_digests() == {trial.digest for trial in group} - {problem.trial.digest}
         assert run_group(work.context, (problem.trial,)) == []
-    assert problem.trial.digest in work.place.finished_digests()
+    assert problem.trial.digest in work.workspace.finished_digests()
 
 
 def test_a_request_to_stop_starts_no_further_trial(finished: ComparisonWork, tmp_path: Path) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document()), root)
-    with lock_comparison(work.place):
-        work.place.stop.touch()
+    with lock_comparison(work.workspace):
+        work.workspace.stop.touch()
         assert run_group(work.context, next(groups(work.trials))) == []
-    assert work.place.finished_digests() == set()
+    assert work.workspace.finished_digests() == set()
 
 
 def test_one_process_at_a_time(finished: ComparisonWork) -> None:
     with (
-        lock_comparison(finished.place),
+        lock_comparison(finished.workspace),
         refused_as("busy", ParamsRefusedError, comparison="tiny"),
-        lock_comparison(finished.place),
+        lock_comparison(finished.workspace),
     ):
         pass
 
@@ -267,7 +269,7 @@ def test_a_killed_comparison_leaves_only_finished_trials_and_goes_on(tmp_path: P
     process = ModuleProcess(
         "tests.support.comparisons", str(root), json.dumps(begun), cwd=PROJECT, env=os.environ
     )
-    place = work_of(write(root, begun), root).place
+    place = work_of(write(root, begun), root).workspace
     assert before_long(lambda: len(place.finished_digests()) == 3 or process.poll() is not None)
     process.kill()
     process.wait()
@@ -309,7 +311,7 @@ def compared(root: Path, problem: dict[str, Any], **keys: Any) -> Any:
     content = document() | {"problems": [problem], "epsilons": [2.0]} | keys
     work = run_here(root, content)
     done = report(work, refused=[])
-    return results(work.place, work.trials), done, (work.place.folder / "report.html").read_text()
+    return results(work.workspace, work.trials), done, (work.workspace.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("kind", "folds"), [("number", {"k": 2}), ("labels", None)])

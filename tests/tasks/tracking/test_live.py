@@ -100,7 +100,9 @@ def test_a_training_that_took_no_step_opens_no_run(
     rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "session", None)  # a call of it would fail
-    module.tell({"run_id": "run-1", "about": PLAN, "settings": ONLINE.model_dump(), "root": "."}, iter(rows))
+    module.log_rows(
+        {"run_id": "run-1", "about": PLAN, "settings": ONLINE.model_dump(), "root": "."}, iter(rows)
+    )
 
 
 @pytest.mark.parametrize("mode", ["offline", "disabled"])
