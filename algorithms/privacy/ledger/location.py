@@ -44,7 +44,11 @@ def home() -> Path:
     named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
     folder = expand_path("EPSILONFLOW_HOME", named)
     if not folder.is_absolute():
-        raise RefusedError(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
+        raise RefusedError(
+            "EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.",
+            code="relative_home",
+            folder=folder,
+        )
     _check_outside("EPSILONFLOW_HOME", folder)
     _check_usable(folder)
     return folder
@@ -82,7 +86,9 @@ def checked_url(url: str) -> str:
         )
     if _RELATIVE_SQLITE.match(url):
         raise RefusedError(
-            f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
+            "the ledger {url} is a relative path; write sqlite:/// and then the path from the root.",
+            code="relative_ledger",
+            url=url,
         )
     if file := _SQLITE_FILE.match(url):
         _check_outside(f"the ledger {url}", Path(file["path"]))
@@ -124,7 +130,10 @@ def expand_path(variable: str, path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise RefusedError(
-            f"{variable} is {path}, of an unknown user; write the path from the root."
+            "{variable} is {path}, of an unknown user; write the path from the root.",
+            code="unknown_user",
+            variable=variable,
+            path=path,
         ) from None
 
 
@@ -161,8 +170,11 @@ def _check_outside(what: str, path: Path) -> None:
     for folder in (resolved, *resolved.parents):
         if (folder / ".dvc").is_dir():
             raise RefusedError(
-                f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
-                " outside of it."
+                "{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
+                " outside of it.",
+                code="within_checkout",
+                what=what,
+                folder=folder,
             )
 
 
@@ -318,8 +330,11 @@ def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
         is_another = ledgers.identity(usual) != ledgers.identity(ledger) and usual.is_charged(population)
     if is_another:
         raise RefusedError(
-            f"the population {population!r} is charged in another ledger than the one that is named here; name that"
-            f" one, restore it here from a copy, or {way_out} where its owner began a new one."
+            "the population {population!r} is charged in another ledger than the one that is named here; name that"
+            " one, restore it here from a copy, or {way_out} where its owner began a new one.",
+            code="charged_elsewhere",
+            population=population,
+            way_out=way_out,
         )
 
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
-from algorithms.errors import RefusedError
 from algorithms.methods.baselines import LBFGS
 from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation, noise_multiplier_by_kst
 from algorithms.models import Model, build
@@ -221,7 +220,7 @@ def test_objective_perturbation_serves_a_private_number_of_records() -> None:
     plan = ObjectivePerturbation().plan(TARGET, facts(None))
     assert plan.noise_multiplier == ObjectivePerturbation().plan(TARGET, facts(300)).noise_multiplier
     assert released(ObjectivePerturbation(), plan, some(300)).shape == (WIDTH,)
-    with pytest.raises(RefusedError, match="private, and a regularisation of the mean loss needs it"):
+    with refused_as("records_private", what="a regularisation of the mean loss"):
         ObjectivePerturbation(regularisation=0.1).plan(TARGET, facts(None))
 
 

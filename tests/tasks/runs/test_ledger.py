@@ -47,18 +47,18 @@ def test_private_people_are_charged_in_one_ledger_alone(
     register(first, info, home=workspace.home, prepared=tmp_path)
     bind(first, info, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
-    with pytest.raises(RefusedError, match="is charged in another ledger"):
+    with refused_as("charged_elsewhere", population="digits"):
         register(other, info, home=workspace.home, prepared=tmp_path)
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
-    with pytest.raises(RefusedError, match="is charged in another ledger"):
+    with refused_as("charged_elsewhere", population="digits"):
         register(other, info, home=workspace.home, prepared=tmp_path)
-    with pytest.raises(RefusedError, match="is charged in another ledger"):
+    with refused_as("charged_elsewhere", population="digits"):
         register(other, replace(info, is_public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
     monkeypatch.setattr(preview, "open_ledger", lambda *_: other)
     monkeypatch.setattr(preview, "home", lambda: workspace.home)
     shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
-    with pytest.raises(RefusedError, match="is charged in another ledger"):  # before any stage starts
+    with refused_as("charged_elsewhere", population="digits"):  # before any stage starts
         preview.preview_run(workspace.root, params.load(workspace.root / "params.yaml", reads=params.GROUPS))
     export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
@@ -91,9 +91,8 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     check_usual(other, "digits", home=workspace.home)
     own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], notes={})
-    with pytest.raises(
-        RefusedError, match=r"charged in another ledger .* or keep .*/ledger\.sqlite elsewhere"
-    ):
+    elsewhere = f"keep {workspace.home}/ledger.sqlite elsewhere"
+    with refused_as("charged_elsewhere", population="digits", way_out=elsewhere):
         register(other, info, home=workspace.home, prepared=tmp_path)
     register(other, replace(info, population="others"), home=workspace.home, prepared=tmp_path)
     register(own, info, home=workspace.home, prepared=tmp_path)
@@ -109,7 +108,7 @@ def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_cha
         workspace.train()
     workspace.set("privacy", epsilon=0.5)
     workspace.train()
-    with monkeypatch.context() as patch, pytest.raises(RefusedError, match="charged in another ledger"):
+    with monkeypatch.context() as patch, refused_as("charged_elsewhere", population="people"):
         patch.setattr(Workspace, "ledger", other)
         patch.setattr(train, "register", lambda *_, **__: None)  # as it was before the first run was reserved
         workspace.set("privacy", epsilon=0.6)

@@ -190,7 +190,7 @@ def test_questions_about_an_unknown_population_are_refused(ledger: Ledger) -> No
 
 
 def test_a_run_without_noise_is_refused_on_private_records(ledger: Ledger) -> None:
-    with pytest.raises(BudgetRefusedError, match="'patients' never allows; choose a private algorithm"):
+    with refused_as("no_noise_on_private", BudgetRefusedError, population="patients"):
         reserve(ledger, "a", cost=NO_NOISE)
     assert ledger.affordable_runs("patients", NO_NOISE) == 0
 
@@ -284,7 +284,7 @@ def test_equal_parts_of_a_cap_fit_exactly(tmp_path: Path, parts: int) -> None:
     for i in range(parts):
         reserve(ledger, f"run-{i}", cost=part)
     assert ledger.affordable_runs("patients", part) == 0
-    with pytest.raises(BudgetRefusedError, match="nothing more fits"):
+    with refused_as("budget_exceeded", BudgetRefusedError, left=Budget(0.0, 0.0)):
         reserve(ledger, "one more", cost=Budget(1e-9, 0.0))
 
 
