@@ -61,7 +61,7 @@ def write(root: Path, content: dict[str, Any]) -> Path:
 def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] = ()) -> ComparisonWork:
     """Plans and runs the comparison in this process, without Prefect."""
     work = work_of(write(root, content), root, allow_code=allow_code)
-    with lock_comparison(work.place):
+    with lock_comparison(work.workspace):
         prepare_data(work)
         wanted = work.unfinished_trials(renew=False)
         for group in groups(wanted):

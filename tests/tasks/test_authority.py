@@ -193,5 +193,5 @@ def test_the_command_writes_a_page_that_loads_nothing(
     assert text.count(MUST_ANSWER) == sum(line.fact is None for line in lines(card, METRICS, AUDIT))
     assert "<drawn>" not in text and "src=" not in text and "script" not in text
     assert CliRunner().invoke(app, ["report", "--for", "nobody"]).exit_code != 0
-    assert dataclasses.asdict(lines(card)[0])["place"].startswith("card: setting")
+    assert dataclasses.asdict(lines(card)[0])["where"].startswith("card: setting")
     assert folders.artifacts.is_dir()

@@ -209,9 +209,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
 
 
 def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: ComparisonWork) -> None:
-    table, missing = sampled_noise(finished.place.folder)
+    table, missing = sampled_noise(finished.workspace.folder)
     noise = table.set_index(["label", "epoch"])["noise"]
-    results = {run.algorithm: run for run in runs(finished.place.folder, "trace")}
+    results = {run.algorithm: run for run in runs(finished.workspace.folder, "trace")}
     assert list(noise["dp_sgd"].index) == [1, 2]
     assert list(noise["dpis"].index) == [1, 2]
     assert np.allclose(noise["dp_sgd"], results["dp_sgd"].results["noise_multiplier"])
@@ -225,8 +225,8 @@ def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: Compariso
 
 
 def test_importance_samples_pay_with_gradients_for_all_records(finished: ComparisonWork) -> None:
-    table, missing = accuracy_by_gradients(finished.place.folder)
-    results = {run.algorithm: run.results for run in runs(finished.place.folder, "trace")}
+    table, missing = accuracy_by_gradients(finished.workspace.folder)
+    results = {run.algorithm: run.results for run in runs(finished.workspace.folder, "trace")}
     rows = table.set_index("label")
     assert missing == [] and sorted(rows.index) == ["DP-SGD", "DPIS"]
     of_epochs = 2 * results["dpis"]["records"]  # of two steps each
@@ -252,7 +252,7 @@ def test_the_best_rate_is_by_the_mean_over_seeds_of_which_one_alone_kept_a_trace
 
 
 def test_relative_noise_starts_below_constant_noise_and_ends_above(finished: ComparisonWork) -> None:
-    table, missing = relative_noise(finished.place.folder)
+    table, missing = relative_noise(finished.workspace.folder)
     assert missing == []
     assert list(table["step"]) == list(range(1, STEPS + 1))
     factors = (1.0 + np.arange(STEPS)) ** -0.5
@@ -262,11 +262,11 @@ def test_relative_noise_starts_below_constant_noise_and_ends_above(finished: Com
 
 
 def test_the_error_of_adaclip_is_by_that_of_dp_sgd(finished: ComparisonWork) -> None:
-    table, missing = error_ratio(finished.place.folder)
+    table, missing = error_ratio(finished.workspace.folder)
     assert missing == []
     (row,) = table.to_dict("records")
     tables = {
-        trial.method: finished.place.trials / f"{trial.digest}.diagnostics.parquet"
+        trial.method: finished.workspace.trials / f"{trial.digest}.diagnostics.parquet"
         for trial in finished.trials
     }
     means = {name: pd.read_parquet(tables[name])["error"].mean() for name in ("adaclip", "dp_sgd")}
@@ -290,7 +290,7 @@ def test_every_figure_is_written(
     """Without the pixels, which take seconds."""
     monkeypatch.setattr(deep_figures, "png", lambda figure: figure.axes[0].get_ylabel().encode())
     for figure in deep_figures.FIGURES:
-        deep_figures.main(figure, finished.place.folder, tmp_path)
+        deep_figures.main(figure, finished.workspace.folder, tmp_path)
         assert not pd.read_csv(tmp_path / f"{figure}.csv").empty
         words = {"dpis-noise": b"noise", "dpis-gradients": b"accuracy"}.get(figure, b"relative")
         assert words in (tmp_path / f"{figure}.png").read_bytes()

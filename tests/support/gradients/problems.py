@@ -117,7 +117,7 @@ class Problem:
             self.model, input_shape=self.inputs.shape[1:], input_dtype=self.inputs.dtype, **settings
         )
 
-    def some(self, chosen: slice | list[int]) -> "Problem":
+    def take(self, chosen: slice | list[int]) -> "Problem":
         """The same with some of the records."""
         return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
 
