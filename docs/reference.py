@@ -121,7 +121,7 @@ def data_card() -> str:
     text = [
         "# The data card",
         "A YAML file in `data/cards`, named after the data set. It declares everything that is public about the data;"
-        " nothing in it is computed from the rows. See [your own table](../tutorials/own-table.md).",
+        " nothing in it is computed from the rows. See [how to write one](../how-to/data-card.md).",
         *_section(DataCard, ""),
     ]
     parts: Mapping[str, Iterable[Any]] = {
