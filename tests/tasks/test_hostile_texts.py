@@ -245,7 +245,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> ComparisonWork:
 
 def test_a_comparison_shows_its_methods_names_as_they_are(compared: ComparisonWork) -> None:
     comparison.report(compared, refused=["<img src=x onerror=alert(1)>"])
-    folder = compared.place.folder
+    folder = compared.workspace.folder
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render((folder / "page.md").read_text())
     for text in (page, (folder / "report.html").read_text()):
         seen = Tags(text)
