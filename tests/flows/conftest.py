@@ -14,21 +14,24 @@ from typing import Any
 import httpx
 import prefect
 import pytest
-from prefect.settings import PREFECT_HOME, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_HOME, temporary_settings
 
 from flows.server import start_server, stop_server
 from tests.support.quick_work import quick_work
 from tests.support.waiting import HANG_SECONDS, before_long
 
-__all__ = ["HTTP", "ended", "free_port", "get", "post", "quick_work", "server"]
+__all__ = ["HTTP", "PATIENTLY", "ended", "free_port", "get", "post", "quick_work", "server"]
 
 _GRACE_SECONDS = 5
-HTTP = httpx.Client(verify=False, timeout=60.0, limits=httpx.Limits(max_keepalive_connections=0))
+HTTP = httpx.Client(verify=False, timeout=HANG_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
 """For servers of this machine: to read the certificates of others takes longer than a request.
 
-A server on SQLite may be busy with events for longer than the usual 5 s. It closes connections that are kept, maybe
-just when the next request is sent.
+It closes connections that are kept, maybe just when the next request is sent. On SQLite it may also answer nobody for
+60 s: its only event loop looks for garbage, finds a statement of a connection that waits for the database's lock, and
+waits for that connection; who has the lock waits for the event loop, until SQLite gives up.
 """
+PATIENTLY = {PREFECT_API_REQUEST_TIMEOUT: HANG_SECONDS}
+"""For Prefect's own clients, which give up after 60 s."""
 _PROACTIVE = "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY"
 """After how long, in ISO 8601, the server looks again for what has not happened."""
 
