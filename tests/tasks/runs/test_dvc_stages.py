@@ -274,10 +274,21 @@ def _hold_output(root: Path) -> Callable[[], None]:
     [(_hold_whole, "Unable to acquire lock"), (_hold_output, "): another dvc command If there are no")],
 )
 def test_dvcs_own_locks_are_waited_for(
-    stage: Callable[[str], Path], hold: Callable[[Path], Callable[[], None]], why: str
+    stage: Callable[[str], Path],
+    hold: Callable[[Path], Callable[[], None]],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are given back when the person was told, so that this does not depend on how long anything takes."""
     root, told = stage("open('model', 'w').write('x')"), list[str]()
+    site = root / "site"
+    site.mkdir()
+    # DVC tries for this many seconds before it says that there is a lock, else for 3.
+    impatient = "import dvc.lock; dvc.lock.DEFAULT_TIMEOUT = 0.1"
+    (site / "sitecustomize.py").write_text(
+        f"import sys\nif 'tasks.runs.dvc_process' in sys.orig_argv:\n    {impatient}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{PROJECT}")
     give_back = hold(root)
 
     def say(line: str) -> None:
