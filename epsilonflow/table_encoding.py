@@ -23,7 +23,7 @@ from algorithms.models.bounds import CROSS_ENTROPY, SQUARED
 from algorithms.models.cells import CellVectors
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.saved import TrainedModel
-from algorithms.noise_limits import CLIP_OF_COUNTS, Kind, shrink_share, usual_noise_limit
+from algorithms.noise_limits import CLIP_OF_COUNTS, Kind, shrink_share, usual_momentum, usual_noise_limit
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -32,7 +32,6 @@ from data.readers import encoding
 
 _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
 """A batch is a tenth of the records, which keeps the noise small beside the gradient, up to a size that is fast."""
-_MOMENTUM = 0.9
 _TARGET = {"name": "(target)", "kind": "label"}
 
 
@@ -138,9 +137,10 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     # Frequencies need a cell that all rows share, and a quantile is not what is released.
     can_shrink = has_constant if kind == "classes" else not isinstance(loss, QuantileLoss)
     share = shrink_share(records, epsilon) if can_shrink else None
+    momentum = usual_momentum(records, epsilon, steps)
     update = OptimizerConfig(
-        learning_rate=float(f"{(1.0 + _MOMENTUM) / curvature:.2g}"),  # half of where descent could diverge
-        momentum=_MOMENTUM,
+        learning_rate=float(f"{(1.0 + momentum) / curvature:.2g}"),  # half of where descent could diverge
+        momentum=momentum,
         schedule="linear",
         noise_limit=usual_noise_limit(records, epsilon, kind, is_shrunk=share is not None),
         optimizer="sgd",

@@ -52,6 +52,7 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
         "steps": settings["steps"],
         "clip norm": settings["clip_norm"],
         "learning rate": settings["update"]["learning_rate"],
+        "momentum": settings["update"]["momentum"] if "momentum" in why else None,
         "features": advised.features["name"] if advised.features["name"] != "none" else None,
         "shrinkage": settings.get("shrink_share"),
     }

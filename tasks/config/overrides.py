@@ -207,6 +207,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
         "clip norm": f"{advised.settings.get('clip_norm', 1.0):g}, which few gradients of unit vectors exceed",
         "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
         f" parameter by more than {limit:g}",
+        "momentum": "more, the more records there are for the budget, so that steps go as far as their noise lets them",
         **_reasons_of_features(advised.features["name"]),
         **_reasons_of_shrinkage(card, advised),
     }
@@ -289,11 +290,15 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     update = settings.get("update", {})
     if update.get("learning_rate", 0.0) is not None:
         return settings
-    from algorithms.noise_limits import CLIP_OF_COUNTS, shrink_share, usual_noise_limit
+    from algorithms.noise_limits import CLIP_OF_COUNTS, shrink_share, usual_momentum, usual_noise_limit
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = _records_by_noise(card)
-    cells, momentum = cells_of(card), update.get("momentum", 0.0)
+    known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
+    cells = cells_of(card)
+    if cells is not None and "noise_limit" in update:
+        update = update | {"momentum": usual_momentum(known, epsilon, settings["steps"])}
+    momentum = update.get("momentum", 0.0)
     chosen_model = _model_of(model, card, card.input_shape if cells is None else (cells.total,))
     if cells is not None:
         if card.label_type.kind == "labels" and chosen_model.bounds is not None and "clip_norm" in settings:
@@ -311,7 +316,6 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
         update = update | {"learning_rate": float(f"{rate:.2g}")}
         is_number = isinstance(card.label_type, Number)
         if "noise_limit" in update and (is_number or card.label_type.kind in ("class", "labels")):
-            known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
             kind: Kind = "number" if is_number else "classes"
             # Frequencies need a cell that all rows share, and a quantile is not what is released.
             can_shrink = card.label_type.kind != "quantile" if is_number else cells.sizes[-1] == 1

@@ -428,6 +428,29 @@ def test_less_noise_is_let_in_where_there_is_less_to_learn_from(
     assert explain_recipe(known, advised)["learning rate"].endswith(f"more than {limit:g}")
 
 
+@pytest.mark.parametrize(
+    ("records", "epsilon", "momentum"),
+    [
+        ({"train": 5000, "test": 100}, 1.0, 0.9),
+        ({"train": 37_300, "test": 100}, 1.0, 0.9),  # 10,000 standard deviations of a count, 3.73
+        ({"train": 74_600, "test": 100}, 1.0, 0.95),  # 20,000
+        ({"at_most": 3 * 74_600}, 1.0, 0.95),  # there may be a third of them
+        ({"train": 10_000_000, "test": 100}, 1.0, 0.97),  # 30 of 300 steps
+    ],
+)
+@pytest.mark.parametrize("target", [None, {}])
+def test_steps_go_further_where_there_is_more_to_learn_from(
+    records: dict[str, int], epsilon: float, target: dict[str, Any] | None, momentum: float
+) -> None:
+    known = card_of_prices(records, target)
+    advised = recipe(known, "dp_sgd", epsilon)
+    update = advised.settings["update"]
+    assert explain_recipe(known, advised)["momentum"].startswith("more, the more records there are")
+    curvature = 0.25 if target is None else 1.0
+    assert update["momentum"] == momentum
+    assert update["learning_rate"] == pytest.approx((1 + momentum) / curvature, rel=0.03)
+
+
 def test_group_privacy_counts_as_that_many_fewer_records() -> None:
     """Noise for four records of a person is four times larger: 1,920 of them are as 480 of as many people."""
     person = {"column": "id", "per_person": 4, "group_privacy": True}

@@ -11,8 +11,10 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.methods import from_settings
+from algorithms.models.objectives import squared_error
 from algorithms.privacy.accounting import Budget
 from data.card import DataCard
+from epsilonflow.table_encoding import usual_method
 from tasks.config.overrides import encoder_recipe, recipe
 from tests.support.bench import SETTINGS
 from tests.support.cards import card, category, csv_of, label, number
@@ -57,6 +59,13 @@ def test_twice_the_margin_would_diverge() -> None:
         **update | {"learning_rate": 2.2 * update["learning_rate"], "schedule": "constant"}
     )
     assert error_after(longer, norm=math.sqrt(COLUMNS + 1)) > 1e3
+
+
+@pytest.mark.parametrize("steps", [10, 100, 300, 3000])
+def test_steps_with_much_momentum_do_not_diverge_either(steps: int) -> None:
+    update = usual_method(10_000_000, squared_error, steps, epsilon=10.0).update
+    assert error_after(update, norm=1.0, steps=steps) < 2.0
+    assert update.momentum <= max(0.9, 1.0 - 10.0 / steps) + 0.005
 
 
 def test_a_number_behind_an_encoder_is_learned_by_stable_steps() -> None:
