@@ -4,8 +4,6 @@ A linear model of a public encoding of the rows, trained by `fit`. What scikit-l
 declared here, since reading it would tell of single records: bounds of numbers, categories, classes.
 """
 
-import math
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,61 +79,11 @@ _LOSSES: Mapping[str, Callable[[float], Any]] = {
 
 
 class PrivacyCostWarning(UserWarning):
-    """Several fits on the same records, whose costs add up."""
+    """Several fits on tables of the same columns, whose costs add up where they share records."""
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """A fit of this process: a sketch of its rows, and its cost."""
-
-    sketch: NDArray[np.uint64]
-    epsilon: float
-    delta: float
-
-
-_FITS: list[_Fit] = []
-"""All fits of this process, also of clones, as cross-validation makes them."""
-_SKETCH, _SHARED, _APART, _KEY = 4096, 0.25, 0.9, os.urandom(8).hex()
-"""The hashes of a sketch, the share of them that two fits on the same records have in common, the share of different
-rows that hashes without names have to tell apart, and the secret key of all hashes."""
-
-
-def _sketch(X: pd.DataFrame) -> NDArray[np.uint64]:
-    """The smallest hashes of the rows, by which tables that share rows are recognised; they never leave the process.
-
-    A row's hash is the sum of its values' hashes, so that the order and the names of columns do not matter. If too many
-    different rows then have the same hash, as with columns of zeros and ones, each value's hash is multiplied by that
-    of its column's name.
-    """
-    values = [_hashes(X.iloc[:, at]) for at in range(X.shape[1])]
-    names = pd.util.hash_array(
-        np.array([str(name) for name in X.columns], object), hash_key=_KEY
-    ) | np.uint64(1)
-    zeros = np.zeros(len(X), np.uint64)
-    without_names, with_names = (
-        np.unique(sum((factor * value for factor, value in zip(factors, values, strict=True)), zeros))
-        for factors in (np.ones_like(names), names)
-    )
-    tells_apart = len(without_names) >= _APART * len(with_names)
-    sketch: NDArray[np.uint64] = (without_names if tells_apart else with_names)[:_SKETCH]
-    return sketch
-
-
-def _hashes(column: pd.Series) -> NDArray[np.uint64]:
-    """A hash of each value of a column, [n]; a number has the same one in every type and as a text."""
-    values = column.astype(object)
-    numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=math.nan)
-    with np.errstate(over="ignore"):
-        numbers = numbers.astype(np.float32).astype(np.float64) + 0.0
-    texts = pd.util.hash_array(values.astype(str).to_numpy(object), hash_key=_KEY)
-    return np.where(np.isnan(numbers), texts, pd.util.hash_array(numbers))
-
-
-def _shares_rows(sketch: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
-    """Whether at least a quarter of the smaller sketch's rows are in the other table, in the range that both cover."""
-    top = min(sketch[-1], other[-1])
-    sketch, other = sketch[sketch <= top], other[other <= top]
-    return len(np.intersect1d(sketch, other)) >= _SHARED * max(1, min(len(sketch), len(other)))
+_FITS: dict[tuple[str, ...], list[Budget]] = {}
+"""By the columns of a table, what fits of this process cost, also those of clones, as cross-validation makes them."""
 
 
 @dataclass(frozen=True)
@@ -223,35 +171,38 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
                 )
         except BaseException as error:
             if isinstance(charged := getattr(error, "charged", None), Budget):
-                self._add_cost(_Fit(_sketch(table), charged.epsilon, charged.delta))
+                self._add_cost(table, charged)
             raise
         self.encoding_: TableEncoding | PreparedRecords = encoding
         self.result_: Fitted | _Released = result
         # What each accountant states is a bound.
         self.epsilon_, self.delta_ = float(min(result.epsilon.values())), result.delta
-        self._warn_of_sum(self._add_cost(_Fit(_sketch(table), self.epsilon_, self.delta_)))
+        self._warn_of_sum(self._add_cost(table, Budget(self.epsilon_, self.delta_)))
         return self
 
-    def _add_cost(self, fit: _Fit) -> list[_Fit]:
-        """Add a fit to what this estimator cost; returns all fits of this process on the same records."""
-        self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + fit.epsilon
-        same = [other for other in _FITS if _shares_rows(other.sketch, fit.sketch)]
-        _FITS.append(fit)
-        return [*same, fit]
+    def _add_cost(self, table: pd.DataFrame, cost: Budget) -> Sequence[Budget]:
+        """Add a fit to what this estimator cost; returns all fits of this process on tables of the same columns.
+
+        Whether they share rows is not looked at: a warning that depends on it would tell of records.
+        """
+        self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + cost.epsilon
+        costs = _FITS.setdefault(tuple(table.columns), [])
+        costs.append(cost)
+        return costs
 
     @staticmethod
-    def _warn_of_sum(same: Sequence[_Fit]) -> None:
-        """Warn of several fits on the same records."""
-        if len(same) > 1:
+    def _warn_of_sum(costs: Sequence[Budget]) -> None:
+        """Warn of several fits on tables of the same columns."""
+        if len(costs) > 1:
             epsilon, delta = (
-                float(rounded_up(float(sum(Decimal(repr(cost)) for cost in costs))))
-                for costs in zip(*((budget.epsilon, budget.delta) for budget in same), strict=True)
+                float(rounded_up(float(sum(Decimal(repr(number)) for number in numbers))))
+                for numbers in zip(*((cost.epsilon, cost.delta) for cost in costs), strict=True)
             )
             warnings.warn(
-                f"{len(same)} fits of this process were on the same records, or nearly: together they cost epsilon"
-                f" {epsilon:g} at delta {delta:g}, as each fit of a search or of a cross-validation is paid for by"
-                " itself. To choose settings for one price, use `epsilonflow tune`; to hold all fits to a budget, give"
-                " population=.",
+                f"{len(costs)} fits of this process were on tables of these columns: on the same records they cost"
+                f" epsilon {epsilon:g} at delta {delta:g} together, as each fit of a search or of a cross-validation is"
+                " paid for by itself. To choose settings for one price, use `epsilonflow tune`; to hold all fits to a"
+                " budget, give population=.",
                 PrivacyCostWarning,
                 stacklevel=4,
             )

@@ -241,10 +241,9 @@ def test_a_pass_that_does_not_fit_the_memory_is_refused(monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Engine, "contributions", full)
-    with pytest.raises(
-        UnsupportedModelError, match=r"a pass of 64 records .* set physical_batch or memory_mb"
-    ):
+    with pytest.raises(UnsupportedModelError) as refusal:
         problem(SPECS["linear"], torch.float32).engine(physical_batch=64)
+    assert (refusal.value.code, refusal.value.fields["size"]) == ("pass_exceeds_memory", 64)
 
 
 @pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")

@@ -375,7 +375,6 @@ def test_a_part_that_one_call_saves_is_brought_again_as_this_part() -> None:
 
 def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
     made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
-    with pytest.raises(
-        UnsupportedModelError, match="with offload, since it is differentiated record by record"
-    ):
+    with pytest.raises(UnsupportedModelError) as refusal:
         engine_of(made, offload=True)
+    assert (refusal.value.code, refusal.value.fields["settings"]) == ("placement_record_by_record", "offload")
