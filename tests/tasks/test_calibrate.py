@@ -72,6 +72,12 @@ def test_a_method_that_needs_norms_is_refused_in_bfloat16_by_its_plan(
         plan_of(workspace.info, algorithm=algorithm, model={"name": "softmax", "precision": "bfloat16"})
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_delta_whose_shares_are_no_numbers_is_refused(workspace: Workspace, accountant: str) -> None:
+    with refused_as("delta_outside", least=1e-300):
+        plan_of(workspace.info, privacy={"epsilon": 1.0, "delta": 1e-320, "accountant": accountant})
+
+
 def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:
     asked = {"epsilon": 3.0, "delta": 1e-5, "diagnostics": True}
     assert plan_of(workspace.info, privacy=asked).steps == 6

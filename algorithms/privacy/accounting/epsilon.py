@@ -222,6 +222,8 @@ def _merge_gaussians(schedule: Schedule) -> Schedule:
 
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
+_LEAST_DELTA = 1e-300
+"""Of which a millionth for each release, and logarithms, are still numbers; far below any chance that matters."""
 
 
 def epsilon(
@@ -234,9 +236,9 @@ def epsilon(
 ) -> float:
     """The epsilon of a schedule that was fixed in advance, at `delta`; an upper bound with every accountant.
 
-    delta: in (0, 1), or 0 for the accountant "pure". discretisation: grid of privacy losses, for PLD only; by default
-    one that adds less than 1e-4 of the result. Where losses are known down to some delta only, so that PLD states
-    infinity, "pld" is the epsilon by Rényi divergences. Returns infinity if an event is not private. Raises
+    delta: from 1e-300 on and below 1, or 0 for the accountant "pure". discretisation: grid of privacy losses, for PLD
+    only; by default one that adds less than 1e-4 of the result. Where losses are known down to some delta only, so that
+    PLD states infinity, "pld" is the epsilon by Rényi divergences. Returns infinity if an event is not private. Raises
     RefusedError if the accountant does not support an event.
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
@@ -248,11 +250,12 @@ def epsilon(
 def _epsilon(key: ReprKey) -> float:
     """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
     schedule, delta, accountant, adjacency, discretisation = key.arguments
-    if accountant != "pure" and not 0 < delta < 1:
+    if accountant != "pure" and not _LEAST_DELTA <= delta < 1:
         raise RefusedError(
-            "delta must lie strictly between 0 and 1, not {delta}; set {target.delta}, customarily to 1/n or"
+            "delta must be at least {least:g} and below 1, not {delta}; set {target.delta}, customarily to 1/n or"
             " less.",
             code="delta_outside",
+            least=_LEAST_DELTA,
             delta=delta,
         )
     if any(is_not_private(event) for event, _ in schedule):

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import dp_accounting as dp
@@ -139,9 +140,11 @@ def test_what_has_no_cost_is_refused_in_one_sentence() -> None:
     for row in (no_op, no_op | {"count": 0}, no_op | {"count": 10**400}):
         with refused("an event and a count"):
             schedule_from_json([row])
-    for delta in (0.0, 1.0, -0.1, 2.0):
-        with refused_as("delta_outside"):
-            epsilon([(GAUSSIAN, 1)], delta)
+    sample = dp.PoissonSampledDpEvent(0.01, GAUSSIAN)
+    for delta in (0.0, 1.0, -0.1, 2.0, 1e-320):
+        for accountant, event in product(("pld", "rdp"), (GAUSSIAN, sample)):
+            with refused_as("delta_outside", delta=delta):
+                epsilon([(event, 1)], delta, accountant=accountant)  # type: ignore[arg-type]
     for count in (0, -1, 2.5):
         with refused("give a whole number from 1"):
             ScheduleFilter([(GAUSSIAN, count)], small)  # type: ignore[list-item]
