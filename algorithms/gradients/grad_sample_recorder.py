@@ -35,6 +35,10 @@ class UnrecordedError(Exception):
         self.parameter = parameter
 
 
+class OverwrittenOutputError(UnrecordedError):
+    """An output that is a view was overwritten in place, which takes it out of the graph."""
+
+
 class Layout(NamedTuple):
     """The batch dimension of a tensor, and how many of its indices belong to one record.
 
@@ -113,6 +117,9 @@ Layouts = tuple[Call, ...]
 """All uses of parameters in a forward pass, in order."""
 
 UNKNOWN = Layout(-1, 0)
+
+_SMALL_VIEW = 2**11
+"""A record's numbers in an output up to which keeping it until the loss costs less than another tensor of it."""
 
 
 class Shapes(NamedTuple):
@@ -359,6 +366,9 @@ class GradSampleRecorder:
             for name, part in parameters.items()
         }
         self.bringing, self.uses_double_backward = bringing, uses_double_backward
+        self.keeps_views = False
+        """Whether small outputs that are views stay views; if one is overwritten, `take_uses` raises an error."""
+        self._views: list[tuple[Tensor, int]] = []
         self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
         self._rules = rules
@@ -522,8 +532,14 @@ class GradSampleRecorder:
         return self.output_layouts[0]
 
     def take_uses(self) -> list[Use]:
-        """Return and drop the uses: they refer to the recorder, and the cycle would keep their tensors alive."""
+        """Return and drop the uses: they refer to the recorder, and the cycle would keep their tensors alive.
+
+        Raises OverwrittenOutputError if the gradient of an output would not arrive, since it was overwritten.
+        """
         uses, self.uses = self.uses, []
+        views, self._views = self._views, []
+        if any(view._version != version for view, version in views):
+            raise OverwrittenOutputError("the output of a layer of sequences is overwritten in place")
         return uses
 
     def keep(self, output: Tensor, gradients: Callable[[GradOutputs], Gradients], *inputs: Tensor) -> Tensor:
@@ -541,7 +557,10 @@ class GradSampleRecorder:
         elif output._base is not None:
             # As of a layer of sequences: what overwrites a view is put behind its base in the graph, and the view's own
             # edge is cut off. The result of `_unsafe_view` has the same memory, and is no view for autograd.
-            output = torch.ops.aten._unsafe_view.default(output, output.shape)
+            if self.keeps_views and output.numel() <= self.batch * _SMALL_VIEW:
+                self._views.append((output, output._version))  # which its base and all its views share
+            else:
+                output = torch.ops.aten._unsafe_view.default(output, output.shape)
         versions = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, versions))
         return output

@@ -22,6 +22,7 @@ from algorithms.gradients.errors import RecordsNotIndependentError, UnsupportedM
 from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
     Layouts,
+    OverwrittenOutputError,
     UnrecordedError,
     interleave,
 )
@@ -461,6 +462,7 @@ def _record(independent: _Independent) -> _Recordable:
         read = independent.first.tracer.data_dependent_read
         by = f" ({read})" if read else ""
         raise UnrecordedError(f"its control flow may depend on the values of a tensor{by}; masks are faster")
+    independent = independent.with_decisions(keeps_views=True)
     for left in reversed(range(_TRIES)):
         try:
             with _recording():
@@ -468,6 +470,10 @@ def _record(independent: _Independent) -> _Recordable:
             return _Recordable(
                 **vars(independent), layouts=layouts, reason="", cost=cost, without_rule=without_rule
             )
+        except OverwrittenOutputError:
+            if left == 0 or not independent.probe32.passes.keeps_views:
+                raise
+            independent = independent.with_decisions(keeps_views=False)
         except UnrecordedError as why:
             opaque_layers = _layers_to_fall_back(why, independent.probe32.passes)
             if not opaque_layers or left == 0:

@@ -59,6 +59,8 @@ class Passes:
         opaque_layers: Names of layers that a recorder sees as one function each, since their operations cannot be
             recorded.
         uses_double_backward: Whether the model differentiates in its forward pass, as for forces or gradient penalties.
+        keeps_views: Whether small outputs of layers that are views stay so in a recorded pass, which is faster, as the
+            model overwrites none.
     """
 
     model: PerExampleModel
@@ -69,6 +71,7 @@ class Passes:
     keeps_format: bool = False
     opaque_layers: tuple[str, ...] = ()
     uses_double_backward: bool = False
+    keeps_views: bool = False
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -178,6 +181,7 @@ class Passes:
             bringing=self._bringer(parameters, named),
             uses_double_backward=self.uses_double_backward,
         )
+        recorder.keeps_views = self.keeps_views and not self.uses_double_backward
         return recorder, self._to_memory_format(inputs)
 
     def _to_memory_format(self, tensor: Tensor) -> Tensor:

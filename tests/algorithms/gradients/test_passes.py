@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, RecordsNotIndependentError
+from algorithms.gradients.grad_sample_recorder import OverwrittenOutputError
 from algorithms.gradients.model_inspection import InspectionLimits
 from tests.support.gradients import naive
 from tests.support.gradients.problems import (
@@ -53,19 +54,44 @@ def _overwritten_output(self: Wired, inputs: Tensor) -> Tensor:
     return self.last(hidden)
 
 
-def test_an_output_of_sequences_may_be_overwritten() -> None:
-    """It is a view, and what overwrites a view takes its place in the graph."""
+def _overwriting_sequences(condition: Callable[[nn.Module], bool]) -> Problem:
+    """A model that overwrites the output of its second layer of sequences, which is a view, under a condition."""
 
     def wiring(self: Wired, inputs: Tensor) -> Tensor:
         hidden = self.layer(self.first(inputs))
-        hidden[inputs > 0.5] = 0.0
+        if condition(self):
+            hidden[inputs > 0.5] = 0.0
         return self.last(hidden).sum(dim=1)
 
     layers = {"first": nn.Linear(4, 4), "layer": nn.Linear(4, 4), "last": nn.Linear(4, 2)}
-    made = problem(Spec(lambda: Wired(wiring, **layers), (3, 4)))
+    return problem(Spec(lambda: Wired(wiring, **layers), (3, 4)))
+
+
+def test_an_output_of_sequences_may_be_overwritten() -> None:
+    """It is a view, and what overwrites a view takes its place in the graph."""
+    made = _overwriting_sequences(lambda _: True)
     engine = made.engine(limits=BRIEF)
-    assert engine.is_batched
+    assert engine.is_batched and not engine.passes.keeps_views
     check(made, engine)
+
+
+@pytest.mark.parametrize("limits", [BRIEF, InspectionLimits()], ids=["brief", "full"])
+def test_a_gradient_is_not_lost_where_an_output_is_overwritten_after_the_inspection(
+    limits: InspectionLimits,
+) -> None:
+    """Gradients of views that were kept would not arrive, and a sum without these would look like any other."""
+    overwrites = False
+    made = _overwriting_sequences(lambda _: overwrites)
+    engine = made.engine(limits=limits)
+    assert engine.is_batched and engine.passes.keeps_views
+    check(made, engine)
+    overwrites = True
+    assert engine.inspection.layouts is not None
+    with pytest.raises(OverwrittenOutputError, match="overwritten in place"):
+        engine.passes.record_gradients(*made.arguments, engine.inspection.layouts)
+    gradients = replace(made).gradients  # by a loop over the model as it is now
+    expected = naive.contributions(made.model, gradients, L2(1.0)).sum(dim=0)
+    assert naive.relative(engine.clipped_sum(*made.arguments, L2(1.0)), expected) < 1e-10
 
 
 def test_a_parameter_may_take_the_type_of_a_batch() -> None:
