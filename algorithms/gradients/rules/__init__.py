@@ -20,7 +20,7 @@ from algorithms.gradients.rules.layers import (
     sparse_linear,
     tile,
 )
-from algorithms.gradients.rules.products import bilinear, product
+from algorithms.gradients.rules.products import bilinear, product, product_and_sum
 from algorithms.gradients.rules.recurrent import (
     gru,
     lstm,
@@ -75,6 +75,8 @@ RULES: dict[Func, Rule] = {
     Tensor.mv: product,
     Tensor.__matmul__: product,
     Tensor.__rmatmul__: product,
+    torch.baddbmm: product_and_sum,
+    Tensor.baddbmm: product_and_sum,
     torch.bilinear: bilinear,
     torch.addmm: addmm,
     torch.prelu: prelu,

@@ -107,6 +107,18 @@ def bilinear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
     return output if bias is None else elementwise(recorder, torch.add, (output, bias), {})
 
 
+def product_and_sum(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """output = added + first second, for batches of matrices; any of the three may be the parameters."""
+    if kwargs or len(args) != 3:
+        return general(recorder, func, args, kwargs)
+    added, *factors = args
+    are_parameters = any(recorder.name(factor) is not None for factor in factors)
+    output = product(recorder, torch.bmm, tuple(factors), {}) if are_parameters else torch.bmm(*factors)
+    if recorder.name(added) is None:
+        return output + added
+    return elementwise(recorder, torch.add, (output, added), {})
+
+
 def _record_product(
     recorder: GradSampleRecorder,
     func: Func,

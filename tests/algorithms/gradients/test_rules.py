@@ -22,7 +22,9 @@ def drawn(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape, dtype=torch.float64))
 
 
-def taken(wiring: Callable[..., Tensor], shape: tuple[int, ...], *sizes: int, **parts: nn.Module) -> Spec:
+def taken(
+    wiring: Callable[..., Tensor], shape: tuple[int, ...], *sizes: int, **parts: nn.Module | nn.Parameter
+) -> Spec:
     """A function of a parameter `w` and of records that went through a layer."""
     return Spec(lambda: Wired(wiring, w=drawn(*sizes), layer=nn.Linear(shape[-1], shape[-1]), **parts), shape)
 
@@ -64,6 +66,18 @@ PRODUCTS = {
     "mv": taken(lambda self, x: torch.mv(self.layer(x), self.w)[:, None], (4,), 4),
     "bmm over a dimension": taken(
         lambda self, x: torch.bmm(self.layer(x).transpose(0, 1), self.w).transpose(0, 1), (3, 4), 3, 4, 2
+    ),
+    "baddbmm over a dimension": taken(
+        lambda self, x: torch.baddbmm(self.added, self.layer(x).transpose(0, 1), self.w).transpose(0, 1),
+        *((3, 18), 3, 18, 20),
+        added=drawn(3, 1, 20),
+    ),
+    "baddbmm, a value added": taken(
+        lambda self, x: x.transpose(0, 1).baddbmm(self.layer(x).transpose(0, 1), self.w).transpose(0, 1),
+        *((3, 4), 3, 4, 4),
+    ),
+    "baddbmm of values, a parameter added": taken(
+        lambda self, x: torch.baddbmm(self.w, self.layer(x), x.transpose(1, 2)), (5, 4), 5, 5
     ),
     "folded records": taken(
         lambda self, x: torch.einsum("bi,io->bo", self.layer(x).flatten(0, 1), self.w).view(len(x), -1),
