@@ -66,8 +66,12 @@ class BlockGrad:
         for some, their, into in zip(
             *(torch.split(part, size) for part in (seen, back, totals)), strict=True
         ):
-            weighted = (their.double() * weights[:, None]).transpose(1, 2)
-            into.view(len(into), weighted.shape[1], -1).baddbmm_(weighted, some.double())
+            x, e = some.double(), their.double()
+            if x.shape[2] < e.shape[2]:  # weights go to the narrower factor
+                x = x * weights[:, None]
+            else:
+                e = e * weights[:, None]
+            into.view(len(into), e.shape[2], -1).baddbmm_(e.transpose(1, 2), x)
 
     def take(self, chosen: Tensor | slice) -> "BlockGrad":
         return self._with(lambda part: self._by_record(part)[chosen].flatten(0, 1))
