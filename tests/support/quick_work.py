@@ -22,7 +22,8 @@ _PROFILES: dict[str, Profile] = {}
 _MADE = defaultdict[str, set[tuple[str, str]]](set)
 """By module of tests, name and words, without numbers, of the figures that were made."""
 _TEMPLATES = cache(reporting.environment)
-_PRAGMAS = [pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in store._SQLITE_PRAGMAS]
+_PRAGMAS = [store._SQLITE_PRAGMAS[0], "PRAGMA synchronous = OFF"]
+"""Without a log beside the file (WAL), which is made and deleted again for each transaction of a process alone."""
 
 
 def _once(*asked: Any) -> Profile:
