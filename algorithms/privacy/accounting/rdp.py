@@ -20,8 +20,6 @@ from scipy.special import gammaln, log_ndtr
 
 from algorithms.errors import RefusedError
 from algorithms.lazy_imports import later
-from algorithms.privacy.accounting.mechanism_plds import GroupPLD, ReversedPLD
-from algorithms.privacy.accounting.pld import sketch
 
 stats = later("scipy.stats")
 
@@ -42,8 +40,6 @@ _POINTS_OF_CELL, _MAX_CELLS, _LEFT_OUT, _MAX_SHIFT = 12, 4096, 60.0, 1e3
 are left out are, and the largest shift, in standard deviations."""
 _MIN_ORDER = 1.01
 """The order from which on its divergence bounds delta; of those below, rounding could be more."""
-_MIN_TAIL = 1e-300
-"""The chance of losses that are taken for the largest one."""
 
 
 def rdp_by_library(
@@ -181,14 +177,25 @@ def _log_central_moments(multiplier: float, last: int) -> np.ndarray:
 
 
 def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float, ...]) -> np.ndarray:
-    """Bounds for the mixture of `mechanism_plds.GroupPLD` both ways round, shape [orders].
+    """Bounds for the mixture of `mechanism_plds.GroupPLD`, whichever way round, shape [orders].
 
     With r = P/Q and Q = N(0, z^2), the moment E_Q r^a at a whole order a is a sum of normal integrals with centres in
     [0, a count]. The trapezoid rule is exact for each up to a share of 3 exp(-2 pi^2 / step^2), 2e-19 here.
-    Between whole orders log E_Q r^a lies below its chord, since it is convex in a. The other way round,
-    E_Q r^(1 - a) is convex in r, so that "connect the dots" bounds it, as in `pld.connect_the_dots`. Where all records
-    together move the sum by more than a thousand deviations, far beyond any epsilon that is asked for, the integral is
-    not computed: r^a is convex in the mixture, whose parts have the moments of a shift by j records.
+    Between whole orders log E_Q r^a lies below its chord, since it is convex in a. Where all records together move the
+    sum by more than a thousand deviations, far beyond any epsilon that is asked for, the integral is not computed: r^a
+    is convex in the mixture, whose parts have the moments of a shift by j records.
+
+    The other way round, E_Q r^(1 - a) is no more. Proof: let F(e) = E_Q (r - c)^+ and B(e) = E_Q (1 - c r)^+ with
+    c = exp(e) be delta both ways. By Taylor's formula the first moment less the second is a (a - 1) times the integral
+    over e > 0 of (exp((a - 1) e) - exp(-a e)) (F - B). Now F - B = E_Q h(r) with h(y) = min(1, c y) - min(y, c), since
+    E_Q r = 1. The loss log r rises with the output, and is convex. Where it is never below -e, B is 0. Else let m be
+    the line in the output that meets it at -e and at e: it is above the loss in between, and else below. Let k be such
+    that exp(m) has the mean exp(k), so that m - k is the loss of normal noise.
+    If k > 0: F is at least that of m, and B at most. With k = 0 those of m are equal, since the losses of normal noise
+    are the same both ways, and a larger k raises the former and lowers the latter.
+    If k <= 0: h rises up to 1 / c, falls from there to c and is constant beyond, so that h(r) >= h(exp(m)). With
+    h(exp(s)) = exp(s / 2) odd(s), for an odd function that is positive below 0, the mean of h(exp(m)) is a positive
+    number times that of odd(s) for a normal s of mean k, which is not negative.
     """
     alpha = np.array(orders)
     if count / multiplier > _MAX_SHIFT:
@@ -196,16 +203,13 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
         terms = stats.binom.logpmf(numbers, count, rate) + alpha * (alpha - 1) / 2 * np.square(
             numbers / multiplier
         )
-        forward = np.logaddexp.reduce(terms)
+        log_moments = np.logaddexp.reduce(terms)
     else:
         whole = np.unique([np.floor(alpha), np.ceil(alpha)])
         moments = _GroupMoments(multiplier, rate, count, float(whole[-1]))
         every = [moments.log_moment(order) if order > 1 else 0.0 for order in whole.tolist()]
-        forward = np.interp(alpha, whole, every)
-    back = sketch([(ReversedPLD(GroupPLD(multiplier, rate, count)), 1)], _MIN_TAIL)
-    max_loss = -count * math.log1p(-rate)
-    backward = np.logaddexp(back.log_moments(alpha - 1), math.log(_MIN_TAIL) + (alpha - 1) * max_loss)
-    divergences: np.ndarray = np.maximum(forward, backward) / (alpha - 1)
+        log_moments = np.interp(alpha, whole, every)
+    divergences: np.ndarray = log_moments / (alpha - 1)
     return divergences
 
 

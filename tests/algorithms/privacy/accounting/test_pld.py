@@ -157,10 +157,10 @@ def test_a_group_costs_what_the_mixture_of_its_samples_costs(
 
 @pytest.mark.parametrize(
     ("count", "rate", "multiplier"),
-    [(2, 0.01, 1.0), (2, 0.005, 2.5), (3, 0.2, 2.0), (64, 0.01, 4.0)],
+    [(2, 0.01, 1.0), (2, 0.005, 2.5), (3, 0.2, 2.0), (64, 0.01, 4.0), (2, 0.999, 3.0), (5, 0.9999, 8.0)],
 )
 def test_a_group_has_the_renyi_divergence_of_its_mixture(count: int, rate: float, multiplier: float) -> None:
-    """Both ways round, by summation over a fine grid; between whole orders it is bounded by the chord."""
+    """Whichever way round, by summation over a fine grid; between whole orders it is bounded by the chord."""
     outputs = np.linspace(-12 * multiplier, 8 * count + 12 * multiplier, 200_001)
     numbers = np.arange(count + 1)
     chances = np.array([math.comb(count, j) * rate**j * (1 - rate) ** (count - j) for j in numbers])
