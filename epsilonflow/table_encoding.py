@@ -23,7 +23,14 @@ from algorithms.models.bounds import CROSS_ENTROPY, SQUARED
 from algorithms.models.cells import CellVectors
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.saved import TrainedModel
-from algorithms.noise_limits import CLIP_OF_COUNTS, Kind, shrink_share, usual_momentum, usual_noise_limit
+from algorithms.noise_limits import (
+    CLIP_OF_COUNTS,
+    USUAL_MOMENTUM,
+    Kind,
+    shrink_share,
+    usual_momentum,
+    usual_noise_limit,
+)
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
@@ -137,7 +144,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     # Frequencies need a cell that all rows share, and a quantile is not what is released.
     can_shrink = has_constant if kind == "classes" else not isinstance(loss, QuantileLoss)
     share = shrink_share(records, epsilon) if can_shrink else None
-    momentum = usual_momentum(records, epsilon, steps)
+    momentum = usual_momentum(records, epsilon, steps) if kind == "classes" else USUAL_MOMENTUM
     update = OptimizerConfig(
         learning_rate=float(f"{(1.0 + momentum) / curvature:.2g}"),  # half of where descent could diverge
         momentum=momentum,

@@ -194,6 +194,10 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
     assert cells is not None
     has_batch = "expected_batch_size" in advised.settings
     limit = advised.settings.get("update", {}).get("noise_limit", _NOISE_OF_ALL_STEPS)
+    momentum = {
+        "momentum": "of classes more, the more records there are for the budget, so that steps go as far as their"
+        " noise lets them"
+    }
     loss = {
         "number": "the squared error",
         "count": "the Poisson loss",
@@ -207,7 +211,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
         "clip norm": f"{advised.settings.get('clip_norm', 1.0):g}, which few gradients of unit vectors exceed",
         "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
         f" parameter by more than {limit:g}",
-        "momentum": "more, the more records there are for the budget, so that steps go as far as their noise lets them",
+        **(momentum if card.label_type.kind == "class" else {}),
         **_reasons_of_features(advised.features["name"]),
         **_reasons_of_shrinkage(card, advised),
     }
@@ -296,7 +300,7 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     records = _records_by_noise(card)
     known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
     cells = cells_of(card)
-    if cells is not None and "noise_limit" in update:
+    if cells is not None and "noise_limit" in update and card.label_type.kind == "class":
         update = update | {"momentum": usual_momentum(known, epsilon, settings["steps"])}
     momentum = update.get("momentum", 0.0)
     chosen_model = _model_of(model, card, card.input_shape if cells is None else (cells.total,))
