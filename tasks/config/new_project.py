@@ -22,7 +22,7 @@ from pyarrow import parquet
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import system_user
-from data.card import CARDS, DataRefusedError, File, data_card
+from data.card import DataRefusedError, File, data_card
 from data.cells import Predicts, usual_cells
 from data.documents import Document
 from data.files import checksum_for, hide, owner_key, read_json
@@ -539,7 +539,6 @@ def _fill(folder: Path, declared: Declared) -> None:
         checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
     cards = folder / "data" / "cards"
     _write_card(cards, declared, path, checksum)
-    shutil.copyfile(CARDS / "digits.yaml", cards / "digits.yaml")
     overrides = ParamOverrides(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
     params_edit(folder, overrides).write()
     _put_under_git_and_dvc(folder)
