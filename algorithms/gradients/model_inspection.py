@@ -456,7 +456,7 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
 def _record(independent: _Independent) -> _Recordable:
     """Learn how passes are recorded; layers whose operations cannot be are seen as one function each, one by one.
 
-    Raises UnrecordedError if the model cannot be recorded.
+    Images keep their memory format where that is what cannot be recorded. Raises UnrecordedError if the model cannot be recorded.
     """
     if independent.pinned_branches is None:
         read = independent.first.tracer.data_dependent_read
@@ -475,6 +475,10 @@ def _record(independent: _Independent) -> _Recordable:
                 raise
             independent = independent.with_decisions(keeps_views=False)
         except UnrecordedError as why:
+            if left and independent.probe32.passes.is_channels_last:
+                # Dropout draws numbers in the order of memory, so that it drops others than autograd's pass.
+                independent = independent.with_decisions(keeps_format=True)
+                continue
             opaque_layers = _layers_to_fall_back(why, independent.probe32.passes)
             if not opaque_layers or left == 0:
                 raise

@@ -55,7 +55,7 @@ class Passes:
         shards: Of the flat vector of parameters, if each process holds a slice of it.
         unpacks: Whether recurrent layers process packed sequences as padded ones.
         keeps_format: Whether a recorded pass leaves images and kernels in their memory format, since the model rejects
-            the one that is fastest for max pooling, as `view` does.
+            the one that is fastest for max pooling, as `view` does, or computes other values in it, as dropout does.
         opaque_layers: Names of layers that a recorder sees as one function each, since their operations cannot be
             recorded.
         uses_double_backward: Whether the model differentiates in its forward pass, as for forces or gradient penalties.

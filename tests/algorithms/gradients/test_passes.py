@@ -264,6 +264,13 @@ DROPPING = {
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(36, 2)),
         (1, 5, 5),
     ),
+    "pixels, between layers that are faster in another order": Spec(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Conv2d(4, 4, 2)),
+            *(nn.Flatten(), nn.Linear(16, 2)),
+        ),
+        (2, 8, 8),
+    ),
     "lstm": Spec(
         lambda: Wired(
             lambda self, x: self.layer(x)[0], layer=nn.LSTM(3, 4, 2, dropout=0.5, batch_first=True)
