@@ -456,7 +456,8 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
 def _record(independent: _Independent) -> _Recordable:
     """Learn how passes are recorded; layers whose operations cannot be are seen as one function each, one by one.
 
-    Images keep their memory format where that is what cannot be recorded. Raises UnrecordedError if the model cannot be recorded.
+    Images keep their memory format where another is what cannot be recorded. Raises UnrecordedError if the model cannot
+    be recorded.
     """
     if independent.pinned_branches is None:
         read = independent.first.tracer.data_dependent_read
