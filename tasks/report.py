@@ -57,8 +57,8 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.shapes import explanation_of
 from tasks.runs.checkout import require_pulled
-from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.metrics import Metrics
+from tasks.runs.signing import signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import check_data_facts, check_run_facts
@@ -142,6 +142,8 @@ def _past(run: RunResults, root: Path) -> History:
     """Earlier runs on the same blocks."""
     if not is_on_blocks(run.receipt):
         return nothing()
+    from tasks.runs.ledger import open_ledger  # imports SQLAlchemy, which other runs do without
+
     return history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
 
 

@@ -1,8 +1,10 @@
 """A rehearsal of a run right before its charge: its card and its page are made with made-up results.
 
-Whatever is charged ends with a card, so a card that cannot be made has to refuse the run.
+Whatever is charged ends with a card, so a card that cannot be made has to refuse the run. Its figures are drawn where
+classes have unusual names, or there are many of them, since importing and drawing takes as long as a small training.
 """
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,10 @@ from tasks.runs.ledger import composition_for, plan_composition
 if TYPE_CHECKING:
     from tasks.report import RunResults
 
+_PLAIN = re.compile(r"[A-Za-z0-9 .,:;<>=+_/()%-]*")
 _NO_HEAD = "0" * 64
+_MAX_UNDRAWN = 100
+"""With as many classes as this, a figure has a usual size."""
 
 
 def rehearse(
@@ -31,20 +36,29 @@ def rehearse(
     """Make the card and the page of a run that is not charged yet.
 
     known: the part of its receipt that is known. trial: for a search, the releases of the winner, which are in its
-    trace. report: makes card and page, by default those of a run, whose figures are drawn. Everything else is made up:
-    the releases of an adaptive plan, the population's account, the metrics. Raises RefusedError if the card, a figure
-    or the page cannot be made, or the card would not verify.
+    trace. report: makes card and page, by default those of a run, with its figures if they are unusual. Everything
+    else is made up: the releases of an adaptive plan, the population's account, the metrics. Raises RefusedError if the
+    card, a figure or the page cannot be made, or the card would not verify.
     """
     from tasks.report import compose  # plans do without, and without pandas
-    from tasks.reporting import nothing
-    from tasks.reporting.figures import rehearse_picture
+    from tasks.reporting import figures, nothing
 
     run = _rehearsal_run(document, info, known, trial)
     with rehearsal():
         if report is not None:
             report(run)
         else:
-            compose(run, nothing(), folder=None, draw=rehearse_picture, key=None)
+            draw = figures.undrawn if has_usual_figures(info) else figures.rehearse_picture
+            compose(run, nothing(), folder=None, draw=draw, key=None)
+
+
+def has_usual_figures(info: DatasetInfo) -> bool:
+    """Whether nothing of the data set can make its figures fail: few classes, whose names are in plain characters.
+
+    All else in the figures of a first report are numbers and texts of our own.
+    """
+    names = info.label_type.names
+    return len(names) <= _MAX_UNDRAWN and all(_PLAIN.fullmatch(name) for name in names)
 
 
 def _rehearsal_run(

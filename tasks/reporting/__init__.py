@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -29,7 +29,7 @@ from algorithms.privacy.card import CardVerification, PrivacyCard, text
 from algorithms.privacy.card.schema import words_by
 from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import Receipt
-from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
+from algorithms.privacy.ledger import WHOLE_POPULATION
 from data.files import read_json
 from tasks.reporting.figures import (
     THIS_RUN,
@@ -52,6 +52,9 @@ from tasks.runs.metrics import (
     percent,
     report_text,
 )
+
+if TYPE_CHECKING:  # imported where a ledger is read: it imports SQLAlchemy
+    from algorithms.privacy.ledger import Ledger, Settlement
 
 _SHARED = Path(__file__).parent
 _PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
@@ -336,12 +339,14 @@ def is_on_blocks(receipt: Receipt) -> bool:
     return receipt.blocks not in ((), (WHOLE_POPULATION,))
 
 
-def history(receipt: Receipt, metrics: Metrics, *, ledger: Ledger, home: Path, root: Path) -> History:
+def history(receipt: Receipt, metrics: Metrics, *, ledger: "Ledger", home: Path, root: Path) -> History:
     """The history of a finished run on blocks.
 
     receipt, metrics: of the run. home: folder of the states of retrainings. root: the checkout, with its models. If the
     ledger does not know the run, the history has only the blocks that the receipt names.
     """
+    from algorithms.privacy.ledger import settlement
+
     if ledger.status(receipt.run_id) != "settled":
         return History(_blocks_of_receipt(receipt), nothing().retrainings)
     past = settlement(ledger, receipt.population, receipt.run_id)
@@ -367,7 +372,7 @@ def _blocks_of_receipt(receipt: Receipt) -> pd.DataFrame:
 
 
 def _retrainings(
-    receipt: Receipt, metrics: Metrics, past: Settlement, home: Path, root: Path
+    receipt: Receipt, metrics: Metrics, past: "Settlement", home: Path, root: Path
 ) -> pd.DataFrame:
     if past.run.retraining is None:
         return nothing().retrainings
@@ -382,7 +387,7 @@ def _retrainings(
     return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
 
 
-def _row(state: RetrainingState, past: Settlement, registry: Registry) -> tuple[Any, ...]:
+def _row(state: RetrainingState, past: "Settlement", registry: Registry) -> tuple[Any, ...]:
     """An earlier period. Without a model, epsilon is what the ledger charged for the run; without a run, it is 0."""
     metrics = registry.metrics(state.run_id) if state.run_id else {}
     run = past.state.runs.get(state.run_id or "")

@@ -95,6 +95,11 @@ def rehearse_picture(draw: Drawing, words: str) -> Picture:
         return Picture(png(figure), b"", b"", b"", words)
 
 
+def undrawn(_draw: Drawing, words: str) -> Picture:
+    """In place of a figure where only its page is rehearsed."""
+    return Picture(b"", b"", b"", b"", words)
+
+
 def _plain_texts() -> AbstractContextManager[None]:
     """Within it, names are texts: `$` begins no formula, and nothing goes to LaTeX."""
     from matplotlib import rc_context

@@ -20,7 +20,8 @@ from algorithms.privacy.mechanisms.noise import generator_of
 from data import DatasetInfo
 from data.files import hide
 from tasks.runs import store
-from tasks.runs.ledger import digests_of, signer
+from tasks.runs.ledger import digests_of
+from tasks.runs.signing import signer
 from tasks.runs.software import check_resumes, pipeline_software
 from tasks.runs.store import EVALUATION, PLAN, RECEIPT, data_facts
 

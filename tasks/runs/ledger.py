@@ -1,11 +1,8 @@
-"""The ledger that a checkout charges, the population of a data card in it, and the key that signs cards.
+"""The ledger that a checkout charges, and the population of a data card in it.
 
 An older copy of the ledger that was restored is detected by the heads that this home saw last, see
 `algorithms.privacy.ledger.location`, and by the head in the receipt of the checkout's last run. The receipt of another
 ledger, as in a checkout from another machine, says nothing about this one.
-
-The owner of the data signs cards with a key that is derived from the owner key of the home. The public half is in
-`owner.pub` next to the owner key, and with each run that the ledger reserves. Anyone who has it can check a run's card.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,18 +29,16 @@ from algorithms.privacy.ledger import (
     keep_usual,
 )
 from data import DatasetInfo
-from data.files import OWNER_PUB, keyed_digest, owner_key, public_key, read_json, write_text
+from data.files import read_json, write_text
 from data.prepared import block_digests, prepared_again_error
 from tasks.config import home, ledger_url, params
+from tasks.runs.signing import signing_key
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     from algorithms.core.plan import Plan
 
 _HOLDOUT, _BLOCKS, _HELD_OUT = "holdout", "blocks", "held_out"
 """Terms of a population: the rule by which records are held out, what divides blocks; whether they are private."""
-_WORDS = ["key that signs privacy cards"]
 
 
 def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
@@ -362,22 +357,3 @@ def _check_held_out(ledger: Ledger, info: DatasetInfo, bound: Mapping[str, str])
         dataset=info.dataset,
         differing="holdout",
     )
-
-
-def signing_key(home: Path) -> "Ed25519PrivateKey":
-    """The signing key of a home, created at first use with owner.pub; raises DataRefusedError if it is damaged."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from algorithms.privacy.card import public_key_of  # takes longer to import than the rest
-
-    key = Ed25519PrivateKey.from_private_bytes(keyed_digest(owner_key(home), _WORDS))
-    if public_key(home) != public_key_of(key):
-        write_text(home / OWNER_PUB, f"{public_key_of(key)}\n")
-    return key
-
-
-def signer(home: Path) -> dict[str, str]:
-    """The ledger's entry about the signer of a reserved run's card."""
-    from algorithms.privacy.card import SIGNER, public_key_of
-
-    return {SIGNER: public_key_of(signing_key(home))}

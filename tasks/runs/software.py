@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from algorithms.core.software import DIGEST_NOTE, NOTE, Software, software_here
 from algorithms.errors import RefusedError
 from algorithms.privacy.documents import Receipt
-from algorithms.privacy.ledger import Ledger
 from data import DatasetInfo
 from tasks.config import SPEND_AGAIN
 from tasks.runs.store import RECEIPT, RunAttempt
+
+if TYPE_CHECKING:  # it imports SQLAlchemy
+    from algorithms.privacy.ledger import Ledger
 
 _DECIDES = (
     *("data/prepared.py", "data/readers/records.py", "data/targets.py"),
@@ -32,7 +35,7 @@ def pipeline_software() -> Software:
     return software_here(_DECIDES)
 
 
-def check_resumes(run: RunAttempt, ledger: Ledger, population: str, today: Software) -> None:
+def check_resumes(run: RunAttempt, ledger: "Ledger", population: str, today: Software) -> None:
     """Raise RefusedError for a run that is charged, and so may have drawn noise, and was begun by other software.
 
     Also for one whose software was not recorded, in its folder or in its reservation.

@@ -71,9 +71,10 @@ from tasks.reporting import environment
 from tasks.runs import store
 from tasks.runs.charge import ChargedRun, claim_run
 from tasks.runs.dvc_stages import EXISTING, checkout_lock
-from tasks.runs.ledger import bind, holdout_note, open_newest, register, signing_key
+from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.metrics import format_metric, headline_metric, metric_name, placeholder_metrics
 from tasks.runs.reservations import noting_what_was_spent
+from tasks.runs.signing import signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.store import EVALUATION
 from tasks.tracking.runs import log_winner

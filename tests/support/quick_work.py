@@ -13,6 +13,7 @@ from algorithms.gradients import engine
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.ledger import store
 from tasks import report, reporting
+from tasks.preflight import rehearsal
 from tasks.reporting import figures
 from tests.support.costs import computed_once
 from tests.support.engines import engines_made_once
@@ -53,7 +54,8 @@ REHEARSE_PICTURE = figures.rehearse_picture
 
 @pytest.fixture
 def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rehearsal makes its figures, as in a run; each kind once a test."""
+    """A rehearsal makes its figures, as where classes have unusual names; each kind once a test."""
+    monkeypatch.setattr(rehearsal, "has_usual_figures", lambda _info: False)
     monkeypatch.setattr(figures, "rehearse_picture", partial(_made_once, set()))
 
 

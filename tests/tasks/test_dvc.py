@@ -142,8 +142,9 @@ OF_NO_NEED = {
         "matplotlib",
         "wandb",
     },
-    "train": STATISTICS | {"sklearn", "prefect", "wandb", "sympy", "torch._dynamo", "torch.utils._sympy"},
-    "report": STATISTICS | {"torch", "sklearn", "prefect"},
+    "train": STATISTICS
+    | {"sklearn", "prefect", "wandb", "matplotlib", "sympy", "torch._dynamo", "torch.utils._sympy"},
+    "report": STATISTICS | {"torch", "sklearn", "prefect", "sqlalchemy"},
 }
 """Large packages, by stages that do without them on digits, whose held-out records are public."""
 

@@ -35,6 +35,7 @@ from tasks.csv_files import read_csv, write_csv
 from tasks.export import release
 from tasks.ledger_page import page as ledger_page
 from tasks.predict import Predictions, write
+from tasks.preflight.rehearsal import has_usual_figures
 from tasks.reporting import figures, nothing
 from tasks.reporting.figures import Drawing, picture, png, rehearse_picture
 from tasks.runs.stage_main import main_of
@@ -44,7 +45,7 @@ from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, run_here, small
 from tests.support.hostile_texts import HOSTILE
 from tests.support.refusals import refused_as
-from tests.support.synthetic_run import record, with_entries, write_run
+from tests.support.synthetic_run import description, record, with_entries, write_run
 from tests.support.workspace import Workspace
 
 CLASSES = HOSTILE[:10]
@@ -93,18 +94,35 @@ def test_a_run_whose_classes_look_like_markup_ends_with_its_card_and_page(
     assert seen.markup.isdisjoint({"script", "onerror"}) and "one <b>row</b> of $x_$" in seen.text
 
 
-@pytest.mark.usefixtures("rehearsed_figures")
+@pytest.mark.usefixtures("drawn")
 def test_a_figure_that_cannot_be_drawn_is_a_refusal_before_the_charge(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError("no such glyph")
 
+    workspace.declare(classes=CLASSES)
     monkeypatch.setattr(report, "class_figure", fail)
     with refused_as("card_rehearsal_failed") as refusal:
         workspace.train()
     assert str(refusal.value.fields["error"]) == "no such glyph"
     assert [row.kind for row in workspace.ledger.history()] in ([], ["population"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "are_drawn"),
+    [
+        (["no", "up to 50,000 (%)"], False),
+        ([f"kind {number}" for number in range(100)], False),
+        (["no", "$x$"], True),
+        (["no", "größer"], True),
+        (["no", "yes\n"], True),
+        ([f"kind {number}" for number in range(101)], True),
+    ],
+)
+def test_figures_are_rehearsed_where_classes_are_unusual(classes: list[str], are_drawn: bool) -> None:
+    info = replace(description(), classes=tuple(classes))
+    assert has_usual_figures(info) is not are_drawn
 
 
 def drawings() -> dict[str, Drawing]:

@@ -30,7 +30,7 @@ from flows.cli import server as server_commands
 from flows.cli.main import app
 from flows.cli.running import OneSentence, StageOutput, has_prefect_api
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.ledger import signing_key
+from tasks.runs.signing import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.one_process import stay_in_this_process

@@ -32,7 +32,7 @@ from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
 from tasks.runs import store
-from tasks.runs.ledger import signing_key
+from tasks.runs.signing import signing_key
 from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, SearchTrial, in_threads, one_by_one, tune
