@@ -113,7 +113,7 @@ def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:
 
 
 def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | None) -> None:
-    rest = values
+    rest = values.slice(0, 0) if _are_numbers(values) else values
     for pattern, fault in _FAULTS_OF_NUMBERS:
         matches = pc.match_substring_regex(rest, pattern)
         column.faults[fault] += pc.sum(matches).as_py() or 0
@@ -131,6 +131,15 @@ def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | N
         column.values[row["value"]] += row["count_all"]
         if labels is not None:
             column.with_label[row["value"], row["label"]] += row["count_all"]
+
+
+def _are_numbers(values: pa.ChunkedArray) -> bool:
+    """Whether all texts but empty ones are numbers, as the reader takes them: no fault is in these."""
+    try:
+        pc.cast(values.filter(pc.not_equal(values, "")), pa.float64())
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def _single_categories(card: DataCard) -> Iterator[str]:
