@@ -1,5 +1,7 @@
 """CSV files for people: whoever opens one in a spreadsheet runs no formula that a name or a record contains."""
 
+import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +21,14 @@ def write_csv(frame: "pd.DataFrame", to: Path | IO[str], **settings: Any) -> Non
             cells = [for_csv(cell) if isinstance(cell, str) else cell for cell in frame.iloc[:, index]]
             safe.isetitem(index, pd.array(cells, dtype="object"))
     safe.to_csv(to, index=False, **settings)
+
+
+def write_rows(to: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a small table without pandas, whose import takes longer; a cell that is None stays empty."""
+    with to.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        for row in (columns, *rows):
+            table.writerow([for_csv(cell) if isinstance(cell, str) else cell for cell in row])
 
 
 def read_csv(path: Path) -> "pd.DataFrame":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,16 +47,12 @@ from data.prepared import HeldOut, load_held_out
 from data.targets import IGNORED, Count, Labels, LabelType, NextToken, Number, Quantile, Tags
 from tasks.config import home
 from tasks.config.own_code import named_code
-from tasks.csv_files import write_csv
+from tasks.csv_files import write_rows
 from tasks.prediction_passes import passes, predictions
 from tasks.runs import store
 from tasks.runs.metrics import metric_units
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
-
-# pandas is imported later: before torch it would add to torch's import, which looks through all loaded modules.
-if TYPE_CHECKING:
-    import pandas as pd
 
 READS: tuple[str, ...] = ()
 _INTERVALS = 10
@@ -627,25 +623,38 @@ def area_under_curve(is_positive: NDArray[np.bool_], scores: NDArray[np.floating
 
 def write_plots(folder: Path, drawn: PredictionPairs) -> None:
     """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
-    import pandas as pd
+    names, is_hit = drawn.names, drawn.predicted == drawn.real
+    pairs = [
+        (names[real], names[answer])
+        for real, answer in zip(drawn.real.tolist(), drawn.predicted.tolist(), strict=True)
+    ]
+    records, hits = (
+        np.bincount(some, minlength=len(names)).tolist() for some in (drawn.real, drawn.real[is_hit])
+    )
+    shares = [
+        (name, hit / count if count else None, count)
+        for name, hit, count in zip(names, hits, records, strict=True)
+    ]
+    write_tables(folder, ClassTables(("actual", "predicted"), pairs, shares))
 
-    names, hits = np.array(drawn.names, object), drawn.predicted == drawn.real
-    pairs = pd.DataFrame({"actual": names[drawn.real], "predicted": names[drawn.predicted]})
-    classes = pd.Series(hits).groupby(drawn.real).agg(["mean", "size"]).reindex(range(len(names)))
-    rows = {"class": names, "accuracy": classes["mean"], "records": classes["size"].fillna(0).astype(int)}
-    write_tables(folder, pairs, pd.DataFrame(rows))
+
+@dataclass(frozen=True)
+class ClassTables:
+    """Rows of confusion.csv, with their columns, and of per_class.csv: class, accuracy, records."""
+
+    columns: tuple[str, ...]
+    confusion: Sequence[Sequence[object]]
+    classes: Sequence[Sequence[object]]
 
 
-def write_tables(folder: Path, confusion: "pd.DataFrame", classes: "pd.DataFrame") -> None:
+def write_tables(folder: Path, tables: ClassTables) -> None:
     """Write the tables of the figures of classes into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(confusion, folder / "confusion.csv")
-    write_csv(classes, folder / "per_class.csv")
+    write_rows(folder / "confusion.csv", tables.columns, tables.confusion)
+    write_rows(folder / "per_class.csv", ("class", "accuracy", "records"), tables.classes)
 
 
-def _of_release(
-    path: Path, receipt: Receipt, info: DatasetInfo
-) -> tuple[dict[str, object], "tuple[pd.DataFrame, pd.DataFrame]"]:
+def _of_release(path: Path, receipt: Receipt, info: DatasetInfo) -> tuple[dict[str, object], ClassTables]:
     """Metrics with their intervals, and the plots' tables, from the histogram that training released.
 
     Raises RefusedError if it is missing or another than the receipt's; a run whose evaluation failed has none.
@@ -756,12 +765,8 @@ def _documents(
     return documents
 
 
-def class_tables(
-    released: ReleasedHistogram | None, names: Sequence[str]
-) -> "tuple[pd.DataFrame, pd.DataFrame]":
+def class_tables(released: ReleasedHistogram | None, names: Sequence[str]) -> ClassTables:
     """The tables of predictions by class, from released cells; empty where none were released."""
-    import pandas as pd
-
     shown = None if released is None else confusion_of(released)
     if shown is None or len(names) != len(shown):
         shown, names = np.zeros((0, 0)), ()
@@ -773,13 +778,10 @@ def class_tables(
     ]
     totals = rows.sum(axis=0)
     shares = [
-        (name, rows[at, at] / totals[at] if totals[at] else None, int(totals[at]))
+        (name, float(rows[at, at] / totals[at]) if totals[at] else None, int(totals[at]))
         for at, name in enumerate(names)
     ]
-    return (
-        pd.DataFrame(pairs, columns=["actual", "predicted", "count"]),
-        pd.DataFrame(shares, columns=["class", "accuracy", "records"]),
-    )
+    return ClassTables(("actual", "predicted", "count"), pairs, shares)
 
 
 def _receipt_of(model: Path) -> Receipt:
@@ -816,7 +818,7 @@ def main() -> None:
     store.mark_used(home(), receipt.run_id, keeps=not info.is_public)
     if info.holdout == "private":
         document, drawn = _of_release(artifacts / EVALUATION, receipt, info)
-        write_tables(artifacts / "plots", *drawn)
+        write_tables(artifacts / "plots", drawn)
     else:
         data, label_type = load_held_out(prepared), info.label_type
         evaluation = evaluate(*load_model(path, allow_code=named_code(Path())), data)

@@ -135,6 +135,7 @@ STATISTICS = {"scipy.stats", "scipy.signal", "dp_accounting.pld"}
 OF_NO_NEED = {
     "prepare": {"torch", "pandas", "scipy", "sqlalchemy", "dp_accounting.dp_event"},
     "evaluate": {
+        "pandas",
         "sklearn",
         *STATISTICS,
         "sqlalchemy",
