@@ -19,7 +19,7 @@ CLIP_OF_COUNTS = 2.0
 _FEW = 272.0
 """Records in standard deviations of a count, up to which `shrink_share` is the largest."""
 _LEAST_SHARE = 1e-4
-USUAL_MOMENTUM = 0.9
+USUAL_MOMENTUM, _MOST_MOMENTUM = 0.9, 0.99  # 1 would never forget
 _LONGER = 1000.0
 """The records in standard deviations of a count, times what momentum leaves of 1 where they are many."""
 _MEMORY = 0.1
@@ -72,4 +72,5 @@ def usual_momentum(records: float, epsilon: float, steps: int) -> float:
         [0.9, 0.91, 0.96, 0.97]
     """
     longer = 1.0 - _LONGER * noise_for_share(1.0, epsilon) / records
-    return float(f"{max(USUAL_MOMENTUM, min(1.0 - 1.0 / (_MEMORY * steps), longer)):.2g}")
+    most = min(_MOST_MOMENTUM, 1.0 - 1.0 / (_MEMORY * steps))
+    return float(f"{max(USUAL_MOMENTUM, min(most, longer)):.2g}")

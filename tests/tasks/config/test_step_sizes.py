@@ -64,7 +64,8 @@ def test_twice_the_margin_would_diverge() -> None:
 def test_momentum_ends_with_the_steps(steps: int) -> None:
     """A tenth of them is remembered at most, where that is more than 10; a curvature of 1/2 does not diverge."""
     update = usual_method(10_000_000, "cross_entropy", steps, epsilon=10.0).update
-    assert update.momentum == pytest.approx(max(0.9, 1.0 - 10.0 / steps), abs=0.005)
+    assert update.momentum == pytest.approx(max(0.9, min(0.99, 1.0 - 10.0 / steps)), abs=0.005)
+    assert 0.0 < update.factor_for(noise_std=1e-6, steps=steps) <= 1.0
     assert error_after(update, norm=math.sqrt(0.5), steps=steps) < 2.0
 
 
