@@ -78,7 +78,7 @@ class Interview:
             except _BackError:
                 pass
             except ValueError as error:
-                if not self._answers:
+                if not self._next:  # no answer is the reason
                     raise
                 say(f"  {error}")
-            del self._answers[-1:]
+            del self._answers[max(self._next - 1, 0) :]

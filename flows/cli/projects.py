@@ -1,7 +1,5 @@
 """Commands for setting up a project: `init`, `doctor` and `data check`."""
 
-import csv
-import math
 import os
 import platform
 import re
@@ -9,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
 from pathlib import Path
@@ -18,8 +15,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from flows.cli.interview import BACK, Interview
+from flows.cli.answers import parse_bounds, parse_whole_number, split_list
+from flows.cli.interview import Interview
 from flows.cli.running import SETTINGS, prefect_api_url, say, takes_options
+from flows.cli.table_questions import ask_for_columns, ask_for_person
 from tasks.runs.checkout import find_checkout, missing_in
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tasks.config.new_project import Declared
 
 _FREE_GB = 5.0
-_KINDS = ("numeric", "categorical", "ignored")
 
 data_app = typer.Typer(**SETTINGS, help="Check a data card and its files.")
 
@@ -194,6 +192,7 @@ class _Options:
 
     def check(self) -> None:
         """Raise ParamsRefusedError for options that do not fit together."""
+        from tasks.config.new_project import check_statistic
         from tasks.config.params import ParamsRefusedError
 
         of_one_kind = {
@@ -238,6 +237,7 @@ class _Options:
                 code="bad_option",
                 options=("--per-person", "--person"),
             )
+        check_statistic(counts=self.counts, quantile=self.quantile)
 
 
 @takes_options(_Options)
@@ -300,7 +300,7 @@ def _declare_images(
     from tasks.config.new_project import of_images
 
     max_records = options.at_most or _number_asked(talk)
-    classes, size = _split_list(options.classes), options.size or 64
+    classes, size = split_list(options.classes), options.size or 64
     return of_images(name, folder, classes, max_records, size, encoder=encoder, **options.for_all_kinds)
 
 
@@ -310,14 +310,14 @@ def _declare_texts(
     from tasks.config import new_project as project
 
     header = project.header_of(file)
-    max_records, columns = options.at_most or _number_asked(talk), _split_list(options.columns)
+    max_records, columns = options.at_most or _number_asked(talk), split_list(options.columns)
     usual_label = [] if options.next_token else ["tags" if options.tags else "label"]
-    labels = _split_list(options.label) or usual_label
+    labels = split_list(options.label) or usual_label
     target = project.target_keys(
-        classes=_split_list(options.classes),
+        classes=split_list(options.classes),
         labels=labels if len(labels) > 1 else [],
-        bounds=_bounds(options.bounds) if options.bounds else (),
-        tags=_split_list(options.tags),
+        bounds=parse_bounds(options.bounds) if options.bounds else (),
+        tags=split_list(options.tags),
         next_token=options.next_token,
     )
     target = project.of_number(target, counts=options.counts, quantile=options.quantile)
@@ -332,13 +332,20 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
 
     header = project.header_of(options.paths[0]) if options.paths else ()
     if options.schema is not None:
-        columns, target = project.of_schema(options.schema, _split_list(options.label), options.person)
+        columns, target = project.of_schema(options.schema, split_list(options.label), options.person)
+        target = project.of_number(target, counts=options.counts, quantile=options.quantile)
         spellings = project.spellings_of_schema(options.schema)
     else:
+        _need_a_terminal("there is no terminal to ask for the columns; give them by --from schema.json.")
         spellings = {}
-        columns, classes = _columns_asked(talk, header, options.person)
-        target = project.target_keys(classes=classes)
-    target = project.of_number(target, counts=options.counts, quantile=options.quantile)
+        columns, target = ask_for_columns(
+            talk,
+            header,
+            labels=split_list(options.label),
+            counts=options.counts,
+            quantile=options.quantile,
+            person=options.person,
+        )
     max_records = options.at_most or _number_asked(talk)
     taken = [column["name"] for column in columns if column["kind"] != "ignored"]
     person = _person_of(talk, options, header, taken)
@@ -365,47 +372,6 @@ def _say_next(folder: Path, declared: "Declared", options: list[str]) -> None:
     say(f'  git add --all && git commit --message "{name}"  # before `dvc exp run` or `dvc metrics diff`')
 
 
-def _columns_asked(
-    talk: Interview, header: Sequence[str], person: str | None
-) -> "tuple[list[Document], list[str]]":
-    """Ask the owner of a table for its columns and classes; raises ParamsRefusedError if there is no terminal.
-
-    header: the names of the file's columns, each of which is asked about; empty if there is no file yet.
-    """
-    _need_a_terminal("there is no terminal to ask for the columns; give them by --from schema.json.")
-    if header:
-        say(f"The file has the columns {', '.join(header)}. Answer {BACK} to go back by one question.")
-        label = talk.ask("column of the class to predict", partial(_one_of, names=header))
-        classes = talk.ask("its classes, separated by commas, in quotes where one has a comma", _classes)
-        rest = [name for name in header if name not in (label, person)]
-        columns = [_column_asked(talk, name) for name in rest]
-    else:
-        say(
-            "Enter the columns as the file's header names them. An empty name ends the list;"
-            f" {BACK} goes back by one question."
-        )
-        columns = []
-        while name := talk.ask("column", partial(_other_column, columns=columns), default=""):
-            columns.append(_column_asked(talk, name))
-        label = talk.ask("column of the class to predict", partial(_other_column, columns=columns))
-        classes = talk.ask("its classes, separated by commas, in quotes where one has a comma", _classes)
-    return [*columns, {"name": label, "kind": "label"}], classes
-
-
-def _column_asked(talk: Interview, name: str) -> "Document":
-    """Ask what is made of a column."""
-    kind = talk.ask(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
-    column: Document = {"name": name, "kind": kind}
-    if kind == "numeric":
-        low, high = talk.ask("  its lowest and highest possible value, separated by a comma", _bounds)
-        column |= {"bounds": [low, high], "missing": (low + high) / 2}
-    elif kind == "categorical":
-        column["categories"] = talk.ask(
-            "  its categories, separated by commas, in quotes where one has a comma", _categories
-        )
-    return column
-
-
 def _person_of(talk: Interview, options: _Options, header: Sequence[str], taken: Sequence[str]) -> "Document":
     """The column of the person's id and how many rows of a person are used, as given, or asked for at a terminal.
 
@@ -415,17 +381,14 @@ def _person_of(talk: Interview, options: _Options, header: Sequence[str], taken:
 
     person, per_person = options.person, options.per_person
     if person is None and sys.stdin.isatty() and are_people(options.for_all_kinds["unit"]):
-        question = "column of the person's id, if a person may have several rows; nothing if each row is another person"
-        person = talk.ask(question, partial(_other_person, header=header, taken=taken), default="") or None
-        if person is not None:
-            per_person = talk.ask("how many rows of each person are used at most", _number)
+        person, per_person = ask_for_person(talk, header, taken)
     return {"person": person, "per_person": per_person or 1}
 
 
 def _number_asked(talk: Interview) -> int:
     """Ask for the upper bound on the number of records; raises ParamsRefusedError if there is no terminal."""
     _need_a_terminal("an upper bound on the number of records is needed; give --at-most N.")
-    return talk.ask("upper bound on the number of records", _number)
+    return talk.ask("upper bound on the number of records", parse_whole_number)
 
 
 def _need_a_terminal(otherwise: str) -> None:
@@ -433,94 +396,6 @@ def _need_a_terminal(otherwise: str) -> None:
 
     if not sys.stdin.isatty():
         raise ParamsRefusedError("{problem}", code="no_terminal", problem=otherwise)
-
-
-def _one_of(text: str, names: Sequence[str]) -> str:
-    if text.strip() not in names:
-        raise ValueError(f"The file has no column {text.strip()!r}; enter one of {', '.join(names)}.")
-    return text.strip()
-
-
-def _other_person(text: str, header: Sequence[str], taken: Sequence[str]) -> str:
-    name = text.strip()
-    if name in taken:
-        raise ValueError(
-            f"{name} is a feature or the class, of which something is made; enter another column."
-        )
-    return _one_of(name, header) if name and header else name
-
-
-def _other_column(text: str, columns: "list[Document]") -> str:
-    name = text.strip()
-    if any(column["name"] == name for column in columns):
-        raise ValueError(f"{name} has been entered; enter another column.")
-    if not name and all(column["kind"] == "ignored" for column in columns):
-        raise ValueError("A model needs a column that is not ignored; enter one.")
-    return name
-
-
-def _kind(text: str) -> str:
-    if text not in _KINDS:
-        raise ValueError(f"{text} is none of these.")
-    return text
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("It is a whole number, 1 at least.")
-    return int(text)
-
-
-def _split_list(text: str) -> list[str]:
-    """Split a text at commas, but not at those in double quotes; empty parts are left out.
-
-    Example:
-        >>> _split_list('Ulm, "Bonn, am Rhein"')
-        ['Ulm', 'Bonn, am Rhein']
-    """
-    from tasks.config.params import ParamsRefusedError
-
-    try:
-        parts = next(csv.reader([text], skipinitialspace=True, strict=True), [])
-    except csv.Error:
-        raise ParamsRefusedError(
-            "a quote is not closed in {text!r}; put a whole name in quotes.",
-            code="bad_option",
-            text=text,
-        ) from None
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _categories(text: str) -> list[str]:
-    return _different(_split_list(text), at_least=1)
-
-
-def _classes(text: str) -> list[str]:
-    return _different(_split_list(text), at_least=2)
-
-
-def _different(names: list[str], *, at_least: int) -> list[str]:
-    if len(names) < at_least or len(set(names)) < len(names):
-        raise ValueError(f"Enter at least {at_least}, each once.")
-    return names
-
-
-def _bounds(text: str) -> tuple[float, float]:
-    """Parse LOW,HIGH; raises ParamsRefusedError for anything else."""
-    from tasks.config.params import ParamsRefusedError
-
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        low = high = math.nan
-    if not -math.inf < low < high < math.inf:
-        raise ParamsRefusedError(
-            "bounds are LOW,HIGH, two finite numbers such as 1,5, not {text!r}.",
-            code="bad_option",
-            text=text,
-            options=("--bounds",),
-        )
-    return low, high
 
 
 def doctor() -> None:

@@ -384,20 +384,26 @@ def of_number(predicts: Document, *, counts: bool, quantile: float | None) -> Do
 
     Raises ParamsRefusedError where no number is predicted, or both are asked for.
     """
+    check_statistic(counts=counts, quantile=quantile)
     if not counts and quantile is None:
         return dict(predicts)
-    if counts and quantile is not None:
-        raise ParamsRefusedError(
-            "--counts is for the mean of counts, and --quantile for a quantile; give one.",
-            code="bad_option",
-            options=("--counts", "--quantile"),
-        )
     if "bounds" not in predicts.get("target", {}):
         raise ParamsRefusedError(
             "--{name} is for a number to predict, with bounds; leave it out.",
             code="bad_option",
             name="counts" if counts else "quantile",
             options=(f"--{'counts' if counts else 'quantile'}",),
+        )
+    return {"target": predicts["target"] | ({"counts": True} if counts else {"quantile": quantile})}
+
+
+def check_statistic(*, counts: bool, quantile: float | None) -> None:
+    """Raise ParamsRefusedError for a quantile that is none, or if counts are asked for, too."""
+    if counts and quantile is not None:
+        raise ParamsRefusedError(
+            "--counts is for the mean of counts, and --quantile for a quantile; give one.",
+            code="bad_option",
+            options=("--counts", "--quantile"),
         )
     if quantile is not None and not 0 < quantile < 1:
         raise ParamsRefusedError(
@@ -406,7 +412,23 @@ def of_number(predicts: Document, *, counts: bool, quantile: float | None) -> Do
             quantile=quantile,
             options=("--quantile",),
         )
-    return {"target": predicts["target"] | ({"counts": True} if counts else {"quantile": quantile})}
+
+
+def number_column(name: str, bounds: Sequence[float], *, is_required: bool = False) -> Document:
+    """A column of numbers between bounds; unless they are required, the middle stands for a missing one."""
+    column = {"name": name, "kind": "numeric", "bounds": list(bounds)}
+    return column if is_required else column | {"missing": sum(bounds) / 2}
+
+
+def category_column(name: str, categories: Sequence[str], *, is_ordered: bool = False) -> Document:
+    """A column of categories, in an order that means something if `is_ordered`."""
+    column = {"name": name, "kind": "categorical", "categories": list(categories)}
+    return column | ({"ordered": True} if is_ordered else {})
+
+
+def day_column(name: str, bounds: Sequence[str]) -> Document:
+    """A column of days between the first and the last one, such as 2020-01-31."""
+    return {"name": name, "kind": "timestamp", "bounds": list(bounds)}
 
 
 def _column(field: Document, path: Path, label: Sequence[str], person: str | None) -> Document:
@@ -425,16 +447,15 @@ def _column(field: Document, path: Path, label: Sequence[str], person: str | Non
                 path=path,
                 field=name,
             )
-        is_ordered = {"ordered": True} if limits.get("ordered") or field.get("categoriesOrdered") else {}
-        return {"name": name, "kind": "categorical", "categories": categories} | is_ordered
+        is_ordered = bool(limits.get("ordered") or field.get("categoriesOrdered"))
+        return category_column(name, categories, is_ordered=is_ordered)
     if field.get("type") in ("date", "datetime") and None not in (
         days := [limits.get(end) for end in ("minimum", "maximum")]
     ):
-        return {"name": name, "kind": "timestamp", "bounds": [str(day)[:10] for day in days]}
+        return day_column(name, [str(day)[:10] for day in days])
     bounds = _bounds(name, limits, path)
     if bounds is not None:
-        column = {"name": name, "kind": "numeric", "bounds": bounds}
-        return column if limits.get("required") else column | {"missing": sum(bounds) / 2}
+        return number_column(name, bounds, is_required=bool(limits.get("required")))
     raise ParamsRefusedError(
         "{path}: nothing bounds the field {field!r}; give it minimum and maximum, or enum, or ignore: true.",
         code="bad_schema",

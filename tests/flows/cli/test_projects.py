@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 
 from data.card import data_card
 from data.cells import CellSettings
-from data.formats import Categorical, Csv, Texts
-from data.targets import NextToken, Tags, Target
+from data.formats import Categorical, Csv, Numeric, Texts, Timestamp
+from data.targets import Count, Labels, NextToken, Number, Quantile, Tags, Target
 from flows.cli.main import app
 from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
@@ -221,17 +221,21 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flows.cli.projects.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    label = ["returned", "classes", "class", "no", "no,yes"]
     notes = ["", "notes", "ignored", ""]
-    age = ["age", "numbers", "numeric", "old", "100,18", "0,inf", "18,100", "age"]
-    other = ["insurance", "categorical", "public, private", "", "age", "returned", "no,yes"]
-    typed = "\n".join([*notes, *age, *other, "-5", "20000", "", ""])
+    age = ["age", "numbers", "numeric", "old", "100,18", "0,inf", "18,100", "age", "returned"]
+    other = ["insurance", "Categorical ", "public", "public, private", ""]
+    typed = "\n".join([*label, *notes, *age, *other, "-5", "20000", "", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.reader.width, card.classes, card.records.at_most) == (4, ("no", "yes"), 20000)
-    assert made.output.count("age has been entered") == 2
+    assert made.output.count("age has been entered") == made.output.count("returned has been entered") == 1
     assert made.output.count("A model needs a column that is not ignored") == 2
-    assert "numbers is none of these" in made.output and made.output.count("bounds are LOW,HIGH") == 3
+    assert "classes is none of these; enter one of class, number, count." in made.output
+    kinds = "numeric, categorical, ordered, day, ignored"
+    assert f"numbers is none of these; enter one of {kinds}." in made.output
+    assert made.output.count("bounds are LOW,HIGH") == 3 and made.output.count("Enter at least 2") == 2
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, arguments: list[str], *typed: str) -> Result:
@@ -247,7 +251,7 @@ def test_the_columns_of_a_file_are_asked_about_by_name_and_nothing_is_lost(
     """Semicolons, categories with commas, steps back, a class too few, a person who is a feature, a bound of none."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_text("\ufeffwho; age;town;back\n", encoding="utf-8")
-    label = ["gone", "town", "<", "back", "no", "no,no", '"no, never",yes']
+    label = ["gone", "town", "<", "back", "", "no", "no,no", '"no, never",yes']
     ignored = ["ignored", "<", "<", "no,yes", "ignored"]  # two steps back, from the age to the classes
     columns = ["numeric", "0,100", "categorical", 'Ulm,"Bonn, am Rhein","', 'Ulm, "Bonn, am Rhein"']
     made = answered(
@@ -264,7 +268,7 @@ def test_the_columns_of_a_file_are_asked_about_by_name_and_nothing_is_lost(
     ]
     assert card.reader.columns[2].categories == ("Ulm", "Bonn, am Rhein")
     assert card.person is not None and (card.person.column, card.person.per_person) == ("who", 3)
-    assert "The file has no column 'gone'" in made.output and "age is a feature or the class" in made.output
+    assert "The file has no column 'gone'" in made.output and "age is a feature or predicted" in made.output
 
 
 def test_a_header_in_another_encoding_is_read_and_declared(
@@ -272,7 +276,7 @@ def test_a_header_in_another_encoding_is_read_and_declared(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.csv").write_bytes("größe;back\n1,5;no\n".encode("latin-1"))
-    made = answered(monkeypatch, ["--file", "t.csv"], "back", "no,yes", "numeric", "0,9", "50", "")
+    made = answered(monkeypatch, ["--file", "t.csv"], "back", "class", "no,yes", "numeric", "0,9", "50", "")
     assert made.exit_code == 0 and "The file has the columns größe, back." in made.output, made.output
     reader = data_card("clinic", tmp_path / "clinic/data/cards").reader
     assert (reader.encoding, reader.separator, reader.columns[0].name) == ("cp1252", ";", "größe")
@@ -286,7 +290,7 @@ def test_an_interview_that_ends_early_goes_on_where_it_was(
     (tmp_path / "t.csv").write_text("age,back\n")
     (tmp_path / "other.csv").write_text("height,back\n")
     kept, options = tmp_path / "clinic.answers.json", ["--file", "t.csv"]
-    ended = answered(monkeypatch, options, "back", "no,yes", "numeric")
+    ended = answered(monkeypatch, options, "back", "class", "no,yes", "numeric")
     assert ended.exit_code == 1 and f"answers are kept in {kept}; the same command goes on" in ended.stderr
     make = new_project.make
 
@@ -318,9 +322,119 @@ def test_answers_that_make_no_card_are_asked_again_from_the_last(
         checked(declared)
 
     monkeypatch.setattr(new_project, "check_declared", check)
-    made = answered(monkeypatch, ["--file", "t.csv"], "back", "no,yes", "numeric", "0,9", "50", "", "")
+    made = answered(
+        monkeypatch, ["--file", "t.csv"], "back", "class", "no,yes", "numeric", "0,9", "50", "", ""
+    )
     assert made.exit_code == 0 and made.output.count("the card is refused") == 1, made.output
     assert made.output.count("column of the person's id") == 2 and made.output.count("upper bound") == 1
+
+
+def test_an_error_that_no_answer_causes_is_said_once_and_leaves_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "clinic.answers.json"
+    kept.write_text(answers := json.dumps([["column to predict", "back"], ["  back is one of", "class"]]))
+    refused = call("init", "clinic")
+    assert refused.exit_code == 2 and refused.output.count("there is no terminal to ask") == 1
+    assert kept.read_text() == answers
+
+
+def test_a_number_is_predicted_from_days_and_ordered_categories_as_a_schema_declares_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("seen,pain,age,cost\n")
+    days = ["day", "2020-01-31", "2020-02-30,2021-01-01", "1800-01-01,2020-01-01", "31.1.2020,1.2.2020"]
+    days += ["2021-12-31,2019-01-01", "2019-01-01, 2021-12-31"]
+    typed = ["cost", "number", "500,0", "0,500", *days, "ordered", "none,mild,bad", "", "18,100"]
+    asked = answered(monkeypatch, ["--file", "t.csv", "--at-most", "900"], *typed, "")
+    assert asked.exit_code == 0, asked.output
+    assert asked.output.count("as 2020-01-01,2024-12-31, not '") == 5
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert card.target == Number(bounds=(0.0, 500.0)) and isinstance(card.reader, Csv)
+    seen, pain, age, cost = card.reader.columns
+    assert isinstance(seen, Timestamp) and seen.bounds == ("2019-01-01", "2021-12-31")
+    assert isinstance(pain, Categorical) and pain.ordered and pain.categories == ("none", "mild", "bad")
+    assert isinstance(age, Numeric) and (age.bounds, age.missing, cost.kind) == ((18, 100), 59.0, "label")
+    fields = [
+        {"name": "seen", "type": "date", "constraints": {"minimum": "2019-01-01", "maximum": "2021-12-31"}},
+        {"name": "pain", "categoriesOrdered": True, "constraints": {"enum": ["none", "mild", "bad"]}},
+        {"name": "age", "constraints": {"minimum": 18, "maximum": 100}},
+        {"name": "cost", "constraints": {"minimum": 0, "maximum": 500}},
+    ]
+    Path("schema.json").write_text(json.dumps({"fields": fields}))
+    Path("clinic").rename("asked")
+    options = ["--file", "t.csv", "--at-most", "900", "--from", "schema.json", "--label", "cost"]
+    assert answered(monkeypatch, options, "").exit_code == 0
+    for path in ("data/cards/clinic.yaml", "params.yaml"):
+        assert Path("asked", path).read_text() == Path("clinic", path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "typed", "target"),
+    [
+        ([], ["visits", "count", "0", "1.5", "60", "0,9"], Count(bounds=(0.0, 60.0), counts=True)),
+        (["--label", "visits"], ["Number", "0,60", "0,9"], Number(bounds=(0.0, 60.0))),
+        (["--counts"], ["visits", "60", "0,9"], Count(bounds=(0.0, 60.0), counts=True)),
+        (["--quantile", "0.9"], ["visits", "1,60", "0,9"], Quantile(bounds=(1.0, 60.0), quantile=0.9)),
+        (["--label", "visits,ill"], [], Labels(labels=("visits", "ill"))),
+    ],
+    ids=["a count", "a label by an option", "a count by an option", "a quantile", "several labels"],
+)
+def test_what_options_say_of_the_target_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], typed: list[str], target: Target
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    header = "age,ill,visits" if target.kind == "labels" else "age,visits"
+    Path("t.csv").write_text(f"{header}\n")
+    *label, bounds = typed or ["0,9"]
+    options = ["--file", "t.csv", "--at-most", "900", *options]
+    made = answered(monkeypatch, options, *label, "numeric", bounds, "")
+    assert made.exit_code == 0, made.output
+    assert data_card("clinic", tmp_path / "clinic/data/cards").target == target
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--label", "cost"], "no column 'cost' that could be predicted; name one of age, visits by --label"),
+        (
+            ["--label", "age", "--person", "age"],
+            "no column 'age' that could be predicted; name one of visits",
+        ),
+        (["--counts", "--quantile", "0.9"], "--counts is for the mean of counts"),
+        (["--quantile", "9"], "--quantile is 9; give a number between 0 and 1"),
+        (["--label", "age,visits", "--counts"], "--counts is for a number to predict"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("age,visits\n")
+    refused = answered(monkeypatch, ["--file", "t.csv", *options])
+    assert refused.exit_code == 2 and words in " ".join(refused.output.split())
+    assert "column to predict" not in refused.output and " is one of " not in refused.output
+
+
+def test_no_question_and_no_default_depends_on_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"2020-01-{day:02d},{day}.5,{day % 2}\n" for day in range(1, 31))
+    told = []
+    for name, body in (("few", ""), ("many", rows)):
+        Path("t.csv").write_text(f"seen,age,back\n{body}")
+        typed = ["back", "", "0,1", "day", "2020-01-01,2021-01-01", "", "0,9", "50", ""]
+        made = answered(monkeypatch, ["--file", "t.csv"], *typed)
+        assert made.exit_code == 0, made.output
+        card = Path("clinic/data/cards/clinic.yaml").read_text()
+        told.append(
+            (made.output.partition("column of the person's id")[0], re.sub(r"keyed_sha256: \w+", "", card))
+        )
+        Path("clinic").rename(name)
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
