@@ -58,14 +58,19 @@ def ask_for_columns(
             "Enter the columns as the file's header names them. An empty name ends the list;"
             f" {BACK} goes back by one question."
         )
-    names, target = _target(talk, header, labels, counts=counts, quantile=quantile)
+    possible = [name for name in header if name != person]
+    entered: list[Document] = [] if person is None else [{"name": person, "kind": "ignored"}]
+    parse_label = partial(_one_of, names=possible) if header else partial(_other_column, columns=entered)
+    names = [*labels] or [talk.ask("column to predict", parse_label)]
+    target = _target(talk, names, counts=counts, quantile=quantile)
     label_columns: list[Document] = [{"name": name, "kind": "label"} for name in names]
     columns: list[Document] = []
     if header:
-        columns += [_column(talk, name) for name in header if name not in (*names, person)]
+        columns += [_column(talk, name) for name in possible if name not in names]
     else:
+        entered += label_columns
         while name := talk.ask(
-            "another column", partial(_other_column, columns=[*label_columns, *columns]), default=""
+            "another column", partial(_other_column, columns=[*entered, *columns]), default=""
         ):
             columns.append(_column(talk, name))
     return [*columns, *label_columns], target
@@ -102,30 +107,26 @@ def _check_labels(labels: Sequence[str], header: Sequence[str], person: str | No
         )
 
 
-def _target(
-    talk: Interview, header: Sequence[str], labels: Sequence[str], *, counts: bool, quantile: float | None
-) -> "tuple[list[str], Document]":
-    """The columns of what is predicted, and the keys of a card for it."""
+def _target(talk: Interview, labels: Sequence[str], *, counts: bool, quantile: float | None) -> "Document":
+    """Ask what the column of the label holds: the keys of a card for it, or for several labels."""
     from tasks.config import new_project as project
 
     if len(labels) > 1:
         target = project.target_keys(labels=labels)
-        return [*labels], project.of_number(target, counts=counts, quantile=quantile)
-    parse_name = partial(_one_of, names=header) if header else partial(_other_column, columns=[])
-    name = labels[0] if labels else talk.ask("column to predict", parse_name)
+        return project.of_number(target, counts=counts, quantile=quantile)
     if counts or quantile is not None:
         kind = "count" if counts else "number"
     else:
-        question = f"  {name} is one of {', '.join(_TARGETS.values())}"
+        question = f"  {labels[0]} is one of {', '.join(_TARGETS.values())}"
         kind = talk.ask(question, partial(parse_choice, choices=tuple(_TARGETS)), default="class")
     if kind == "class":
-        return [name], project.target_keys(classes=talk.ask(f"  its classes, {_NAMES}", parse_names))
+        return project.target_keys(classes=talk.ask(f"  its classes, {_NAMES}", parse_names))
     if kind == "count":
         bounds = talk.ask("  its highest possible value; the lowest is 0", parse_count_bounds)
     else:
         bounds = talk.ask(_BOUNDS, parse_bounds)
     target = project.target_keys(bounds=bounds)
-    return [name], project.of_number(target, counts=kind == "count", quantile=quantile)
+    return project.of_number(target, counts=kind == "count", quantile=quantile)
 
 
 def _column(talk: Interview, name: str) -> "Document":
@@ -150,7 +151,7 @@ def _column(talk: Interview, name: str) -> "Document":
 
 def _one_of(text: str, names: Sequence[str]) -> str:
     if text.strip() not in names:
-        raise ValueError(f"The file has no column {text.strip()!r}; enter one of {', '.join(names)}.")
+        raise ValueError(f"{text.strip()!r} is none of these columns; enter one of {', '.join(names)}.")
     return text.strip()
 
 

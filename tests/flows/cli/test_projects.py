@@ -268,7 +268,10 @@ def test_the_columns_of_a_file_are_asked_about_by_name_and_nothing_is_lost(
     ]
     assert card.reader.columns[2].categories == ("Ulm", "Bonn, am Rhein")
     assert card.person is not None and (card.person.column, card.person.per_person) == ("who", 3)
-    assert "The file has no column 'gone'" in made.output and "age is a feature or predicted" in made.output
+    assert (
+        "'gone' is none of these columns; enter one of who, age, town, back." in made.output
+        and "age is a feature or predicted" in made.output
+    )
 
 
 def test_a_header_in_another_encoding_is_read_and_declared(
@@ -416,6 +419,28 @@ def test_options_that_do_not_fit_are_refused_before_a_question(
     refused = answered(monkeypatch, ["--file", "t.csv", *options])
     assert refused.exit_code == 2 and words in " ".join(refused.output.split())
     assert "column to predict" not in refused.output and " is one of " not in refused.output
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_the_person_of_an_option_is_neither_predicted_nor_a_feature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_file: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("id,age,back\n")
+    options = ["--person", "id", "--at-most", "900"]
+    if has_file:
+        made = answered(monkeypatch, [*options, "--file", "t.csv"], "id", "back", "", "no,yes", "", "0,9")
+        assert "'id' is none of these columns; enter one of age, back." in made.output
+    else:
+        made = answered(monkeypatch, options, "id", "back", "", "no,yes", "id", "age", "", "0,9", "")
+        assert made.output.count("id has been entered; enter another column.") == 2
+    assert made.exit_code == 0, made.output
+    columns = data_card("clinic", tmp_path / "clinic/data/cards").reader.columns
+    assert {(one.name, one.kind) for one in columns} == {
+        ("id", "ignored"),
+        ("age", "numeric"),
+        ("back", "label"),
+    }
 
 
 def test_no_question_and_no_default_depends_on_the_rows(
