@@ -79,9 +79,12 @@ def events_before(target: Target, facts: PlanningFacts, sampled: Batches) -> Sch
 
 def events_of(releases: Repeated) -> Schedule:
     """The events of releases, each with its count."""
-    single = {id(release): release for release, _ in releases}  # a release may stand in many rows
+    releases = [*releases]
+    rows = {id(row): row for row in releases}  # a row may stand at many places, and a release in many rows
+    single = {id(release): release for release, _ in rows.values()}
     events = {key: release.event() for key, release in single.items()}
-    return [(events[id(release)], count) for release, count in releases]
+    priced = {key: (events[id(release)], count) for key, (release, count) in rows.items()}
+    return [*map(priced.__getitem__, map(id, releases))]
 
 
 def plan_fixed(

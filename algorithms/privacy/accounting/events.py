@@ -1,6 +1,7 @@
 """Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and seven more."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,9 +89,11 @@ def count_same(schedule: Schedule) -> Schedule:
     Steps that an event before them has paid for are left out. Where one is not paid for, the schedule stays as it is,
     and is refused where it is priced.
     """
+    schedule = [*schedule]  # whose rows exist as long as their identities are compared
+    places = Counter(map(id, schedule))
     counts: dict[int, tuple[dp.DpEvent, int]] = {}
-    for event, count in schedule:
-        counts[id(event)] = (event, counts.get(id(event), (event, 0))[1] + count)
+    for key, (event, count) in dict(zip(map(id, schedule), schedule, strict=True)).items():
+        counts[id(event)] = (event, counts.get(id(event), (event, 0))[1] + places[key] * count)
     charged = [row for row in counts.values() if not isinstance(row[0], _LATER_STEPS)]
     if len(charged) < len(counts):
         try:

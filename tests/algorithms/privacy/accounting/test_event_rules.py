@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import dp_accounting as dp
@@ -30,6 +31,7 @@ from algorithms.privacy.accounting.events import (
     RandomAllocationDpEvent,
     RenyiDpEvent,
     Schedule,
+    count_same,
 )
 from tests.support.refusals import refused_as
 
@@ -243,3 +245,18 @@ def test_a_refusal_of_an_accountant_has_a_code_and_names_no_class(accountant: An
     for refusal in refusals:
         assert refusal.code, str(refusal)
         assert not re.search(r"DpEvent|[A-Z][a-z]+[A-Z]|multiplier=", str(refusal)), str(refusal)
+
+
+def test_a_row_counts_at_each_of_its_places() -> None:
+    """One object at several places, an equal one, and rows that exist only while they are read."""
+
+    class Read(list[tuple[dp.DpEvent, int]]):
+        def __iter__(self) -> Iterator[tuple[dp.DpEvent, int]]:
+            return (
+                (dp.GaussianDpEvent(event.noise_multiplier), count) for event, count in super().__iter__()
+            )
+
+    two, one = (dp.GaussianDpEvent(1.0), 2), (dp.GaussianDpEvent(2.0), 1)
+    schedule = [two, two, one, (dp.GaussianDpEvent(1.0), 3), two]
+    for rows in (schedule, Read(schedule)):
+        assert count_same(rows) == [(dp.GaussianDpEvent(1.0), 9), (dp.GaussianDpEvent(2.0), 1)]
