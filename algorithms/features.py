@@ -246,7 +246,7 @@ class Centred(Strict):
     """Centres flattened records of unit length by a noisy mean and whitens them by a noisy second moment.
 
     For the features of a frozen encoder. Each record is first scaled to unit length, so that mean and moment have a
-    sensitivity of 1.
+    sensitivity of 1. A mean that is shorter than its noise is drawn to 0, so that few records are not moved by noise.
 
     mean_noise, moment_noise: noise multipliers of the two releases; without moment_noise there is no whitening. power:
     of the inverse second moment, 0.5 for full whitening. ridge: added to the moment's eigenvalues, relative to the
@@ -276,7 +276,7 @@ class Centred(Strict):
             bound=L2(1.0),
             noise=Gaussian(self.mean_noise),
         )
-        mean = (total / records).float()
+        mean = (_less_noisy(total, self.mean_noise) / records).float()
         if self.moment_noise is None:
             return {"mean": mean}
 
@@ -318,6 +318,16 @@ class Centred(Strict):
     def module(self, shape: Shape) -> Centring:
         """The map before learning, which scales records to unit length."""
         return Centring(shape, whitens=self.moment_noise is not None)
+
+
+def _less_noisy(total: Tensor, noise_std: float) -> Tensor:
+    """A noisy sum drawn to 0 by as much as noise alone would make it long (the positive part of James and Stein 1961).
+
+    Of few records the noise in hundreds of features is longer than their mean, and all records less that noise, scaled
+    to unit length again, would be nearly the same.
+    """
+    by_noise = max(0, len(total) - 2) * noise_std**2
+    return total * max(0.0, 1.0 - by_noise / max(float(total.square().sum()), noise_std**2))
 
 
 def _head_of(model: Model) -> tuple[str, int]:

@@ -86,10 +86,10 @@ def model_behind(features: FeatureLearner) -> Model:
     return in_front(module, build("softmax", input_shape=shape_after(module, SHAPE), classes=3, seed=1))
 
 
-def barrier(features: FeatureLearner, data: MadeUp, *, count: int | None = COUNT) -> Barrier:
+def barrier(features: FeatureLearner, data: MadeUp, *, count: int | None = COUNT, seed: int = 1) -> Barrier:
     events = schedule_of(features, SHAPE, count, QUIET)
     privacy_filter = ScheduleFilter(events, Budget(1e9, 1e-5))
-    model, source = model_behind(features), seeded_generator(1)
+    model, source = model_behind(features), seeded_generator(seed)
     if isinstance(features, TargetScale):
         data = MadeUp(data.features, (data.labels - 1.0).astype(np.float32))
     return Barrier(
@@ -135,6 +135,23 @@ def test_centred_records_have_unit_length_mean_0_and_are_whitened_to_a_power() -
     found = mapped(features, learn_buffers(features, barrier(features, data), COUNT, QUIET), data.features)
     torch.testing.assert_close(found.mean(dim=0), torch.zeros(36), rtol=0, atol=1e-2)
     torch.testing.assert_close(found.T @ found / COUNT, torch.eye(36), rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("noise", [1.0, 20.0, 100.0, 1000.0])
+def test_the_mean_of_few_records_is_nearer_to_theirs_than_its_noise_says(noise: float) -> None:
+    """By James and Stein the error in d numbers is at most d - (d - 2)^2 / (d - 2 + l) variances of their noise, where
+    l is the square of the true mean in these.
+    """
+    features, data = kind("centred", mean_noise=noise, moment_noise=None), records()
+    true = functional.normalize(torch.from_numpy(data.features).flatten(1), dim=1).mean(dim=0)
+    learnt = [
+        learn_buffers(features, barrier(features, data, seed=seed), COUNT, QUIET)["mean"]
+        for seed in range(40)
+    ]
+    errors = [float((mean - true).square().sum()) for mean in learnt]
+    variance = (noise / COUNT) ** 2
+    at_most = variance * (36 - 34**2 / (34 + float(true.square().sum()) / variance))
+    assert np.mean(errors) < 1.15 * at_most  # and four standard deviations of a mean of 40
 
 
 def test_preconditioned_records_of_unit_length_are_as_long_in_all_directions() -> None:
