@@ -1,6 +1,6 @@
-"""How far steps and their noise should move a parameter of a table, and when a model is shrunk, from public numbers.
+"""How far steps and their noise should move a parameter, and when a model of a table is shrunk, from public numbers.
 
-comparisons/results/tables.md has what they were chosen with.
+comparisons/results/tables.md has what they were chosen with, and docs/explanation/shrinking.md those of an encoder.
 """
 
 import math
@@ -42,8 +42,25 @@ def usual_noise_limit(records: float, epsilon: float, of: Kind, *, is_shrunk: bo
         [0.5, 0.27]
     """
     most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
-    limit = of_information * math.sqrt(records / noise_for_share(1.0, epsilon))
+    limit = of_information * _information(records, epsilon)
     return float(f"{min(most, max(_LEAST_IF_SHRUNK[of], limit) if is_shrunk else limit):.2g}")
+
+
+def noise_limit_of_features(records: float, epsilon: float) -> float:
+    """The limit for the log-odds of classes by the features of a public encoder, which are unit vectors.
+
+    It is that of tables but for their largest one: features tell more than cells do, so that of many records longer
+    steps are worth their noise.
+
+    Example:
+        >>> [noise_limit_of_features(records, epsilon=1.0) for records in (480, 1500, 60_000)]
+        [0.34, 0.6, 3.8]
+    """
+    return float(f"{_OF_CLASSES[1] * _information(records, epsilon):.2g}")
+
+
+def _information(records: float, epsilon: float) -> float:
+    return math.sqrt(records / noise_for_share(1.0, epsilon))
 
 
 def shrink_share(records: float, epsilon: float) -> float:

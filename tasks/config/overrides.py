@@ -109,7 +109,8 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     """The recipe for an encoder: a linear head on its features, which are centred by a private mean.
 
     For a tokenizer it is the public model that the tokenizer belongs to, with adapters. If the file gives several
-    learning rates, the rate is interpolated by epsilon: the less noise a step has, the larger the rate.
+    learning rates, the rate is interpolated by epsilon: the less noise a step has, the larger the rate. Of few records
+    it is lowered by a limit on how far all noise together moves an output, as for tables.
     """
     recipes = _load_recipes()["encoders"]
     kind, _, public = encoder.partition("/")
@@ -137,7 +138,14 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
             norm = math.hypot(1.0, UnitSettings().bias)
             momentum = settings.get("update", {}).get("momentum", 0.0)
             rate = np.minimum(rate, stable_rate(SQUARED, norm, momentum))
-        settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
+        update = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
+        if entry["model"] == "unit_linear" and not isinstance(card.label_type, Number):
+            # Records are unit vectors, as rows of cells are, and outputs the log-odds of classes.
+            from algorithms.noise_limits import noise_limit_of_features
+
+            known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
+            update["noise_limit"] = noise_limit_of_features(known, epsilon)
+        settings["update"] = update
     return Recipe(
         entry["model"],
         _with_batches(settings, card.records),
