@@ -67,7 +67,7 @@ def test_cases_are_compared_in_a_table(tmp_path: Path, monkeypatch: pytest.Monke
 
     data: Any = SimpleNamespace(train=of(1200), test=of(50))
     place: Any = SimpleNamespace(
-        context=SimpleNamespace(place=SimpleNamespace(store=tmp_path)), trials=[None]
+        context=SimpleNamespace(workspace=SimpleNamespace(store=tmp_path)), trials=[None]
     )
     monkeypatch.setattr(whitening, "work_of", lambda file, root: place)
     monkeypatch.setattr(whitening, "prepare_data", lambda work: None)
