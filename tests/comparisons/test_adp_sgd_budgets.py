@@ -73,7 +73,9 @@ def test_a_case_does_not_depend_on_the_others_and_more_noise_is_worse() -> None:
 
 def test_runs_are_written_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = SimpleNamespace(train=records(1200), test=records(50))
-    work: Any = SimpleNamespace(context=SimpleNamespace(workspace=SimpleNamespace(store=tmp_path)), trials=[None])
+    work: Any = SimpleNamespace(
+        context=SimpleNamespace(workspace=SimpleNamespace(store=tmp_path)), trials=[None]
+    )
     monkeypatch.setattr(budgets, "work_of", lambda file, root: work)
     monkeypatch.setattr(budgets, "prepare_data", lambda work: None)
     monkeypatch.setattr(budgets, "sides", lambda store, trial: data)
