@@ -2,32 +2,28 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.core.training import ResumableRun, train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2
 from algorithms.methods import from_settings
 from algorithms.models import build
 from algorithms.models.feature_transforms import in_front
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.barrier import ComputeConfig
-from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data.card import DataCard
 from tasks.config.overrides import encoder_recipe
 from tests.support.bench import MadeUp
 from tests.support.cards import card
+from tests.support.made_up_training import held_out_scores
 
 RECORDS, HELD_OUT, WIDTH = 240, 1000, 768
 
@@ -69,20 +65,11 @@ def scores_of(records: NDArray[np.float32], labels: NDArray[np.int64], seed: int
     counted = [(total_release(L2(1.0), Gaussian(100.0)).event(), 1)]
     prior = (*counted, *((one.event(), 1) for one in features.releases((WIDTH,))))
     facts = PlanningFacts(None, model.parameter_count, 1, classes, loss=model.bounds)
-    state, _, model = train(
-        method,
-        method.plan(Target(Budget(1.0, 1e-5), prior_events=prior), facts),
-        model,
-        open_records=lambda: MadeUp(records[:RECORDS], labels[:RECORDS]),
-        run=ResumableRun(
-            run_id="0" * 64, generator=seeded_generator(seed), folder=Path("there is no checkpoint")
-        ),
-        compute=ComputeConfig(torch.device("cpu"), physical_batch=128),
-        features=features,
+    plan = method.plan(Target(Budget(1.0, 1e-5), prior_events=prior), facts)
+    made = MadeUp(records[:RECORDS], labels[:RECORDS])
+    return held_out_scores(
+        method, plan, model, made, records[RECORDS:], seed=seed, physical_batch=128, features=features
     )
-    outputs = model.outputs(model.by_name(method.released(state)), torch.from_numpy(records[RECORDS:]))
-    scores: NDArray[np.float32] = model.scores(outputs).numpy()
-    return scores
 
 
 def test_few_records_are_learned_from() -> None:

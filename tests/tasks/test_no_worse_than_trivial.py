@@ -7,7 +7,6 @@ table is ten times smaller than its card allows for, and the number of its recor
 
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ from algorithms.core.facts_of_models import intercepts_of, number_of
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.shrinkage import left_of_moves
-from algorithms.core.training import ResumableRun, train
 from algorithms.features import from_settings as features_of
 from algorithms.gradients import L2
 from algorithms.methods import from_settings
@@ -33,8 +31,6 @@ from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.gaussian import noise_for_share
-from algorithms.privacy.barrier.barrier import ComputeConfig
-from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data.card import DataCard
 from data.cells import usual_cells
@@ -42,6 +38,7 @@ from tasks.config.overrides import recipe
 from tasks.preflight.sanity import sanity_warnings
 from tests.support.bench import MadeUp
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.made_up_training import held_out_scores
 from tests.support.soak import soak_but
 
 HELD_OUT = 1000
@@ -181,20 +178,10 @@ def scores_of(
     counted = [(total_release(L2(1.0), Gaussian(100.0)).event(), 1)]  # what features divide their sums by
     prior = (*counted, *events) if events else ()
     plan = method.plan(Target(Budget(epsilon, 1e-5), prior_events=prior), facts)
-    state, _, model = train(
-        method,
-        plan,
-        model,
-        open_records=lambda: MadeUp(rows[:n], labels[:n]),
-        run=ResumableRun(
-            run_id="0" * 64, generator=seeded_generator(seed), folder=Path("there is no checkpoint")
-        ),
-        compute=ComputeConfig(torch.device("cpu"), physical_batch=192),
-        features=features,
+    made = MadeUp(rows[:n], labels[:n])
+    return held_out_scores(
+        method, plan, model, made, rows[n:], seed=seed, physical_batch=192, features=features
     )
-    outputs = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows[n:]))
-    scores: NDArray[np.float32] = model.scores(outputs).numpy()
-    return scores
 
 
 @pytest.mark.parametrize(
