@@ -629,7 +629,7 @@ def write_plots(folder: Path, drawn: PredictionPairs) -> None:
         for real, answer in zip(drawn.real.tolist(), drawn.predicted.tolist(), strict=True)
     ]
     records, hits = (
-        np.bincount(some, minlength=len(names)).tolist() for some in (drawn.real, drawn.real[is_hit])
+        np.bincount(classes, minlength=len(names)).tolist() for classes in (drawn.real, drawn.real[is_hit])
     )
     shares = [
         (name, hit / count if count else None, count)

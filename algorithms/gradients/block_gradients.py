@@ -63,10 +63,10 @@ class BlockGrad:
         # [blocks, outputs, batch] x [blocks, batch, inputs] in 64 bits, as in `add_weighted_products`.
         seen, back = (part[:, :, 0].transpose(0, 1) for part in (inputs, grad_outputs))
         size = slice_of(2 * len(weights) * (seen.shape[2] + back.shape[2]), total.device)
-        for some, their, into in zip(
+        for entering, leaving, into in zip(
             *(torch.split(part, size) for part in (seen, back, totals)), strict=True
         ):
-            x, e = some.double(), their.double()
+            x, e = entering.double(), leaving.double()
             if x.shape[2] < e.shape[2]:  # weights go to the narrower factor
                 x = x * weights[:, None]
             else:
