@@ -3,11 +3,12 @@
     make papers                             # the list: definitions, how many of their runs are done, verdicts
     make papers ARGS="000-table-2"          # runs its definitions
     make papers ARGS="000-table-2 --full"   # with the paper's own protocol, as far as it is known
-    make papers ARGS="--page docs/results/papers.md"
+    make papers ARGS="--pages"              # docs/results/papers.md and comparisons/results/papers.md
 
-The list is comparisons/published/papers.yaml, and the page of verdicts is made from it. A definition is a comparison,
-or a module of this folder that draws a figure. Each run is a file once it is done, so the same command goes on where it
-was stopped; with --full they are apart from the others, in artifacts/compare/NAME-full.
+The list is comparisons/published/papers.yaml. Two pages are made from it: claims with their verdicts, and beside the
+comparisons all figures of long verdicts and every table and figure. A definition is a comparison, or a module of this
+folder that draws a figure. Each run is a file once it is done, so the same command goes on where it was stopped; with
+--full they are apart from the others, in artifacts/compare/NAME-full.
 """
 
 import json
@@ -33,7 +34,12 @@ FOLDER = Path(__file__).parent
 LIST = FOLDER / "published" / "papers.yaml"
 FULL = Path("artifacts/papers")
 """Where the comparisons with a paper's own protocol are written, and figures drawn."""
+VERDICTS_PAGE = Path("docs/results/papers.md")
+ITEMS_PAGE = Path("comparisons/results/papers.md")
+"""The two pages, from the root of the checkout."""
 MAX_CLAIMS = 40
+MAX_CELL = 250
+"""The characters that a cell of the table of verdicts may have, so that it can be read."""
 
 Verdict = Literal["holds", "in part", "does not hold", "not tested"]
 
@@ -71,16 +77,18 @@ class Item(StrictModel):
 class Claim(StrictModel):
     """What a paper says, and what is left of it.
 
-    items: the tables and figures it is read from. shortened: what was run, where the verdict rests on less than their
-    protocol. was: the verdict before, where it has changed.
+    items: the tables and figures it is read from. ours: the figures that decide the verdict; details: all of them,
+    where there are more. shortened: what was run, where the verdict rests on less than their protocol. was: the
+    verdict before, where it has changed.
     """
 
-    claim: str
+    claim: str = Field(max_length=MAX_CELL)
     items: tuple[str, ...] = Field(min_length=1)
-    printed: str
-    ours: str
+    printed: str = Field(max_length=MAX_CELL)
+    ours: str = Field(max_length=MAX_CELL)
+    details: str | None = None
     verdict: Verdict
-    shortened: str | None = None
+    shortened: str | None = Field(None, max_length=MAX_CELL)
     was: str | None = None
 
 
@@ -171,19 +179,26 @@ def table_of(papers: dict[str, Paper], root: Path) -> Table:
     return table
 
 
-def page_of(papers: dict[str, Paper]) -> str:
-    """docs/results/papers.md."""
-    return "\n".join([*_INTRODUCTION, *_claim_rows(papers), *_item_lines(papers)]) + "\n"
+def verdicts_page(papers: dict[str, Paper]) -> str:
+    """docs/results/papers.md: each claim with its verdict."""
+    return "\n".join([*_VERDICTS_INTRODUCTION, *_claim_rows(papers)]) + "\n"
 
 
-_INTRODUCTION = [
+def items_page(papers: dict[str, Paper]) -> str:
+    """comparisons/results/papers.md: by paper all figures of its long verdicts, then its tables and figures."""
+    return "\n".join([*_ITEMS_INTRODUCTION, *_item_lines(papers)]) + "\n"
+
+
+_VERDICTS_INTRODUCTION = [
     "# The five papers",
     "",
-    "What remains of the papers' claims under sound accounting at equal epsilon, with methods tuned alike. The linked",
-    "pages have the results, and `comparisons/results` the long tables. This page is made from",
-    "`comparisons/published/papers.yaml` by",
-    "`python -m comparisons.papers --page docs/results/papers.md`; `make papers` lists every table and figure, and",
-    '`make papers ARGS="000-table-2"` runs one, with `--full` by the paper\'s own protocol.',
+    "What remains of the papers' claims under sound accounting at equal epsilon, with methods tuned alike. Each row",
+    "has the figures that decide its verdict; the linked pages have the results, and `comparisons/results/papers.md`",
+    "all figures, with what was run for every table and figure of the papers.",
+    "",
+    "`make papers` lists every table and figure, and",
+    '`make papers ARGS="000-table-2"` runs one, with `--full` by the paper\'s own protocol. This page is made from',
+    "`comparisons/published/papers.yaml` by `python -m comparisons.papers --pages`.",
     "",
     "✂ marks a verdict that rests on a shortened run, and says what was run. Other verdicts rest on the paper's own",
     "protocol, as far as that is known, or on a proof. A verdict that has changed shows the one before.",
@@ -191,29 +206,35 @@ _INTRODUCTION = [
     "| paper | claim | as printed | ours | verdict |",
     "| --- | --- | --- | --- | --- |",
 ]
+_ITEMS_INTRODUCTION = [
+    "# The five papers: every table and figure",
+    "",
+    "[The page of verdicts](../../docs/results/papers.md) has what remains of each claim. Here are, by paper, all",
+    "figures of its longer rows, and for every table and figure the definitions that run it, the paper's protocol and",
+    "ours. Made from `comparisons/published/papers.yaml` by `python -m comparisons.papers --pages`.",
+]
+
+
+def _read_from(claim: Claim) -> str:
+    return f"{claim.claim} ({', '.join(item.replace('-', ' ') for item in claim.items)})"
 
 
 def _claim_rows(papers: dict[str, Paper]) -> Iterator[str]:
     for number, paper in papers.items():
         for claim in paper.claims:
-            places = ", ".join(item.replace("-", " ") for item in claim.items)
             verdict = f"**{claim.verdict}**"
             verdict += f" ✂ {claim.shortened}" if claim.shortened else ""
             verdict += f" (before: {claim.was})" if claim.was else ""
-            cells = (
-                f"[{number}]({paper.page})",
-                f"{claim.claim} ({places})",
-                claim.printed,
-                claim.ours,
-                verdict,
-            )
+            cells = (f"[{number}]({paper.page})", _read_from(claim), claim.printed, claim.ours, verdict)
             yield f"| {' | '.join(cells)} |"
 
 
 def _item_lines(papers: dict[str, Paper]) -> Iterator[str]:
-    yield from ("", "## Every table and figure")
     for number, paper in papers.items():
-        yield from ("", f"{number}, {paper.title}:", "")
+        yield from ("", f"## {number}, {paper.title}", "")
+        detailed = [f"- {_read_from(claim)}: {claim.details}." for claim in paper.claims if claim.details]
+        if detailed:
+            yield from ("All figures:", "", *detailed, "", "Tables and figures:", "")
         first: dict[str, str] = {}
         for name, item in paper.items.items():
             words = name.replace("-", " ")
@@ -229,12 +250,13 @@ def main(
     item: Annotated[str | None, typer.Argument(help="Such as 000-table-2; without one, the list.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Run the paper's own protocol.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="How many runs at once.")] = 2,
-    page: Annotated[Path | None, typer.Option(help="Write the page of verdicts into this file.")] = None,
+    pages: Annotated[bool, typer.Option("--pages", help="Write the pages of verdicts and of items.")] = False,
 ) -> None:
     """List or run the tables and figures of the five papers."""
     papers, root = load_papers(), Path.cwd()
-    if page is not None:
-        write_text(page, page_of(papers))
+    if pages:
+        write_text(root / VERDICTS_PAGE, verdicts_page(papers))
+        write_text(root / ITEMS_PAGE, items_page(papers))
         return
     if item is None:
         PlainConsole().print(table_of(papers, root))

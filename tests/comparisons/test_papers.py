@@ -13,12 +13,14 @@ from algorithms.errors import RefusedError
 from comparisons import deep_figures, papers
 from comparisons.papers import (
     FOLDER,
+    MAX_CELL,
     MAX_CLAIMS,
     Item,
     definition_file,
     items_of,
+    items_page,
     load_papers,
-    page_of,
+    verdicts_page,
 )
 from data import dataset_info, prepared
 from data.card import data_card
@@ -71,25 +73,43 @@ def test_definitions_exist_and_what_has_none_says_why() -> None:
         assert item.figure is None or item.figure in deep_figures.FIGURES
 
 
-def test_the_page_is_made_from_the_list_and_short() -> None:
-    page = (PROJECT / "docs" / "results" / "papers.md").read_text()
-    assert page == page_of(PAPERS)
-    rows = [line for line in page.splitlines() if line.startswith("| [")]
+def test_the_pages_are_made_from_the_list_and_the_table_of_verdicts_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has a row a claim, and in no cell more than a reader takes in."""
+    monkeypatch.chdir(tmp_path)
+    for path in (papers.VERDICTS_PAGE, papers.ITEMS_PAGE):
+        (tmp_path / path).parent.mkdir(parents=True)
+    papers.main(None, False, 1, pages=True)
+    for path in (papers.VERDICTS_PAGE, papers.ITEMS_PAGE):
+        assert (tmp_path / path).read_text() == (PROJECT / path).read_text()
+    rows = [
+        line.strip("|").split(" | ") for line in verdicts_page(PAPERS).splitlines() if line.startswith("| [")
+    ]
     assert len(rows) == sum(len(paper.claims) for paper in PAPERS.values()) <= MAX_CLAIMS
+    assert max(len(cell.strip()) for row in rows for cell in row) <= MAX_CELL
 
 
-def test_a_shortened_run_and_a_changed_verdict_are_seen() -> None:
-    page = page_of(PAPERS)
+def test_a_shortened_run_a_changed_verdict_and_all_figures_are_seen() -> None:
+    verdicts, all_figures = verdicts_page(PAPERS), items_page(PAPERS)
     for paper in PAPERS.values():
         for claim in paper.claims:
             (row,) = [
                 line
-                for line in page.splitlines()
+                for line in verdicts.splitlines()
                 if f"| {claim.claim} (" in line and f"| {claim.ours} |" in line
             ]
             assert f"**{claim.verdict}**" in row
             assert ("✂" in row) is (claim.shortened is not None)
             assert claim.was is None or f"(before: {claim.was})" in row
+            assert claim.details is None or f": {claim.details}." in all_figures
+
+
+def test_every_table_and_figure_is_on_the_page_beside_the_comparisons() -> None:
+    lines = items_page(PAPERS).splitlines()
+    for paper in PAPERS.values():
+        for name, item in paper.items.items():
+            assert any(line.startswith(f"- {name.replace('-', ' ')}: {item.shows} (") for line in lines), name
 
 
 def test_a_verdict_needs_a_run() -> None:
@@ -274,13 +294,13 @@ def test_the_list_is_printed_and_unknown_items_are_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(papers, "progress_of", lambda file, root: (0, 105))
-    papers.main(None, False, 1, None)
+    papers.main(None, False, 1)
     printed = capsys.readouterr().out
     assert all(name in printed for name in ITEMS)
     assert "adaclip.yaml (0/105)" in printed
     for item, why in (("000-table-9", "there is no item"), ("001-figure-5", "has no definition")):
         with pytest.raises(typer.BadParameter, match=why):
-            papers.main(item, False, 1, None)
+            papers.main(item, False, 1)
 
 
 def test_an_entry_without_a_definition_or_a_reason_is_refused() -> None:
