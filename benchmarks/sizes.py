@@ -2,7 +2,7 @@
 
 The zoo's models are tiny, so that calls weigh more than products; here products do. A row has the CPU time of a step
 of 64 records on one thread, ours and plain PyTorch's in alternation (medians), and by how much each grows the process.
-Lines go to the standard output; docs/zoo.md has them as a table.
+Lines go to the standard output; benchmarks/results/zoo.md has them as a table.
 """
 
 import ctypes

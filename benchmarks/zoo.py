@@ -1,4 +1,5 @@
-"""Tests public architectures in the engine and writes docs/zoo.md: `python -m benchmarks.zoo [NAMES] [--at BATCHES]`.
+"""Tests public architectures in the engine and writes benchmarks/results/zoo.md:
+`python -m benchmarks.zoo [NAMES] [--at BATCHES]`.
 
 A row gives whether the model is accepted, the records per pass, what is materialised for each record for want of a
 rule, the error of the clipped sum against a loop over records, and the cost of a step relative to plain PyTorch and to
@@ -33,21 +34,23 @@ from benchmarks.measure import Plan, Timed, alternate
 
 BATCH, SMALL_BATCH, COMPARED = 64, 16, 6
 ROUNDS, MANY_ROUNDS = 5, 9
-DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
+DOCUMENT = Path(__file__).parent / "results" / "zoo.md"
 MODES = ("hooks", "ghost")
 
-HEAD = """# The zoo: architectures of other authors
+HEAD = """# The zoo: each architecture, small batches and sizes of use
+
+[The page of the zoo](../../docs/zoo.md) has the results in short.
 
 Made by `python -m benchmarks.zoo`, with random weights at tiny sizes (`benchmarks/architectures.py`). "Records a
 pass" is the physical batch, and that of an engine that expects {small} records, of which Poisson samples are often
 larger, after the smaller sizes in which records have the same bits. "By record" lists operations without a rule; only
-for the parameters that these use is a gradient materialised for each record.
-"Error" is the relative error of the clipped sum against a
-loop over {compared} records, in 32 bits. "Of plain" and "of Opacus" compare our speed in a clipped step of {batch}
-records with plain PyTorch's, and with that of the best mode of Opacus (hooks or ghost clipping) that accepts the
-model: 0.5 is half as fast; "at {small}" the same for {small} records, in the second engine. "Look" is the
-inspection of the model when the engine is made, before the first step, in seconds of one CPU and MB of memory. The last
-{others} rows were added after the rules had been written. All were measured on {day}, on one thread of an {cpu}.
+for the parameters that these use is a gradient materialised for each record. "Error" is the relative error of the
+clipped sum against a loop over {compared} records, in 32 bits. "Of plain" and "of Opacus" compare our speed in a
+clipped step of {batch} records with plain PyTorch's, and with that of the best mode of Opacus (hooks or ghost
+clipping) that accepts the model: 0.5 is half as fast; "at {small}" the same for {small} records, in the second
+engine. "Look" is the inspection of the model when the engine is made, before the first step, in seconds of one CPU
+and MB of memory. The last {others} rows were added after the rules had been written. All were measured on {day}, on
+one thread of an {cpu}.
 
 | architecture | parameters | path | records a pass | by record | error | of plain | of Opacus | of plain at {small} |\
  of Opacus at {small} | look, s | look, MB |

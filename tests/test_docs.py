@@ -46,6 +46,7 @@ from tests.support.source_texts import text_in
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
 PAGES += sorted((PROJECT / "comparisons" / "results").glob("*.md"))
+PAGES += sorted((PROJECT / "benchmarks" / "results").glob("*.md"))
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 
 

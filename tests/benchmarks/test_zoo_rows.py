@@ -1,4 +1,4 @@
-"""The commands behind docs/zoo.md make their lines."""
+"""The commands behind docs/zoo.md and benchmarks/results/zoo.md make their lines."""
 
 from collections.abc import Mapping
 
