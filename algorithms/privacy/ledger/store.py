@@ -428,10 +428,13 @@ class Store:
         with _MIGRATING:
             versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
             if version is not None and version not in versions:
-                raise RefusedError(
-                    f"the ledger {self.database.name} is of version {version}, which a newer epsilonflow made; use"
-                    " that one."
+                remedy = (
+                    "an older epsilonflow made and this one does not read; make a new ledger, whose caps are lowered"
+                    " by what was spent there."
+                    if version < LATEST
+                    else "a newer epsilonflow made; use that one."
                 )
+                raise RefusedError(f"the ledger {self.database.name} is of version {version}, which {remedy}")
             command.upgrade(config, "head")
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:

@@ -252,12 +252,23 @@ def test_rows_that_were_added_without_their_balances_are_refused(tmp_path: Path)
         ledger.reserve("b", "patients", Budget(0.9, 0.0), events=[], notes={})
 
 
-def test_the_tables_are_those_of_the_migrations_and_a_newer_version_is_refused(tmp_path: Path) -> None:
+def test_the_tables_are_those_of_the_migrations() -> None:
     assert ScriptDirectory.from_config(_config()).get_current_head() == LATEST
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("9999", "is of version 9999, which a newer epsilonflow made; use that one"),
+        (
+            "0001",
+            "is of version 0001, which an older epsilonflow made and this one does not read; make a new",
+        ),
+    ],
+)
+def test_a_ledger_of_another_version_is_refused(version: str, words: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     with Ledger.open(url)._store.database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE epsilonflow_ledger_version SET version_num = '9999'")
-    with pytest.raises(
-        RefusedError, match="is of version 9999, which a newer epsilonflow made; use that one"
-    ):
+        connection.exec_driver_sql(f"UPDATE epsilonflow_ledger_version SET version_num = '{version}'")
+    with pytest.raises(RefusedError, match=words):
         Ledger.open(url)
