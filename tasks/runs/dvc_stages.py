@@ -186,9 +186,9 @@ class DvcProcess:
 def _refusal(sentence: str, note: Path) -> StageRefusedError:
     """The error of a stage that wrote this sentence, with code and fields if the file has them."""
     with suppress(OSError, ValueError):
-        noted = json.loads(note.read_text(encoding="utf-8"))
-        if noted["sentence"] == sentence:
-            return StageRefusedError(**noted)
+        match json.loads(note.read_text(encoding="utf-8")):
+            case {"sentence": noted, "code": str(code), "fields": dict(fields)} if noted == sentence:
+                return StageRefusedError(sentence, code, fields)
     return StageRefusedError(sentence)
 
 

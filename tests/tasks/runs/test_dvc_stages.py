@@ -243,6 +243,19 @@ def test_code_and_fields_of_a_refusal_reach_the_process_that_started_the_stage(
     assert (str(other.value), other.value.code, other.value.fields) == ("another.", "", {})
 
 
+@pytest.mark.parametrize(
+    "note", [{}, [], {"sentence": "no."}, {"sentence": "no.", "code": "a", "fields": []}, "no.", None]
+)
+def test_a_note_of_another_shape_leaves_the_sentence(note: object, stage: Callable[[str], Path]) -> None:
+    """As one by another version of the program, or by another program."""
+    root = stage(
+        f"import sys; open({str(REFUSAL)!r}, 'w').write({json.dumps(note)!r}); sys.exit('refused: no.')"
+    )
+    with pytest.raises(StageRefusedError) as refusal:
+        reproduce("train", root=root, say=lambda _: None)
+    assert (str(refusal.value), refusal.value.code, refusal.value.fields) == ("no.", "", {})
+
+
 def test_a_stage_has_a_user_with_a_name(
     stage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
