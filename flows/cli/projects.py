@@ -312,7 +312,7 @@ def _declare_texts(
     header = project.header_of(file)
     max_records, columns = options.at_most or _number_asked(talk), split_list(options.columns)
     usual_label = [] if options.next_token else ["tags" if options.tags else "label"]
-    labels = split_list(options.label) or usual_label
+    labels = _labels(options) or usual_label
     target = project.target_keys(
         classes=split_list(options.classes),
         labels=labels if len(labels) > 1 else [],
@@ -327,12 +327,28 @@ def _declare_texts(
     )
 
 
+def _labels(options: _Options) -> list[str]:
+    """The columns that --label names; raises ParamsRefusedError for one that it names twice."""
+    from tasks.config.params import ParamsRefusedError
+
+    labels = split_list(options.label)
+    repeated = [name for position, name in enumerate(labels) if name in labels[:position]]
+    if repeated:
+        raise ParamsRefusedError(
+            "--label names {column!r} twice; name each column once.",
+            code="bad_option",
+            column=repeated[0],
+            options=("--label",),
+        )
+    return labels
+
+
 def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
     from tasks.config import new_project as project
 
     header = project.header_of(options.paths[0]) if options.paths else ()
     if options.schema is not None:
-        columns, target = project.of_schema(options.schema, split_list(options.label), options.person)
+        columns, target = project.of_schema(options.schema, _labels(options), options.person)
         target = project.of_number(target, counts=options.counts, quantile=options.quantile)
         spellings = project.spellings_of_schema(options.schema)
     else:
@@ -341,7 +357,7 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
         columns, target = ask_for_columns(
             talk,
             header,
-            labels=split_list(options.label),
+            labels=_labels(options),
             counts=options.counts,
             quantile=options.quantile,
             person=options.person,

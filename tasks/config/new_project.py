@@ -232,16 +232,36 @@ def spellings_of_schema(path: Path) -> Document:
             code="bad_schema",
             path=path,
         )
-    marks = [field.get("decimalChar", ".") for field in schema["fields"] if field.get("type") == "number"]
-    if any(mark not in (".", ",") or mark != marks[0] for mark in marks):
-        raise ParamsRefusedError(
-            "{path}: decimalChar must be a point or a comma, the same for all numbers; change it.",
-            code="bad_schema",
-            path=path,
-        )
-    decimal = {"decimal": ","} if "," in marks else {}
+    marks = _decimal_marks(schema["fields"], path)
+    decimal = {"decimal": ","} if "," in marks.values() else {}
     missing = lists[0] if lists else [""]
     return decimal | ({"missing": missing} if len(missing) > 1 or shared else {})
+
+
+def _decimal_marks(fields: list[Document], path: Path) -> dict[str, str]:
+    """The decimal mark of each field of numbers; raises ParamsRefusedError unless all have a point, or all a comma."""
+    marks = {
+        field["name"]: field.get("decimalChar", ".") for field in fields if field.get("type") == "number"
+    }
+    for name, mark in marks.items():
+        if mark not in (".", ","):
+            raise ParamsRefusedError(
+                "{path}: the field {field!r} has another decimalChar than a point or a comma; change it.",
+                code="bad_schema",
+                path=path,
+                field=name,
+            )
+        first = next(iter(marks))
+        if mark != marks[first]:
+            raise ParamsRefusedError(
+                "{path}: the fields {first!r} and {field!r} have different decimalChars, and a table is read with one;"
+                " write the numbers of the table alike.",
+                code="bad_schema",
+                path=path,
+                first=first,
+                field=name,
+            )
+    return marks
 
 
 def _spellings(listed: Any, path: Path) -> list[str]:

@@ -402,6 +402,7 @@ def test_what_options_say_of_the_target_is_not_asked(
     ("options", "words"),
     [
         (["--label", "cost"], "no column 'cost' that could be predicted; name one of age, visits by --label"),
+        (["--label", "visits,visits"], "--label names 'visits' twice; name each column once"),
         (
             ["--label", "age", "--person", "age"],
             "no column 'age' that could be predicted; name one of visits",
@@ -573,12 +574,23 @@ def test_missing_values_of_each_field_are_read_where_they_are_the_same(schema: s
     )
 
 
+def test_numbers_with_points_and_with_commas_are_refused_by_their_fields(schema: str) -> None:
+    document = json.loads(Path(schema).read_text())
+    document["fields"][1] |= {"type": "number", "decimalChar": ","}
+    document["fields"][0] |= {"type": "number"}
+    Path(schema).write_text(json.dumps(document))
+    refused = call("init", "clinic", "--from", schema, "--at-most", "900")
+    assert refused.exit_code == 2 and "'age' and 'distance_km' have different" in " ".join(
+        refused.output.split()
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"missingValues": "NA"}, "must be a list of texts"),
-        ({"decimalChar": "'"}, "must be a point or a comma"),
-        ({"decimalChar": [","]}, "must be a point or a comma"),
+        ({"decimalChar": "'"}, "'age' has another decimalChar than a point or a comma"),
+        ({"decimalChar": [","]}, "'age' has another decimalChar than a point or a comma"),
         ({"groupChar": ","}, "'age' has a groupChar, and numbers are read without a mark between thousands"),
         ({"bareNumber": False}, "'age' has a bareNumber, and numbers are read without a unit"),
         ({"type": "date", "format": "%d.%m.%Y"}, "'age' has a format, and days are read as 2020-01-31"),
