@@ -195,10 +195,13 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     whole = _text(preview.plan.cost.epsilon)
     price = f"private: one release at epsilon {_text(evaluation.epsilon)}; the whole run costs {whole}"
     errors = expected_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
-    drowned = ", ".join(metric_words(name) for name, error in errors.items() if error is None)
+    drowned = [metric_words(name) for name, error in errors.items() if error is None]
     rows = info.rows_per_user
     people = f"{preview.held_out:,} people of {rows} records" if rows else f"{preview.held_out:,} records"
     said = f"with {people} held out, about as many as the data card allows"
+    if len(drowned) == len(errors):
+        none = f"noise drowns every one, {said}; the run trains and shows none"
+        return [("held-out records", price), ("standard errors of its metrics", none)]
     by_group = expected_group_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
     return [
         ("held-out records", price),
@@ -210,7 +213,11 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
             )
             for name, of_one in by_group.items()
         ),
-        *([("drowned by noise", f"{drowned}; the run trains and does not show them")] if drowned else []),
+        *(
+            [("drowned by noise", f"{', '.join(drowned)}; the run trains and does not show them")]
+            if drowned
+            else []
+        ),
     ]
 
 
