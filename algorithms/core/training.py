@@ -20,6 +20,7 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers, install_buffers
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, RecordArrays
+from algorithms.privacy.barrier.frozen_prefix import has_frozen_prefix
 from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.mechanisms.noise import Generator
@@ -139,7 +140,9 @@ def train(
             learned = shared or learn_features(features, barrier, model, plan)
             progress = _Progress(algorithm.init(compute.local_copy(learned.start), plan), learned.buffers)
         model = install_buffers(model, progress.buffers)
-        barrier = barrier.with_model(user_level_model(model, rows))
+    seen_by_steps = user_level_model(model, rows)
+    if features is not None or has_frozen_prefix(seen_by_steps):
+        barrier = barrier.with_model(seen_by_steps)
     checkpoints = _Checkpoints(run, compute)
     for trace.step in range(step, plan.steps):  # each row of the trace bears its step
         state = algorithm.step(progress.state, plan, barrier)

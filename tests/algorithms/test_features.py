@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.core import training
@@ -30,11 +30,12 @@ from algorithms.models.feature_transforms import (
     install_buffers,
     shape_after,
 )
+from algorithms.models.networks import UnitRecords
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier import frozen_prefix as frozen_prefix_module
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
-from algorithms.privacy.barrier.frozen_prefix import frozen_prefix
+from algorithms.privacy.barrier.frozen_prefix import frozen_prefix, has_frozen_prefix
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -464,6 +465,47 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
     torch.testing.assert_close(gradient(model, data), gradient(head, seen), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by", ["dp_sgd", "dpis"])
+def test_a_model_s_first_maps_are_computed_once_without_learned_features_too(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory holds the results, by public numbers; every bit of a run is that of one that maps in each pass."""
+    model = build("scatter_linear", input_shape=SHAPE, classes=3, seed=0, settings={"groups": 2})
+    count, counted = 8000, list[int]()
+    settings = {"steps": 6} if by == "dp_sgd" else {"epochs": 1, "floor": 0.001, "oversampling": 2.0}
+    method = algorithm(by, expected_batch_size=2000, **settings)
+    plan = method.plan(Target(Budget(3.0, 1e-4)), PlanningFacts(count, model.parameter_count, 1, 3))
+    forward = UnitRecords.forward
+
+    def noted(self: UnitRecords, inputs: Tensor) -> Tensor:
+        counted.append(len(inputs))
+        return forward(self, inputs)
+
+    monkeypatch.setattr(UnitRecords, "forward", noted)
+
+    def run(memory_mb: int) -> tuple[training.Trained, int]:
+        counted.clear()
+        compute = ComputeConfig(memory_mb=memory_mb, physical_batch=64)
+        found = bench.trained(
+            method, plan, model, tmp_path / str(memory_mb), records=lambda: records(count), compute=compute
+        )
+        return found, counted.count(64)
+
+    (held, once), (not_held, often) = run(2), run(1)  # 8000 records of 37 numbers need 1.2 MB
+    assert once <= count / 64 + 10 < often
+    assert torch.equal(held.state.parameters, not_held.state.parameters)
+    assert held.trace.rows == not_held.trace.rows
+
+
+def test_learned_layers_and_unknown_ones_in_front_are_left_in_the_model() -> None:
+    data, compute = records(), ComputeConfig(number=COUNT)
+    for first in (nn.GroupNorm(2, 4), nn.Tanh()):
+        module = nn.Sequential(first, nn.Flatten(), nn.Linear(math.prod(SHAPE), 3))
+        model = replace(build("softmax", input_shape=SHAPE, classes=3, seed=0), module=module)
+        assert not has_frozen_prefix(model)
+        assert frozen_prefix(model, data, compute, physical_batch=64) == (model, data)
 
 
 def gradient(model: Model, data: Any) -> Tensor:

@@ -487,9 +487,14 @@ class Barrier:
         return self.__group.broadcast(self.__unnoised.minimum(release, stream).float())
 
     def with_model(self, model: Model) -> "Barrier":
-        """A barrier for another model of the same records, with the same budget, noise and trace."""
+        """A barrier for another model of the same records, with the same budget, noise and trace.
+
+        What the model's fixed first layers give is computed once for all records, where memory holds it.
+        """
         self.__check_process()
         model, records = self.__unnoised.precompute_frozen_prefix(model)
+        if model is self.__model:
+            return self
         return Barrier(
             records,
             model,

@@ -30,24 +30,37 @@ class MappedRecords:
     labels: NDArray[np.int64]
 
 
+def has_frozen_prefix(model: Model) -> bool:
+    """Whether fixed layers that process each record independently are in front of a model's first parameter."""
+    return bool(_split_prefix(model)[0])
+
+
 def frozen_prefix(
     model: Model, records: RecordArrays, compute: ComputeConfig, *, physical_batch: int
 ) -> tuple[Model, RecordArrays]:
-    """The model without its feature map and the untrained layers that follow it, and the records mapped by those.
+    """The model without its feature map and its own first fixed layers, and the records mapped by those.
 
-    Returns both unchanged if there is no feature map, or if the mapped records would not fit into memory by the public
+    Returns both unchanged if there are no such layers, or if the mapped records would not fit into memory by the public
     number of records. physical_batch: the size of passes at which the model was compared, and records are mapped.
     """
-    front = front_of(model)
-    if front is None or (isinstance(front, TargetScaling) and front.is_around_the_model):
-        return model, records
-    first, rest = _split_leading_maps(model.module.get_submodule("model"))
-    maps = nn.Sequential(front, *first)
+    first, rest = _split_prefix(model)
+    maps = nn.Sequential(*first)
     shape = shape_after(maps, records.features.shape[1:])
-    if not compute.holds(math.prod(shape)):
+    if not first or not compute.holds(math.prod(shape)):
         return model, records
     features = _apply_maps(maps, records, (len(records.labels), *shape), compute, physical_batch)
     return replace(model, module=rest), MappedRecords(features, records.labels)
+
+
+def _split_prefix(model: Model) -> tuple[list[nn.Module], nn.Module]:
+    """Split a model into the map in front of it with its own first fixed layers, and the rest."""
+    front = front_of(model)
+    if front is None:
+        return _split_leading_maps(model.module)
+    if isinstance(front, TargetScaling) and front.is_around_the_model:
+        return [], model.module
+    first, rest = _split_leading_maps(model.module.get_submodule("model"))
+    return [front, *first], rest
 
 
 def _split_leading_maps(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
