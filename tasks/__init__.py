@@ -2,8 +2,12 @@
 
 import atexit
 import gc
+import os
 
 from epsilonflow import find_shadowing
+
+# PyTorch's threads sleep until the next operation, instead of keeping cores from others. Read when PyTorch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Objects made by imports stay alive. Looking for garbage among them takes a third of the time of all imports: after
 # every 700 of them, and once more when the process ends.

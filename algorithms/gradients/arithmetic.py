@@ -98,7 +98,7 @@ def _squares(values: Tensor, dimension: int) -> Tensor:
 
 
 WHOLE = 64
-"""A batch size that fills all products' kernels; its multiples give the same bits with up to `Engine.threads`."""
+"""A batch size that fills all products' kernels; its multiples give the same bits with up to `Engine.max_threads`."""
 
 FEWEST = 32
 """The smallest batch size that fills all kernels."""

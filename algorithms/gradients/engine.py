@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -34,10 +34,12 @@ from algorithms.gradients.batch_invariance import (
     sizes_that_agree,
 )
 from algorithms.gradients.clipping import L1, L2, Box, Clipping, Normalised
+from algorithms.gradients.cpu_threads import EACH_BYTE, EACH_OPERATION, SHORT, threads_up_to
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import content_digest
+from algorithms.gradients.linear import linear_layer
 from algorithms.gradients.model import PerExampleModel, copy_module
 from algorithms.gradients.model_failures import refuse_failures, where_raised, without_wrappers
 from algorithms.gradients.model_gradients import PerExampleGradients, all_finite
@@ -80,8 +82,6 @@ Measured on 18 models of the zoo and three of dense layers, and true to a factor
 5 to 60 microseconds, most in convolutional networks. Too much is the better error, as passes that hold nearly all
 samples whole are the largest that are chosen.
 """
-_EACH_OPERATION, _EACH_BYTE = 2.5e-11, 3e-10
-"""Seconds for each operation of a record and byte of it on one core, measured likewise."""
 _FASTER = 100
 """How much faster a device computes; any pass takes as long."""
 
@@ -197,6 +197,9 @@ class Engine:
         with refuse_failures(model, form), without_shortcuts():
             self.inspection = examine(Passes(model.on(inspected_on)), form, limits or InspectionLimits())
             self.passes = self.inspection.passes
+            is_linear = linear_layer(model.module) is not None
+            in_closed_form = expected_batch or 0.0 if is_linear else 0.0
+            self._closed_form_seconds = in_closed_form * EACH_OPERATION * self.inspection.operations
             largest = _records_that_fit(self.inspection.cost, memory_mb, device)
             if physical_batch is None:
                 largest = round_batch(largest)
@@ -218,7 +221,7 @@ class Engine:
         inspection, is_cpu = self.inspection, device.type == "cpu"
         if expected_batch is None:
             return pass_sizes(min(largest, _USUAL if is_cpu else _USUAL_ON_DEVICE))[-1]
-        each = _EACH_OPERATION * inspection.operations + _EACH_BYTE * inspection.cost.each
+        each = self._record_seconds
         parameters = self.passes.model.parameter_count
         fixed = _PASS + _EACH_KERNEL * inspection.kernels + _EACH_PARAMETER * parameters
 
@@ -335,7 +338,7 @@ class Engine:
 
         try:
             for most in range(1, min(threads, torch.get_num_threads()) + 1):  # as a run may have fewer
-                with _threads_up_to(most):
+                with threads_up_to(most):
                     smaller = sizes_that_agree(
                         compute,
                         self.inspection.form,
@@ -381,7 +384,7 @@ class Engine:
             return passes.losses(point.to(device), *records)
 
         is_narrow = passes.model.precision == torch.bfloat16
-        with _threads_up_to(self.threads):
+        with threads_up_to(self.threads):
             comparison = compare_batches(
                 compute,
                 loss_alone,
@@ -405,7 +408,8 @@ class Engine:
         """Whether records keep to their rows in passes of up to this many records."""
         inspection = self.inspection
         if not inspection.is_brief:
-            return fills(self.passes, inspection.form, _sizes(size))
+            with threads_up_to(1 if size * self._record_seconds < SHORT else None):
+                return fills(self.passes, inspection.form, _sizes(size))
         is_quick = size * inspection.operations <= _QUICK and size * inspection.cost.each <= _QUICK_BYTES
         is_quick &= inspection.form.device.type == "cpu"
         return inspection.layouts is None or fills_briefly(
@@ -504,6 +508,21 @@ class Engine:
 
     @property
     def threads(self) -> int:
+        """The number of CPU threads for a pass, from public numbers: `max_threads`, but one for a short pass."""
+        return self.max_threads if self.pass_seconds >= SHORT else 1
+
+    @property
+    def pass_seconds(self) -> float:
+        """About how long the records of a pass take one core; those of a sum, where closed forms take all at once."""
+        together = self.physical_batch if self.is_batched else 1
+        return max(together * self._record_seconds, self._closed_form_seconds)
+
+    @property
+    def _record_seconds(self) -> float:
+        return EACH_OPERATION * self.inspection.operations + EACH_BYTE * self.inspection.cost.each
+
+    @property
+    def max_threads(self) -> int:
         """The largest number of CPU threads with which a record's result does not depend on its batch position.
 
         PyTorch splits long elementwise operations between threads, and processes the last numbers before a split
@@ -814,18 +833,6 @@ def _halves(inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
     """The first and the second half of a batch of at least two records."""
     middle = len(labels) // 2
     return [(inputs[half], labels[half]) for half in (slice(middle), slice(middle, None))]
-
-
-@contextmanager
-def _threads_up_to(most: int) -> Iterator[None]:
-    """At most so many CPU threads within the block."""
-    before = torch.get_num_threads()
-    if before > most:
-        torch.set_num_threads(most)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _sizes(physical_batch: int) -> list[int]:

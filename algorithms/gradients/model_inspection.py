@@ -7,7 +7,7 @@ the batch dimension of each tensor is known and the recorded gradients agree wit
 import math
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -18,6 +18,7 @@ from torch.jit import ScriptModule
 
 from algorithms.gradients.arithmetic import FEWEST
 from algorithms.gradients.clipping import L2
+from algorithms.gradients.cpu_threads import EACH_OPERATION, SHORT, threads_up_to
 from algorithms.gradients.errors import RecordsNotIndependentError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
@@ -248,10 +249,11 @@ def examine(
         (False, False, ('cdist',))
     """
     described = _describe_records(passes, least, limits)
-    runnable = _choose_passes(described)
-    independent = _check_independence(runnable)
-    recordable = _record_or_fall_back(independent)
-    return _summarize(recordable)
+    with _threads_for(described.operations):
+        runnable = _choose_passes(described)
+        independent = _check_independence(runnable)
+        recordable = _record_or_fall_back(independent)
+        return _summarize(recordable)
 
 
 @dataclass(frozen=True)
@@ -357,24 +359,30 @@ def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits
         form = form_of(passes, parameters, least, count=1)
     # Parameter vectors are summed many times.
     is_light = operations.count + 20 * len(parameters) <= limits.full_operations
-    forward, back = _memory_of_a_record(passes, parameters, form) if is_light else (0, 0)
-    needs_much = max(MANY * forward, _MORE * back) > limits.full_bytes
-    is_brief = not is_light or needs_much
-    if not is_brief:
-        form = form_of(passes, parameters, least, _MORE)
-    in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
-    probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
-    return _Described(
-        passes=passes,
-        unused=unused,
-        limits=limits,
-        operations=operations.count,
-        record_bytes=forward,
-        is_brief=is_brief,
-        has_crowd=operations.count * MANY <= limits.crowd_operations and not needs_much,
-        probe32=probe32,
-        probe64=probe32 if is_brief else _in_64_bits(probe32, form.draw(_MORE, 0)),
-    )
+    with _threads_for(operations.count):
+        forward, back = _memory_of_a_record(passes, parameters, form) if is_light else (0, 0)
+        needs_much = max(MANY * forward, _MORE * back) > limits.full_bytes
+        is_brief = not is_light or needs_much
+        if not is_brief:
+            form = form_of(passes, parameters, least, _MORE)
+        in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
+        probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
+        return _Described(
+            passes=passes,
+            unused=unused,
+            limits=limits,
+            operations=operations.count,
+            record_bytes=forward,
+            is_brief=is_brief,
+            has_crowd=operations.count * MANY <= limits.crowd_operations and not needs_much,
+            probe32=probe32,
+            probe64=probe32 if is_brief else _in_64_bits(probe32, form.draw(_MORE, 0)),
+        )
+
+
+def _threads_for(operations: int) -> AbstractContextManager[None]:
+    """One CPU thread if passes of many records with so many operations each are short."""
+    return threads_up_to(1 if MANY * operations * EACH_OPERATION < SHORT else None)
 
 
 def _choose_passes(described: _Described) -> _Runnable:

@@ -223,8 +223,9 @@ class Performance(MemoryParams):
     GPU. shard_trained: the same for trained parameters, sums and the optimizer's state. offload: whether trained
     parameters, sums and the optimizer's state stay in main memory, and a layer's weights are copied to the GPU when it
     needs them. accept_rounding: whether private records are trained on where the last bits of an accelerator's
-    gradients depend on the other records of a pass; the card states it. threads: of PyTorch in each pass, by default as
-    many as keep a record's gradient apart from its place in the batch. checkpoint_seconds: time between checkpoints.
+    gradients depend on the other records of a pass; the card states it. threads: of PyTorch in each pass, at most
+    as many as keep a record's gradient apart from its place in the batch, and one in a short pass. checkpoint_seconds:
+    time between checkpoints.
     """
 
     device: str = Field(default="auto", min_length=1)

@@ -54,6 +54,7 @@ from tests.support.costs import costs_once
 from tests.support.engines import engines_once
 from tests.support.refusals import refused, refused_as
 from tests.support.synthetic_run import with_entries
+from tests.support.threads import cpu_threads
 from tests.support.transactions import transactions
 from tests.support.workspace import Workspace, prepared_digits, workspace
 
@@ -547,6 +548,15 @@ def test_settings_of_pytorch_are_as_before(monkeypatch: pytest.MonkeyPatch) -> N
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (3, False)
     finally:
         torch.set_num_threads(before)
+
+
+def test_short_passes_leave_the_cores_to_others_and_the_setting_as_it_was() -> None:
+    """Threads that wait for each other at each operation of a short pass take 20 times as long on a busy machine."""
+    seen: list[int] = []
+    with cpu_threads(2):
+        call(on_step=lambda _: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    assert set(seen) == {1}
 
 
 def test_a_default_device_other_than_the_cpu_is_refused() -> None:

@@ -23,27 +23,29 @@ def fixed_arithmetic(compute: ComputeConfig, engine: Engine) -> Iterator[None]:
     """Set, within the block, what could otherwise change a record's contribution.
 
     Products have 32 bits or more, and only the model's own autocast is used. On a CPU there are at most as many
-    threads as the engine allows; PyTorch has this setting per thread, and the smaller number is kept. If some
+    threads as the engine takes; PyTorch has this setting per thread, and the smaller number is kept. If some
     threads flush denormal numbers to zero and others do not, there is one thread.
     """
     flushes = _flushes(_ENDS[:1])
     torch.set_flush_denormal(False)
     try:
         if compute.device.type == "cpu":
-            _limit_threads(min(engine.threads, compute.threads or engine.threads))
+            _limit_threads(compute, engine)
         with in_full_precision(), torch.autocast(compute.device.type, enabled=False):
             yield
     finally:
         torch.set_flush_denormal(flushes)
 
 
-def _limit_threads(max_threads: int) -> None:
-    if torch.get_num_threads() > max_threads:
-        torch.set_num_threads(max_threads)
-        _LOG.info(
-            "Limiting to %d CPU threads so a record's gradient does not depend on its batch position.",
-            max_threads,
-        )
+def _limit_threads(compute: ComputeConfig, engine: Engine) -> None:
+    threads = min(engine.threads, compute.threads or engine.threads)
+    if torch.get_num_threads() > threads:
+        torch.set_num_threads(threads)
+        if threads == engine.max_threads:
+            _LOG.info(
+                "Limiting to %d CPU threads so a record's gradient does not depend on its batch position.",
+                threads,
+            )
     if torch.get_num_threads() > 1 and _flushes(_ENDS):
         torch.set_num_threads(1)
         _LOG.warning("Falling back to 1 CPU thread: flush-to-zero differs between threads.")

@@ -19,6 +19,9 @@ from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 T = TypeVar("T")
 R = TypeVar("R")
 
+_VERY_SHORT = 4e-4
+"""Seconds that a pass takes one core, as `Engine.pass_seconds`, from which two workers cost no more than one."""
+
 
 class PassPool:
     """Runs passes over records in parallel, each pass in one worker.
@@ -82,11 +85,12 @@ def pass_pool(compute: ComputeConfig, engine: Engine, parameters: int) -> PassPo
     """The workers for an engine's passes, each of which returns `parameters` numbers.
 
     If memory is short there are fewer workers than cores. The passes stay as large as they are, since sums would
-    round differently.
+    round differently. Very short passes have one worker, unless more are asked for: they would wait for Python's lock.
     """
     worker_bytes = engine.pass_bytes + 8 * parameters
     max_workers = max(1, int(compute.memory_mb * 1e6 / worker_bytes))
-    local_cores = max(1, cores() // compute.group.local)
+    is_very_short = engine.pass_seconds < _VERY_SHORT
+    local_cores = 1 if is_very_short else max(1, cores() // compute.group.local)
     wanted = compute.workers or local_cores // min(
         engine.threads, compute.threads or engine.threads, local_cores
     )

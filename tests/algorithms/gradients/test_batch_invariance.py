@@ -29,6 +29,7 @@ from algorithms.gradients import (
     UnsupportedModelError,
     batch_invariance,
 )
+from algorithms.gradients import engine as engine_module
 from algorithms.gradients.arithmetic import PassCounts
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.model_gradients import PerExampleGradients
@@ -548,6 +549,7 @@ def test_a_size_that_leaves_numbers_at_the_end_of_a_threads_half_is_not_taken(
 ) -> None:
     """Of 80 records with 514 numbers each, all fill pairs of vectors, and what each of two threads has does not."""
     monkeypatch.setattr(batch_invariance, "_is_same", lambda *_: True)
+    monkeypatch.setattr(engine_module, "SHORT", 0.0)  # passes so short have one thread
     layers = nn.Linear(6, 516), nn.SiLU(), nn.Linear(516, 2)
     made = problem(Spec(lambda: nn.Sequential(*layers), (6,)), torch.float32)
     engine = made.engine(expected_batch=64.0)
@@ -858,7 +860,7 @@ WIDE, START = 1027, torch.randn(21 * 1027 + 3 * 1028, generator=torch.Generator(
 @pytest.mark.parametrize("count", [64, 128, 192])
 def test_two_threads_cut_passes_where_it_changes_no_record(activation: type[nn.Module], count: int) -> None:
     engine = between(activation, WIDE, 192)
-    with cpu_threads(engine.threads):
+    with cpu_threads(engine.max_threads):
         assert not told_apart(engine, START, count)
 
 
@@ -869,13 +871,13 @@ def test_more_threads_cut_where_it_changes_a_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("physical_batch", "precision", "threads"),
+    ("physical_batch", "precision", "max_threads"),
     [(192, F32, 2), (32, F32, 1), (1, F32, 2), (192, BF16, 1), (1, BF16, 2)],
 )
 def test_as_many_threads_as_leave_no_numbers_over(
-    physical_batch: int, precision: torch.dtype, threads: int
+    physical_batch: int, precision: torch.dtype, max_threads: int
 ) -> None:
-    assert between(nn.SiLU, 8, physical_batch, precision).threads == threads
+    assert between(nn.SiLU, 8, physical_batch, precision).max_threads == max_threads
 
 
 def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.gradients import L1, L2, PerLayer, Unclipped
+from algorithms.gradients import L1, L2, PerLayer, Unclipped, engine
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter, ZCDPFilter
@@ -197,8 +197,9 @@ def test_a_model_that_draws_random_numbers_is_refused() -> None:
 
 @pytest.mark.parametrize(("physical_batch", "threads"), [(None, 2), (32, 1)])
 def test_threads_are_as_few_as_leave_a_record_the_same_in_any_place(
-    physical_batch: int | None, threads: int
+    physical_batch: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine, "SHORT", 0.0)
     asked = barrier(made_up(), compute=ComputeConfig(physical_batch=physical_batch))
     with cpu_threads(3):
         ask(asked, L2(1.0), small_model().initial_parameters())

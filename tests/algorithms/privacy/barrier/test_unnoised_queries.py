@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from algorithms.errors import QueryFailedError
 from algorithms.gradients import L2, Engine
+from algorithms.gradients import engine as engine_module
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
@@ -87,9 +88,13 @@ def test_too_little_memory_is_said_without_a_number_of_records(error: Exception)
     assert str(SECRET) not in str(failed.value)
 
 
+@pytest.mark.parametrize(("short", "threads"), [(0.0, 2), (1.0, 1)])
 @every_question
-def test_an_answer_has_few_threads_whoever_asks(kind: str) -> None:
+def test_an_answer_has_few_threads_whoever_asks(
+    kind: str, short: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch has a number of threads for each thread of the program."""
+    monkeypatch.setattr(engine_module, "SHORT", short)
     asked, seen = barrier(made_up(classes=2)), []
 
     def ask() -> None:
@@ -100,7 +105,7 @@ def test_an_answer_has_few_threads_whoever_asks(kind: str) -> None:
     with cpu_threads(1):
         (other := threading.Thread(target=ask)).start()
         other.join()
-    assert seen == [2]
+    assert seen == [threads]
 
 
 def test_autocast_around_a_run_changes_nothing() -> None:
@@ -162,8 +167,9 @@ def is_zero(tiny: Tensor) -> bool:
     return bool((tiny * 0.5 == 0.0).any())
 
 
-def test_the_smallest_numbers_are_no_zeros_or_one_thread_computes() -> None:
+def test_the_smallest_numbers_are_no_zeros_or_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are is set for a thread, and those that it begins: half of a pass could be computed otherwise."""
+    monkeypatch.setattr(engine_module, "SHORT", 0.0)
     seen: list[tuple[bool, int]] = []
     engine = Engine(small_model(), input_shape=SHAPE)
 

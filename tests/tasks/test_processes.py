@@ -1,0 +1,29 @@
+"""What every process of the pipeline sets, whichever step it takes."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.checkout import PROJECT
+
+
+@pytest.mark.parametrize(("own", "spins"), [(None, False), ("ACTIVE", True)])
+def test_threads_of_pytorch_sleep_between_operations_unless_told_otherwise(
+    own: str | None, spins: bool
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(PROJECT)}
+    if own is not None:
+        environment["OMP_WAIT_POLICY"] = own
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import tasks, torch"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [count] = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    assert (int(count) > 0) == spins
