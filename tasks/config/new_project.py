@@ -150,6 +150,42 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
 
     Raises ParamsRefusedError if the file is not such a schema, or a field has no bounds.
     """
+    fields, wanted = _schema_fields(path, label, person)
+    limits = {field["name"]: field.get("constraints", {}) for field in fields}
+    for field in fields:
+        _check_writing(field, path)
+    columns = [_column(field, path, wanted, person) for field in fields]
+    if len(wanted) > 1:
+        yes = set(Labels.model_fields["yes"].default)
+        listed = [name for name in wanted if limits[name].get("enum")]
+        odd = [name for name in listed if not yes & set(_enum(name, limits[name], path))]
+        if odd:
+            raise ParamsRefusedError(
+                "{path}: a record has a label where its column holds {yes}, and {field!r}"
+                " never does; write it so, or name one column.",
+                code="bad_schema",
+                path=path,
+                yes=", ".join(sorted(yes)),
+                field=odd[0],
+            )
+        return columns, target_keys(labels=wanted)
+    column_bounds = limits[wanted[0]]
+    if column_bounds.get("enum"):
+        return columns, target_keys(classes=_enum(wanted[0], column_bounds, path))
+    bounds = _bounds(wanted[0], column_bounds, path)
+    if bounds is None:
+        raise ParamsRefusedError(
+            "{path}: nothing bounds the field {field!r}, which is predicted; give it an enum of classes, or"
+            " minimum and maximum.",
+            code="bad_schema",
+            path=path,
+            field=wanted[0],
+        )
+    return columns, target_keys(bounds=bounds)
+
+
+def _schema_fields(path: Path, label: Sequence[str], person: str | None) -> tuple[list[Document], list[str]]:
+    """The fields of a table schema, and the names of those that are predicted; see `of_schema`."""
     if not path.is_file():
         raise ParamsRefusedError(
             "there is no file {path}; name a table schema.", code="missing_file", path=path
@@ -185,35 +221,7 @@ def of_schema(path: Path, label: Sequence[str], person: str | None = None) -> tu
             person=person,
             options=("--person",),
         )
-    for field in fields:
-        _check_writing(field, path)
-    columns = [_column(field, path, wanted, person) for field in fields]
-    if len(wanted) > 1:
-        yes = set(Labels.model_fields["yes"].default)
-        odd = [name for name in wanted if name in listed and not yes & set(_enum(name, limits[name], path))]
-        if odd:
-            raise ParamsRefusedError(
-                "{path}: a record has a label where its column holds {yes}, and {field!r}"
-                " never does; write it so, or name one column.",
-                code="bad_schema",
-                path=path,
-                yes=", ".join(sorted(yes)),
-                field=odd[0],
-            )
-        return columns, target_keys(labels=wanted)
-    column_bounds = limits[wanted[0]]
-    if column_bounds.get("enum"):
-        return columns, target_keys(classes=_enum(wanted[0], column_bounds, path))
-    bounds = _bounds(wanted[0], column_bounds, path)
-    if bounds is None:
-        raise ParamsRefusedError(
-            "{path}: nothing bounds the field {field!r}, which is predicted; give it an enum of classes, or"
-            " minimum and maximum.",
-            code="bad_schema",
-            path=path,
-            field=wanted[0],
-        )
-    return columns, target_keys(bounds=bounds)
+    return fields, wanted
 
 
 def spellings_of_schema(path: Path) -> Document:

@@ -168,32 +168,20 @@ def next_of(
     balances = blocks_here(card, ledger, root, first)
     if retire(settings, ledger, card, balances):
         balances = blocks_here(card, ledger, root, first)
-    if not balances:
-        raise TooFewBlocksError("there is no block yet, so nothing is trained.", code="too_few_blocks")
-    try:
-        used, price = next_retraining(
-            settings.blocks, settings.spread, balances, smallest=_smallest(settings, balances)
-        )
-    except RefusedError as refusal:
-        raise TooFewBlocksError(
-            "{problem}", code="too_few_blocks", problem=PIPELINE.sentence(refusal)
-        ) from None
-    if last is not None and set(used) <= set(last):
-        raise TooFewBlocksError(
-            "none of the blocks that can pay is new, so the model that serves stays.", code="too_few_blocks"
-        )
+    used, price = _paying_blocks(settings, balances, last)
     # The older blocks are declared here, before the run declares those that it reads, so that they keep their order.
     older = tuple(block.name for block in takewhile(lambda block: block.name not in used, balances))
     if older:
         declare(ledger, replace(dataset_info(card), blocks=older), plan=first)
     changes["data.blocks"] = list(used)
-    if settings.warm_start and registry.serving is not None:
-        changes["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
-    if card.holdout == "private" and registry.serving is not None:
-        in_use = registry.serving / "model.safetensors"
-        data = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params.data
-        if _is_comparable(in_use, info_of(card, data), root):
-            changes[_COMPARED] = str(in_use.relative_to(root))
+    if registry.serving is not None:
+        model = registry.serving / "model.safetensors"
+        if settings.warm_start:
+            changes["model.start"] = str(model.relative_to(root))
+        if card.holdout == "private":
+            data = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params.data
+            if _is_comparable(model, info_of(card, data), root):
+                changes[_COMPARED] = str(model.relative_to(root))
     # The plan is a function of epsilon, which follows from the price that all blocks can pay.
     planned = params_edit(root, ParamOverrides(settings=deepcopy(changes))).params
     info, privacy = replace(info_of(card, planned.data), blocks=used), planned.privacy
@@ -212,6 +200,27 @@ def next_of(
     smallest, people = _smallest(settings, balances), held_out_people(card)
     ahead = year_ahead(settings, balances, balance, smallest=smallest, evaluation=evaluation, people=people)
     return Next(used, epsilon, edit, ahead)
+
+
+def _paying_blocks(
+    settings: Retraining, balances: list[BlockBalance], last: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], Price]:
+    """The blocks of the next retraining and its price; raises TooFewBlocksError if none can pay, or none is new."""
+    if not balances:
+        raise TooFewBlocksError("there is no block yet, so nothing is trained.", code="too_few_blocks")
+    try:
+        used, price = next_retraining(
+            settings.blocks, settings.spread, balances, smallest=_smallest(settings, balances)
+        )
+    except RefusedError as refusal:
+        raise TooFewBlocksError(
+            "{problem}", code="too_few_blocks", problem=PIPELINE.sentence(refusal)
+        ) from None
+    if last is not None and set(used) <= set(last):
+        raise TooFewBlocksError(
+            "none of the blocks that can pay is new, so the model that serves stays.", code="too_few_blocks"
+        )
+    return used, price
 
 
 def _is_comparable(model: Path, info: DatasetInfo, root: Path) -> bool:

@@ -276,7 +276,11 @@ def check_terms(ledger: Ledger, info: DatasetInfo) -> None:
             count=count,
             differing="composition",
         )
-    bound = terms.bound
+    _check_bound(ledger, info, terms.bound)
+
+
+def _check_bound(ledger: Ledger, info: DatasetInfo, bound: Mapping[str, str]) -> None:
+    """Raise RefusedError if the card has another unit, split or blocks than the population was declared with."""
     if info.unit != bound[UNIT]:
         raise RefusedError(
             "the population {population!r} counts {declared!r} as one record, but the card of"
