@@ -44,16 +44,18 @@ def main(
     failed = False
     for workload in chosen:
         try:
-            found = measured(workload, where, rounds=2 if quick else rounds, quick=quick, autocast=autocast)
+            result = measure_workload(
+                workload, where, rounds=2 if quick else rounds, quick=quick, autocast=autocast
+            )
         except JobFailedError as error:
             _logger.error("%s", error)
             failed = True
             continue
-        console.print(table(found), *remarks(found), "", sep="\n")
-        failed = failed or any(part["failed"] for part in found["speed"].values())
+        console.print(table(result), *remarks(result), "", sep="\n")
+        failed = failed or any(part["failed"] for part in result["speed"].values())
         if not quick:
             kind = "cpu" if where.type == "cpu" else "gpu"
-            record.save(kind + ("-bfloat16" if autocast else ""), {workload.name: found})
+            record.save(kind + ("-bfloat16" if autocast else ""), {workload.name: result})
     raise typer.Exit(1 if failed else 0)
 
 
@@ -63,21 +65,21 @@ def _workload(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def device_of_name(asked: str) -> torch.device:
+def device_of_name(name: str) -> torch.device:
     here = torch.accelerator.current_accelerator(check_available=True)
-    if asked not in ("auto", "cpu", here.type if here is not None else "cpu"):
+    if name not in ("auto", "cpu", here.type if here is not None else "cpu"):
         seen = "no accelerator" if here is None else here.type
-        raise typer.BadParameter(f"PyTorch sees {seen} here, and not {asked!r}; choose auto or cpu.")
-    return torch.device("cpu") if here is None or asked == "cpu" else here
+        raise typer.BadParameter(f"PyTorch sees {seen} here, and not {name!r}; choose auto or cpu.")
+    return torch.device("cpu") if here is None or name == "cpu" else here
 
 
-def measured(
+def measure_workload(
     workload: Workload, device: torch.device, *, rounds: int, quick: bool, autocast: bool
 ) -> dict[str, Any]:
     """The record of one workload; raises JobFailedError where the methods disagree or a process dies."""
     allocators = list(ALLOCATORS)[: 1 if quick or device.type != "cpu" else None]
     job = Job(workload.name, device.type, autocast, rounds, warmup=1 if quick else 3, repeat=not quick)
-    speeds = {allocator: _speed(job, allocator) for allocator in allocators}
+    speeds = {allocator: _measure_speed(job, allocator) for allocator in allocators}
     timed = list(speeds[allocators[0]]["times_ms"])
     return {
         "workload": workload.name,
@@ -96,7 +98,7 @@ def measured(
     }
 
 
-def _speed(job: Job, allocator: str) -> dict[str, Any]:
+def _measure_speed(job: Job, allocator: str) -> dict[str, Any]:
     result = run(job, allocator)
     if "refused" in result:
         raise JobFailedError(result["refused"])
@@ -117,11 +119,11 @@ def _memory(
     for name in timed:
         job = Job(workload.name, device.type, autocast, memory_of=name)
         try:
-            found = [run(job, "default")["growth_mb"] for _ in range(_MEMORY_PROCESSES)]
+            growth = [run(job, "default")["growth_mb"] for _ in range(_MEMORY_PROCESSES)]
         except JobFailedError as error:
             _logger.error("%s", error)
         else:
-            growths[name] = statistics.median(found)
+            growths[name] = statistics.median(growth)
     return record.memory(growths)
 
 

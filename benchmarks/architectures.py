@@ -94,10 +94,10 @@ class LanguageModel(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         """The text's mean next-word loss and two multiples of it as logits [batch, 3]."""
         logits = self.model(input_ids=words, attention_mask=(words != PADDING).long()).logits
-        own = functional.cross_entropy(
+        entropy = functional.cross_entropy(
             logits[:, :-1].transpose(1, 2), words[:, 1:].long(), reduction="none"
         ).mean(dim=1)
-        return torch.stack([own, 0.5 * own, -own], dim=1)
+        return torch.stack([entropy, 0.5 * entropy, -entropy], dim=1)
 
 
 class Logits(nn.Module):
@@ -302,7 +302,7 @@ def encoder() -> nn.Module:
     """PyTorch's own transformer encoder on texts, with position embeddings and a padding mask."""
 
     def wiring(self: Any, words: Tensor) -> Tensor:
-        hidden = self.table(words) + self.places
+        hidden = self.table(words) + self.positions
         hidden = self.encoder(hidden, src_key_padding_mask=words == PADDING)
         outputs: Tensor = self.last(hidden[:, 0])
         return outputs
@@ -311,7 +311,7 @@ def encoder() -> nn.Module:
     return Wired(
         wiring,
         table=nn.Embedding(WORDS, WIDTH),
-        places=nn.Parameter(torch.randn(1, LENGTH, WIDTH)),
+        positions=nn.Parameter(torch.randn(1, LENGTH, WIDTH)),
         encoder=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
         last=nn.Linear(WIDTH, CLASSES),
     )
@@ -510,8 +510,8 @@ class Scan(nn.Module):
             added = (steps[:, time] * hidden[:, time])[..., None] * keys[:, time, None]
             state = decay[:, time] * state + added
             outputs.append((state * reads[:, time, None]).sum(dim=-1) + self.skip * hidden[:, time])
-        found: Tensor = self.last(torch.stack(outputs, dim=1).mean(dim=1))
-        return found
+        logits: Tensor = self.last(torch.stack(outputs, dim=1).mean(dim=1))
+        return logits
 
 
 class Perceiver(nn.Module):

@@ -50,12 +50,12 @@ class JobFailedError(Exception):
 
 def run(job: Job, allocator: str) -> dict[str, Any]:
     """The result of a job, measured in a new process; raises JobFailedError if there is none."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     # The workspace is what repeatable products need, as in a run.
     only = {"JAX_PLATFORMS": "cpu"} if job.device == "cpu" else {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.child", json.dumps(asdict(job))],
-        env={**kept, **ONE_THREAD, **only, **ALLOCATORS[allocator]},
+        env={**environment, **ONE_THREAD, **only, **ALLOCATORS[allocator]},
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -49,23 +49,23 @@ def _times(name: str, settings: list[tuple[int, int]], rounds: int) -> tuple[lis
     engine = ComputeConfig().engine(model, records)
     point, rows = model.initial_parameters(), np.arange(len(labels))
     passes = list(split_passes(rows, engine.physical_batch))
-    found: dict[tuple[int, int], list[float]] = {each: [] for each in settings}
+    seconds_of: dict[tuple[int, int], list[float]] = {each: [] for each in settings}
     for number in range(rounds):
         for workers, threads in random.Random(number).sample(settings, len(settings)):
             torch.set_num_threads(threads)
             compute = replace(ComputeConfig(memory_mb=8192), workers=workers, threads=threads)
             pool = pass_pool(compute, engine, model.parameter_count)
 
-            def run(own: Engine, some: NDArray[np.intp]) -> Tensor:
-                return own.clipped_sum(point, inputs[some], labels[some], L2(1.0))
+            def run(engine: Engine, some: NDArray[np.intp]) -> Tensor:
+                return engine.clipped_sum(point, inputs[some], labels[some], L2(1.0))
 
             with fixed_arithmetic(compute, engine):
                 for _ in range(2):  # the first starts the threads
                     begin = time.perf_counter()
                     deque(pool.map(run, passes), maxlen=0)
                     seconds = time.perf_counter() - begin
-            found[workers, threads].append(seconds)
-    return [statistics.median(found[each]) for each in settings], len(passes)
+            seconds_of[workers, threads].append(seconds)
+    return [statistics.median(seconds_of[each]) for each in settings], len(passes)
 
 
 class _Held:

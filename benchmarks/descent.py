@@ -20,7 +20,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import secure_generator
-from benchmarks.importance import MadeUp
+from benchmarks.importance import SyntheticRecords
 from benchmarks.line import STEPS
 from benchmarks.line_search import ClosedForm
 from benchmarks.line_search_peers import Hooks
@@ -37,7 +37,7 @@ class WholeStep:
 
     def __init__(self, problem: Problem) -> None:
         self.model, self.method = problem.model(), DPAGD(steps_grid=_GRID)
-        self.data = MadeUp(problem.inputs.numpy(), problem.labels.numpy())
+        self.data = SyntheticRecords(problem.inputs.numpy(), problem.labels.numpy())
         longest = float(problem.inputs.norm(dim=1).max())
         facts = PlanningFacts(
             len(self.data.labels),

@@ -55,33 +55,33 @@ def _line(architecture: str) -> str:
     why = "no size"
     for size in SIZES:
         try:
-            model = _made(architecture, size)
+            model = _build(architecture, size)
             with torch.no_grad():
                 model.module(torch.zeros(1, 3, size, size))
         except Exception as refused:  # models reject an image size with errors of any kind
             why = str(refused).partition("\n")[0]
             continue
-        return _looked_at(model, size)
+        return _inspect(model, size)
     return f"refused: {why}"
 
 
-def _made(architecture: str, size: int) -> Model:
+def _build(architecture: str, size: int) -> Model:
     settings: dict[str, JsonValue] = {"architecture": architecture, "replace_batch_norm": True}
     return build("timm", input_shape=(3, size, size), classes=_CLASSES, seed=0, settings=settings)
 
 
-def _looked_at(model: Model, size: int) -> str:
+def _inspect(model: Model, size: int) -> str:
     start = time.process_time()
     try:
         engine = Engine(model, input_shape=(3, size, size))
     except ValueError as refused:
         return f"{size} pixels, refused: {refused}"
-    look = time.process_time() - start
+    seconds = time.process_time() - start
     path = "batched" if engine.is_batched else "record by record"
     by_record = (
         f" but for {', '.join(engine.operations_without_rule)}" if engine.operations_without_rule else ""
     )
-    return f"{size} pixels, {path}{by_record}, error {_error(model, size):.0e}, looked at in {look:.1f} s"
+    return f"{size} pixels, {path}{by_record}, error {_error(model, size):.0e}, inspected in {seconds:.1f} s"
 
 
 def _error(model: Model, size: int) -> float:

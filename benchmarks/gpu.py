@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import record
-from benchmarks.__main__ import device_of_name, measured
+from benchmarks.__main__ import device_of_name, measure_workload
 from benchmarks.child import JobFailedError
 from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
 
@@ -53,36 +53,38 @@ def main(
             "PyTorch sees no GPU here; use --device cpu --small to see that all of it runs."
         )
     if tests:
-        own = os.environ | {"EPSILONFLOW_TEST_DEVICE": where.type}
-        subprocess.run([sys.executable, "-m", "pytest", "-q", *_TESTS], env=own, check=True)
+        environment = os.environ | {"EPSILONFLOW_TEST_DEVICE": where.type}
+        subprocess.run([sys.executable, "-m", "pytest", "-q", *_TESTS], env=environment, check=True)
     names = workloads.split(",") if workloads else [*DEFAULT, *OF_LIBRARIES] if not small else [*SMALL]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in names:
         chosen = SMALL[name] if small else WORKLOADS[name]
         try:
-            found[name] = measured(chosen, where, rounds=2 if small else 7, quick=small, autocast=False)
+            results[name] = measure_workload(
+                chosen, where, rounds=2 if small else 7, quick=small, autocast=False
+            )
         except JobFailedError as error:  # the other networks must still be measured
             _logger.error("%s", error)
             continue
         if not small:
-            record.save("cpu" if where.type == "cpu" else "gpu", {name: found[name]})
-            _TABLE.write_text(table(found), encoding="utf-8")
-    typer.echo(table(found))
-    raise typer.Exit(0 if len(found) == len(names) else 1)
+            record.save("cpu" if where.type == "cpu" else "gpu", {name: results[name]})
+            _TABLE.write_text(table(results), encoding="utf-8")
+    typer.echo(table(results))
+    raise typer.Exit(0 if len(results) == len(names) else 1)
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """A page with one row per workload: our speed relative to each peer, and memory growth over plain PyTorch.
 
     A dash marks a peer that could not run; a peer whose sum is off by more than 1e-4 is shown with its error.
     """
-    first = next(iter(found.values()), None)
+    first = next(iter(results.values()), None)
     lines = ["# Clipped steps on a GPU", ""]
     if first is not None:
         lines += [f"Measured {first['date']} on {first['machine'].get('gpu', first['machine']['cpu'])}.", ""]
     lines += ["| workload | records | ms | " + " | ".join(_PEERS.values()) + " | memory over plain |"]
     lines += ["| --- " * (4 + len(_PEERS)) + "|"]
-    for one in found.values():
+    for one in results.values():
         settings = next(iter(one["speed"].values()))
         times = {name: spread["median"] for name, spread in settings["times_ms"].items()}
         ours = times.get("ours")

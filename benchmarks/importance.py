@@ -31,7 +31,7 @@ _NOISE = Gaussian(1.0)
 
 
 @dataclass(frozen=True)
-class MadeUp:
+class SyntheticRecords:
     """Synthetic records for a barrier."""
 
     features: NDArray[np.float32]
@@ -53,10 +53,10 @@ class Free:
         return 0.0
 
 
-class Asking:
+class MeasuredMethod:
     """Base class of the three measured methods: each has its own barrier over the same records."""
 
-    def __init__(self, workload: Workload, records: MadeUp, batch: int) -> None:
+    def __init__(self, workload: Workload, records: SyntheticRecords, batch: int) -> None:
         model = workload.build()
         self.point, self.batch, self.count = model.initial_parameters(), batch, len(records.labels)
         self.barrier = Barrier(
@@ -71,7 +71,7 @@ class Asking:
         return {"parameters": self.point}
 
 
-class DPSGDStep(Asking):
+class DPSGDStep(MeasuredMethod):
     """A noised gradient over a Poisson sample."""
 
     def step(self) -> None:
@@ -82,10 +82,12 @@ class DPSGDStep(Asking):
         )
 
 
-class DPISStep(Asking):
+class DPISStep(MeasuredMethod):
     """A noised gradient over an importance sample with the same expected number of records."""
 
-    def __init__(self, workload: Workload, records: MadeUp, batch: int, oversampling: float) -> None:
+    def __init__(
+        self, workload: Workload, records: SyntheticRecords, batch: int, oversampling: float
+    ) -> None:
         super().__init__(workload, records, batch)
         total = self.barrier.norm_total(self.point, bound=L2(_CLIP_NORM), noise=_NOISE)
         rate = min(batch * _CLIP_NORM / total, 1 / oversampling)
@@ -102,7 +104,7 @@ class DPISStep(Asking):
         )
 
 
-class NormPass(Asking):
+class NormPass(MeasuredMethod):
     """The norms of all records, at new parameters each time, since the barrier caches them at the last ones."""
 
     def step(self) -> None:
@@ -122,7 +124,7 @@ def main(
     torch.set_num_threads(1)
     chosen = WORKLOADS[workload]
     inputs, labels = chosen.data(records, torch.device("cpu"))
-    data = MadeUp(inputs.numpy(), labels.numpy())
+    data = SyntheticRecords(inputs.numpy(), labels.numpy())
     methods: dict[str, Method] = {
         "DP-SGD step": DPSGDStep(chosen, data, batch),
         "DPIS step": DPISStep(chosen, data, batch, oversampling),

@@ -85,7 +85,7 @@ class Cost:
 
 
 @contextmanager
-def measured() -> Iterator[list[Cost]]:
+def measure_cost() -> Iterator[list[Cost]]:
     """Yield a list that holds the cost of the block once it has ended."""
     costs: list[Cost] = []
     _STATUS.with_name("clear_refs").write_text("5")  # makes the kernel reset the peak
@@ -96,7 +96,7 @@ def measured() -> Iterator[list[Cost]]:
 
 def prepare(path: Path, card: DataCard, folder: Path, *, records: int) -> Cost:
     """The cost of preparing the rows in `path` as training records."""
-    with measured() as costs:
+    with measure_cost() as costs:
         blocks = read(_with_a_split(card, path, records), {"train": path})
         prepared.write(folder, blocks, dataset_info(card), salt=bytes(32), at_most=records)
     return costs[0]
@@ -113,7 +113,7 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             "model": {"name": "logistic"},
         }
     )
-    with measured() as costs:
+    with measure_cost() as costs:
         data = prepared.load(folder)
         training.train(
             settings.algorithm,
@@ -159,9 +159,9 @@ def main(
     write(file, card.reader, records=records, seed=seed)
     if prepare_too:
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            place = Path(folder) / "prepared"
-            costs = {"prepared": prepare(file, card, place, records=records)}
-            costs["trained"] = train(place, records=records, iterations=_ITERATIONS)
+            records_folder = Path(folder) / "prepared"
+            costs = {"prepared": prepare(file, card, records_folder, records=records)}
+            costs["trained"] = train(records_folder, records=records, iterations=_ITERATIONS)
         for what, cost in costs.items():
             Console().print(f"{records} rows {what}: {cost.seconds:.1f} s, {cost.growth:.0f} MiB more memory")
 

@@ -91,7 +91,7 @@ def _measure(url: str, processes: int, seconds: float) -> list[Work]:
     return works
 
 
-def _work(url: str, number: int, seconds: float, start: Barrier, tell: Callable[[Work], None]) -> None:
+def _work(url: str, number: int, seconds: float, start: Barrier, report: Callable[[Work], None]) -> None:
     draw, ledger = random.Random(number), Ledger.open(url)
     start.wait()
     won = _race(ledger, number)
@@ -110,7 +110,7 @@ def _work(url: str, number: int, seconds: float, start: Barrier, tell: Callable[
                 ledger.forfeit(run_id)
             counts[phase] += 1
             rows += (phase + 1) * len(blocks)
-    tell(Work(won, counts[0], counts[1], rows, longest))
+    report(Work(won, counts[0], counts[1], rows, longest))
 
 
 def _race(ledger: Ledger, number: int) -> int:

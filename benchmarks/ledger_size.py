@@ -36,12 +36,12 @@ def main(
     """Measure a ledger of this size."""
     with tempfile.TemporaryDirectory() as folder, server() as postgres:
         url = f"sqlite:///{folder}/ledger.sqlite" if sqlite or postgres is None else postgres
-        rows, seconds = _timed(lambda: open_store(url).fill(lambda: _rows(runs, populations)))
+        rows, seconds = _time(lambda: open_store(url).fill(lambda: _rows(runs, populations)))
         table = Table(
             "what", "seconds", "", title=f"{url.split(':')[0]}, {rows} rows, {populations} populations"
         )
         table.add_row("restore", f"{seconds:.0f}", f"{rows / seconds:.0f} rows a second")
-        ledger, seconds = _timed(lambda: Ledger.open(url))
+        ledger, seconds = _time(lambda: Ledger.open(url))
         table.add_row(
             "first opening, all rows verified", f"{seconds:.0f}", f"{rows / seconds:.0f} rows a second"
         )
@@ -49,11 +49,11 @@ def main(
         for name, waits in _waits(url, head).items():
             table.add_row(name, f"{statistics.median(waits):.4f}", f"{max(waits):.4f} at most")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found, seconds = _timed(ledger.verify)
+        verified, seconds = _time(ledger.verify)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        words = f"{found.read / seconds:.0f} rows a second, {grown:.0f} MB more"
+        words = f"{verified.read / seconds:.0f} rows a second, {grown:.0f} MB more"
         table.add_row("verify: chain and balances", f"{seconds:.0f}", words)
-        _, seconds = _timed(lambda: ledger.verify(since=found.checkpoint))
+        _, seconds = _time(lambda: ledger.verify(since=verified.checkpoint))
         table.add_row("verify from a checkpoint", f"{seconds:.1f}", "")
         Console(width=110).print(table)
 
@@ -64,17 +64,17 @@ def _waits(url: str, head: Head) -> dict[str, list[float]]:
     for number in range(_TRIES):
         where = f"population {number % 7}"
         blocks.append(
-            _timed(
+            _time(
                 lambda n=number, p=where: ledger.reserve(
                     f"new {n}", p, _COST, events=[], notes={}, blocks=["block 3"]
                 )
             )[1]
         )
-    opened = [_timed(lambda: Ledger.open(url, verified=head))[1] for _ in range(20)]
-    shown = [_timed(lambda: ledger.balances("population 5"))[1] for _ in range(20)]
+    opened = [_time(lambda: Ledger.open(url, verified=head))[1] for _ in range(20)]
+    shown = [_time(lambda: ledger.balances("population 5"))[1] for _ in range(20)]
     spread, least = Spread("equal", planned=52), (0.0, 0.0)
     played = [
-        _timed(lambda: forecast(ledger.blocks("population 5"), Choice("all"), spread, smallest=least))[1]
+        _time(lambda: forecast(ledger.blocks("population 5"), Choice("all"), spread, smallest=least))[1]
         for _ in range(5)
     ]
     return {
@@ -107,10 +107,10 @@ def _drafts(runs: int, populations: int) -> Iterator[Draft]:
         yield Draft("settle", population, _COST, f"run {number}", **where)
 
 
-def _timed(act: Any) -> tuple[Any, float]:
+def _time(act: Any) -> tuple[Any, float]:
     began = time.perf_counter()
-    found = act()
-    return found, time.perf_counter() - began
+    result = act()
+    return result, time.perf_counter() - began
 
 
 if __name__ == "__main__":

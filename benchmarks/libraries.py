@@ -30,13 +30,13 @@ def resnet18(*, small: bool) -> nn.Module:
     It adds in place, which Opacus's hooks do not support.
     """
     resnet = imported_library("torchvision.models.resnet")
-    made: nn.Module = resnet.ResNet(
+    network: nn.Module = resnet.ResNet(
         resnet.BasicBlock,
         [1, 1, 1, 1] if small else [2, 2, 2, 2],
         num_classes=10 if small else 1000,
         norm_layer=partial(nn.GroupNorm, 32),
     )
-    return made
+    return network
 
 
 def vit_small(*, small: bool) -> nn.Module:
@@ -47,10 +47,10 @@ def vit_small(*, small: bool) -> nn.Module:
         else {"embed_dim": 384, "depth": 12, "num_heads": 6}
     )
     size, classes = (32, 10) if small else (224, 1000)
-    made: nn.Module = imported_library("timm").models.VisionTransformer(
+    network: nn.Module = imported_library("timm").models.VisionTransformer(
         img_size=size, patch_size=16, num_classes=classes, **form
     )
-    return made
+    return network
 
 
 def bert(*, small: bool) -> nn.Module:
@@ -79,7 +79,7 @@ def gpt2(*, small: bool) -> nn.Module:
 def adapted(make: Callable[..., nn.Module], *names: str) -> Callable[..., nn.Module]:
     """A network of which only the head and rank-8 adapters on the named layers are trained."""
 
-    def made(*, small: bool) -> nn.Module:
+    def make_adapted(*, small: bool) -> nn.Module:
         library: Any = imported_library("peft")
         module = make(small=small)
         config = library.LoraConfig(
@@ -91,7 +91,7 @@ def adapted(make: Callable[..., nn.Module], *names: str) -> Callable[..., nn.Mod
         wrapped: nn.Module = library.get_peft_model(module, config)
         return wrapped
 
-    return made
+    return make_adapted
 
 
 VOCABULARY = 1000

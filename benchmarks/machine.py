@@ -28,13 +28,13 @@ def describe(device: torch.device) -> dict[str, str | int]:
 
 def versions() -> dict[str, str]:
     """The measured packages' versions; a package that is not installed is left out."""
-    found = {}
+    versions_of = {}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions_of[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_of
 
 
 def _processor() -> str:

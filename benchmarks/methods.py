@@ -127,23 +127,21 @@ support one shape of network."""
 
 def names(workload: Workload) -> tuple[str, ...]:
     """The methods measured on a workload, in the order of the table."""
-    return tuple(_places(workload))
+    return tuple(_import_paths(workload))
 
 
 def start(name: str, problem: Problem) -> Method:
     """The named method, ready to step; raises NotAvailableError if a package or a device is missing."""
-    module, _, member = _places(problem.workload)[name].partition(":")
+    module, _, member = _import_paths(problem.workload)[name].partition(":")
     try:
-        found = getattr(import_module(f"benchmarks.{module}"), member)
+        method = getattr(import_module(f"benchmarks.{module}"), member)
     except ImportError as error:
         if error.name is None or error.name not in _OPTIONAL:
             raise
         raise NotAvailableError(f"{name} needs {error.name}, which is not installed ({error}).") from error
-    return cast(Callable[[Problem], Method], found)(problem)
+    return cast(Callable[[Problem], Method], method)(problem)
 
 
-def _places(workload: Workload) -> dict[str, str]:
-    places = {"step": _STEP, "line search": _LINE_SEARCH, "affine": _AFFINE}[workload.task]
-    return {
-        name: place for name, place in places.items() if workload.name in _ONLY.get(name, (workload.name,))
-    }
+def _import_paths(workload: Workload) -> dict[str, str]:
+    paths = {"step": _STEP, "line search": _LINE_SEARCH, "affine": _AFFINE}[workload.task]
+    return {name: path for name, path in paths.items() if workload.name in _ONLY.get(name, (workload.name,))}

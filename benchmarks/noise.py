@@ -23,7 +23,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, NoNoise
 from algorithms.privacy.mechanisms.sampling import FullBatch
-from benchmarks.importance import Free, MadeUp
+from benchmarks.importance import Free, SyntheticRecords
 from benchmarks.measure import Plan, Timed, alternate
 
 _DRAWS = 4_000_000
@@ -46,7 +46,7 @@ def main(
     model = Model("dense", module, cross_entropy, lambda outputs: outputs)
     count, parameters = model.parameter_count, model.initial_parameters()
     made_up = np.random.default_rng(0)
-    held = MadeUp(
+    held = SyntheticRecords(
         made_up.standard_normal((records, width), np.float32), made_up.integers(width, size=records)
     )
     barrier = Barrier(

@@ -32,8 +32,8 @@ def server(*, password: str | None = None, durable: bool = True) -> Iterator[str
         return
     with tempfile.TemporaryDirectory(prefix="ledger-", dir="/tmp") as folder:
         user = _user(folder)
-        own, run = ([], []) if durable else (["--no-sync"], ["-c", "fsync=off"])
-        login = [*_login(password, Path(folder, "password")), *own]
+        options, run = ([], []) if durable else (["--no-sync"], ["-c", "fsync=off"])
+        login = [*_login(password, Path(folder, "password")), *options]
         _start([initdb, "-D", f"{folder}/data", "--username=owner", *login], folder, user).wait()
         port = _free_port()
         listen = ["-h", "127.0.0.1", "-p", str(port), "-k", folder]

@@ -17,9 +17,9 @@ def ratios(times: Times) -> dict[str, dict[str, float]]:
     excludes that.
     """
     peers = {"plain": ["plain"], "best opacus": [name for name in times if name.startswith("opacus")]}
-    given = [name for name in peers["best opacus"] if not name.endswith("channels_last")]
-    if given != peers["best opacus"]:
-        peers["best opacus, given layout"] = given
+    same_layout = [name for name in peers["best opacus"] if not name.endswith("channels_last")]
+    if same_layout != peers["best opacus"]:
+        peers["best opacus, given layout"] = same_layout
     medians = {name: spread["median"] for name, spread in times.items()}
     fastest = {
         peer: min(medians[name] for name in members if name in medians)
@@ -44,7 +44,7 @@ def memory(growths: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def save(kind: str, records: Mapping[str, Any]) -> Path:
     """Write records by workload to `results/<kind>.json`; other workloads keep their records."""
     path = RESULTS / f"{kind}.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    others = json.loads(path.read_text()) if path.exists() else {}
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**kept, **records}, indent=2) + "\n")
+    path.write_text(json.dumps({**others, **records}, indent=2) + "\n")
     return path

@@ -59,13 +59,13 @@ class Job:
             reached = [self._reached(document, plan, work, info, 0)]
             return [*self._about(), reached[0], self.epsilon, 1]
         space, mean = SPACES[self.dataset]
-        asked = Tuning.model_validate({"space": space, "epsilon": self.epsilon, "trials": Draw(mean=mean)})
+        search = Tuning.model_validate({"space": space, "epsilon": self.epsilon, "trials": Draw(mean=mean)})
         if self.what == "tuned":
-            found = plan_search(asked, self._document(), info)
-            picks, each = self._picks(asked, found), found.epsilon_per_trial
-            documents, plans = found.documents, found.plans
+            search_plan = plan_search(search, self._document(), info)
+            picks, each = self._picks(search, search_plan), search_plan.epsilon_per_trial
+            documents, plans = search_plan.documents, search_plan.plans
         else:
-            documents = tuple(candidates(asked, self._document()))
+            documents = tuple(candidates(search, self._document()))
             plans = tuple(calibrate(params.parse(d, reads=READS), info) for d in documents)
             picks, each = list(range(len(plans))), self.epsilon
         reached = [self._reached(documents[i], plans[i], work, info, n) for n, i in enumerate(picks)]
@@ -75,21 +75,21 @@ class Job:
         return [self.dataset, self.epsilon, self.seed, self.what]
 
     def _document(self, *, is_advised: bool = False) -> dict[str, Any]:
-        made = recipe(
+        chosen_recipe = recipe(
             data_card(self.dataset, Path("data/cards")), "dp_sgd", self.epsilon, by_numbers=is_advised
         )
         return {
             "data": {"dataset": self.dataset},
             "privacy": {"epsilon": self.epsilon, "delta": 1e-5, "noise": "seeded"},
-            "algorithm": {"name": "dp_sgd", **made.settings},
-            "model": {"name": made.model},
+            "algorithm": {"name": "dp_sgd", **chosen_recipe.settings},
+            "model": {"name": chosen_recipe.model},
             "performance": {"threads": 1},
         }
 
-    def _picks(self, asked: Tuning, found: SearchPlan) -> list[int]:
+    def _picks(self, search: Tuning, search_plan: SearchPlan) -> list[int]:
         drawn = Generator(hashlib.sha256(repr(("picks", *self._about())).encode()).digest(), private=False)
-        number = asked.trials.trials().number(float(drawn.stream(0).uniform(1)[0]))
-        return [int(len(found.plans) * u) for u in drawn.stream(1).uniform(number)]
+        number = search.trials.trials().number(float(drawn.stream(0).uniform(1)[0]))
+        return [int(len(search_plan.plans) * u) for u in drawn.stream(1).uniform(number)]
 
     def _reached(
         self,
@@ -101,10 +101,12 @@ class Job:
     ) -> float:
         key = hashlib.sha256(repr((*self._about(), number)).encode()).digest()
         with tempfile.TemporaryDirectory(dir=work) as folder:
-            place, prepared = Path(folder) / "trial", work / self.dataset
+            trial_folder, prepared = Path(folder) / "trial", work / self.dataset
             secrets = contents(prepared), key, False
-            SearchTrial(document, plan, SearchObjective(), prepared, info, *secrets, "measured", place).run()
-            return float(json.loads((place / "score.json").read_text()))
+            SearchTrial(
+                document, plan, SearchObjective(), prepared, info, *secrets, "measured", trial_folder
+            ).run()
+            return float(json.loads((trial_folder / "score.json").read_text()))
 
 
 def main(

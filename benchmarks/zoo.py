@@ -94,7 +94,7 @@ def row(name: str, architecture: Architecture) -> str:
         engine = Engine(model, input_shape=architecture.shape, input_dtype=inputs.dtype)
     except ValueError as refused:
         return f"| {name} | {model.parameter_count:,} | refused: {refused} | | | | | | | | | |"
-    look, grown = time.process_time() - start, _megabytes() - before
+    inspection, grown = time.process_time() - start, _megabytes() - before
     small = Engine(
         model, input_shape=architecture.shape, input_dtype=inputs.dtype, expected_batch=float(SMALL_BATCH)
     )
@@ -106,7 +106,7 @@ def row(name: str, architecture: Architecture) -> str:
         f"{error(model, engine, inputs[:COMPARED], labels[:COMPARED]):.0e}",
         *speeds(architecture, model, engine, BATCH),
         *speeds(architecture, model, small, SMALL_BATCH),
-        f"{look:.1f}",
+        f"{inspection:.1f}",
         f"{max(0.0, grown):.0f}",
     )
     return "| " + " | ".join((name, *cells)) + " |"
@@ -171,8 +171,8 @@ def error(model: Model, engine: Engine, inputs: Tensor, labels: Tensor) -> float
     norms = gradients.norm(dim=1)
     bound = float(norms.median())
     expected = (gradients * (bound / norms).clamp(max=1.0)[:, None]).sum(dim=0)
-    found = engine.clipped_sum(point, inputs, labels, L2(bound))
-    return float((found - expected).norm() / expected.norm())
+    clipped = engine.clipped_sum(point, inputs, labels, L2(bound))
+    return float((clipped - expected).norm() / expected.norm())
 
 
 def _plain(architecture: Architecture, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
@@ -191,8 +191,8 @@ class _Criterion:
     reduction = "mean"
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        found = losses(outputs, labels)
-        return found if self.reduction == "none" else found.mean()
+        each_loss = losses(outputs, labels)
+        return each_loss if self.reduction == "none" else each_loss.mean()
 
 
 def _opacus(

@@ -169,11 +169,11 @@ def distances(
         delta=DELTA,
         trace=trace,
     )
-    state, found = method.init(start_of(start, dimension, seed=seed), plan), []
+    state, squared_distances = method.init(start_of(start, dimension, seed=seed), plan), []
     for trace.step in range(plan.steps):
         state = method.step(state, plan, barrier)
-        found.append(float(method.released(state).double().square().sum()))
-    return np.array(found)
+        squared_distances.append(float(method.released(state).double().square().sum()))
+    return np.array(squared_distances)
 
 
 def rows(*, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
@@ -181,9 +181,9 @@ def rows(*, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
     for dimension, start in CASES:
         plan, data = plan_of(dimension, steps=_STEPS), records(dimension)
         for (name, method), seed in product(METHODS.items(), range(seeds)):
-            found = distances(method, dimension, start, seed=seed, plan=plan, data=data)
+            course = distances(method, dimension, start, seed=seed, plan=plan, data=data)
             about = {"method": name, "dimension": dimension, "start": start, "seed": seed}
-            yield {**about, "last": found[-1], "last_epoch": found[-RECORDS:].mean()}
+            yield {**about, "last": course[-1], "last_epoch": course[-RECORDS:].mean()}
 
 
 def figure(table: pd.DataFrame, theme: Theme = LIGHT) -> Figure:

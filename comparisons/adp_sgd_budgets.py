@@ -47,7 +47,7 @@ MEAN_RATES = {
 """By epsilon, learning rates as means over the steps."""
 SCHEDULES = {"1/sqrt(20 + t)": Decay(), "linear in sqrt(t)": Decay(form="linear_in_sqrt", end=1e-9)}
 ALLOCATIONS: tuple[Allocation, ...] = ("matched", "constant")
-LOOKS = 20
+MEASUREMENTS = 20
 """How often the test set is looked at, for the best iterate of a run."""
 
 
@@ -100,24 +100,24 @@ def accuracies(weights: Tensor, held_out: Tensor, labels: Tensor) -> Array:
 def accuracy_courses(
     cases: list[Case], train: RecordBatch, test: RecordBatch, generator: torch.Generator
 ) -> Array:
-    """Descend from zero in all cases at once, and the accuracies on the way, [looks, cases]."""
+    """Descend from zero in all cases at once, and the accuracies on the way, [measurements, cases]."""
     inputs, labels = as_vectors(train.features), torch.tensor(train.labels)
     held_out, expected = as_vectors(test.features), torch.tensor(test.labels)
     rates = torch.tensor(np.stack([case.rates for case in cases]) / BATCH).float()
     noises = torch.tensor(np.stack([case.multipliers for case in cases]) * CLIP_NORM).float()
     weights = torch.zeros(inputs.shape[1], len(cases), CLASSES)
     steps = rates.shape[1]
-    look_after = np.unique(np.linspace(0, steps, LOOKS + 1)[1:].astype(int))
-    looks = []
+    measured_steps = np.unique(np.linspace(0, steps, MEASUREMENTS + 1)[1:].astype(int))
+    courses = []
     for step in range(steps):
         sample = (torch.rand(len(inputs), generator=generator) < BATCH / len(inputs)).nonzero()[:, 0]
         moves = clipped_sums(weights, inputs[sample], labels[sample])
         normals = torch.randn((inputs.shape[1], 1, CLASSES), generator=generator)
         moves += noises[:, step, None] * normals
         weights.addcmul_(moves, rates[:, step, None], value=-1.0)
-        if step + 1 in look_after:
-            looks.append(accuracies(weights, held_out, expected))
-    return np.stack(looks)
+        if step + 1 in measured_steps:
+            courses.append(accuracies(weights, held_out, expected))
+    return np.stack(courses)
 
 
 def main(
@@ -136,8 +136,8 @@ def main(
         courses = accuracy_courses(cases, data.train, data.test, torch.Generator().manual_seed(seed))
         for case, last, best in zip(cases, courses[-1], courses.max(axis=0), strict=True):
             named = {"epsilon": case.epsilon, "schedule": case.schedule, "noise": case.allocation}
-            found = {"last": round(float(last), 4), "best": round(float(best), 4)}
-            rows.append(named | {"rate": case.mean_rate, "seed": seed} | found)
+            scores = {"last": round(float(last), 4), "best": round(float(best), 4)}
+            rows.append(named | {"rate": case.mean_rate, "seed": seed} | scores)
         pd.DataFrame(rows).to_csv(folder / "adp-sgd-budgets.csv", index=False)
 
 

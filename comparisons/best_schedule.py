@@ -84,10 +84,10 @@ def main(
     """Compare the best schedules of noise and batch sizes with constant and the paper's noise."""
     rows = []
     for epsilon in EPSILONS:
-        found = {schedule: disturbance(schedule, epsilon, steps=steps) for schedule in SCHEDULES}
+        disturbances = {schedule: disturbance(schedule, epsilon, steps=steps) for schedule in SCHEDULES}
         rows += [
-            {"epsilon": epsilon, "schedule": name, "relative": round(value / found["constant"], 4)}
-            for name, value in found.items()
+            {"epsilon": epsilon, "schedule": name, "relative": round(value / disturbances["constant"], 4)}
+            for name, value in disturbances.items()
         ]
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(folder / "best-schedule.csv", index=False)

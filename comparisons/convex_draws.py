@@ -60,8 +60,8 @@ def inputs_of(trial: Trial, data: Sides, generator: torch.Generator) -> tuple[Te
         train, test = (unit_length(part) for part in parts)
         settings = {key: value for key, value in trial.features.items() if key != "name"}
         barrier = Moment(train, generator)
-        found = Preconditioned(**settings).learn(barrier, train.shape[1:], float(len(train)))  # type: ignore[arg-type]
-        parts = [train @ found["matrix"], test @ found["matrix"]]
+        learned = Preconditioned(**settings).learn(barrier, train.shape[1:], float(len(train)))  # type: ignore[arg-type]
+        parts = [train @ learned["matrix"], test @ learned["matrix"]]
     return tuple(torch.cat([part, torch.ones(len(part), 1)], dim=1) for part in parts)  # type: ignore[return-value]
 
 
@@ -96,15 +96,15 @@ def accuracies(work: ComparisonWork, trial: Trial, *, draws: int, seed: int) -> 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """The differences of `PAIRS` by data set and epsilon, with their p by Holm among those from the same base."""
     folds = rows.groupby(["dataset", "epsilon", "fold", "method"])["accuracy"].mean().unstack("method")
-    found = []
+    rows = []
     for (dataset, epsilon), part in folds.groupby(level=["dataset", "epsilon"]):
         for method, base in PAIRS:
             gain = part[method] - part[base]
-            place = {"dataset": dataset, "epsilon": epsilon, "method": method, "base": base}
+            keys = {"dataset": dataset, "epsilon": epsilon, "method": method, "base": base}
             means = {"accuracy": part[method].mean(), "base_accuracy": part[base].mean()}
             gains = {"gain": gain.mean(), "gain_stderr": gain.sem(), "p": stats.ttest_1samp(gain, 0.0).pvalue}
-            found.append(place | means | gains)
-    table = pd.DataFrame(found).round(5)
+            rows.append(keys | means | gains)
+    table = pd.DataFrame(rows).round(5)
     return table.assign(holm=table.groupby("base")["p"].transform(by_holm).round(5))
 
 
@@ -136,8 +136,8 @@ def main(
                 "method": trial.method,
                 "fold": fold,
             }
-            found = accuracies(work, trial, draws=draws, seed=fold + 1)
-            rows += [named | {"accuracy": float(one)} for one in found]
+            scores = accuracies(work, trial, draws=draws, seed=fold + 1)
+            rows += [named | {"accuracy": float(one)} for one in scores]
     summary(pd.DataFrame(rows)).to_csv(folder / "convex-draws.csv", index=False)
 
 

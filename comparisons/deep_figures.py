@@ -46,7 +46,7 @@ class Run:
     table: pd.DataFrame
 
     @property
-    def place(self) -> dict[str, Any]:
+    def curve(self) -> dict[str, Any]:
         """The label of its curve and where it belongs."""
         return {name: self.cell[name] for name in ("dataset", "model", "label", "epsilon")}
 
@@ -65,7 +65,7 @@ class Run:
         return f"{self.cell['label']} on {self.cell['dataset']} at epsilon {self.cell['epsilon']:g}"
 
 
-class Found(NamedTuple):
+class FigureData(NamedTuple):
     """The data of a figure, and a sentence for each thing that is missing."""
 
     table: pd.DataFrame
@@ -78,11 +78,11 @@ def runs(comparison: Path, kind: Literal["trace", "diagnostics"] | None = None) 
         table = None if kind is None else path.with_suffix(f".{kind}.parquet")
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["cell"]["epsilon"] is not None and (table is None or table.exists()):
-            kept = pd.DataFrame() if table is None else pd.read_parquet(table)
-            yield Run(document["cell"], document["results"], kept)
+            table_of_run = pd.DataFrame() if table is None else pd.read_parquet(table)
+            yield Run(document["cell"], document["results"], table_of_run)
 
 
-def sampled_noise(comparison: Path, *, epsilons: tuple[float, ...] = EPSILONS) -> Found:
+def sampled_noise(comparison: Path, *, epsilons: tuple[float, ...] = EPSILONS) -> FigureData:
     """sigma_G by epoch of DPIS, DP-SGD and DP-SGD with decaying noise."""
     chosen = [run for run in runs(comparison, "trace") if run.algorithm in SAMPLED]
     chosen = [run for run in chosen if run.cell["epsilon"] in epsilons]
@@ -93,8 +93,8 @@ def sampled_noise(comparison: Path, *, epsilons: tuple[float, ...] = EPSILONS) -
         for epsilon in epsilons
         if (name, epsilon) not in there
     ]
-    tables = [pd.DataFrame({**run.place, **_by_epoch(run)}) for run in chosen]
-    return Found(_together(tables, ["dataset", "model", "label", "epsilon", "epoch", "noise"]), missing)
+    tables = [pd.DataFrame({**run.curve, **_by_epoch(run)}) for run in chosen]
+    return FigureData(_together(tables, ["dataset", "model", "label", "epsilon", "epoch", "noise"]), missing)
 
 
 def _by_epoch(run: Run) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _by_epoch(run: Run) -> dict[str, Any]:
     return {"epoch": means.index, "noise": means.to_numpy()}
 
 
-def accuracy_by_gradients(comparison: Path) -> Found:
+def accuracy_by_gradients(comparison: Path) -> FigureData:
     """The accuracy of DPIS and DP-SGD by the gradients computed; the best learning rate by the mean over seeds.
 
     stderr, n: of that mean. DP-SGD computes its batch a step; DPIS its batch times the oversampling, and each epoch
@@ -114,7 +114,7 @@ def accuracy_by_gradients(comparison: Path) -> Found:
     """
     rows = [
         {
-            **run.place,
+            **run.curve,
             "label": "DPIS" if run.algorithm == "dpis" else "DP-SGD",
             "gradients": _gradients_of(run),
             "rate": run.cell["settings"]["update"]["learning_rate"],
@@ -125,11 +125,15 @@ def accuracy_by_gradients(comparison: Path) -> Found:
     ]
     if not rows:
         columns = ["dataset", "model", "label", "epsilon", "gradients", "rate", "accuracy", "stderr", "n"]
-        return Found(pd.DataFrame(columns=columns), ["There is no run of DPIS or DP-SGD in this comparison."])
+        return FigureData(
+            pd.DataFrame(columns=columns), ["There is no run of DPIS or DP-SGD in this comparison."]
+        )
     keys = ["dataset", "model", "label", "epsilon", "gradients"]
     by_rate = pd.DataFrame(rows).groupby([*keys, "rate"], sort=False)["accuracy"]
     means = by_rate.agg(accuracy="mean", stderr="sem", n="count").reset_index()
-    return Found(means.loc[means.groupby(keys, sort=False)["accuracy"].idxmax()].reset_index(drop=True), [])
+    return FigureData(
+        means.loc[means.groupby(keys, sort=False)["accuracy"].idxmax()].reset_index(drop=True), []
+    )
 
 
 def _gradients_of(run: Run) -> float:
@@ -141,7 +145,7 @@ def _gradients_of(run: Run) -> float:
     return float(steps * settings["oversampling"] * settings["expected_batch_size"] + every_epoch)
 
 
-def relative_noise(comparison: Path) -> Found:
+def relative_noise(comparison: Path) -> FigureData:
     """ADP-SGD's noise multiplier at each step, relative to constant noise for as many steps of such batches."""
     tables, missing, all_runs = [], [], list(runs(comparison, "trace"))
     constant = {_course(run): run for run in all_runs if _is_constant(run)}
@@ -155,10 +159,10 @@ def relative_noise(comparison: Path) -> Found:
             continue
         base = _multipliers(constant[_course(run)])[0]
         noise = _multipliers(run) / base
-        tables.append(pd.DataFrame({**run.place, "step": np.arange(1, len(noise) + 1), "noise": noise}))
+        tables.append(pd.DataFrame({**run.curve, "step": np.arange(1, len(noise) + 1), "noise": noise}))
     if not tables:
         missing.append("There is no curve of ADP-SGD in this comparison.")
-    return Found(_together(tables, ["dataset", "model", "label", "epsilon", "step", "noise"]), missing)
+    return FigureData(_together(tables, ["dataset", "model", "label", "epsilon", "step", "noise"]), missing)
 
 
 def _multipliers(run: Run) -> Any:
@@ -176,7 +180,7 @@ def _course(run: Run) -> tuple[Any, ...]:
     return (*run.problem, run.results["sampling_rate"], run.results["steps"])
 
 
-def error_ratio(comparison: Path) -> Found:
+def error_ratio(comparison: Path) -> FigureData:
     """The mean error of AdaCliP's gradients relative to DP-SGD's, by epsilon."""
     measured = list(runs(comparison, "diagnostics"))
     base = {run.problem: run for run in measured if run.cell["method"] == BASELINE}
@@ -190,11 +194,11 @@ def error_ratio(comparison: Path) -> Found:
             )
             continue
         error, other = (float(one.table["error"].mean()) for one in (run, base[run.problem]))
-        rows.append({**run.place, "error": error, "baseline_error": other, "ratio": error / other})
+        rows.append({**run.curve, "error": error, "baseline_error": other, "ratio": error / other})
     if not rows:
         missing.append("There are no diagnostics of AdaCliP; record them with `record: {diagnostics: true}`.")
     columns = ["dataset", "model", "label", "epsilon", "error", "baseline_error", "ratio"]
-    return Found(pd.DataFrame(rows, columns=columns), missing)
+    return FigureData(pd.DataFrame(rows, columns=columns), missing)
 
 
 def _together(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
@@ -221,7 +225,7 @@ def _draw_ratio(table: pd.DataFrame) -> Figure:
     return by_epsilon(totals, "ratio", words="error, relative to DP-SGD", theme=LIGHT)
 
 
-FIGURES: dict[str, tuple[Callable[[Path], Found], Callable[[pd.DataFrame], Figure]]] = {
+FIGURES: dict[str, tuple[Callable[[Path], FigureData], Callable[[pd.DataFrame], Figure]]] = {
     "dpis-noise": (sampled_noise, _draw_noise),
     "dpis-gradients": (accuracy_by_gradients, _draw_accuracy),
     "adp-sgd-noise": (relative_noise, _draw_relative),

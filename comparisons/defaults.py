@@ -46,7 +46,7 @@ BEFORE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Made:
+class SyntheticSet:
     """Features [n, *shape] and labels [n]; the last `test` are held out. tokens: vocabulary size of texts."""
 
     features: NDArray[Any]
@@ -58,17 +58,17 @@ class Made:
         """A user's own card, with what a recipe and a plan look at."""
         names = tuple(str(index) for index in range(int(self.labels.max()) + 1))
         numbers = Numbers(train=len(self.labels) - self.test, test=self.test)
-        own = {"name": "own", "classes": names, "records": numbers}
+        changes = {"name": "own", "classes": names, "records": numbers}
         if self.tokens is None:
-            return data_card("mnist").model_copy(update=own | {"shape": self.features.shape[1:]})
+            return data_card("mnist").model_copy(update=changes | {"shape": self.features.shape[1:]})
         known = data_card("imdb")
         form = {"vocabulary": self.tokens, "length": self.features.shape[1], "words_sha256": None}
-        return known.model_copy(update=own | {"reader": known.reader.model_copy(update=form)})
+        return known.model_copy(update=changes | {"reader": known.reader.model_copy(update=form)})
 
 
 def table(
     n: int, *, classes: int = 2, majority: float = 0.73, signal: float = 2.0, many: bool = False
-) -> Made:
+) -> SyntheticSet:
     """Six numeric columns, three of them heavy-tailed within generous bounds, and five or seven categorical ones.
 
     majority: share of the first class. signal: scale of the scores that the labels are drawn from.
@@ -85,10 +85,10 @@ def table(
     scores = scores * signal / scores.std() / 2 + random.gumbel(size=(m, classes))
     lead = np.sort(scores[:, 0] - scores[:, 1:].max(axis=1))[int((1 - majority) * m)]
     scores[:, 0] -= lead
-    return Made(np.hstack([numeric, *chosen]).astype(np.float32), scores.argmax(axis=1), TEST_RECORDS)
+    return SyntheticSet(np.hstack([numeric, *chosen]).astype(np.float32), scores.argmax(axis=1), TEST_RECORDS)
 
 
-def images(n: int, *, classes: int = 6, side: int = 28, test: int = 1000) -> Made:
+def images(n: int, *, classes: int = 6, side: int = 28, test: int = 1000) -> SyntheticSet:
     """Noisy images with a smooth pattern per class, of varying strength, shifted by up to three pixels."""
     random = np.random.default_rng(n)
     axis = np.linspace(0, 1, side)
@@ -100,27 +100,27 @@ def images(n: int, *, classes: int = 6, side: int = 28, test: int = 1000) -> Mad
     moves, strength = random.integers(-3, 4, size=(n + test, 2)), random.uniform(0.1, 0.4, n + test)
     for index, label in enumerate(labels):
         pixels[index] += strength[index] * np.roll(patterns[label], moves[index], axis=(0, 1))
-    return Made(np.clip(pixels, 0, 1)[:, None].astype(np.float32), labels, test)
+    return SyntheticSet(np.clip(pixels, 0, 1)[:, None].astype(np.float32), labels, test)
 
 
-def texts(n: int, *, classes: int = 2, test: int = 1000) -> Made:
+def texts(n: int, *, classes: int = 2, test: int = 1000) -> SyntheticSet:
     """Texts of 10 to 20 words with Zipf frequencies, of which two in five depend on the class."""
     random = np.random.default_rng(n)
     usual = 1 / np.arange(1, WORDS - 1)
-    own = usual * np.exp(2 * random.normal(size=(classes, WORDS - 2)))
+    shifted = usual * np.exp(2 * random.normal(size=(classes, WORDS - 2)))
     labels = random.integers(classes, size=n + test)
     tokens = np.zeros((n + test, LENGTH), np.int32)
     for index, label in enumerate(labels):
         length = random.integers(LENGTH // 2, LENGTH + 1)
         of_class = random.random(length) < 0.4
         common, special = (
-            random.choice(WORDS - 2, length, p=weights / weights.sum()) for weights in (usual, own[label])
+            random.choice(WORDS - 2, length, p=weights / weights.sum()) for weights in (usual, shifted[label])
         )
         tokens[index, LENGTH - length :] = 2 + np.where(of_class, special, common)
-    return Made(tokens, labels, test, tokens=WORDS)
+    return SyntheticSet(tokens, labels, test, tokens=WORDS)
 
 
-def shipped(loaded: Any, *, side: int | None = None) -> Made:
+def shipped(loaded: Any, *, side: int | None = None) -> SyntheticSet:
     """A data set of scikit-learn, three in ten records held out; as images of `side` pixels if that is given.
 
     A column's bounds are half as wide again as its records, as an owner might declare them.
@@ -131,35 +131,35 @@ def shipped(loaded: Any, *, side: int | None = None) -> Made:
         images = features.reshape(-1, 1, 8, 8)
         features = images.repeat(side // 8, axis=2).repeat(side // 8, axis=3)
     order = np.random.default_rng(0).permutation(len(features))
-    return Made(features[order].astype(np.float32), loaded.target[order], 3 * len(features) // 10)
+    return SyntheticSet(features[order].astype(np.float32), loaded.target[order], 3 * len(features) // 10)
 
 
 def accuracy(
-    made: Made, model: str, settings: Mapping[str, Any], *, name: str, epsilon: float, seeds: int
+    records: SyntheticSet, model: str, settings: Mapping[str, Any], *, name: str, epsilon: float, seeds: int
 ) -> float:
     """The mean held-out accuracy of runs with seeded noise."""
-    info = dataset_info(made.card().model_copy(update={"public": True}))
+    info = dataset_info(records.card().model_copy(update={"public": True}))
     document = {
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"},
         "algorithm": {"name": name, **settings},
         "model": {"name": model},
     }
     chosen = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
-    plan, n = plan_for(chosen, info), len(made.labels) - made.test
-    held_out = HeldOut(info, made.features[n:], made.labels[n:])
-    found = []
+    plan, n = plan_for(chosen, info), len(records.labels) - records.test
+    held_out = HeldOut(info, records.features[n:], records.labels[n:])
+    accuracies = []
     for seed in range(seeds):
         state, _, trained = train(
             chosen.algorithm,
             plan,
             model_for(chosen, info),
-            open_records=lambda: RecordBatch(made.features[:n], made.labels[:n]),
+            open_records=lambda: RecordBatch(records.features[:n], records.labels[:n]),
             run=ResumableRun(run_id="study", generator=seeded_generator(seed), folder=Path(os.devnull)),
             compute=ComputeConfig(torch.device("cpu"), 1024, None),
         )
         released = trained.published_tensors(chosen.algorithm.released(state))
-        found.append(np.mean(evaluate(trained, released, held_out).predicted == made.labels[n:]))
-    return float(np.mean(found))
+        accuracies.append(np.mean(evaluate(trained, released, held_out).predicted == records.labels[n:]))
+    return float(np.mean(accuracies))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Case:
     """Data sets of one kind and several sizes; epsilons to try, and the number of seeds where that is quick."""
 
     name: str
-    make: Callable[[int], Made]
+    make: Callable[[int], SyntheticSet]
     sizes: tuple[int, ...]
     epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
     seeds: int = 3
@@ -175,11 +175,13 @@ class Case:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each size and epsilon."""
         for size in self.sizes:
-            made = self.make(size)
-            card, held_out = made.card(), made.labels[-made.test :]
-            n = len(made.labels) - made.test
+            records = self.make(size)
+            card, held_out = records.card(), records.labels[-records.test :]
+            n = len(records.labels) - records.test
             without = recipe(card, "non_private", 1.0)
-            best = accuracy(made, without.model, without.settings, name="non_private", epsilon=1.0, seeds=1)
+            best = accuracy(
+                records, without.model, without.settings, name="non_private", epsilon=1.0, seeds=1
+            )
             before = {"expected_batch_size": round(0.05 * n), **BEFORE}
             seeds = self.seeds if n < 50_000 else 1
             for epsilon in self.epsilons:
@@ -189,10 +191,10 @@ class Case:
                     "set": self.name,
                     "records": n,
                     "epsilon": epsilon,
-                    "majority": float(np.bincount(held_out).max() / made.test),
+                    "majority": float(np.bincount(held_out).max() / records.test),
                     **{
                         column: accuracy(
-                            made, usual.model, settings, name="dp_sgd", epsilon=epsilon, seeds=seeds
+                            records, usual.model, settings, name="dp_sgd", epsilon=epsilon, seeds=seeds
                         )
                         for column, settings in runs.items()
                     },
@@ -220,29 +222,39 @@ CASES = (
 def limits() -> Iterator[dict[str, Any]]:
     """Accuracy of runs on both sides of the limits of `tasks.preflight.sanity`, otherwise with the default settings."""
     small = {"table of 500": table(500), "breast_cancer": shipped(load_breast_cancer())}
-    for name, made in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
+    for name, records in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
         n, columns, classes = (
-            len(made.labels) - made.test,
-            made.features[0].size + 1,
-            int(made.labels.max()) + 1,
+            len(records.labels) - records.test,
+            records.features[0].size + 1,
+            int(records.labels.max()) + 1,
         )
         for signal in (0.5, 1.0, 2.0, 4.0, 8.0):
             parameters = columns * (1 if classes == 2 else classes)
             epsilon = signal * math.sqrt(2 * math.log(1.25e5) * parameters) / n
-            yield _run(made, name, epsilon=epsilon, seeds=5) | {"what": "signal", "value": signal}
-    made = table(5000)
+            yield _run(records, name, epsilon=epsilon, seeds=5) | {"what": "signal", "value": signal}
+    records = table(5000)
     for rate in (1e-9, 1e-6, 1e-3, 1e2, 1e3, 1e6, 1e9):
-        yield _run(made, "table of 5000", epsilon=1.0, seeds=1, rate=rate) | {"what": "rate", "value": rate}
+        yield _run(records, "table of 5000", epsilon=1.0, seeds=1, rate=rate) | {
+            "what": "rate",
+            "value": rate,
+        }
 
 
-def _run(made: Made, name: str, *, epsilon: float, seeds: int, rate: float | None = None) -> dict[str, Any]:
-    chosen, held_out = recipe(made.card(), "dp_sgd", epsilon), made.labels[-made.test :]
+def _run(
+    records: SyntheticSet, name: str, *, epsilon: float, seeds: int, rate: float | None = None
+) -> dict[str, Any]:
+    chosen, held_out = recipe(records.card(), "dp_sgd", epsilon), records.labels[-records.test :]
     update = chosen.settings["update"] | ({} if rate is None else {"learning_rate": rate})
-    found = accuracy(
-        made, chosen.model, chosen.settings | {"update": update}, name="dp_sgd", epsilon=epsilon, seeds=seeds
+    reached = accuracy(
+        records,
+        chosen.model,
+        chosen.settings | {"update": update},
+        name="dp_sgd",
+        epsilon=epsilon,
+        seeds=seeds,
     )
-    majority = float(np.bincount(held_out).max() / made.test)
-    return {"set": name, "epsilon": epsilon, "majority": majority, "accuracy": found}
+    majority = float(np.bincount(held_out).max() / records.test)
+    return {"set": name, "epsilon": epsilon, "majority": majority, "accuracy": reached}
 
 
 def main(

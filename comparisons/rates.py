@@ -148,8 +148,8 @@ def figure_1(theme: Theme = LIGHT) -> Figure:
     figure, grid = _panels(1 + len(NOISES), len(STEP_SIZES), (9.6, 7.6), theme)
     for column, size in enumerate(STEP_SIZES):
         _draw_rates(grid[0][column], size, theme)
-        for place, noise in enumerate(NOISES, start=1):
-            _draw_bounds(grid[place][column], size, noise, theme)
+        for row, noise in enumerate(NOISES, start=1):
+            _draw_bounds(grid[row][column], size, noise, theme)
     _legend(grid[0][0], theme)
     _legend(grid[1][0], theme, title="dotted: as published")
     return figure
@@ -168,16 +168,16 @@ def figure_2(theme: Theme = LIGHT) -> Figure:
         axes.set_title(f"K = {count}, T = {len(scales)}", color=theme.ink, size=9)
         axes.set_xlabel("iteration t")
     grid[0][0].set_ylabel("best $b_t$, times $n \\epsilon / S_1$")
-    _legend(grid[0][-1], theme, place="upper right")
+    _legend(grid[0][-1], theme, corner="upper right")
     return figure
 
 
 def _draw_rates(axes: Axes, size: float, theme: Theme) -> None:
-    looks: list[tuple[Method, str, str, str]] = [
+    curves: list[tuple[Method, str, str, str]] = [
         ("heavy ball", "heavy ball", theme.accent, "-"),
         ("Nesterov", "as published (Nesterov)", theme.second, ":"),
     ]
-    for method, label, colour, line in looks:
+    for method, label, colour, line in curves:
         rates = [rate(method, QUADRATIC, size, float(momentum)) for momentum in MOMENTA]
         axes.plot(MOMENTA, rates, color=colour, linestyle=line, linewidth=1.3, label=label)
     axes.set_title(f"$\\alpha$ = {size:g} / L", color=theme.ink, size=9)
@@ -222,11 +222,11 @@ def _legend(
     axes: Axes,
     theme: Theme,
     *,
-    place: Literal["lower left", "upper right"] = "lower left",
+    corner: Literal["lower left", "upper right"] = "lower left",
     title: str | None = None,
 ) -> None:
     legend = axes.legend(
-        loc=place, title=title, frameon=False, labelcolor=theme.ink, fontsize=7.5, title_fontsize=7.5
+        loc=corner, title=title, frameon=False, labelcolor=theme.ink, fontsize=7.5, title_fontsize=7.5
     )
     legend.get_title().set_color(theme.ink)
 

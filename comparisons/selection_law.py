@@ -71,8 +71,13 @@ def distance_of(context: Context, trial: Trial) -> dict[str, Any]:
         if following is None:
             break
         state = following
-    found = float(torch.tensor(barrier.distances).mean())
-    return {"dataset": trial.dataset, "epsilon": trial.epsilon, "measured": found, "stated": law["distance"]}
+    distance = float(torch.tensor(barrier.distances).mean())
+    return {
+        "dataset": trial.dataset,
+        "epsilon": trial.epsilon,
+        "measured": distance,
+        "stated": law["distance"],
+    }
 
 
 def main(

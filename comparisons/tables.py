@@ -73,8 +73,8 @@ class Source:
         return frame.sample(frac=1.0, random_state=0)
 
 
-_RATINGS = tuple(f"r{place}" for place in range(1, 11))
-_LEVELS = tuple(f"edlevel{place}" for place in range(1, 5))
+_RATINGS = tuple(f"r{number}" for number in range(1, 11))
+_LEVELS = tuple(f"edlevel{number}" for number in range(1, 5))
 SOURCES = {
     "diamonds": Source("ggplot2/diamonds.csv", "fc2f171cc18eae21", "cut"),
     "price": Source("ggplot2/diamonds.csv", "fc2f171cc18eae21", "price"),
@@ -121,8 +121,8 @@ def round_outwards(value: float, *, up: bool) -> float:
     power = 10.0 ** math.floor(math.log10(abs(value)))
     steps = np.array([0.5, 1.0, 2.0, 5.0, 10.0]) * power
     grows = up == (value > 0)
-    found = min(steps[steps >= abs(value) - 1e-12]) if grows else max(steps[steps <= abs(value) + 1e-12])
-    return math.copysign(float(found), value)
+    step = min(steps[steps >= abs(value) - 1e-12]) if grows else max(steps[steps <= abs(value) + 1e-12])
+    return math.copysign(float(step), value)
 
 
 def bounds_of(values: "pd.Series[float]") -> list[float]:
@@ -156,11 +156,11 @@ def card_of(name: str, frame: pd.DataFrame, target: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def declared(name: str, root: Path, rdata: Path, seed: int) -> dict[str, Any]:
+def card_with_files(name: str, root: Path, rdata: Path, seed: int) -> dict[str, Any]:
     """Write a table's halves below `root`; its card, with files."""
     if name in SHIPPED:
-        own: dict[str, Any] = json.loads(data_card(name).model_dump_json(exclude_none=True))
-        return own
+        document: dict[str, Any] = json.loads(data_card(name).model_dump_json(exclude_none=True))
+        return document
     source = SOURCES[name]
     return split_card(name, source.frame(rdata), source.target, root, seed)
 
@@ -177,15 +177,15 @@ def split_card(name: str, frame: pd.DataFrame, target: str, root: Path, seed: in
     return card_of(name, frame, target) | {"files": files, "records": records}
 
 
-def prepared_as(way: str, card: dict[str, Any], root: Path) -> tuple[DataCard, DatasetInfo, Prepared]:
+def prepared_as(form: str, card: dict[str, Any], root: Path) -> tuple[DataCard, DatasetInfo, Prepared]:
     """A table's card as `numbers` or as `cells`, and its records prepared so."""
-    own = json.loads(json.dumps(card))
-    if way != "numbers":
+    document = json.loads(json.dumps(card))
+    if form != "numbers":
         classes, records = len(card.get("classes", ())), card["records"]["train"]
         cells = usual_cells("classes" if classes else "number", classes=classes, records=records)
-        own["reader"] |= {"cells": cells.model_dump(mode="json")}
-        own.pop("shape", None)
-    return prepared_from(own, root, way)
+        document["reader"] |= {"cells": cells.model_dump(mode="json")}
+        document.pop("shape", None)
+    return prepared_from(document, root, form)
 
 
 def prepared_from(card: dict[str, Any], root: Path, folder: str) -> tuple[DataCard, DatasetInfo, Prepared]:
@@ -193,9 +193,14 @@ def prepared_from(card: dict[str, Any], root: Path, folder: str) -> tuple[DataCa
     (root / "cards").mkdir(exist_ok=True)
     name = card["name"]
     YAML(typ="safe", pure=True).dump(card, root / "cards" / f"{name}.yaml")
-    asked = params.parse({"data": {"dataset": name}}, reads=("data",))
+    data_settings = params.parse({"data": {"dataset": name}}, reads=("data",))
     info = prepare(
-        asked, mirror=data_mirror(), home=root, destination=root / folder, root=root, cards=root / "cards"
+        data_settings,
+        mirror=data_mirror(),
+        home=root,
+        destination=root / folder,
+        root=root,
+        cards=root / "cards",
     )
     return data_card(name, root / "cards"), info, load(root / folder)
 
@@ -204,26 +209,26 @@ def runs_on(
     card: dict[str, Any], root: Path, epsilons: list[float], seed: int, *, libraries: bool, cells_only: bool
 ) -> Iterator[dict[str, Any]]:
     """A row for each way and epsilon; of other libraries alone, if they are asked for."""
-    for way in ("numbers",) if libraries else ("cells",) if cells_only else ("numbers", "cells"):
-        known, info, held = prepared_as(way, card, root)
+    for form in ("numbers",) if libraries else ("cells",) if cells_only else ("numbers", "cells"):
+        known, info, held = prepared_as(form, card, root)
         if libraries:
             for epsilon in epsilons:
                 for other, scores in by_libraries(known, held, epsilon, seed):
                     yield {"way": other, "epsilon": epsilon, **scores}
             continue
-        if way == "numbers":
+        if form == "numbers":
             features = [np.array(part) for part in (held.train_features, held.test_features)]
             labels = [np.array(part) for part in (held.train_labels, held.test_labels)]
             for other, scores in without_privacy(features, labels, is_number=known.target is not None):
                 yield {"way": other, **scores}
         for epsilon in epsilons:
             chosen = recipe(known, "dp_sgd", epsilon, by_numbers=True)
-            if way == "numbers" and known.target is not None:
+            if form == "numbers" and known.target is not None:
                 noise = 65.0 * math.sqrt(info.input_shape[0] + 1) / ((info.records or 1) * epsilon)
                 # The rule as it was, without a bound by the loss's curvature.
                 chosen.settings["update"]["learning_rate"] = min(8.0, 0.1 / noise)
             settings = settings_for(chosen, epsilon, {"name": chosen.model})
-            yield {"way": way, "epsilon": epsilon, **trained(settings, info, held, seed)}
+            yield {"way": form, "epsilon": epsilon, **train_and_score(settings, info, held, seed)}
 
 
 def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> params.Params:
@@ -235,14 +240,14 @@ def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> param
     return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
 
-def trained(settings: params.Params, info: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
+def train_and_score(settings: params.Params, info: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
     """The CPU seconds of a run with seeded noise, and its metrics on the held-out records."""
-    seconds, evaluation = scored(settings, info, held, seed)
+    seconds, evaluation = train_and_predict(settings, info, held, seed)
     metrics = compute_metrics(info.label_type, evaluation, held.test_labels)
     return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[info.label_type.kind]}
 
 
-def scored(
+def train_and_predict(
     settings: params.Params, info: DatasetInfo, held: Prepared, seed: int
 ) -> tuple[float, EvaluationResult]:
     """The CPU seconds of a run with seeded noise, and its predictions on the held-out records."""
@@ -282,10 +287,10 @@ def without_privacy(
         }
     )
     for name, model in models.items():
-        yield name, fitted(model, features, labels, is_number=is_number)
+        yield name, fit_and_score(model, features, labels, is_number=is_number)
 
 
-def fitted(
+def fit_and_score(
     model: Any, features: list[Any], labels: list[NDArray[Any]], *, is_number: bool
 ) -> dict[str, float]:
     """The CPU seconds of fitting a model of scikit-learn's interface, and its metrics on the held-out records."""
@@ -330,8 +335,8 @@ def by_libraries(
         else linear.LogisticRegression(data_norm=math.sqrt(len(kinds)), max_iter=300, **common)
     )
     if is_number or len(card.classes) == 2:  # which DP-EBM takes alone
-        yield "dp-ebm", fitted(ebm, frames, labels, is_number=is_number)
-    yield "diffprivlib", fitted(regression, features, labels, is_number=is_number)
+        yield "dp-ebm", fit_and_score(ebm, frames, labels, is_number=is_number)
+    yield "diffprivlib", fit_and_score(regression, features, labels, is_number=is_number)
 
 
 def columns_of(card: DataCard, features: NDArray[np.float64]) -> pd.DataFrame:
@@ -344,7 +349,7 @@ def columns_of(card: DataCard, features: NDArray[np.float64]) -> pd.DataFrame:
         if column.width == 1:
             columns[column.name] = part[:, 0]
         elif column.width > 1:
-            columns[column.name] = np.array([f"c{place}" for place in part.argmax(axis=1)], object)
+            columns[column.name] = np.array([f"c{index}" for index in part.argmax(axis=1)], object)
     return pd.DataFrame(columns)
 
 
@@ -376,7 +381,7 @@ def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[
             model = {"name": chosen.model} | ({} if weight == 1 else {"class_weights": {"yes": weight}})
             settings = settings_for(chosen, epsilon, model)
             scores, labels = (
-                np.array(scored(settings, info, held, seed)[1].scores),
+                np.array(train_and_predict(settings, info, held, seed)[1].scores),
                 np.array(held.test_labels),
             )
             first = np.random.default_rng(seed).random(len(labels)) < 0.5
@@ -400,7 +405,7 @@ def runs_on_rare(root: Path, epsilons: list[float], seed: int) -> Iterator[dict[
                 }  # fmt: skip
 
 
-def written(rows: list[dict[str, Any]], before: pd.DataFrame | None) -> pd.DataFrame:
+def merge_rows(rows: list[dict[str, Any]], before: pd.DataFrame | None) -> pd.DataFrame:
     """The rows of the new file: those of the old one that were not run anew, if it is kept, then the new ones."""
     new = pd.DataFrame(rows)
     if before is None:
@@ -431,20 +436,20 @@ def main(
     before = pd.read_csv(path) if cells_only else None
     for name in ["rare"] if rare else tables.split(","):
         for seed in range(seeds):
-            with tempfile.TemporaryDirectory() as place:
-                root = Path(place)
+            with tempfile.TemporaryDirectory() as folder_name:
+                root = Path(folder_name)
                 if rare:
-                    found = runs_on_rare(root, wanted, seed)
+                    rows_of_run = runs_on_rare(root, wanted, seed)
                 else:
                     card, only = (
-                        declared(name, root, rdata, seed),
+                        card_with_files(name, root, rdata, seed),
                         {"libraries": libraries, "cells_only": cells_only},
                     )
-                    found = runs_on(card, root, wanted, seed, **only)
-                for row in found:
+                    rows_of_run = runs_on(card, root, wanted, seed, **only)
+                for row in rows_of_run:
                     rows.append({"table": name, "seed": seed, **row})
                     typer.echo(str(rows[-1]))
-        written(rows, before).to_csv(path, index=False, float_format="%.5g")
+        merge_rows(rows, before).to_csv(path, index=False, float_format="%.5g")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tasks.config.overrides import recipe
 
 HELD_OUT = 4000
 Target = Literal["2 classes", "5 classes", "26 classes", "number", "count"]
-CITIES = [f"city {place}" for place in range(40)]
+CITIES = [f"city {number}" for number in range(40)]
 GRADES = ["low", "middle", "high"]
 RANGE = {"number": (0.0, 100.0), "count": (0.0, 30.0)}
 BOUNDS = {
@@ -142,17 +142,19 @@ def gains(
     if target in RANGE:
         mean = float(trained_on.mean(dtype=float))
         if target == "number":
-            lost = [float(np.square(said - real).mean()) for said in (scores[:, 0], mean)]
+            lost = [float(np.square(predicted - real).mean()) for predicted in (scores[:, 0], mean)]
             return {"r2": 1 - lost[0] / lost[1]}
         low, high = RANGE[target]
         rates, counts = ((part + 1) / 2 * (high - low) + low for part in (scores[:, 0].clip(-1, 1), real))
         of_mean = np.full(len(real), (mean + 1) / 2 * (high - low) + low)
-        lost = [deviance(said, counts) for said in (rates, of_mean)]
+        lost = [deviance(predicted, counts) for predicted in (rates, of_mean)]
         return {"deviance": 1 - lost[0] / lost[1]}
     shares = np.bincount(trained_on, minlength=scores.shape[1]) / len(trained_on)
-    said = scores[np.arange(len(real)), real]
+    likelihoods = scores[np.arange(len(real)), real]
     return {
-        "log_loss": float(np.log(said).mean() - np.log(shares.clip(min=0.5 / len(trained_on))[real]).mean()),
+        "log_loss": float(
+            np.log(likelihoods).mean() - np.log(shares.clip(min=0.5 / len(trained_on))[real]).mean()
+        ),
         "accuracy": float((scores.argmax(1) == real).mean() - (shares.argmax() == real).mean()),
     }
 
@@ -171,12 +173,12 @@ def main(
 ) -> None:
     """Write tables-from-csv.csv into FOLDER, a row after the other."""
     torch.set_num_threads(1)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     sizes = zip(rows.split(","), seeds.split(","), strict=True)
     for (count, many), target, says in product(list(sizes), targets.split(","), (False, True)):
         for seed in range(int(many)):
-            with tempfile.TemporaryDirectory() as place:
-                root, trained_on = Path(place), round(0.8 * int(count))  # a fifth is held out
+            with tempfile.TemporaryDirectory() as folder_name:
+                root, trained_on = Path(folder_name), round(0.8 * int(count))  # a fifth is held out
                 frame = made_up(target, trained_on + HELD_OUT, seed, says=says)  # type: ignore[arg-type]
                 card = card_by_init(target, frame, int(count), root)  # type: ignore[arg-type]
                 chosen = recipe(DataCard.model_validate_json(json.dumps(card)), "dp_sgd", epsilon)
@@ -185,7 +187,7 @@ def main(
                 settings = settings_for(chosen, epsilon, {"name": chosen.model})
                 seconds, evaluation = scored(settings, info, held, seed)
                 parts = (np.array(part) for part in (held.test_labels, held.train_labels))
-                found.append(
+                rows.append(
                     {
                         "target": target,
                         "rows": count,
@@ -195,8 +197,8 @@ def main(
                     }
                     | gains(target, np.array(evaluation.scores), *parts)  # type: ignore[arg-type]
                 )
-                typer.echo(str(found[-1]))
-        pd.DataFrame(found).to_csv(folder / "tables-from-csv.csv", index=False, float_format="%.5g")
+                typer.echo(str(rows[-1]))
+        pd.DataFrame(rows).to_csv(folder / "tables-from-csv.csv", index=False, float_format="%.5g")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def test_a_case_does_not_depend_on_the_others_and_more_noise_is_worse() -> None:
     quiet = Case("steps", "matched", 1.0, 1.0, np.full(30, 1.0), np.full(30, 0.1))
     loud = replace(quiet, multipliers=np.full(30, 1000.0))
     both = accuracy_courses([loud, quiet], train, train, draws(3))
-    assert both.shape == (budgets.LOOKS, 2)
+    assert both.shape == (budgets.MEASUREMENTS, 2)
     assert np.array_equal(both[:, 1:], accuracy_courses([quiet], train, train, draws(3)))
     assert both[-1, 1] == 1.0 > both[-1, 0]
 
