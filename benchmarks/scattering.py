@@ -15,7 +15,7 @@ from rich.console import Console
 
 from data import DataCard, dataset_info, prepared
 from data.card import data_card
-from data.files import PUBLIC_KEY, RAW, Places, fetch
+from data.files import PUBLIC_KEY, RAW, FileSources, fetch
 from data.readers.records import RecordBatch, RecordChunk
 from data.reading import read
 from data.transforms import scatter
@@ -26,7 +26,7 @@ _WHOLE = 60_000
 
 def first_images(card: DataCard, images: int) -> Iterator[RecordChunk]:
     """The first training images, in the blocks in which they are read."""
-    files = fetch(card, Places(root=Path(), mirror=data_mirror(), cache=RAW), key=PUBLIC_KEY)
+    files = fetch(card, FileSources(root=Path(), mirror=data_mirror(), cache=RAW), key=PUBLIC_KEY)
     for block in read(card, files):
         some = RecordBatch(block.records.features[:images], block.records.labels[:images])
         if block.part == "train" and len(some):

@@ -96,15 +96,15 @@ def accuracies(work: ComparisonWork, trial: Trial, *, draws: int, seed: int) -> 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """The differences of `PAIRS` by data set and epsilon, with their p by Holm among those from the same base."""
     folds = rows.groupby(["dataset", "epsilon", "fold", "method"])["accuracy"].mean().unstack("method")
-    rows = []
+    gains_of_pairs = []
     for (dataset, epsilon), part in folds.groupby(level=["dataset", "epsilon"]):
         for method, base in PAIRS:
             gain = part[method] - part[base]
             keys = {"dataset": dataset, "epsilon": epsilon, "method": method, "base": base}
             means = {"accuracy": part[method].mean(), "base_accuracy": part[base].mean()}
             gains = {"gain": gain.mean(), "gain_stderr": gain.sem(), "p": stats.ttest_1samp(gain, 0.0).pvalue}
-            rows.append(keys | means | gains)
-    table = pd.DataFrame(rows).round(5)
+            gains_of_pairs.append(keys | means | gains)
+    table = pd.DataFrame(gains_of_pairs).round(5)
     return table.assign(holm=table.groupby("base")["p"].transform(by_holm).round(5))
 
 

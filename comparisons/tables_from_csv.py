@@ -22,7 +22,7 @@ import typer
 from numpy.typing import NDArray
 from scipy.special import xlogy
 
-from comparisons.tables import prepared_from, scored, settings_for
+from comparisons.tables import prepared_from, settings_for, train_and_predict
 from data.card import DataCard
 from tasks.config import new_project as project
 from tasks.config.overrides import recipe
@@ -173,7 +173,7 @@ def main(
 ) -> None:
     """Write tables-from-csv.csv into FOLDER, a row after the other."""
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     sizes = zip(rows.split(","), seeds.split(","), strict=True)
     for (count, many), target, says in product(list(sizes), targets.split(","), (False, True)):
         for seed in range(int(many)):
@@ -185,9 +185,9 @@ def main(
                 more = card | {"records": {"at_most": int(count) + HELD_OUT}}  # of the rows of both files
                 _, info, held = prepared_from(more, root, "prepared")
                 settings = settings_for(chosen, epsilon, {"name": chosen.model})
-                seconds, evaluation = scored(settings, info, held, seed)
+                seconds, evaluation = train_and_predict(settings, info, held, seed)
                 parts = (np.array(part) for part in (held.test_labels, held.train_labels))
-                rows.append(
+                table.append(
                     {
                         "target": target,
                         "rows": count,
@@ -197,8 +197,8 @@ def main(
                     }
                     | gains(target, np.array(evaluation.scores), *parts)  # type: ignore[arg-type]
                 )
-                typer.echo(str(rows[-1]))
-        pd.DataFrame(rows).to_csv(folder / "tables-from-csv.csv", index=False, float_format="%.5g")
+                typer.echo(str(table[-1]))
+        pd.DataFrame(table).to_csv(folder / "tables-from-csv.csv", index=False, float_format="%.5g")
 
 
 if __name__ == "__main__":

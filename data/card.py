@@ -283,7 +283,7 @@ class Person(CardPart):
     group_privacy: bool = False
 
     @model_validator(mode="after")
-    def _groups_are_asked_for(self) -> "Person":
+    def _group_needs_several(self) -> "Person":
         if self.group_privacy and self.per_person == 1:
             raise contradiction(
                 "group_privacy is for several records a person; set per_person, or leave it out",
@@ -688,12 +688,12 @@ def data_card(name: str, folder: Path = CARDS) -> DataCard:
     """
     if name not in card_names(folder):
         names = ", ".join(card_names(folder))
-        way = f"choose one of: {names}, or add a card to" if names else "add its card, the first one, to"
+        remedy = f"choose one of: {names}, or add a card to" if names else "add its card, the first one, to"
         raise DataRefusedError(
-            "there is no data set {name!r}; {way} {folder}.",
+            "there is no data set {name!r}; {remedy} {folder}.",
             code="unknown_data_set",
             name=name,
-            way=way,
+            remedy=remedy,
             folder=folder,
             known=card_names(folder),
         )

@@ -113,12 +113,12 @@ class Categories:
     count: int
     is_ordered: bool = False
 
-    def codes(self, places: Values) -> list[NDArray[np.int64]]:
+    def codes(self, indices: Values) -> list[NDArray[np.int64]]:
         """The category, with an own cell for a missing one, and for each step whether it is below, above or missing."""
-        absent = np.isnan(places)
-        column = np.where(absent, self.count, places).astype(np.int64)
+        absent = np.isnan(indices)
+        column = np.where(absent, self.count, indices).astype(np.int64)
         steps = range(1, self.count if self.is_ordered else 1)
-        return [column, *(np.where(absent, 2, places >= step).astype(np.int64) for step in steps)]
+        return [column, *(np.where(absent, 2, indices >= step).astype(np.int64) for step in steps)]
 
     def sizes(self) -> list[int]:
         """The number of cells of each of these."""
@@ -241,9 +241,11 @@ class CellEncoding:
         sizes, weights, constant = list[int](), list[float](), self.settings.constant_share
         of_trees = (1.0 - constant) * self.settings.tree_share if self.settings.trees else 0.0
         for column in self.columns:
-            own = [size for part in column for size in self._sizes(part)]
-            sizes += own
-            weights += [math.sqrt((1.0 - constant - of_trees) / (len(self.columns) * len(own)))] * len(own)
+            sizes_of_column = [size for part in column for size in self._sizes(part)]
+            sizes += sizes_of_column
+            weights += [
+                math.sqrt((1.0 - constant - of_trees) / (len(self.columns) * len(sizes_of_column)))
+            ] * len(sizes_of_column)
         sizes += [2**self.settings.depth] * self.settings.trees
         weights += [math.sqrt(of_trees / max(1, self.settings.trees))] * self.settings.trees
         if constant:

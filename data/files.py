@@ -133,7 +133,7 @@ def keyed_digest(key: bytes, words: Iterable[str]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Places:
+class FileSources:
     """Where to look for files.
 
     root: the project, to which a card's `path` is relative. mirror: folder that is tried before the network; it has a
@@ -146,7 +146,7 @@ class Places:
     cache: Path
 
 
-def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
+def fetch(card: DataCard, sources: FileSources, *, key: bytes) -> dict[str, Path]:
     """Get every file of the card by its role, and check the declared checksums.
 
     If there are alternative sets of files, the first one in the mirror is used, or else the first that is available.
@@ -163,19 +163,19 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
             dataset=card.name,
             keys=("files",),
         )
-    folder, mirror = card.folder or card.name, places.mirror
+    folder, mirror = card.folder or card.name, sources.mirror
     sets = (card.files, *card.alternatives)
     if mirror is not None:
         sets = next(((files,) for files in sets if _is_mirrored(files, mirror / folder)), sets)
     refusals = []
     for files in sets:
         try:
-            return {role: _fetch(folder, file, places, key=key) for role, file in files.items()}
+            return {role: _fetch(folder, file, sources, key=key) for role, file in files.items()}
         except DataRefusedError as refusal:
             refusals.append(refusal)
         finally:
-            if not card.public and (places.cache / folder).is_dir():
-                hide(places.cache / folder)
+            if not card.public and (sources.cache / folder).is_dir():
+                hide(sources.cache / folder)
     raise refusals[0]  # of the files that the card names first
 
 
@@ -202,13 +202,13 @@ def _is_mirrored(files: Mapping[str, File], folder: Path) -> bool:
     return all(not file.path and (folder / file.name).is_file() for file in files.values())
 
 
-def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
+def _fetch(folder: str, file: File, sources: FileSources, *, key: bytes) -> Path:
     if file.path:
-        return _local(places.root / file.path, file, key=key)
-    mirrored = places.mirror / folder / file.name if places.mirror else None
+        return _local(sources.root / file.path, file, key=key)
+    mirrored = sources.mirror / folder / file.name if sources.mirror else None
     if mirrored and mirrored.is_file():
         return _verify_checksum(mirrored, file, "take it away or replace it by the published file")
-    return _download(file, places.cache / folder)
+    return _download(file, sources.cache / folder)
 
 
 def _local(path: Path, file: File, *, key: bytes | None) -> Path:

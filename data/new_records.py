@@ -83,10 +83,10 @@ def _reader_of(card: DataCard) -> Document:
     """
     reader: Document = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):
-        has_places = isinstance(card.reader, Csv) and not card.reader.header
-        place_columns = [{"name": "(person)", "kind": "ignored"}] if has_places else []
+        is_headerless = isinstance(card.reader, Csv) and not card.reader.header
+        placeholder = [{"name": "(person)", "kind": "ignored"}] if is_headerless else []
         index = [column["name"] for column in reader["columns"]].index(card.person.column)
-        reader["columns"][index : index + 1] = place_columns
+        reader["columns"][index : index + 1] = placeholder
     return reader
 
 

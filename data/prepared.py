@@ -250,10 +250,10 @@ def _group_by_user(folder: Path, owners: bytearray, info: DatasetInfo) -> tuple[
         _Rows(features, _feature_dtype(info), (*info.rows, *info.input_shape)) as feature_rows,
         _Rows(labels, _label_dtype(info), (*info.rows, *info.label_shape)) as label_rows,
     ):
-        for places in _by_person(owners, *info.rows):
-            filled = np.where(places < 0, places[:, :1], places)
+        for row_indices in _by_person(owners, *info.rows):
+            filled = np.where(row_indices < 0, row_indices[:, :1], row_indices)
             filled_labels = row_labels[filled]
-            filled_labels[places < 0] = np.nan if filled_labels.dtype.kind == "f" else IGNORED
+            filled_labels[row_indices < 0] = np.nan if filled_labels.dtype.kind == "f" else IGNORED
             feature_rows.append(rows[filled])
             label_rows.append(filled_labels)
     for path in old:
@@ -399,11 +399,11 @@ def load_as(folder: Path, info: DatasetInfo) -> Prepared:
     """
     data = load(folder)
     if DatasetInfo.read(folder) != info:
-        raise prepared_again_error(folder)
+        raise changed_records_error(folder)
     return data
 
 
-def prepared_again_error(folder: Path) -> DataRefusedError:
+def changed_records_error(folder: Path) -> DataRefusedError:
     """The error for a `folder` that no longer has the records that a run was charged for."""
     return DataRefusedError(
         "{folder} was made anew while this run began, so its records are not those that were charged; let one"

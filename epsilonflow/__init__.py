@@ -17,9 +17,9 @@ def find_shadowing(*packages: str) -> str | None:
     for name in packages:
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded is not None else find_spec(name)
-        places = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or ""])]
-        if Path(__file__).resolve().parents[1] / name not in [Path(folder).resolve() for folder in places]:
-            here = spec.origin or places[0] if spec else "nothing"
+        locations = [] if spec is None else [*(spec.submodule_search_locations or [spec.origin or ""])]
+        if Path(__file__).resolve().parents[1] / name not in [Path(folder).resolve() for folder in locations]:
+            here = spec.origin or locations[0] if spec else "nothing"
             return (
                 f"{here} is found in place of epsilonflow's package {name!r}; rename it, or take its folder off"
                 " PYTHONPATH and start Python elsewhere or with -P."

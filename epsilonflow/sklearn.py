@@ -305,14 +305,14 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
                 code="bad_argument",
                 arguments=("classes",),
             )
-        places = pd.Index(self.classes_).get_indexer(pd.Index(y))
-        if (places < 0).any():
+        indices = pd.Index(self.classes_).get_indexer(pd.Index(y))
+        if (indices < 0).any():
             raise RefusedError(
                 "y has a value that is none of the declared classes; give all in classes=.",
                 code="bad_argument",
                 arguments=("y", "classes"),
             )
-        return self._fit(X, places.astype(np.int64), len(self.classes_), "cross_entropy")
+        return self._fit(X, indices.astype(np.int64), len(self.classes_), "cross_entropy")
 
     def _declared_classes(self) -> Sequence[Any]:
         if self.classes is not None:
@@ -334,8 +334,8 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest class of each row."""
-        places = self._outputs(X).argmax(axis=1)
-        return np.asarray(self.classes_[places])
+        indices = self._outputs(X).argmax(axis=1)
+        return np.asarray(self.classes_[indices])
 
 
 class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]

@@ -77,13 +77,13 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
         allow_code: code of your own that the file may name, besides what params.yaml and your data cards name.
     """
 
-    def compared() -> State[Any]:
+    def run_comparison() -> State[Any]:
         label_run("compare", Path(file).stem)
         work = work_of(Path(file), checkout(), allow_code=allow_code)
         with lock_comparison(work.workspace):
             return _run_trials(work, renew=renew)
 
-    return flow_result(compared)
+    return flow_result(run_comparison)
 
 
 def _run_trials(work: ComparisonWork, *, renew: bool) -> State[Any]:

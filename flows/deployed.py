@@ -166,7 +166,7 @@ class PrefectSteps:
         return publish(root)
 
 
-def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+def report_reservations(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Say in the log and in an artifact of a run that was stopped what stays reserved for it; a hook.
 
     Not in its state, whose message Prefect writes last. A refused run was not stopped, nor were earlier ones, whose
@@ -179,20 +179,20 @@ def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[An
         reservations = list[Reservation]()
         with suppress(*refusals()):  # as where the ledger is away, which the state says
             if begun.start_time is not None:
-                own = _populations(begun.tags)
+                populations = _populations(begun.tags)
                 held = open_reservations(checkout(), since=begun.start_time)
-                reservations = [reservation for reservation in held if reservation.population in own]
+                reservations = [reservation for reservation in held if reservation.population in populations]
         if not reservations:
             return
         flow_run_logger(flow_run).warning(" ".join(reservation.sentence() for reservation in reservations))
-        again = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
+        remedy = "In Prefect, a new run of its deployment with the same parameters resumes it, too."
         client.create_artifact(
             ArtifactCreate(
                 key="reservation",
                 type="markdown",
                 description="what stays reserved for runs that were stopped",
                 data="\n\n".join(
-                    [*(reservation.sentence(for_markdown) for reservation in reservations), again]
+                    [*(reservation.sentence(for_markdown) for reservation in reservations), remedy]
                 ),
                 flow_run_id=flow_run.id,
             )
@@ -212,7 +212,7 @@ TASK_ONCE: dict[str, Any] = {**ONCE, "cache_policy": NO_CACHE}
 """Those of a task, whose result is also never taken from another run."""
 
 IF_STOPPED: dict[str, Any] = {
-    hook: [tell_of_reservation] for hook in ("on_cancellation", "on_crashed", "on_failure")
+    hook: [report_reservations] for hook in ("on_cancellation", "on_crashed", "on_failure")
 }
 """The hooks of flows that can spend, as arguments of their decorator."""
 
@@ -241,8 +241,8 @@ def pipeline(
     overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
 
     def run_here() -> State[Rows]:
-        asked = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
-        label_run("train", *(word for word in asked if word is not None))  # also if it is refused
+        labels = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
+        label_run("train", *(word for word in labels if word is not None))  # also if it is refused
         root, runner = checkout(), PrefectSteps()
         with checkout_lock(root, say=runner.line):  # a retraining has params.yaml while it trains
             settings = params_edit(root, overrides).params

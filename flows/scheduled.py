@@ -37,7 +37,7 @@ from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
 from tasks.retraining.delivery import DeliveryWork, Outcome, deliver
 from tasks.runs.dvc_stages import STAGES, checkout
-from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
+from tasks.runs.ledger import keep_checkpoint, open_ledger, stored_checkpoint
 
 FEW_LEFT = "FewRetrainingsLeft"
 
@@ -123,7 +123,7 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
         label_run("verify")
         ledger = open_ledger(checkout())
         verification = ledger.verify(
-            since=None if from_the_first_row else kept_checkpoint(ledger), prices=True
+            since=None if from_the_first_row else stored_checkpoint(ledger), prices=True
         )
         keep_checkpoint(verification.checkpoint)
         return Completed(

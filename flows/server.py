@@ -303,14 +303,14 @@ def recovery(stuck_after: timedelta, max_wait: timedelta = MAX_WAIT) -> list[Aut
         "file": "{{ flow_run.parameters.file }}",
         "accept_recipe": "{{ flow_run.parameters.accept_recipe | default(false) }}",
     }
-    again = RunDeployment(source="inferred", deployment_id=None, parameters=parameters, job_variables=None)
+    restart = RunDeployment(source="inferred", deployment_id=None, parameters=parameters, job_variables=None)
     return [
         Automation(name="epsilonflow: a run that never began", trigger=begun, actions=[crash]),
         Automation(name="epsilonflow: a run whose process died", trigger=running, actions=[crash]),
         Automation(
             name="epsilonflow: begin a stuck retraining again",
             trigger=_presence([STUCK], also=retraining, once_in=_MINUTE),
-            actions=[again],
+            actions=[restart],
         ),
         Automation(name="epsilonflow: a run that waited too long", trigger=waiting, actions=[cancel]),
         Automation(

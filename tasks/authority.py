@@ -297,12 +297,14 @@ def _settings(card: PrivacyCard) -> str:
 
 
 def _ai_act_system(card: PrivacyCard, deployed: Deployment | None) -> tuple[Line, ...]:
-    asked = "1(a) What are the intended purpose, the provider, and the version in relation to previous ones?"
-    purpose = _open(asked, "deployment in the data card may say so")
+    question = (
+        "1(a) What are the intended purpose, the provider, and the version in relation to previous ones?"
+    )
+    purpose = _open(question, "deployment in the data card may say so")
     if deployed is not None:
         version = f"Version: run {card.evidence.run_id}; its relation to previous ones is yours to add."
         stated = f"Purpose: {deployed.use}. Provider: {', '.join(deployed.curators)}. {version}"
-        purpose = Line(asked, stated, "deployment in the data card; card: evidence.run_id")
+        purpose = Line(question, stated, "deployment in the data card; card: evidence.run_id")
     return (
         purpose,
         _open(
@@ -442,7 +444,7 @@ def _groups(question: str, metrics: Metrics | None) -> Line:
 def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:
     """The page as HTML, which prints."""
     metrics, cards, name = artifacts / "metrics.json", root / "data/cards", card.setting.dataset
-    asked: Sequence[Source] = sources(
+    source_list: Sequence[Source] = sources(
         card,
         read_json(metrics) if metrics.is_file() else None,
         newest_audit(card.mechanism.algorithm, root),
@@ -450,5 +452,5 @@ def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:
     )
     templates = environment(below=Path(__file__).parent)
     return templates.get_template("authority.html.j2").render(
-        card=card, sources=asked, must_answer=MUST_ANSWER, statement=words.statement(card)
+        card=card, sources=source_list, must_answer=MUST_ANSWER, statement=words.statement(card)
     )

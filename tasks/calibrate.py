@@ -393,10 +393,10 @@ def plan_in(artifacts: Path) -> bytes:
 
 def model_files(chosen: params.ModelParams) -> dict[str, str]:
     """The SHA-256 of each file that a model is built from, by its key; raises ModelRefusedError if one is missing."""
-    named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
+    named = {key: value for key, value in chosen.all_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
     digests = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
-    checkpoint = chosen.own_settings.get("checkpoint")
+    checkpoint = chosen.all_settings.get("checkpoint")
     if not isinstance(checkpoint, str) or chosen.name not in ("huggingface", "timm"):
         return digests
     with models.public_folder(checkpoint) as folder:

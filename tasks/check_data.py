@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from algorithms.extension import source_digest
 from data.card import DataCard, DataRefusedError, data_card
-from data.files import PUBLIC_KEY, RAW, Places, checksum_for, fetch, owner_key
+from data.files import PUBLIC_KEY, RAW, FileSources, checksum_for, fetch, owner_key
 from data.formats import (
     Binned,
     Categorical,
@@ -131,7 +131,7 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
     refused, used, files, labels = None, 0, dict[str, Path](), set[int]()
     remarks = questions_about(card)
     try:
-        files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
+        files = fetch(card, FileSources(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
         remarks = questions_about(card, _header(card, files["train"]) if "train" in files else ())
         if isinstance(card.reader, Table):
             for part, file in files.items():
@@ -174,7 +174,7 @@ def _check_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, 
                     code="no_blocks",
                     dataset=card.name,
                 )
-            files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
+            files = fetch(card, FileSources(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
             if isinstance(card.reader, Table):
                 for path in paths.values():
                     for problem, count in _problems("blocks", path, card, card.reader):

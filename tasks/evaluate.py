@@ -505,10 +505,10 @@ def entity_f1(
     """
     names, begins = types
     kinds = ["", *sorted({*names} - {""})]
-    places = np.array([kinds.index(name) for name in names])  # 0 is outside
+    indices = np.array([kinds.index(name) for name in names])  # 0 is outside
 
     def spans(tags: NDArray[np.int64]) -> set[tuple[int, int, int]]:
-        kind = places[tags]
+        kind = indices[tags]
         follows = np.concatenate(
             [[False], (kind[1:] == kind[:-1]) & (rows[1:] == rows[:-1]) & ~begins[tags[1:]]]
         )

@@ -173,8 +173,8 @@ def _torchscript(model: TrainedModel, inputs: Tensor, privacy: str, path: Path) 
         jit: Any = torch.jit  # without types
         facts = {"facts.json": json.dumps(model.facts.document()), "privacy.txt": privacy}
         jit.save(jit.trace(model, inputs, check_trace=False), path, _extra_files=facts)
-        again: Callable[[Tensor], Tensor] = jit.load(path)
-    return again
+        loaded: Callable[[Tensor], Tensor] = jit.load(path)
+    return loaded
 
 
 def _huggingface(
@@ -207,8 +207,8 @@ def _huggingface(
         encoding="utf-8",
     )
     _write_cards(model, folder, artifacts)
-    again = EpsilonflowModel.from_pretrained(folder, allow_code=allow_code)
-    return lambda records: again(records).logits
+    loaded = EpsilonflowModel.from_pretrained(folder, allow_code=allow_code)
+    return lambda records: loaded(records).logits
 
 
 def _untie(network: nn.Module) -> None:
@@ -339,8 +339,8 @@ def _how_to_use(key: str | None) -> str:
 def _add_library_files(model: TrainedModel, folder: Path) -> str:
     """For a model of Hugging Face: write the files that its library needs, compare the scores, and describe the use."""
     settings = model.facts.model_settings or {}
-    is_its_own = model.facts.model == "huggingface" and settings.get("replace_batch_norm") is not True
-    if not is_its_own or model.facts.front or model.facts.temperature is not None:
+    is_of_transformers = model.facts.model == "huggingface" and settings.get("replace_batch_norm") is not True
+    if not is_of_transformers or model.facts.front or model.facts.temperature is not None:
         return ""
     from algorithms.models.public_models import library_model, write_beside
 
@@ -396,7 +396,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     encode = loader_of(chosen, target)()
     for words in (["a", "made-up", "Text,", "ä"], [*"0123456789"] * 30):
         text: Any = words if is_of_words else " ".join(words)
-        again = tokenize(
+        tokens_of_library = tokenize(
             text,
             truncation=True,
             padding="max_length",
@@ -404,7 +404,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
             is_split_into_words=is_of_words,
         )
         ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([text])[0]
-        if again["input_ids"] != ours.tolist():
+        if tokens_of_library["input_ids"] != ours.tolist():
             raise RefusedError(
                 "the tokenizer {name} reads a text otherwise once it is saved; export the model in another"
                 " form.",

@@ -102,7 +102,7 @@ def model_of(chosen: params.ModelParams, info: DatasetInfo) -> Model:
         padding=info.padding,
         predicts=info.label_type.kind,
         level=level_of(info.label_type),
-        settings=chosen.own_settings,
+        settings=chosen.all_settings,
     )
     if chosen.class_weights is not None:
         model = with_class_weights(model, class_weights_of(chosen.class_weights, info))

@@ -109,8 +109,8 @@ def _forms(graph: Graph, text: str, missing: Sequence[str]) -> tuple[str, str]:
     unread = graph.add("And", graph.add("Not", has_form), may_be)
     if not missing:
         return has_form, unread
-    is_given = graph.add("Equal", graph.places(text, missing), graph.constant(len(missing), np.int64))
-    return tuple(graph.add("And", form, is_given) for form in (has_form, unread))  # type: ignore[return-value]
+    is_present = graph.add("Equal", graph.indices(text, missing), graph.constant(len(missing), np.int64))
+    return tuple(graph.add("And", form, is_present) for form in (has_form, unread))  # type: ignore[return-value]
 
 
 def _numbers(graph: Graph, text: str, is_read: str) -> list[str]:

@@ -54,7 +54,7 @@ class Graph:
         """Parts [n, k] side by side, [n, all of them]."""
         return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
 
-    def places(self, text: str, names: Sequence[str]) -> str:
+    def indices(self, text: str, names: Sequence[str]) -> str:
         """The index of each text in the names, their number for any other; int64 [n]."""
         spellings = {
             spelling: index for index, name in enumerate(names) for spelling in _spellings(name, names)
@@ -68,9 +68,9 @@ class Graph:
             default_int64=len(names),
         )
 
-    def one_hot(self, places: str, width: int) -> str:
+    def one_hot(self, indices: str, width: int) -> str:
         """Doubles [n, width], zero where the index is beyond them."""
-        same = self.add("Equal", self.column(places), self.constant([np.arange(width)], np.int64))
+        same = self.add("Equal", self.column(indices), self.constant([np.arange(width)], np.int64))
         return self.add("Cast", same, to=TensorProto.DOUBLE)
 
     def bins(self, number: str, edges: Sequence[float]) -> str:

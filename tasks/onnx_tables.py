@@ -84,7 +84,7 @@ def _features(graph: Graph, reader: Table, dates: Mapping[str, Moments]) -> str:
             here = graph.add("Where", graph.add("IsNaN", column.name), absent, here)
             parts.append(graph.one_hot(here, column.width))
         elif isinstance(column, Categorical):
-            parts.append(graph.one_hot(graph.places(column.name, column.categories), column.width))
+            parts.append(graph.one_hot(graph.indices(column.name, column.categories), column.width))
         elif isinstance(column, Hashed):
             parts.append(graph.one_hot(column.name, column.width))
         elif isinstance(column, Timestamp):
@@ -98,8 +98,8 @@ def _features(graph: Graph, reader: Table, dates: Mapping[str, Moments]) -> str:
 
 def _day_of_year(graph: Graph, column: Date) -> tuple[str, str]:
     """The month from 0, and 31 month + day scaled to [0, 1]; doubles [n, 1]."""
-    places = graph.add("Cast", graph.places(column.month, column.months), to=TensorProto.DOUBLE)
-    month = graph.column(places)
+    indices = graph.add("Cast", graph.indices(column.month, column.months), to=TensorProto.DOUBLE)
+    month = graph.column(indices)
     days = graph.add("Add", graph.add("Mul", month, graph.constant(31.0)), graph.column(column.day))
     # 31 (month + 1) + day, from 32 to 403
     return month, graph.add("Div", graph.add("Sub", days, graph.constant(1.0)), graph.constant(371.0))
@@ -118,8 +118,8 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str,
             bins = graph.keep_nan(graph.bins(column.name, column.edges), graph.column(column.name))
             scales.append([bins])
         elif isinstance(column, Categorical):
-            places = graph.places(column.name, column.categories)
-            scales.append([graph.column(_nan_outside(graph, places, len(column.categories)))])
+            indices = graph.indices(column.name, column.categories)
+            scales.append([graph.column(_nan_outside(graph, indices, len(column.categories)))])
         elif isinstance(column, Hashed):
             scales.append([graph.column(_nan_outside(graph, column.name, column.cells))])
         elif isinstance(column, Timestamp):
@@ -149,10 +149,10 @@ def _cells(graph: Graph, reader: Table, cells: CellEncoding, dates: Mapping[str,
     return graph.concatenate(codes)
 
 
-def _nan_outside(graph: Graph, places: str, count: int) -> str:
+def _nan_outside(graph: Graph, indices: str, count: int) -> str:
     """Indices as doubles [n], NaN from `count` on."""
-    number = graph.add("Cast", places, to=TensorProto.DOUBLE)
-    is_known = graph.add("Less", places, graph.constant(count, np.int64))
+    number = graph.add("Cast", indices, to=TensorProto.DOUBLE)
+    is_known = graph.add("Less", indices, graph.constant(count, np.int64))
     return graph.add("Where", is_known, number, graph.constant(np.nan))
 
 
@@ -283,7 +283,7 @@ def append_answers(
     return model
 
 
-def made_up_rows(reader: Table) -> dict[str, NDArray[Any]]:
+def synthetic_rows(reader: Table) -> dict[str, NDArray[Any]]:
     """Rows that the card allows, as they are in the table: inside and outside of bounds, missing, unknown."""
     draw = np.random.default_rng(0)
     rows: dict[str, NDArray[Any]] = {}
@@ -414,7 +414,7 @@ def _hashes(reader: Table) -> dict[str, object]:
 
 
 def _compare(path: Path, model: TrainedModel, table: Table) -> None:
-    rows = made_up_rows(table)
+    rows = synthetic_rows(table)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (scores,) = session.run(["scores"], as_inputs(rows, table))
     with torch.no_grad():

@@ -46,7 +46,7 @@ def outline_for(settings: Params, info: DatasetInfo) -> LinearOutline | None:
 
 def _is_as_shipped(chosen: ModelParams) -> bool:
     """Whether a model is built by its name alone."""
-    changes = chosen.own_settings, chosen.class_weights, chosen.start, chosen.reinitialize, chosen.freeze
+    changes = chosen.all_settings, chosen.class_weights, chosen.start, chosen.reinitialize, chosen.freeze
     return not any(changes) and chosen.augmentations == 1
 
 

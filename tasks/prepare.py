@@ -23,7 +23,7 @@ from algorithms.stated_names import without_folders
 from data import DatasetInfo, dataset_info, prepared
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
-from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed_digest, owner_key
+from data.files import PUBLIC_KEY, RAW, FileSources, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
 from data.new_records import preparation_of
 from data.readers.records import OwnReader, RecordChunk
@@ -221,7 +221,7 @@ def prepare(
     with snapshot(card, database_url(card.blocks)) as database, ExitStack() as until_written:
         info = replace(info, blocks=chosen_blocks(card, params.data.blocks, root=root, database=database))
         key = PUBLIC_KEY if card.public else owner_key(home)
-        files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
+        files = fetch(card, FileSources(root=root, mirror=mirror, cache=root / RAW), key=key)
         words = ["salt of a prepared folder", card.model_dump_json()]
         digests = Digests(card.population, key=key)
         as_texts = info.encoder is not None and info.encoder.takes == "texts"

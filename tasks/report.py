@@ -224,7 +224,7 @@ def _noise(run: RunResults) -> Drawing:
     if correlated.empty or not course:
         return lambda theme: noise_figure(run.trace, theme=theme)
     share = correlated["clip_norm"].iloc[0] / correlated["divisor"].iloc[0]
-    scaled = [(after, share * own_noise, share * other) for after, own_noise, other in course]
+    scaled = [(after, share * correlated_noise, share * other) for after, correlated_noise, other in course]
     return lambda theme: correlated_figure(scaled, theme=theme)
 
 

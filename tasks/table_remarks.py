@@ -198,10 +198,10 @@ def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str
 def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
     """The values of a column that the reader does not take for one of those declared."""
     declared = tuple(spellings)
-    places = encoding.positions(
+    indices = encoding.positions(
         pa.chunked_array([list(values)], pa.string()), declared, encoding.ColumnSource("")
     ).tolist()
-    return [value for value, index in zip(values, places, strict=True) if value and index == len(declared)]
+    return [value for value, index in zip(values, indices, strict=True) if value and index == len(declared)]
 
 
 def _respelled_name(value: str, spellings_of: Mapping[str, tuple[str, ...]]) -> str | None:

@@ -48,7 +48,7 @@ from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
-from data.prepared import digest_of, halves_of, load_as, load_held_out, preparation_in, prepared_again_error
+from data.prepared import changed_records_error, digest_of, halves_of, load_as, load_held_out, preparation_in
 from data.readers.records import RecordBatch
 from tasks.calibrate import check_plan, plan_in
 from tasks.config import home, ledger_url, params, retraining
@@ -248,7 +248,7 @@ def _evaluate_into(
         other = _comparison_model(job, charged_run.root)
         data = load_held_out(job.prepared)
         if data.info != job.info:
-            raise prepared_again_error(job.prepared)
+            raise changed_records_error(job.prepared)
         halves = halves_of(data, job.prepared) if planned.spec.halves else None
         _check_same_records(job, charged_run)  # after all is read or mapped, as in `load_as`
         cells = count_held_out(planned.spec, trained, data, other, halves)
@@ -317,7 +317,7 @@ def check_comparable(path: Path, info: DatasetInfo) -> None:
 def _check_same_records(job: Job, charged_run: ChargedRun) -> None:
     """Raise DataRefusedError unless the prepared records are those of the run; its noise is for no others."""
     if charged_run.run.run_id.rpartition("-")[0] != job.digest(charged_run.home):
-        raise prepared_again_error(job.prepared)
+        raise changed_records_error(job.prepared)
 
 
 def _reserve(job: Job, charged_run: ChargedRun, identity: RunIdentity) -> None:

@@ -136,8 +136,8 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
         bins = _bins(table[column.name], column, missing, where)
         return [np.where(bins == column.width, np.nan, bins)]
     if isinstance(column, Categorical):
-        places = positions(table[column.name], column.categories, where)
-        return [np.where(places == len(column.categories), np.nan, places)]
+        indices = positions(table[column.name], column.categories, where)
+        return [np.where(indices == len(column.categories), np.nan, indices)]
     if isinstance(column, Hashed):
         return [hash_cells(table[column.name], column, missing, where)]
     if isinstance(column, Timestamp):
@@ -258,12 +258,12 @@ def _tags(values: pa.ChunkedArray, label_type: Tags, where: ColumnSource) -> NDA
     """The index of each word's tag; IGNORED if there is no word."""
     if pa.types.is_struct(values.type):
         raise _is_not("text", where)
-    places = {str(index): index for index in range(len(label_type.tags))}
-    places |= {name: index for index, name in enumerate(label_type.tags)}
-    other = IGNORED if label_type.outside is None else places[label_type.outside]
+    index_of = {str(index): index for index in range(len(label_type.tags))}
+    index_of |= {name: index for index, name in enumerate(label_type.tags)}
+    other = IGNORED if label_type.outside is None else index_of[label_type.outside]
     tags = np.full((len(values), label_type.words), IGNORED, np.int64)
     for row, content in enumerate(contents(values, lists=True)):
-        indices = [places.get(name, other) for name in words_of(content)[: label_type.words]]
+        indices = [index_of.get(name, other) for name in words_of(content)[: label_type.words]]
         tags[row, : len(indices)] = indices
     return tags
 
@@ -337,9 +337,9 @@ def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: ColumnSour
         text, names = pc.utf8_lower(text), tuple(name.lower() for name in names)
     elif all(_WHOLE.fullmatch(name) for name in names):
         text = pc.replace_substring_regex(text, r"^([+-]?[0-9]+)\.0+$", r"\1")
-    indices = pc.index_in(text, value_set=pa.array(names, pa.string()))
-    places: NDArray[np.int64] = indices.cast(pa.int64()).fill_null(len(names)).to_numpy()
-    return places
+    matches = pc.index_in(text, value_set=pa.array(names, pa.string()))
+    indices: NDArray[np.int64] = matches.cast(pa.int64()).fill_null(len(names)).to_numpy()
+    return indices
 
 
 def _mark(features: NDArray[np.float32], indices: NDArray[np.int64]) -> None:

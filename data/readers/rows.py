@@ -255,12 +255,12 @@ def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[n
     """Whether each row is among the first `count` of its owner by rank; bool [n]."""
     who = np.frombuffer(owners, "<u8").reshape(-1, 2)
     order = np.lexsort((np.frombuffer(ranks, "<u8"), who[:, 1], who[:, 0]))
-    sorted_, places = who[order], np.arange(len(order))
+    sorted_, positions = who[order], np.arange(len(order))
     is_first = np.ones(len(order), bool)
     is_first[1:] = (sorted_[1:] != sorted_[:-1]).any(axis=1)
-    begins = np.maximum.accumulate(np.where(is_first, places, 0))
+    begins = np.maximum.accumulate(np.where(is_first, positions, 0))
     taken = np.empty(len(order), bool)
-    taken[order] = places - begins < count
+    taken[order] = positions - begins < count
     return taken
 
 
@@ -636,15 +636,15 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, label_type: LabelTyp
     for name in wanted:
         if names.count(name) > 1:
             raise encoding.not_one_column(name, path)
-    places = {name: names.index(name) for name in wanted if name in names}
+    index_of = {name: names.index(name) for name in wanted if name in names}
 
     def row(line: bytes | None) -> _Row:
         fields = None if line is None else _fields(line, declared.separator)
         if fields is None or len(fields) != len(names):
             return _stand_in(declared, label_type)
-        return {name: _in_utf_8(fields[index], declared.encoding) for name, index in places.items()}
+        return {name: _in_utf_8(fields[index], declared.encoding) for name, index in index_of.items()}
 
-    yield from _in_tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
+    yield from _in_tables((row(line) for line in lines if line is None or line.strip()), tuple(index_of))
 
 
 def _in_utf_8(field: bytes, encoding: str) -> bytes:

@@ -62,8 +62,8 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
             table.add_row(name, str(value), why.get(name, "a tenth of the records"))
     changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
     overrides = ParamOverrides(dataset, "dp_sgd", epsilon, delta, None, changes)
-    settings_asked = params_edit(root, overrides).params
-    return table, cost_table(preview_run(root, settings_asked), settings_asked)
+    params_of_run = params_edit(root, overrides).params
+    return table, cost_table(preview_run(root, params_of_run), params_of_run)
 
 
 def search_table(
@@ -198,14 +198,14 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     drowned = [metric_words(name) for name, error in errors.items() if error is None]
     rows = info.rows_per_user
     people = f"{preview.held_out:,} people of {rows} records" if rows else f"{preview.held_out:,} records"
-    said = f"with {people} held out, about as many as the data card allows"
+    held_out = f"with {people} held out, about as many as the data card allows"
     if len(drowned) == len(errors):
-        none = f"noise drowns every one, {said}; the run trains and shows none"
+        none = f"noise drowns every one, {held_out}; the run trains and shows none"
         return [("held-out records", price), ("standard errors of its metrics", none)]
     by_group = expected_group_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
     return [
         ("held-out records", price),
-        ("standard errors of its metrics", f"{_errors_text(errors, info)}, {said}"),
+        ("standard errors of its metrics", f"{_errors_text(errors, info)}, {held_out}"),
         *(
             (
                 f"of each group of {name}",

@@ -297,13 +297,13 @@ def show_balances(
     _show_balances(balances, as_json=as_json)
     if not as_json:
         for name in dict.fromkeys(balance.population for balance in balances if not balance.public):
-            again, ten = (ledger.spent_if_repeated(name, runs) for runs in (1, 10))
-            if again is not None and ten is not None:
+            repeat, ten = (ledger.spent_if_repeated(name, runs) for runs in (1, 10))
+            if repeat is not None and ten is not None:
                 cap = ledger.balance(name).cap
                 is_within = ten.epsilon <= cap.epsilon and ten.delta <= cap.delta
                 later = f"would make it {_text(ten.epsilon)}" if is_within else "would exceed the cap"
                 say(
-                    f"{name}: with one more run like the last one epsilon {_text(again.epsilon)} would be spent, and"
+                    f"{name}: with one more run like the last one epsilon {_text(repeat.epsilon)} would be spent, and"
                     f" ten more {later}."
                 )
 
@@ -504,14 +504,14 @@ def verify(
     Exit status 2 if anything differs.
     """
     from algorithms.privacy.card import check_charged, load
-    from tasks.runs.ledger import keep_checkpoint, kept_checkpoint
+    from tasks.runs.ledger import keep_checkpoint, stored_checkpoint
 
     ledger = _ledger()
     shown = None if card is None else load(card)
     for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
         if containing is not None:
             ledger.check_contains(containing)
-    verification = ledger.verify(since=kept_checkpoint(ledger) if resume else None, prices=True)
+    verification = ledger.verify(since=stored_checkpoint(ledger) if resume else None, prices=True)
     if shown is not None:
         check_charged(shown, ledger)
     keep_checkpoint(verification.checkpoint)

@@ -299,7 +299,7 @@ def _declare_images(
 ) -> "Declared":
     from tasks.config.new_project import of_images
 
-    max_records = options.at_most or _number_asked(talk)
+    max_records = options.at_most or _ask_for_number(talk)
     classes, size = split_list(options.classes), options.size or 64
     return of_images(name, folder, classes, max_records, size, encoder=encoder, **options.for_all_kinds)
 
@@ -310,7 +310,7 @@ def _declare_texts(
     from tasks.config import new_project as project
 
     header = project.header_of(file)
-    max_records, columns = options.at_most or _number_asked(talk), split_list(options.columns)
+    max_records, columns = options.at_most or _ask_for_number(talk), split_list(options.columns)
     usual_label = [] if options.next_token else ["tags" if options.tags else "label"]
     labels = _labels(options) or usual_label
     target = project.target_keys(
@@ -362,7 +362,7 @@ def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
             quantile=options.quantile,
             person=options.person,
         )
-    max_records = options.at_most or _number_asked(talk)
+    max_records = options.at_most or _ask_for_number(talk)
     taken = [column["name"] for column in columns if column["kind"] != "ignored"]
     person = _person_of(talk, options, header, taken)
     table = project.table_of(columns, options.file, target, spellings, max_records, person["person"])
@@ -401,7 +401,7 @@ def _person_of(talk: Interview, options: _Options, header: Sequence[str], taken:
     return {"person": person, "per_person": per_person or 1}
 
 
-def _number_asked(talk: Interview) -> int:
+def _ask_for_number(talk: Interview) -> int:
     """Ask for the upper bound on the number of records; raises ParamsRefusedError if there is no terminal."""
     _need_a_terminal("an upper bound on the number of records is needed; give --at-most N.")
     return talk.ask("upper bound on the number of records", parse_whole_number)
@@ -565,8 +565,8 @@ def _disk(root: Path) -> tuple[bool, str]:
     """Of the checkout and the home, the one with less room."""
     from tasks.config import home
 
-    own = next(folder for folder in (home(), *home().parents) if folder.is_dir())
-    free, folder = min((shutil.disk_usage(folder).free / 1e9, folder) for folder in (root, own))
+    home_disk = next(folder for folder in (home(), *home().parents) if folder.is_dir())
+    free, folder = min((shutil.disk_usage(folder).free / 1e9, folder) for folder in (root, home_disk))
     return free > _FREE_GB, f"{free:.0f} GB free in {folder}; at least {_FREE_GB:.0f} are recommended"
 
 

@@ -90,7 +90,7 @@ def run(
         edit = params_edit(root, overrides)
         say(_what(edit.params), error=True)
         steps = StageOutput(verbose)
-        with _look_ahead(root, edit):
+        with _check_before_run(root, edit):
             result = _run_pipeline(overrides, root, steps)
         if steps.is_reused:
             say(f"{EXISTING}:")
@@ -120,7 +120,7 @@ def _run_pipeline(overrides: "ParamOverrides", root: Path, steps: StageOutput) -
     return stoppable(lambda: run_pipeline(root, overrides, steps, keeps_overrides=True), root, steps=steps)
 
 
-def _look_ahead(root: Path, edit: "ParamsEdit") -> AbstractContextManager[None]:
+def _check_before_run(root: Path, edit: "ParamsEdit") -> AbstractContextManager[None]:
     """Refuse the run if it cannot succeed, and ask about settings that look wrong, before anything starts.
 
     In what it returns, the calibrate stage may take over the plan.

@@ -543,7 +543,7 @@ def _complete(
     they are in the file, for messages.
     """
     try:
-        made = make(settings)
+        instance = make(settings)
     except RefusedError as refusal:
         raise ParamsRefusedError(
             "{file}: {key}.name: {problem}",
@@ -557,7 +557,7 @@ def _complete(
         raise bad_keys(file, error, key) from None
     if is_own(str(settings["name"])):
         return settings
-    filled: dict[str, JsonValue] = adapter(type(made)).dump_python(made, mode="json")
+    filled: dict[str, JsonValue] = adapter(type(instance)).dump_python(instance, mode="json")
     return {"name": settings["name"]} | filled
 
 

@@ -183,8 +183,8 @@ def sides(store: Path, trial: Trial) -> Sides:
         return Sides(data.info, train, RecordBatch(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
-    info, *places = _fold_records(folder, trial.fold)
-    return Sides(info, *(RecordBatch(features[side], labels[side]) for side in places))
+    info, *rows_of_sides = _fold_records(folder, trial.fold)
+    return Sides(info, *(RecordBatch(features[side], labels[side]) for side in rows_of_sides))
 
 
 def info_of(store: Path, trial: Trial) -> DatasetInfo:

@@ -128,11 +128,11 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         rates = {
             float(at_epsilon): float(rate) for at_epsilon, rate in settings.pop("learning_rates").items()
         }
-        places = sorted(rates)
+        epsilons = sorted(rates)
         rate = np.interp(
             math.log(epsilon),
-            [math.log(step) for step in places],
-            [rates[step] for step in places],
+            [math.log(step) for step in epsilons],
+            [rates[step] for step in epsilons],
         )
         if entry["model"] == "unit_linear" and isinstance(card.label_type, Number):
             norm = math.hypot(1.0, UnitSettings().bias)
@@ -514,8 +514,10 @@ def _refuse_settings_of_another_method(document: Document, overrides: ParamOverr
     kind: Any = CATALOGUE.get(str(name))
     if kind is None:  # `params.parse` refuses it, or it is code of the user's own
         return
-    asked = {key.split(".")[1] for key in overrides.settings if key.startswith("algorithm.")}
-    foreign = document["algorithm"].keys() - {setting.name for setting in fields(kind)} - asked - {"name"}
+    overridden = {key.split(".")[1] for key in overrides.settings if key.startswith("algorithm.")}
+    foreign = (
+        document["algorithm"].keys() - {setting.name for setting in fields(kind)} - overridden - {"name"}
+    )
     if foreign:
         raise ParamsRefusedError(
             "algorithm.name={name} keeps the settings of {former}, and {name} has no {foreign};"
@@ -546,29 +548,29 @@ def _keep_paper_settings(
 
     before: the switch that was on before the changes; a recipe for another data set leaves it on.
     """
-    asked = {key.removeprefix("algorithm.") for key in overrides.settings}
-    if before is not None and overrides.algorithm is None and before.name not in asked:
+    overridden = {key.removeprefix("algorithm.") for key in overrides.settings}
+    if before is not None and overrides.algorithm is None and before.name not in overridden:
         document["algorithm"][before.name] = before.value
     follows_recipe = (overrides.dataset, overrides.algorithm, overrides.encoder) != (None, None, None)
     switch = _paper_switch_on(document)
-    if switch is not None and (follows_recipe or switch.name in asked):
-        chosen = switch.settings.keys() & document["algorithm"].keys() - asked
+    if switch is not None and (follows_recipe or switch.name in overridden):
+        chosen = switch.settings.keys() & document["algorithm"].keys() - overridden
         document["algorithm"].update({name: switch.settings[name] for name in sorted(chosen)})
 
 
 def _follow_recipe(document: Document, overrides: ParamOverrides, epsilon: Any, *, cards: Path) -> None:
     """Apply the recipe. epsilon: of the run; the final check refuses it if it is not a positive number."""
-    stands = params.parse(document, reads=("data", "model"))
+    current = params.parse(document, reads=("data", "model"))
     name = overrides.algorithm or value_at(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
-    card, aim = data_card(stands.data.dataset, cards), epsilon if usable else 1.0
+    card, aim = data_card(current.data.dataset, cards), epsilon if usable else 1.0
     if overrides.encoder is None:
         chosen = recipe(card, str(name), aim)
     else:
         chosen = encoder_recipe(card, overrides.encoder, str(name), aim)
-    unchanged = {key: getattr(stands.model, key) for key in ("seed", "precision")}
+    unchanged = {key: getattr(current.model, key) for key in ("seed", "precision")}
     if overrides.dataset is None:
-        unchanged["class_weights"] = stands.model.class_weights
+        unchanged["class_weights"] = current.model.class_weights
     _update_in_place(
         document["model"], ModelParams(name=chosen.model, **unchanged, **chosen.of_model).model_dump()
     )
@@ -627,8 +629,8 @@ def _set(document: Document, key: str, value: Any) -> None:
                 keys=(key,),
             )
         group = inner
-    is_kept = last in group and group[last] == value
-    if not is_kept or isinstance(group[last], bool) != isinstance(value, bool):  # 1 is not true
+    is_same = last in group and group[last] == value
+    if not is_same or isinstance(group[last], bool) != isinstance(value, bool):  # 1 is not true
         group[last] = _in_line(value)
 
 

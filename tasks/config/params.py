@@ -200,7 +200,7 @@ class ModelParams(StrictModel):
         return {key: value for key, value in settings.items() if value is not None}
 
     @property
-    def own_settings(self) -> dict[str, JsonValue]:
+    def all_settings(self) -> dict[str, JsonValue]:
         """All settings of the model."""
         return self.settings | self._of_libraries
 
@@ -239,7 +239,7 @@ class Performance(MemoryParams):
     checkpoint_seconds: float = Field(default=10.0, gt=0)
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _offload_or_shard(self) -> Self:
         if self.offload and (self.shard_frozen or self.shard_trained):
             raise contradiction(
                 "offload keeps parameters in main memory, and shard_frozen and shard_trained divide them between GPUs;"
@@ -277,7 +277,7 @@ class Tracking(StrictModel):
         return self.model_copy(update={"mode": _WANDB_MODES[named]}) if named else self
 
 
-class LedgerPlace(StrictModel):
+class LedgerLocation(StrictModel):
     """Where the ledger is. The data card names the population that is charged.
 
     url: without a password; by default an SQLite file in the data folder.
@@ -301,7 +301,7 @@ MODELS: Mapping[str, type[StrictModel]] = {
     "model": ModelParams,
     "performance": Performance,
     "tracking": Tracking,
-    "ledger": LedgerPlace,
+    "ledger": LedgerLocation,
 }
 GROUPS = ("data", "privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 OPTIONAL = ("features", "performance", "tracking", "ledger")
@@ -353,7 +353,7 @@ class Params:
     model = _Group[ModelParams]()
     performance = _Group[Performance]()
     tracking = _Group[Tracking]()
-    ledger = _Group[LedgerPlace]()
+    ledger = _Group[LedgerLocation]()
 
     def __init__(self, groups: Mapping[str, Any]) -> None:
         self.groups = groups

@@ -86,17 +86,17 @@ def _learning_rate_warnings(
         rate = lowered * update.learning_rate / (1 - update.momentum)
         gradient = rate * clip_norm
         longest = gradient * max(1.0, (plan.fixed_noise or 0.0) * math.sqrt(parameters) / batch)
-    way = gradient * plan.steps * (1.0 if update.schedule == "constant" else 0.5)
+    distance = gradient * plan.steps * (1.0 if update.schedule == "constant" else 0.5)
     warnings = []
     if longest > MAX_STEP:
         warnings.append(
             f"at a learning rate of {update.learning_rate:g} one step moves the parameters by up to {longest:,.3g},"
             " far beyond where those of a model lie (lower algorithm.update.learning_rate)"
         )
-    if way < MIN_DISTANCE:
+    if distance < MIN_DISTANCE:
         warnings.append(
             f"{plan.steps:,} steps at a learning rate of {update.learning_rate:g} move the parameters by at most"
-            f" {way:.3g}, so that the model stays where it starts (raise algorithm.update.learning_rate or"
+            f" {distance:.3g}, so that the model stays where it starts (raise algorithm.update.learning_rate or"
             " algorithm.steps)"
         )
     return warnings

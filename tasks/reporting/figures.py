@@ -234,11 +234,11 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     has_numbers = len(classes) <= _MAX_LABELLED // (2 if theme.is_narrow else 1)
     # With numbers in the cells only the lighter half of the colours is used, on which they are readable.
     axes.imshow(shares, cmap=colours, vmin=0, vmax=2 if has_numbers else 1)
-    places, names = range(len(classes)), [_class_name(name, theme) for name in classes]
-    axes.set_xticks(places, labels=names)
+    positions, names = range(len(classes)), [_class_name(name, theme) for name in classes]
+    axes.set_xticks(positions, labels=names)
     if max(map(len, names)) > 3:
         axes.tick_params(axis="x", labelrotation=45)
-    axes.set_yticks(places, labels=names)
+    axes.set_yticks(positions, labels=names)
     axes.set(xlabel="the model's answer", ylabel="what it really is")
     for row, column in np.argwhere(table > 0) if has_numbers else ():
         number = f"{table[row, column]:,}"
@@ -257,9 +257,9 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
         f"{_class_name(name, theme)}  ({records:,})"
         for name, records in zip(classes["class"], classes["records"], strict=True)
     ]
-    places = range(len(classes))
-    axes.barh(places, classes["accuracy"].fillna(0.0), color=theme.accent, height=0.7)
-    axes.set_yticks(places, labels=labels)
+    positions = range(len(classes))
+    axes.barh(positions, classes["accuracy"].fillna(0.0), color=theme.accent, height=0.7)
+    axes.set_yticks(positions, labels=labels)
     axes.invert_yaxis()
     axes.axvline(overall, color=theme.second, linestyle="--", label=f"overall {overall:.1%}")
     axes.set_xlim(0, 1)
@@ -296,15 +296,15 @@ def shape_figure(shape: Shape, outputs: Sequence[str], *, unit: str, theme: Them
     order = np.argsort(-np.ptp(shape.effects, axis=0))[:_MAX_OUTPUTS]
     colours, reach = (theme.accent, theme.second, theme.muted), 1.96 * (shape.deviation or 0.0)
     figure, axes = empty(theme, height=2.4)
-    places = np.arange(len(shape.values)) if shape.numbers is None else shape.numbers
+    positions = np.arange(len(shape.values)) if shape.numbers is None else shape.numbers
     for output, colour in zip(order, colours, strict=False):
         effect = shape.effects[:, output]
         name = for_figure(outputs[output], _LONGEST_NAME)
         if shape.numbers is None:
-            axes.errorbar(places, effect, yerr=reach, fmt="o", color=colour, markersize=4, label=name)
+            axes.errorbar(positions, effect, yerr=reach, fmt="o", color=colour, markersize=4, label=name)
         else:
-            axes.plot(places, effect, color=colour, drawstyle="steps-mid", label=name)
-            axes.fill_between(places, effect - reach, effect + reach, color=colour, alpha=0.2, linewidth=0)
+            axes.plot(positions, effect, color=colour, drawstyle="steps-mid", label=name)
+            axes.fill_between(positions, effect - reach, effect + reach, color=colour, alpha=0.2, linewidth=0)
     if shape.numbers is None:
         _name(axes, list(shape.values))
     axes.axhline(0.0, color=theme.muted, linewidth=0.6)
@@ -329,7 +329,7 @@ def _nothing_released(theme: Theme) -> "Figure":
 def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
     """Draw epsilon spent on each block against its cap, in the order of declaration; columns as in `History.blocks`."""
     figure, axes = empty(theme)
-    places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
+    positions, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
     spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
     has_gaps = len(blocks) <= _MAX_BARS  # between very many bars they would be uneven
     for chosen, colour, words in (
@@ -338,7 +338,7 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
     ):
         if chosen.any():
             axes.bar(
-                places[chosen],
+                positions[chosen],
                 spent[chosen],
                 color=colour,
                 label=words,
@@ -346,21 +346,21 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
                 width=0.8 if has_gaps else 1.0,
                 antialiased=has_gaps,
             )
-    top = _caps(axes, places, cap, float(spent.max()), theme)
+    top = _caps(axes, positions, cap, float(spent.max()), theme)
     axes.set(xlabel="block", ylabel="privacy spent (epsilon)", ylim=(0, top or 1.0))
     _name(axes, list(blocks["block"]))
     legend(axes, theme, outside=True, columns=3)
     return figure
 
 
-def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
+def _caps(axes: "Axes", positions: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
     """Draw the cap of each block, or name it in the legend if it is far above; returns the end of the axis."""
     highest = float(cap.max())
     if 0 < spent * _OUT_OF_SIGHT < highest:
         number = f"{highest:,.0f}" if highest >= 1000 else f"{highest:g}"
         axes.plot([], [], label=f"cap {number}, far above", color=theme.second, linestyle="--")
         return 1.1 * spent
-    edges = np.append(places - 0.5, places[-1] + 0.5)
+    edges = np.append(positions - 0.5, positions[-1] + 0.5)
     axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", color=theme.second, linestyle="--")
     return 1.08 * max(spent, highest)
 
@@ -378,9 +378,9 @@ def retrainings_figure(retrainings: pd.DataFrame, *, metric: str = ACCURACY, the
 
 
 def _qualities(axes: "Axes", retrainings: pd.DataFrame, metric: str, theme: Theme) -> None:
-    places, quality = np.arange(len(retrainings)), retrainings["quality"].to_numpy()
+    positions, quality = np.arange(len(retrainings)), retrainings["quality"].to_numpy()
     models = np.isfinite(quality)
-    axes.plot(places[models], quality[models], color=theme.accent, linewidth=1, zorder=1)
+    axes.plot(positions[models], quality[models], color=theme.accent, linewidth=1, zorder=1)
     for outcome, words, colour, edge in (
         ("promoted", "served", theme.accent, theme.accent),
         ("kept", "did not serve", theme.ground, theme.accent),
@@ -389,7 +389,7 @@ def _qualities(axes: "Axes", retrainings: pd.DataFrame, metric: str, theme: Them
         chosen = models & (retrainings["outcome"] == outcome).to_numpy()
         if chosen.any():
             axes.scatter(
-                places[chosen], quality[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
+                positions[chosen], quality[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
             )
     _label(axes, metric)
     legend(axes, theme, outside=True, columns=3)
@@ -405,14 +405,14 @@ def _label(axes: "Axes", metric: str) -> None:
 
 
 def _costs(axes: "Axes", retrainings: pd.DataFrame, theme: Theme) -> None:
-    places, epsilon = np.arange(len(retrainings)), retrainings["epsilon"].fillna(0.0).to_numpy()
+    positions, epsilon = np.arange(len(retrainings)), retrainings["epsilon"].fillna(0.0).to_numpy()
     models = retrainings["quality"].notna().to_numpy()
     for chosen, colour, words in (
         (models, theme.accent, "of a model"),
         (~models, theme.muted, "spent without a model"),
     ):
         if chosen.any():
-            axes.bar(places[chosen], epsilon[chosen], color=colour, width=0.6, label=words)
+            axes.bar(positions[chosen], epsilon[chosen], color=colour, width=0.6, label=words)
     axes.set(ylabel="epsilon of the run")
     if not models.all():
         legend(axes, theme, outside=True, columns=2)

@@ -154,9 +154,9 @@ def _shapes(
         for index, part in enumerate(column.parts):
             values, shares = _values_of(column, part, index)
             grids = encoding.settings.grids
-            own = np.append(shares, np.nan)
-            codes = part.codes(own, grids) if isinstance(part, Grids) else part.codes(own)
-            effects = np.zeros((len(own), len(weights)))
+            steps = np.append(shares, np.nan)
+            codes = part.codes(steps, grids) if isinstance(part, Grids) else part.codes(steps)
+            effects = np.zeros((len(steps), len(weights)))
             for offset, code in enumerate(codes, start=position):
                 effects += facts.weights[offset] * weights[:, first[offset] + code].T
             squares = math.fsum(weight**2 for weight in facts.weights[position : position + len(codes)])

@@ -75,7 +75,7 @@ def _largest_epsilon(share: Callable[[float], float], highest: float) -> float:
             exceeds = epsilon, cost_share
         else:
             fits = epsilon, cost_share
-        epsilon = floor_to_6_digits(_between(fits, exceeds))
+        epsilon = floor_to_6_digits(_split_bracket(fits, exceeds))
     if fits[0] <= 0:
         raise RefusedError(
             "no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.",
@@ -85,7 +85,7 @@ def _largest_epsilon(share: Callable[[float], float], highest: float) -> float:
     return fits[0]
 
 
-def _between(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
+def _split_bracket(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
     """The next epsilon to try. fits, exceeds: an epsilon and its share, or zeros if none is known yet."""
     if not fits[0]:
         return exceeds[0] * max(0.1, min(0.95, 1 / exceeds[1]))

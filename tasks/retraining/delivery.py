@@ -640,8 +640,8 @@ def _decide_promotion(work: DeliveryWork, entry: Path, serving: Path | None) -> 
             f"the model {serving.name} is of other data or code, so they cannot be compared; it stays.",
             (candidate, (f"in use before: {serving.name}", "of other data or code")),
         )
-    compared = f"held-out {describe_metric(fresh)}, against {describe_metric(old)} of {serving.name}"
+    scores = f"held-out {describe_metric(fresh)}, against {describe_metric(old)} of {serving.name}"
     models = candidate, (f"in use before: {serving.name}", describe_metric(old))
     if headline_metric(fresh) >= headline_metric(old) + work.settings.minimal_gain:
-        return True, f"the model {entry.name} serves: {compared}.", models
-    return False, f"the model {serving.name} stays; the new one has {compared}.", models
+        return True, f"the model {entry.name} serves: {scores}.", models
+    return False, f"the model {serving.name} stays; the new one has {scores}.", models

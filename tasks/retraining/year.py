@@ -79,8 +79,8 @@ def year_ahead(
         for of_block in prices.values()
         if of_block
     ]
-    compared = replace(evaluation, spec=replace(evaluation.spec, compared=True))
-    errors = expected_errors(compared.spec, people, compared.noise_std)
+    comparison = replace(evaluation, spec=replace(evaluation.spec, compared=True))
+    errors = expected_errors(comparison.spec, people, comparison.noise_std)
     return Year(
         periods,
         max(map(len, prices.values()), default=0),

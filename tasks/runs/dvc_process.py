@@ -179,7 +179,7 @@ def _lock_repo(*stages: str) -> "Iterator[Repo]":
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # otherwise it explains how to use git
     logging.getLogger("dvc.stage").setLevel(logging.INFO)
-    repo, has_said_so = Repo(), False
+    repo, has_warned = Repo(), False
     while True:
         with ExitStack() as held:
             try:
@@ -190,11 +190,11 @@ def _lock_repo(*stages: str) -> "Iterator[Repo]":
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), inputs, outputs, hardlink=False)
                     )
             except LockError as error:
-                if not has_said_so:
+                if not has_warned:
                     # With what to do where that command was killed, and another program has its number.
                     why = " ".join(str(error).split())
                     sys.stdout.write(f"waiting for another dvc command in this checkout: {why}\n")
-                has_said_so = True
+                has_warned = True
             except RWLockFileCorruptedError:  # a command was killed while it wrote the file
                 Path(str(repo.tmp_dir), RWLOCK_FILE).unlink(missing_ok=True)
                 continue

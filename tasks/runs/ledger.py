@@ -30,7 +30,7 @@ from algorithms.privacy.ledger import (
 )
 from data import DatasetInfo
 from data.files import read_json, write_text
-from data.prepared import block_digests, prepared_again_error
+from data.prepared import block_digests, changed_records_error
 from tasks.config import home, ledger_url, params
 from tasks.runs.signing import signing_key
 
@@ -78,7 +78,7 @@ def keep_checkpoint(checkpoint: Checkpoint) -> None:
     write_text(file, checkpoint.to_signed_json(signing_key(home())), mode=0o600)
 
 
-def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
+def stored_checkpoint(ledger: Ledger) -> Checkpoint | None:
     """The stored checkpoint of a ledger, or None. Raises RefusedError if this home did not sign it."""
     file = _checkpoint_file(identity(ledger) or "")
     if not file.is_file():
@@ -123,7 +123,7 @@ def bind(ledger: Ledger, info: DatasetInfo, *, home: Path, prepared: Path) -> No
     check_terms(ledger, info)
     charged, here = ledger.reserved_digests(info.population), digests_of(info, prepared)
     if any(contents(charged.get(name, ())).isdisjoint(contents_here) for name, contents_here in here.items()):
-        raise prepared_again_error(prepared)
+        raise changed_records_error(prepared)
 
 
 def plan_composition(info: DatasetInfo, plan: "Plan") -> ChosenComposition | None:

@@ -33,8 +33,8 @@ def offering(root: Path, document: PlanDocument, info: DatasetInfo, text: str) -
     root: the checkout. info: the description of the data that it was made for. text: that of params.yaml. A plan that
     depends on files or on code of the user's own, which may change until the stage runs, is not offered.
     """
-    of_own = is_own(document.algorithm) or document.code.keys() != {"algorithm"}
-    if of_own or document.model.files or (document.held_out or {}).get("compare_with"):
+    has_own_code = is_own(document.algorithm) or document.code.keys() != {"algorithm"}
+    if has_own_code or document.model.files or (document.held_out or {}).get("compare_with"):
         yield
         return
     file = root.absolute() / ".dvc" / "tmp" / "epsilonflow-plan.json"
@@ -58,15 +58,18 @@ def read_offer(prepared: Path) -> bytes | None:
         return None
     try:
         offer = json.loads(Path(file).read_text(encoding="utf-8"))
-        info, asked = DatasetInfo.read(prepared), load_yaml(Path("params.yaml").read_text(encoding="utf-8"))
-        if may_have_earlier_plan(info, home()) or offer["basis"] != _basis(info, asked):
+        info, params_document = (
+            DatasetInfo.read(prepared),
+            load_yaml(Path("params.yaml").read_text(encoding="utf-8")),
+        )
+        if may_have_earlier_plan(info, home()) or offer["basis"] != _basis(info, params_document):
             return None
         return str(offer["plan"]).encode()
     except (OSError, ValueError, KeyError, DocumentError, DataRefusedError):
         return None  # the stage says what is wrong
 
 
-def _basis(info: DatasetInfo, asked: Document) -> str:
+def _basis(info: DatasetInfo, params_document: Document) -> str:
     """A digest of all that decides a plan but software, which stays the same within a command."""
-    words = [info.to_json(), *(json.dumps(asked.get(group), sort_keys=True) for group in _READS)]
+    words = [info.to_json(), *(json.dumps(params_document.get(group), sort_keys=True) for group in _READS)]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()

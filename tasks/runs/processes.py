@@ -77,9 +77,9 @@ def join_processes(
         with _connect(ProcessGroup(int(number), int(count), int(count), secret), store) as group:
             yield group
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        own_rank, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        rank, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         secret = keyed_digest(owner_key(home), ["secret of a run's processes"])
-        with _connect(ProcessGroup(own_rank, all_, here, secret), None) as group:
+        with _connect(ProcessGroup(rank, all_, here, secret), None) as group:
             yield group
     elif wanted == 1:
         yield ALONE

@@ -232,8 +232,8 @@ def acquire_run(
             ledger_status = status(run_id)
             state = _run_state(folder, ledger_status) if is_held else None
             if state in ("begun", "finished"):
-                own_notes = notes if ledger_status is None else _notes(folder)
-                meta = {"checkout": str(checkout.resolve()), **own_notes}
+                run_notes = notes if ledger_status is None else _notes(folder)
+                meta = {"checkout": str(checkout.resolve()), **run_notes}
                 write_text(folder / _META, json.dumps(meta), mode=0o600)
                 # On the disk, entries of the folders included, before anything is reserved: who resumes the run has to
                 # find the key of the noise that was paid for.
@@ -242,7 +242,7 @@ def acquire_run(
                     _sync(folder)
                     _sync(runs)
                 result = folder / _RESULT if state == "finished" else None
-                yield RunAttempt(run_id, folder, new_generator.private, result, own_notes, ledger_status)
+                yield RunAttempt(run_id, folder, new_generator.private, result, run_notes, ledger_status)
                 return
         if not is_held:
             if not has_logged:

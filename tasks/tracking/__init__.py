@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def places(root: Path) -> Iterator[None]:
+def wandb_folders(root: Path) -> Iterator[None]:
     """Within the block, keep W&B's files below `root`, unless the environment names other folders, which W&B reads.
 
     Its log is one of these files. On a full disk `logging` would print a traceback for each line that it cannot write.
@@ -71,7 +71,7 @@ def safely(log: Callable[[], object], settings: Tracking, what: str, root: Path)
     if settings.mode == "disabled":
         return False
     try:
-        with places(root), chdir(first_checkout(root)):
+        with wandb_folders(root), chdir(first_checkout(root)):
             log()
     except Exception as error:
         _log.warning("W&B did not log %s, which is complete without it: %s", what, reason(error))

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tasks.config.params import Tracking
-from tasks.tracking import places, reason, session
+from tasks.tracking import reason, session, wandb_folders
 
 if TYPE_CHECKING:
     from algorithms.core.training import OnStep
@@ -238,7 +238,7 @@ def main() -> None:
     lines = (json.loads(line) for line in sys.stdin)
     opening = next(lines)
     try:
-        with contextlib.suppress(UnfinishedError), places(Path(opening["root"])):
+        with contextlib.suppress(UnfinishedError), wandb_folders(Path(opening["root"])):
             log_rows(opening, lines)
     except Exception as error:
         sys.stdout.write(f"{reason(error)}\n")

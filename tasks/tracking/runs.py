@@ -460,8 +460,8 @@ def _frame(frame: pd.DataFrame) -> str:
 
 def _spread(count: int) -> NDArray[np.int64]:
     """Evenly spaced indices of `count` items, including the first and the last."""
-    places: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MAX_SHOWN)).round().astype(np.int64)
-    return places
+    indices: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MAX_SHOWN)).round().astype(np.int64)
+    return indices
 
 
 def _markdown(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -71,12 +71,12 @@ class Range(StrictModel):
         return [int(point) if point.is_integer() else point for point in points]
 
 
-def _way(value: object) -> str:
+def _kind_of_space(value: object) -> str:
     return "range" if isinstance(value, Mapping | Range) else "values"
 
 
 Values = Annotated[
-    Annotated[Range, Tag("range")] | Annotated[list[JsonValue], Tag("values")], Discriminator(_way)
+    Annotated[Range, Tag("range")] | Annotated[list[JsonValue], Tag("values")], Discriminator(_kind_of_space)
 ]
 
 

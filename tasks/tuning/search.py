@@ -53,7 +53,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.documents import Document, load_yaml
 from data.files import read_json, write_text, write_whole
-from data.prepared import HeldOut, contents, load_as, load_held_out, prepared_again_error
+from data.prepared import HeldOut, changed_records_error, contents, load_as, load_held_out
 from data.readers.records import RecordBatch
 from tasks.calibrate import check_plan
 from tasks.config import data_mirror, home, ledger_url, params
@@ -193,7 +193,7 @@ class SearchTrial:
         """The records to score, None for a public objective, and those to train on, divided by their content alone."""
         data = load_as(self.prepared, self.info)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
-            raise prepared_again_error(self.prepared)
+            raise changed_records_error(self.prepared)
         if self.objective.on != "private":
             return None, RecordBatch(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
@@ -245,7 +245,7 @@ class SearchTrial:
         """
         data, released_before = load_held_out(self.prepared), len(trace.rows)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
-            raise prepared_again_error(self.prepared)
+            raise changed_records_error(self.prepared)
         once, delta = planned.schedule_of_trial, plan.target.budget.delta
         alone = replace(planned, trials=None, epsilon=epsilon(once, delta, accountant=plan.accountant))
         try:
@@ -391,7 +391,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     """
     search, info = search.or_earlier(home), search.info
 
-    def ask_to_repeat(run_id: str, has_result: bool) -> bool:
+    def confirm_search(run_id: str, has_result: bool) -> bool:
         return confirm_repeat(f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result)
 
     first = search.search_plan.documents[0]
@@ -402,7 +402,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         info,
         noise=noise,
         seed=seed,
-        confirm_repeat=ask_to_repeat,
+        confirm_repeat=confirm_search,
         home=home,
         root=root,
     ) as (run, software):
@@ -582,7 +582,7 @@ def _run_search(search: Search, charged_run: ChargedRun, run_all: Runs) -> Path:
     run, trials = charged_run.run, trials_of_run(search, charged_run.run)
     # The trials and their noise are for these records and no others.
     if run.run_id.rpartition("-")[0] != search.digest(charged_run.home):
-        raise prepared_again_error(search.prepared)
+        raise changed_records_error(search.prepared)
     if not trials:
         _settle_empty(search, charged_run)
     if search.search_plan.shares_features:
@@ -647,7 +647,7 @@ def _write_search(search: Search, scores: Sequence[float], best: int, folder: Pa
 def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
     """How the winner fails on a record of zeros, which tells nothing of the people held out."""
     record = zeros(trial.info)
-    made_up = HeldOut(
+    synthetic_records = HeldOut(
         trial.info,
         record.features,
         record.labels,
@@ -655,7 +655,7 @@ def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
     )
     try:
         model = load_model(trial.folder / "model.safetensors", allow_code=[*names_in(trial.document)])
-        count_held_out(planned.spec, model, made_up)
+        count_held_out(planned.spec, model, synthetic_records)
     except Exception as error:
         return f"The evaluation of a record of zeros fails, too: {type(error).__name__}."
     return "A record of zeros can be evaluated; why others cannot is withheld, as it could reveal a record."

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from data import DataRefusedError
 from data.card import DataCard, data_card
-from data.files import Places, fetch
+from data.files import FileSources, fetch
 from data.formats import Cifar
 from data.readers import images
 from data.reading import read
@@ -199,29 +199,29 @@ def card(images: Document, card_of: CardOf) -> CardOf:
 
 def test_the_set_that_the_mirror_holds_is_taken(card: CardOf, tmp_path: Path) -> None:
     plain = {f"{name}.bin": in_bytes(batch, fine=False) for name, batch in batches().items()}
-    places = Places(root=tmp_path, mirror=tmp_path / "mirror", cache=tmp_path / "cache")
+    sources = FileSources(root=tmp_path, mirror=tmp_path / "mirror", cache=tmp_path / "cache")
     (tmp_path / "mirror" / "dots").mkdir(parents=True)
     with refused_as("not_fetched", DataRefusedError, name="a.tar.gz"):
-        fetch(card(plain), places, key=bytes(32))
+        fetch(card(plain), sources, key=bytes(32))
     held = loose(tmp_path / "mirror" / "dots", plain)
-    assert fetch(card(plain), places, key=bytes(32)) == held
+    assert fetch(card(plain), sources, key=bytes(32)) == held
     assert len(whole(read(card(plain), held)).train) == 8
     only = card(plain, files=card(plain).model_dump(mode="json")["alternatives"][0], alternatives=[])
     held["t"].unlink()
     with refused_as("not_fetched", DataRefusedError, name="t.bin"):
-        fetch(only, places, key=bytes(32))
+        fetch(only, sources, key=bytes(32))
 
 
 def test_a_published_md5_is_checked(card: CardOf, tmp_path: Path) -> None:
     (tmp_path / "dots").mkdir()
     path = archive(tmp_path / "dots" / "a.tar.gz", {})
-    places = Places(root=tmp_path, mirror=tmp_path, cache=tmp_path / "cache")
+    sources = FileSources(root=tmp_path, mirror=tmp_path, cache=tmp_path / "cache")
     file = {"urls": ["http://127.0.0.1:1/a.tar.gz"], "md5": hashlib.md5(path.read_bytes()).hexdigest()}
     right = card({}, files={"archive": file}, alternatives=[])
-    assert fetch(right, places, key=bytes(32)) == {"archive": path}
+    assert fetch(right, sources, key=bytes(32)) == {"archive": path}
     path.write_bytes(b"")
     with refused_as("altered_file", DataRefusedError, path=path, kind="md5"):
-        fetch(right, places, key=bytes(32))
+        fetch(right, sources, key=bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_cards_without_alternatives_are_written_as_before_there_were_any() -> No
 def test_real_cifar_10(tmp_path: Path) -> None:
     """The first batch: its known checksum and labels."""
     card = data_card("cifar-10")
-    files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
+    files = fetch(card, FileSources(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     assert set(files) == {*card.reader.train, card.reader.test} if isinstance(card.reader, Cifar) else False
     with lzma.open(files["data_batch_1"]) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

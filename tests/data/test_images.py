@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
-from data.files import PUBLIC_KEY, Places, checksum_for, fetch
+from data.files import PUBLIC_KEY, FileSources, checksum_for, fetch
 from data.new_records import preparation_of, records_in
 from data.readers import images
 from data.readers.images import in_mode
@@ -149,17 +149,17 @@ def test_a_side_is_decided_by_the_file_and_not_by_what_is_made_of_it(card: CardO
 
 def test_the_checksum_of_a_folder_is_of_all_that_is_in_it(card: CardOf, tmp_path: Path) -> None:
     place = folder(tmp_path / "photos")
-    places = Places(root=tmp_path, mirror=None, cache=tmp_path)
+    sources = FileSources(root=tmp_path, mirror=None, cache=tmp_path)
     with refused_as("altered_file", DataRefusedError, kind="sha256"):
-        fetch(card(), places, key=PUBLIC_KEY)
+        fetch(card(), sources, key=PUBLIC_KEY)
     right = (checksum_for(place, card().files["train"], key=PUBLIC_KEY) or "").removeprefix("sha256: ")
     good = card({"files": {"train": {"path": "photos", "sha256": right}}})
-    assert fetch(good, places, key=PUBLIC_KEY) == {"train": place}
+    assert fetch(good, sources, key=PUBLIC_KEY) == {"train": place}
     (place / ".DS_Store").write_bytes(b"1")
-    assert fetch(good, places, key=PUBLIC_KEY) == {"train": place}
+    assert fetch(good, sources, key=PUBLIC_KEY) == {"train": place}
     (place / "dark/c.png").rename(place / "light/c.png")
     with refused_as("altered_file", DataRefusedError, kind="sha256"):
-        fetch(good, places, key=PUBLIC_KEY)
+        fetch(good, sources, key=PUBLIC_KEY)
 
 
 def test_an_image_of_16_bits_and_one_of_too_many_pixels(card: CardOf, tmp_path: Path) -> None:

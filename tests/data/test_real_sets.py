@@ -8,7 +8,7 @@ import pytest
 
 from data import DataRefusedError, dataset_info
 from data.card import data_card
-from data.files import Places, fetch
+from data.files import FileSources, fetch
 from data.formats import Digits, Synthetic
 from data.readers import images
 from data.readers.records import RecordBatch
@@ -37,7 +37,7 @@ A9A = {  # rows of the published file, whose order is that of adult.data
 def parts_of(name: str, cache: Path) -> Parts:
     """The records of a data set of the catalogue, from the mirror."""
     card = data_card(name)
-    places = Places(root=Path(), mirror=Path(MIRROR) if MIRROR else None, cache=cache)
+    places = FileSources(root=Path(), mirror=Path(MIRROR) if MIRROR else None, cache=cache)
     return whole(read(card, fetch(card, places, key=bytes(32))))
 
 

@@ -11,7 +11,7 @@ import pytest
 from data import DataRefusedError, DatasetInfo, dataset_info, prepared
 from data.card import data_card
 from data.description import rule_of
-from data.files import Places, fetch
+from data.files import FileSources, fetch
 from data.formats import Reviews
 from data.readers import texts
 from data.readers.records import RecordBatch, RecordChunk
@@ -182,7 +182,7 @@ def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) ->
 @needs_mirror
 def test_real_imdb(tmp_path: Path) -> None:
     card = data_card("imdb")
-    files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
+    files = fetch(card, FileSources(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     for block in read(card, files):
         features = block.records.features
         assert np.bincount(block.records.labels).tolist() == [12500, 12500]

@@ -39,7 +39,7 @@ from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
 from flows.compare import comparison, plan, run
-from flows.deployed import TAG, pipeline, report, run_stage, tell_of_reservation
+from flows.deployed import TAG, pipeline, report, report_reservations, run_stage
 from flows.scheduled import audit, retrain, verify
 from flows.server import install_automations, keep_schedules, start_server
 from flows.task_runners import task_runner
@@ -234,7 +234,7 @@ def test_a_run_that_the_ledger_refuses_leaves_ledger_parameters_and_model_alone(
     ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = ledger.head(), (served.root / "params.yaml").read_text()
     stay_in_this_process(monkeypatch)
-    monkeypatch.setattr(runs, "_look_ahead", lambda *_: nullcontext())
+    monkeypatch.setattr(runs, "_check_before_run", lambda *_: nullcontext())
     done = CliRunner().invoke(app, ["run", "--epsilon", "2.5"])
     assert done.exit_code == 2, done.output
     refusals = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
@@ -593,7 +593,7 @@ def test_a_server_shows_what_a_cancelled_run_holds_and_not_what_others_do(
             retrained.deliver(1)
         runs = [*runs, begin("tiny"), client.create_flow_run(retrain, tags=[TAG, "tiny"])]
         for flow_run in runs:
-            tell_of_reservation(retrain, flow_run, Cancelled())
+            report_reservations(retrain, flow_run, Cancelled())
     artifacts = [
         post(
             f"{server}/artifacts/filter",

@@ -29,7 +29,7 @@ from algorithms.errors import RefusedError
 from flows import deployed, scheduled, server
 from flows import tune as tune_module
 from flows.cli.main import app
-from flows.deployed import pipeline, tell_of_reservation
+from flows.deployed import pipeline, report_reservations
 from flows.scheduled import retrain
 from flows.tune import tune
 from tasks import train
@@ -217,7 +217,7 @@ def test_stop_says_where_a_server_answers_that_it_does_not_end(
 @pytest.mark.parametrize("flow", [pipeline, retrain, tune])
 def test_flows_that_spend_say_what_a_run_holds_that_was_stopped(flow: Any) -> None:
     for hooks in (flow.on_cancellation_hooks, flow.on_crashed_hooks, flow.on_failure_hooks):
-        assert hooks == [tell_of_reservation]
+        assert hooks == [report_reservations]
 
 
 def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(place: Place) -> None:
@@ -278,7 +278,7 @@ def test_a_ledger_that_is_away_gives_no_traceback_about_what_is_reserved(
     begun = FlowRun(flow_id=ID, start_time=datetime.now(UTC))
     client = nullcontext(SimpleNamespace(read_flow_run=lambda _: begun))
     monkeypatch.setattr(deployed, "get_client", lambda **_: client)
-    tell_of_reservation(pipeline, begun, Failed(message="the ledger is away"))
+    report_reservations(pipeline, begun, Failed(message="the ledger is away"))
 
 
 def test_a_retraining_shows_both_models_and_each_blocks_budget(

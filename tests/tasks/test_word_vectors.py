@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from algorithms.models import ModelRefusedError
 from data import dataset_info, prepared
 from data.card import CARDS, DataCard, data_card
-from data.files import Places, fetch
+from data.files import FileSources, fetch
 from data.readers import texts as of_texts
 from data.reading import word_list
 from tasks.config import params
@@ -78,7 +78,7 @@ def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tm
 @needs_mirror
 def test_the_words_of_imdb_stand_at_their_tokens(tmp_path: Path) -> None:
     card = data_card("imdb")
-    files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
+    files = fetch(card, FileSources(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     listed = word_list(card, files) or b""
     (tmp_path / "words.txt").write_bytes(listed)
     words = of_texts._vocabulary(of_texts._member(files["archive"], "aclImdb/imdb.vocab"), 20000, tmp_path)

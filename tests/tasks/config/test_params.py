@@ -100,7 +100,7 @@ def test_parameters_lie_in_main_memory_or_in_shards(shards: str) -> None:
 
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
     own = {"name": "huggingface", "checkpoint": "bert", "settings": {"replace_batch_norm": True}}
-    assert ModelParams.model_validate(own).own_settings == {"replace_batch_norm": True, "checkpoint": "bert"}
+    assert ModelParams.model_validate(own).all_settings == {"replace_batch_norm": True, "checkpoint": "bert"}
     with contradicting("checkpoint", "settings.checkpoint"):
         ModelParams.model_validate(own | {"settings": {"checkpoint": "bert"}})
 

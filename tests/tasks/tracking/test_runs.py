@@ -24,7 +24,7 @@ from tasks import report
 from tasks import tracking as sessions
 from tasks.config.params import Tracking
 from tasks.reporting.figures import CostCurve
-from tasks.tracking import group_of, has_run_to_log, is_whole, places, safely, session
+from tasks.tracking import group_of, has_run_to_log, is_whole, safely, session, wandb_folders
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import FinishedRun, history, log_promotion, log_report, log_run, summary
 from tests.support.checkout import PROJECT
@@ -230,7 +230,7 @@ def test_log_file_on_a_full_disk_prints_nothing(tmp_path: Path, capsys: pytest.C
     handler, log = logging.FileHandler("/dev/full"), logging.getLogger("a-client")
     log.addHandler(handler)
     try:
-        with places(tmp_path):
+        with wandb_folders(tmp_path):
             log.warning("a line")
         assert capsys.readouterr().err == ""
         log.warning("a line")
@@ -288,7 +288,7 @@ def test_run_that_a_full_disk_cut_off_is_not_logged(
 def test_failure_within_a_session_prints_no_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(OSError, match="disk"), places(tmp_path), chdir(tmp_path):  # noqa: SIM117
+    with pytest.raises(OSError, match="disk"), wandb_folders(tmp_path), chdir(tmp_path):  # noqa: SIM117
         with session(Tracking(), job_type="train", group="a", name="a", config={}):
             raise OSError("the disk is full")
     assert capfd.readouterr().err == ""
@@ -300,7 +300,7 @@ def test_no_session_starts_the_launch_agent(tmp_path: Path, monkeypatch: pytest.
     launch = ModuleType("wandb.sdk.launch.inputs.internal")
     launch.__getattr__ = asked.append  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, launch.__name__, launch)
-    with places(tmp_path), chdir(tmp_path):  # noqa: SIM117
+    with wandb_folders(tmp_path), chdir(tmp_path):  # noqa: SIM117
         with session(Tracking(), job_type="train", group="a", name="a", config={}):
             pass
     assert asked == []
@@ -309,7 +309,7 @@ def test_no_session_starts_the_launch_agent(tmp_path: Path, monkeypatch: pytest.
 def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "mine"))
     monkeypatch.delenv("WANDB_CACHE_DIR", raising=False)
-    with places(tmp_path / "project"):
+    with wandb_folders(tmp_path / "project"):
         assert os.environ["WANDB_DIR"] == str(tmp_path / "mine")
         assert os.environ["WANDB_CACHE_DIR"] == str(tmp_path / "project" / ".wandb" / "cache")
     assert "WANDB_CACHE_DIR" not in os.environ
