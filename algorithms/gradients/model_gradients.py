@@ -6,8 +6,8 @@ Those of one parameter are in `parameter_gradients`. They are for the barrier al
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import torch
@@ -137,7 +137,7 @@ class PerExampleGradients:
         for records, record_norms in self._finite(clipping, norms):
             weights, small = records._record_weights(record_norms, clipping), dict[str, Tensor]()
             if isinstance(weights, Tensor):
-                small = records._small.weighted_sums(weights.double())
+                small = records._small_sums(weights)
                 weights = dict.fromkeys(self.slices, weights)
             parts.append((records, weights, small))
         for name, span in self.slices.items():
@@ -280,6 +280,16 @@ class PerExampleGradients:
         """Those that are processed together, where a clipping treats all alike."""
         return SmallGradients.of(self.gradients, self.slices)
 
+    def _small_sums(self, weights: Tensor) -> dict[str, Tensor]:
+        """The weighted sums of the small gradients, [numel] each, float64."""
+        names = sorted(self._small.names)
+        sizes = [self.slices[name].stop - self.slices[name].start for name in names]
+        ends = accumulate(sizes)
+        slices = {name: slice(end - size, end) for name, size, end in zip(names, sizes, ends, strict=True)}
+        total = torch.zeros(sum(sizes), dtype=torch.float64, device=self.losses.device)
+        self._small.add_weighted(weights.double(), total, slices)
+        return {name: total[span] for name, span in slices.items()}
+
     @property
     def _others(self) -> list[str]:
         """The names of those that are processed one by one."""
@@ -306,13 +316,11 @@ class PerExampleGradients:
         With the same weights for all parameters, small gradients are summed together.
         """
         if isinstance(weights, Tensor):
-            parts = self._small.weighted_sums(weights.double())
-            if len(parts) == len(self.slices):  # all are small
-                total.add_(torch.cat([parts[name] for name in self.slices]).to(total.device))
-                return
-            if parts:
-                places = _places(tuple((self.slices[name].start, self.slices[name].stop) for name in parts))
-                total.index_add_(0, places.to(total.device), torch.cat([*parts.values()]).to(total.device))
+            if total.device == self.losses.device:
+                self._small.add_weighted(weights.double(), total, self.slices)
+            else:
+                for name, part in self._small_sums(weights).items():
+                    total[self.slices[name]] += part.to(total.device)
             weights = dict.fromkeys(self._others, weights)
         added = set()
         # Where the records' weights are the same tensor for both, one product sums a layer's matrix and bias.
@@ -349,12 +357,6 @@ class PerExampleGradients:
         added = torch.zeros_like(total, device=self.losses.device)  # the sum stays in main memory
         gradient.add_weighted(weights.double(), added)
         total += added.to(total.device)
-
-
-@lru_cache
-def _places(spans: tuple[tuple[int, int], ...]) -> Tensor:
-    """The indices from start to stop of each span, one after another."""
-    return torch.cat([torch.arange(*span) for span in spans])
 
 
 def all_finite(norms: Tensor) -> Tensor:

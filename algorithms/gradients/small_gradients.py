@@ -98,32 +98,41 @@ class SmallGradients:
             parts.append(((seen + ones) * back).sum(dim=1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sums of weight times gradient over the first records, weights [n], float64; [numel] each, float64."""
-        sums_by_name: dict[str, Tensor] = {}
-        if self.materialized:
-            sums = torch.zeros(self._rows.shape[1], dtype=torch.float64, device=self._rows.device)
-            add_rows(self._rows[: len(weights)], weights, sums)
-            sizes = [each.rows.shape[1] for each in self.materialized.values()]
-            sums_by_name |= zip(self.materialized, sums.split_with_sizes(sizes), strict=True)
-        for values, each in (
-            zip(self._slices(), torch.split(weights, self._size), strict=False) if self.layers else ()
-        ):
-            for name, part in self._sums_of_layers(values[: len(each)], each):
-                sums_by_name[name] = sums_by_name[name] + part if name in sums_by_name else part
-        return sums_by_name
+    def add_weighted(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
+        """Add the sums of weight times gradient over the first records, weights [n], float64, to a total [d], float64.
 
-    def _sums_of_layers(self, values: Tensor, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
-        widths = self._widths[: len(self.layers)], self._widths[len(self.layers) :]
-        seen, back = values.split_with_sizes([sum(each) for each in widths], dim=1)
-        # Weights go to the narrower factor, once for all layers; a bias's sum is that of the weighted errors.
-        back = back * weights[:, None]
-        of_biases = back.sum(dim=0).split_with_sizes(widths[1])
-        sides = zip(back.T.split_with_sizes(widths[1]), seen.split_with_sizes(widths[0], dim=1), strict=True)
-        for name, (grad_outputs, inputs), of_bias in zip(self.layers, sides, of_biases, strict=True):
-            yield name, torch.mm(grad_outputs, inputs).flatten()
-            if name in self.biases:
-                yield self.biases[name], of_bias
+        slices: of the parameters in the total, which is on the gradients' device.
+        """
+        joined, names = [], [*self.materialized]
+        if self.materialized:
+            joined.append(torch.zeros(self._rows.shape[1], dtype=torch.float64, device=total.device))
+            add_rows(self._rows[: len(weights)], weights, joined[0])
+        if self.layers:
+            of_biases = self._add_layers(weights, total, slices)
+            joined += [part for name, part in zip(self.layers, of_biases, strict=True) if name in self.biases]
+            names += [self.biases[name] for name in self.layers if name in self.biases]
+        if joined:
+            places = _places(tuple((slices[name].start, slices[name].stop) for name in names))
+            total.index_add_(0, places.to(total.device), torch.cat(joined))
+
+    def _add_layers(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> Sequence[Tensor]:
+        """Add the weighted sums of the layers' matrices to a total; returns those of biases, [outputs] each."""
+        widths, first = self._widths[: len(self.layers)], total.storage_offset()
+        of_outputs = self._widths[len(self.layers) :]
+        matrices = [
+            total.as_strided((outputs, inputs), (inputs, 1), first + slices[name].start)
+            for name, outputs, inputs in zip(self.layers, of_outputs, widths, strict=True)
+        ]
+        of_biases = torch.zeros(sum(of_outputs), dtype=torch.float64, device=total.device)
+        for values, each in zip(self._slices(), torch.split(weights, self._size), strict=False):
+            seen, back = values[: len(each)].split_with_sizes([sum(widths), sum(of_outputs)], dim=1)
+            # Weights go to the narrower factor, once for all layers; a bias's sum is that of the weighted errors.
+            back = back * each[:, None]
+            of_biases += back.sum(dim=0)
+            sides = zip(back.T.split_with_sizes(of_outputs), seen.split_with_sizes(widths, dim=1), strict=True)
+            for matrix, (grad_outputs, inputs) in zip(matrices, sides, strict=True):
+                matrix.addmm_(grad_outputs, inputs)
+        return of_biases.split_with_sizes(of_outputs)
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -214,3 +223,9 @@ def _columns(
     for side, rows in enumerate(columns.split_with_sizes(widths)):
         rows[:, side] = 1.0
     return columns, torch.tensor(biases, dtype=torch.float64, device=device)
+
+
+@lru_cache
+def _places(spans: tuple[tuple[int, int], ...]) -> Tensor:
+    """The indices from start to stop of each span, one after another."""
+    return torch.cat([torch.arange(*span) for span in spans])
