@@ -129,7 +129,9 @@ class SmallGradients:
             # Weights go to the narrower factor, once for all layers; a bias's sum is that of the weighted errors.
             back = back * each[:, None]
             of_biases += back.sum(dim=0)
-            sides = zip(back.T.split_with_sizes(of_outputs), seen.split_with_sizes(widths, dim=1), strict=True)
+            sides = zip(
+                back.T.split_with_sizes(of_outputs), seen.split_with_sizes(widths, dim=1), strict=True
+            )
             for matrix, (grad_outputs, inputs) in zip(matrices, sides, strict=True):
                 matrix.addmm_(grad_outputs, inputs)
         return of_biases.split_with_sizes(of_outputs)

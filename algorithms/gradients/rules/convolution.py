@@ -17,6 +17,7 @@ from algorithms.gradients.arithmetic import (
     square_norms,
     wide,
 )
+from algorithms.gradients.block_gradients import BlockGrad, are_worth_blocks
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -27,6 +28,8 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.parameter_gradients import (
     DenseGrad,
+    LinearGrad,
+    PerExample,
     RowGrad,
     RowProducts,
     add_materialized,
@@ -381,9 +384,9 @@ def _convolution(
     output = func(input, weight, bias, stride, padding, dilation, groups)
     window = _window(kernel, stride, padding, dilation, groups).over(layout)
 
-    def of_weight(seen: Tensor, back: Tensor) -> ConvGrad:
+    def of_weight(seen: Tensor, back: Tensor) -> PerExample:
         # Each output position is a linear layer on its patch; the gradient sums error x patch^T over positions.
-        return ConvGrad(seen, back, window)
+        return _gradients_of_weight(seen, back, window)
 
     return _record_weight_and_bias(
         recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias))
@@ -414,13 +417,25 @@ def _transposed_convolution(  # noqa: PLR0913
     window = _window(weight.shape[2:], stride, padding, dilation, groups).over(layout)
     output = func(input, weight, bias, *settings)
 
-    def of_weight(seen: Tensor, back: Tensor) -> ConvGrad:
+    def of_weight(seen: Tensor, back: Tensor) -> PerExample:
         # A transposed convolution is the backward pass of a convolution, so input and output gradient swap their roles.
-        return ConvGrad(back, seen, window)
+        return _gradients_of_weight(back, seen, window)
 
     return _record_weight_and_bias(
         recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias))
     )
+
+
+def _gradients_of_weight(inputs: Tensor, grad_outputs: Tensor, window: Window) -> PerExample:
+    """The gradients of a weight; with a single output position they are a linear layer's, or one's for each group."""
+    places, groups = grad_outputs.shape[2:], window.groups
+    outputs, patch = grad_outputs.shape[1] // groups, inputs.shape[1] // groups * math.prod(window.kernel)
+    if math.prod(places) > 1 or not (groups == 1 or are_worth_blocks(groups, outputs, patch)):
+        return ConvGrad(inputs, grad_outputs, window)
+    # [batch x groups, 1, kernel, channels / groups], in the order of the weight.
+    seen = torch.unflatten(Cutter(window, places)(wide(inputs)), 2, (-1, inputs.shape[1] // groups)).mT
+    products = LinearGrad(seen.flatten(start_dim=2), grad_outputs.reshape(len(seen), 1, outputs))
+    return products if groups == 1 else BlockGrad(products, groups)
 
 
 def _layout(recorder: GradSampleRecorder, input: Tensor) -> Layout | None:
@@ -434,7 +449,7 @@ def _record_weight_and_bias(
     output: Tensor,
     input: Tensor,
     layout: Layout,
-    of_weight: Callable[[Tensor, Tensor], ConvGrad],
+    of_weight: Callable[[Tensor, Tensor], PerExample],
     names: tuple[str | None, str | None],
 ) -> Tensor:
     """Record the gradients of weight and bias; of_weight: computes the weight's from input and output gradient."""

@@ -179,6 +179,24 @@ def test_kernels_of_one_channel_count_a_record_alike_in_any_company() -> None:
         assert torch.equal(engine.norms(made.parameters, inputs[some], labels[some], L2(1.0)), together[some])
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(40, 60, 3, padding=1),
+        nn.Conv1d(40, 60, 1, groups=2),
+        nn.ConvTranspose1d(40, 60, 1, groups=2),
+    ],
+    ids=["one", "groups", "transposed"],
+)
+def test_a_convolution_with_one_place_materialises_nothing(layer: nn.Module) -> None:
+    made = problem(Spec(lambda: nn.Sequential(layer, nn.Flatten()), (40, 1)))
+    engine = made.engine(limits=BRIEF)
+    found = engine.contributions(*made.arguments)
+    expected = naive.norms(made.model, made.gradients, L2(1.0))
+    assert naive.relative(found.norms(L2(1.0)), expected) < 1e-9
+    assert found.materialized_bytes <= engine.physical_batch * 60 * 8  # those of biases
+
+
 def test_many_small_parameters_are_measured_and_added_together() -> None:
     made = problem(Spec(lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), (5, 3)))
     engine = made.engine(limits=BRIEF)

@@ -54,6 +54,9 @@ CONVOLUTION = {
     "conv2d, many places, groups": Spec(lambda: nn.Conv2d(2, 4, 3, groups=2, stride=2), (2, 19, 19)),
     "conv2d, many channels": Spec(lambda: nn.Conv2d(24, 24, 3, groups=2), (24, 3, 4)),  # by its Gram matrices
     "conv2d, one pixel": Spec(lambda: nn.Conv2d(5, 4, 1), (5, 1, 1)),
+    "conv2d, one place": Spec(lambda: nn.Conv2d(5, 4, (3, 2), padding=(1, 0), dilation=(1, 2)), (5, 1, 3)),
+    "conv2d, one place, groups": Spec(lambda: nn.Conv2d(4, 6, (2, 3), groups=2), (4, 2, 3)),
+    "conv1d, one place, large groups": Spec(lambda: nn.Conv1d(40, 60, 3, groups=2, padding=1), (40, 1)),
     "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 4, 3)),
     "conv3d, all settings": Spec(
         lambda: nn.Conv3d(4, 6, (2, 3, 2), (2, 1, 2), (1, 2, 0), (1, 2, 1), groups=2, bias=False),
@@ -70,6 +73,8 @@ CONVOLUTION = {
     ),
     "transposed 2d, depthwise": Spec(lambda: nn.ConvTranspose2d(3, 3, 3, 2, 1, groups=3), (3, 4, 4)),
     "transposed 2d, many channels": Spec(lambda: nn.ConvTranspose2d(24, 24, 2), (24, 2, 2)),
+    "transposed 1d, one place, large groups": Spec(lambda: nn.ConvTranspose1d(40, 60, 3, groups=2), (40, 1)),
+    "transposed 2d, one place": Spec(lambda: nn.ConvTranspose2d(5, 4, 2), (5, 1, 1)),
     "transposed 3d": Spec(
         lambda: nn.ConvTranspose3d(2, 3, 2, (1, 2, 2), output_padding=(0, 1, 0)), (2, 2, 3, 2)
     ),
