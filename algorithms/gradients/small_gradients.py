@@ -20,6 +20,8 @@ from algorithms.gradients.parameter_gradients import (
     materialize,
     slice_of,
 )
+from algorithms.gradients.parameter_gradients import slices as few_at_a_time
+from algorithms.gradients.table_gradients import EmbeddingGrad
 
 _NARROW = 256
 """Inputs and outputs of a linear layer, together, that is processed with others."""
@@ -29,6 +31,9 @@ _SHORT_SEQUENCE = 1024
 
 _FEWEST_ALIKE = 4
 """The fewest layers of one shape that are materialised together: copying the sides of fewer takes longer than calls."""
+
+_NARROW_ROWS = 64
+"""Numbers in a row of a table that is processed with others: of wider ones, rows are added faster than numbers."""
 
 _FEWEST_NUMBERS = 128
 """Size of all narrow layers up to which they are materialised with the others."""
@@ -40,12 +45,13 @@ class SmallGradients:
 
     materialized: materialised gradients. layers: outer products of inputs and grad_outputs, for the weights of narrow
     linear layers without sequences; they are multiplied in 64 bits. biases: by weight, the name of the layer's
-    bias, if it has one.
+    bias, if it has one. lookups: of tables with narrow rows, of which each record uses one row.
     """
 
     materialized: Mapping[str, PerExample]
     layers: Mapping[str, LinearGrad]
     biases: Mapping[str, str]
+    lookups: Mapping[str, EmbeddingGrad]
 
     @staticmethod
     def of(gradients: Mapping[str, PerExample], slices: Mapping[str, slice]) -> "SmallGradients":
@@ -67,21 +73,30 @@ class SmallGradients:
             for name, each in gradients.items()
             if isinstance(each, BiasGrad) and id(each.of) in owners
         }
+        lookups = {
+            name: each
+            for name, each in gradients.items()
+            if isinstance(each, EmbeddingGrad) and _is_single(each)
+        }
+        if len(lookups) == 1:
+            lookups = {}
         names = (*layers, *biases.values())
         if sum(sizes[name] for name in names) <= _FEWEST_NUMBERS:
             # Of copies, since materialised gradients are kept, and would then be used by other clippings.
             materialized |= {name: replace(each) for name, each in layers.items()}
-            return SmallGradients(materialized | {name: gradients[name] for name in biases.values()}, {}, {})
-        return SmallGradients(materialized, layers, biases)
+            materialized |= {name: gradients[name] for name in biases.values()}
+            return SmallGradients(materialized, {}, {}, lookups)
+        return SmallGradients(materialized, layers, biases, lookups)
 
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of their parameters."""
-        return frozenset((*self.materialized, *self.layers, *self.biases.values()))
+        return frozenset((*self.materialized, *self.layers, *self.biases.values(), *self.lookups))
 
     def square_norms(self) -> list[Tensor]:
         """Squared L2 norms, [batch] each, float64, that add up to those over all of them."""
         squares = [square_norms(self._rows)] if self.materialized else []
+        squares += [square_norms(self._errors_of_lookups)] if self.lookups else []
         return [*squares, self._norms_of_layers()] if self.layers else squares
 
     def _norms_of_layers(self) -> Tensor:
@@ -103,6 +118,8 @@ class SmallGradients:
 
         slices: of the parameters in the total, which is on the gradients' device.
         """
+        if self.lookups:
+            self._add_lookups(weights, total, slices)
         joined, names = [], [*self.materialized]
         if self.materialized:
             joined.append(torch.zeros(self._rows.shape[1], dtype=torch.float64, device=total.device))
@@ -114,6 +131,22 @@ class SmallGradients:
         if joined:
             places = _places(tuple((slices[name].start, slices[name].stop) for name in names))
             total.index_add_(0, places.to(total.device), torch.cat(joined))
+
+    def _add_lookups(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
+        """Add the weighted errors of lookups to a total, each number where it belongs."""
+        rows = tuple((slices[name].start, each.grad_outputs.shape[2]) for name, each in self.lookups.items())
+        firsts, widths, tables = _columns_of_rows(rows, total.device)
+        entries = torch.cat([each.indices for each in self.lookups.values()], dim=1)
+        parts = entries[: len(weights)], self._errors_of_lookups[: len(weights)], weights
+        for theirs, errors, each in few_at_a_time(4 * len(firsts), *parts):
+            # [records, numbers]: of the table's first row, and the rows before the one that was looked up.
+            places = theirs[:, tables].mul_(widths).add_(firsts)
+            total.index_add_(0, places.flatten(), (errors.double() * each[:, None]).flatten())
+
+    @cached_property
+    def _errors_of_lookups(self) -> Tensor:
+        """The output gradients of all lookups next to each other, [batch, numbers]."""
+        return torch.cat([wide(each.grad_outputs) for each in self.lookups.values()], dim=2)[:, 0]
 
     def _add_layers(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> Sequence[Tensor]:
         """Add the weighted sums of the layers' matrices to a total; returns those of biases, [outputs] each."""
@@ -225,6 +258,29 @@ def _columns(
     for side, rows in enumerate(columns.split_with_sizes(widths)):
         rows[:, side] = 1.0
     return columns, torch.tensor(biases, dtype=torch.float64, device=device)
+
+
+def _is_single(table: EmbeddingGrad) -> bool:
+    return (
+        table.indices.shape[1] == 1
+        and table.grad_outputs.shape[2] <= _NARROW_ROWS
+        and "rows" not in vars(table)
+    )
+
+
+@lru_cache
+def _columns_of_rows(
+    rows: tuple[tuple[int, int], ...], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each number of one row of every table: its place in the first row, the row's width, the table's number.
+
+    rows: the place of the table's first number, and its width.
+    """
+    numbers = [
+        (first + column, width, table) for table, (first, width) in enumerate(rows) for column in range(width)
+    ]
+    firsts, widths, tables = torch.tensor(numbers, device=device).unbind(1)
+    return firsts, widths, tables
 
 
 @lru_cache

@@ -8,6 +8,7 @@ import torch
 from algorithms.gradients import L2, Affine, PerExampleGradients
 from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.small_gradients import SmallGradients
+from algorithms.gradients.table_gradients import EmbeddingGrad
 from tests.support.gradients.forms import written
 
 FEW, MANY = 64, 2176
@@ -18,8 +19,14 @@ def layer(records: int, inputs: int, outputs: int, length: int = 1) -> LinearGra
     return LinearGrad(torch.randn(records, length, inputs), torch.randn(records, length, outputs))
 
 
+def table(records: int, entries: int, width: int, length: int = 1) -> EmbeddingGrad:
+    return EmbeddingGrad(
+        torch.randint(0, entries, (records, length)), torch.randn(records, length, width), entries
+    )
+
+
 def network(records: int, *, large: bool) -> dict[str, PerExample]:
-    """Layers with and without bias, biases of frozen layers, sequences and materialised gradients."""
+    """Layers with and without bias, biases of frozen layers, sequences, materialised gradients and tables."""
     first, last, frozen = layer(records, 60, 20), layer(records, 20, 3), layer(records, 7, 5)
     found: dict[str, PerExample] = {
         "last.bias": BiasGrad(last),
@@ -31,6 +38,8 @@ def network(records: int, *, large: bool) -> dict[str, PerExample]:
     if large:
         found |= {"first": first, "alone": layer(records, 30, 30), "first.bias": BiasGrad(first)}
         found["wide"] = layer(records, 300, 2)
+        found |= {"items": table(records, 9, 64), "wide rows": table(records, 3, 65)}
+        found |= {"people": table(records, 50, 3), "words": table(records, 20, 3, length=2)}
     return found
 
 
@@ -89,7 +98,7 @@ def test_layers_of_one_shape_are_materialised_as_each_by_itself(length: int, pad
     )
 
 
-def test_narrow_layers_and_materialised_gradients_are_taken_together() -> None:
+def test_narrow_layers_lookups_and_materialised_gradients_are_taken_together() -> None:
     """By the sizes of parameters, whatever the number of records."""
     torch.manual_seed(0)
     for records in (FEW, MANY):
@@ -100,6 +109,7 @@ def test_narrow_layers_and_materialised_gradients_are_taken_together() -> None:
             "sequence",
         }
         assert small.biases == {"first": "first.bias", "last": "last.bias"}
+        assert set(small.lookups) == {"items", "people"}
         few = {name: each for name, each in gradients.items() if name in ("last", "last.bias", "scale")}
         assert SmallGradients.of(few, of(few).slices).materialized.keys() == few.keys()
 
