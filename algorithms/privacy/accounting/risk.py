@@ -9,6 +9,7 @@ limit that holds for the best attacker, never an estimate.
 import math
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -20,6 +21,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
+    ReprKey,
     adjacency_named,
     compose_loss,
     epsilon_of_rdp,
@@ -27,7 +29,7 @@ from algorithms.privacy.accounting.epsilon import (
     merge_events,
     rdp,
 )
-from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.events import Schedule, count_same
 from algorithms.privacy.accounting.filters import FilterSpec, FixedSchedule, RenyiBudget, ZCDPBudget
 from algorithms.privacy.accounting.gaussian import gaussian_delta
 
@@ -66,6 +68,13 @@ def profile(schedule: Schedule, *, adjacency: NeighboringRelation = ADD_OR_REMOV
         >>> bool(profile([(GaussianDpEvent(1.0), 1)]).delta[0] >= 0.3829)  # 2 Phi(1/2) - 1
         True
     """
+    return _profile(ReprKey.of(count_same(schedule), adjacency))
+
+
+@lru_cache(maxsize=128)
+def _profile(key: ReprKey) -> Profile:
+    """`profile` with a cache, since plan, report and audit look at the same one."""
+    schedule, adjacency = key.arguments
     if any(is_not_private(event) for event, _ in schedule):
         return Profile(np.zeros(1), np.ones(1))
     few = merge_events(schedule)
