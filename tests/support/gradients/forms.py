@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,16 @@ Draw = Callable[[torch.Generator], PerExample]
 
 def contributions(gradient: PerExample, dtype: torch.dtype = torch.float32) -> PerExampleGradients:
     """Gradients of one parameter as contributions; dtype: of the losses."""
-    rows = _copied(gradient).rows  # of a copy, since written rows are kept and would then be used
-    losses, places = torch.zeros(len(rows), dtype=dtype), {"w": slice(0, rows.shape[1])}
-    return PerExampleGradients(losses, {"w": gradient}, places, (("w",),), wide(rows).dtype)
+    if not _LAST or _LAST[0] is not gradient:
+        rows = _copied(gradient).rows  # of a copy, since written rows are kept and would then be used
+        _LAST[:] = gradient, rows.shape, wide(rows).dtype
+    _, (batch, numel), widened = _LAST
+    losses = torch.zeros(batch, dtype=dtype)
+    return PerExampleGradients(losses, {"w": gradient}, {"w": slice(0, numel)}, (("w",),), widened)
+
+
+_LAST: list[Any] = []
+"""The gradient that was clipped last, the shape of its rows and their type: each is clipped many times."""
 
 
 def _copied(gradient: PerExample) -> PerExample:
