@@ -23,11 +23,11 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """The device as a run takes it, which makes PyTorch deterministic."""
     if reason := simulator.why_not():
         pytest.skip(reason)
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    before = torch.get_deterministic_debug_mode()
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # type: ignore[attr-defined]
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         with simulator.available():
             yield device_of("sim")
     finally:
-        torch.use_deterministic_algorithms(was_deterministic)
+        torch.set_deterministic_debug_mode(before)

@@ -536,7 +536,7 @@ def test_settings_of_pytorch_are_as_before(monkeypatch: pytest.MonkeyPatch) -> N
     """Training on a GPU makes PyTorch deterministic, and on a CPU it takes few threads."""
 
     def changing(name: str) -> torch.device:
-        torch.use_deterministic_algorithms(True)
+        torch.set_deterministic_debug_mode("error")
         torch.set_num_threads(1)
         return torch.device(name)
 

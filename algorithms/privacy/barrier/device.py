@@ -46,7 +46,8 @@ def device_of(name: str) -> torch.device:
 def _make_deterministic() -> None:
     """A resumed run repeats every bit; PyTorch refuses operations that cannot."""
     make_products_repeatable()
-    torch.use_deterministic_algorithms(True)
+    # `use_deterministic_algorithms` would import the compiler as well, in over a second of each run.
+    torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # else each is filled
 
 

@@ -14,7 +14,7 @@ from tests.support.refusals import refused_as
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Whether PyTorch was made deterministic, once for each time; it is left as it is."""
     calls: list[Any] = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    monkeypatch.setattr(torch, "set_deterministic_debug_mode", calls.append)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # type: ignore[attr-defined]
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -36,7 +36,7 @@ def test_a_device_is_taken_by_its_name(
 ) -> None:
     see(monkeypatch, accelerator)
     assert device_of(name) == torch.device(device)
-    assert deterministic == [True] * (device != "cpu")
+    assert deterministic == ["error"] * (device != "cpu")
     assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (None if device == "cpu" else ":4096:8")
 
 
