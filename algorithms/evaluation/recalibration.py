@@ -7,6 +7,7 @@ which is bounded: a log loss that is cut off would favour temperatures that make
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -68,9 +69,8 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
     if pairs_in_one_bin(people, 0.0) > _MAX_TIES:
         return None
     centres = _half_centres(released)
-    candidates = np.exp(np.linspace(-math.log(_RANGE), math.log(_RANGE), _CANDIDATES))
-    fits = [float(np.sum(first * _losses(centres / each))) for each in candidates]
-    temperature = float(candidates[int(np.argmin(fits))])
+    candidates, losses = _candidates(tuple(centres.tolist()))
+    temperature = float(candidates[int(np.argmin(np.tensordot(losses, first, axes=2)))])
     gains = _losses(centres) - _losses(centres / temperature)
     gain = mean_gain(independent(released.half(1), released.noise_std), gains.ravel())
     if gain is None or gain.low <= 0.0:
@@ -106,6 +106,13 @@ def _half_centres(released: ReleasedHistogram) -> Floats:
     bins = released.spec.bins
     width = bins // len(released.half(0))
     return score_edges(bins)[width // 2 - 1 :: width]
+
+
+@cache
+def _candidates(centres: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """Temperatures, [candidates], and the log losses of the bins by each, [candidates, bins, 2]."""
+    candidates = np.exp(np.linspace(-math.log(_RANGE), math.log(_RANGE), _CANDIDATES))
+    return candidates, np.stack([_losses(np.array(centres) / each) for each in candidates])
 
 
 def _losses(centres: Floats) -> Floats:

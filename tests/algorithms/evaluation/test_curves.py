@@ -5,7 +5,13 @@ import pytest
 from scipy.stats import norm
 
 from algorithms.evaluation import ReleasedHistogram, count, histogram_for
-from algorithms.evaluation.curves import calibration_curve, calibration_error_of, thresholds_of
+from algorithms.evaluation.curves import (
+    calibration_curve,
+    calibration_error_of,
+    threshold_at,
+    thresholds_of,
+)
+from algorithms.evaluation.estimates import scored_cells
 from comparisons import private_evaluation as populations
 
 MEAN, SPREAD, POSITIVE = (-2.0, 1.0), 1.5, 0.3
@@ -20,10 +26,13 @@ def drawn():
 
 def test_metrics_at_thresholds_cover_those_of_normal_scores(drawn):
     hits, lifts = [], []
+    cuts, points = {7: 32, 9: 40, 10: 44}, thresholds_of(drawn[0])
+    assert len(points) == 15 and points[7].threshold == pytest.approx(0.5)
+    first = scored_cells(drawn[0].view())
+    assert all(points[place] == threshold_at(first, cut) for place, cut in cuts.items())
     for each in drawn:
-        points = thresholds_of(each)
-        assert len(points) == 15 and points[7].threshold == pytest.approx(0.5)
-        for point in (points[7], points[9], points[10]):
+        cells = scored_cells(each.view())
+        for point in (threshold_at(cells, cut) for cut in cuts.values()):
             odds = np.log(point.threshold / (1 - point.threshold))
             false, true = norm.sf((odds - np.array(MEAN)) / SPREAD)
             selected = POSITIVE * true + (1 - POSITIVE) * false
