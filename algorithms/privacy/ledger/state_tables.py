@@ -59,7 +59,8 @@ def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Se
     in this process and gets one at a time. Raises DBAPIError.
     """
     if connection.dialect.name != "postgresql":
-        results = (connection.execute(statement, values) for statement, values in statements)
+        # Texts as SQLite reads them, names of values included: SQLAlchemy's own form would take as long again.
+        results = (connection.exec_driver_sql(statement.text, {**values}) for statement, values in statements)
         return [rows.all() if rows.returns_rows else () for rows in results]
     driver: Any = connection.dialect.loaded_dbapi
     try:

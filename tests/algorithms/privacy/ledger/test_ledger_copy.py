@@ -129,9 +129,9 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
     head = ledger.last_verified()
     Ledger.open(url).settle("run-1", ONE, events=[])
 
-    def note(_: object, cursor: object, statement: str, given: tuple[int, ...], *rest: object) -> None:
+    def note(_: object, cursor: object, statement: str, given: dict[str, int], *rest: object) -> None:
         if "FROM epsilonflow_ledger WHERE seq" in statement:
-            began.append(given[0])
+            began.append(given["seq"])
 
     again = Ledger.open(url, verified=head)
     for opened in (ledger, again):
