@@ -25,7 +25,7 @@ from algorithms.gradients.patches import without_shortcuts
 from algorithms.gradients.randomness import same_randomness
 from algorithms.models.bounds import CROSS_ENTROPY, LOGISTIC, LossBounds
 from algorithms.models.feature_transforms import in_front
-from algorithms.models.libraries import tell_if_library_needs_torchvision
+from algorithms.models.libraries import warn_of_unusable_torchvision
 from algorithms.models.mapped_arrays import (
     as_type,
     is_finite,
@@ -61,7 +61,7 @@ _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": L
 
 
 @dataclass(frozen=True)
-class GivenRecords:
+class FitRecords:
     """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32.
 
     is_column: whether labels [n] were given as [n, 1], the shape that the user's own loss then expects. padding: what
@@ -89,10 +89,10 @@ def _without_shapes() -> Iterator[None]:
 
 
 @_without_shapes()
-def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = True) -> GivenRecords:
+def records_of(model: object, X: Any, y: Any, loss: object, *, n_is_public: bool = True) -> FitRecords:
     """The records as arrays.
 
-    tells_n: whether refusals may say how many there are. Raises RefusedError if they do not fit.
+    n_is_public: whether refusals may say how many there are. Raises RefusedError if they do not fit.
     """
     if not isinstance(model, nn.Module):
         raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
@@ -109,10 +109,10 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
         or any(part.ndim < min_dims or len(part) != len(labels) for part in parts.values())
         or not len(labels)
     ):
-        shapes = ", ".join(f"{name} {_shape(part, tells_n)}" for name, part in parts.items())
+        shapes = ", ".join(f"{name} {_shape(part, n_is_public)}" for name, part in parts.items())
         raise RefusedError(
-            f"the shapes are {shapes} and y {_shape(labels, tells_n)}; give X as [n, features] or [n, ...] and y as [n]"
-            " or [n, ...], of the same number of records, one at least."
+            f"the shapes are {shapes} and y {_shape(labels, n_is_public)}; give X as [n, features] or [n, ...] and y as"
+            " [n] or [n, ...], of the same number of records, one at least."
         )
     for name, part in (*parts.items(), ("y", labels)):
         if not is_finite(part):
@@ -138,12 +138,12 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
     counts_classes = _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
     is_real = labels.dtype.kind == "f" or not counts_classes
     labels = as_type(labels, np.float32 if is_real else np.int64)
-    return GivenRecords(features, labels, packing, is_column, whole=whole)
+    return FitRecords(features, labels, packing, is_column, whole=whole)
 
 
-def _shape(part: NDArray[Any], tells_n: bool) -> str:
+def _shape(part: NDArray[Any], n_is_public: bool) -> str:
     """The shape of an array in words, without how many records there are if that is private."""
-    first = part.shape[:1] if tells_n or not part.ndim else ("n",)
+    first = part.shape[:1] if n_is_public or not part.ndim else ("n",)
     return f"[{', '.join(map(str, (*first, *part.shape[1:])))}]"
 
 
@@ -159,12 +159,12 @@ def check_index(X: Any, other: Any, name: str) -> None:
 
 @_without_shapes()
 def group_rows_by_user(
-    records: GivenRecords, people: Any, max_rows: int, key: bytes, *, tells_n: bool = True
-) -> GivenRecords:
+    records: FitRecords, people: Any, max_rows: int, key: bytes, *, n_is_public: bool = True
+) -> FitRecords:
     """Group records by person, [people, max_rows, ...]; of more rows, those with the smallest keyed hash stay.
 
     Empty rows are marked as absent (see `algorithms.core.user_level`). For max_rows = 1 there is no second dimension.
-    Raises RefusedError unless `people` has an entry for each record, which says how many there are where it `tells_n`.
+    Raises RefusedError unless `people` has an entry for each record, which says how many there are where `n_is_public`.
     """
     if max_rows < 1:
         raise RefusedError(
@@ -174,7 +174,7 @@ def group_rows_by_user(
     if max_rows > len(labels):
         raise RefusedError(
             f"per_person is {max_rows}, and room is made for as many of each person, but there are"
-            f" {f'{len(labels)}' if tells_n else 'fewer'} records; give the most that one person usually has."
+            f" {f'{len(labels)}' if n_is_public else 'fewer'} records; give the most that one person usually has."
         )
     try:
         fits = np.shape(people) == (len(labels),)
@@ -184,7 +184,7 @@ def group_rows_by_user(
     if not fits:
         raise RefusedError(
             f"people is no list of numbers or names; give a number or a name for each of the"
-            f"{f' {len(labels)}' if tells_n else ''} records."
+            f"{f' {len(labels)}' if n_is_public else ''} records."
         )
     if (codes < 0).any():
         raise RefusedError("people names nobody for some records; leave these out.")
@@ -317,8 +317,8 @@ def _no_numbers(table: pd.DataFrame) -> list[str]:
 
 @_without_shapes()
 def model_of(
-    module: nn.Module, loss: object, records: GivenRecords, *, is_public: bool = False
-) -> tuple[Model, int, GivenRecords]:
+    module: nn.Module, loss: object, records: FitRecords, *, is_public: bool = False
+) -> tuple[Model, int, FitRecords]:
     """A copy of the module with per-record losses, the number of classes, and the records for it.
 
     Whole targets that are no classes of the model's become numbers for a loss of the user's own that takes them.
@@ -326,8 +326,8 @@ def model_of(
     records.
     """
     check_module(module)
-    tell_if_library_needs_torchvision(module)
-    trained = _own_copy(module)
+    warn_of_unusable_torchvision(module)
+    trained = _copy_to_train(module)
     records = _with_padding(trained, records)
     is_flat = False
     if records.packing is not None or not isinstance(result := _probe(trained, records), Tensor):
@@ -352,7 +352,7 @@ def model_of(
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
     _warn_of_probabilities(loss, result)
     if records.packing is None:
-        warn_of_raw_scales(trained, records.features, records.whole, may_look=is_public)
+        warn_of_raw_scales(trained, records.features, records.whole, is_public=is_public)
     classes = max(_classes(outputs, shape), 2 if ignored is None else 1)
     lowest, highest = (0, 0) if is_real else _class_range(records.labels, ignored if shape else None)
     if lowest < 0:
@@ -379,7 +379,7 @@ def model_of(
     return model, classes, records
 
 
-def on_its_scale(model: Model, loss: object, records: GivenRecords, scale: TargetScale) -> Model:
+def on_its_scale(model: Model, loss: object, records: FitRecords, scale: TargetScale) -> Model:
     """The model on the scale of the one number that it predicts; raises RefusedError for another shape or loss."""
     if isinstance(model.module, RowModule) or tuple(_probe(model.module, records).shape) != (2, 1):
         raise RefusedError(
@@ -431,7 +431,7 @@ def _named_outputs(outputs: object) -> str:
     return f" of {len(outputs)}" if isinstance(outputs, list | tuple) else ""
 
 
-def _own_copy(module: nn.Module) -> nn.Module:
+def _copy_to_train(module: nn.Module) -> nn.Module:
     try:
         duplicate = copy_module(module).cpu()
     except Exception as error:
@@ -446,7 +446,7 @@ def _own_copy(module: nn.Module) -> nn.Module:
     return duplicate
 
 
-def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
+def _with_padding(module: nn.Module, records: FitRecords) -> FitRecords:
     """The records with a mark on each tensor of which the model takes no padding alone, such as a text without words.
 
     Made-up records then have something besides, too. Raises RefusedError if a private record is padding alone.
@@ -469,7 +469,7 @@ def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
     return records
 
 
-def _failure(module: nn.Module, records: GivenRecords, numbers: list[int]) -> str | None:
+def _failure(module: nn.Module, records: FitRecords, numbers: list[int]) -> str | None:
     """Why the model does not take records that are full of a number in each part; None if it does."""
     try:
         _called_with(module, _full(records, numbers))
@@ -478,7 +478,7 @@ def _failure(module: nn.Module, records: GivenRecords, numbers: list[int]) -> st
     return None
 
 
-def _mark_absent(records: GivenRecords, part_index: int, padding: Padding, why: str) -> GivenRecords:
+def _mark_absent(records: FitRecords, part_index: int, padding: Padding, why: str) -> FitRecords:
     """The records with the padding of one part, of which none may consist."""
     packing = records.packing
     values, name = records.features, "X"
@@ -498,7 +498,7 @@ def _mark_absent(records: GivenRecords, part_index: int, padding: Padding, why: 
     return replace(records, packing=Packing(tuple(parts)))
 
 
-def _full(records: GivenRecords, numbers: list[int]) -> Tensor:
+def _full(records: FitRecords, numbers: list[int]) -> Tensor:
     """Two records that are full of a number in each part, with masks of ones."""
     features, packing = records.features, records.packing
     if packing is None:
@@ -516,13 +516,13 @@ def _full(records: GivenRecords, numbers: list[int]) -> Tensor:
     )
 
 
-def _plausible(records: GivenRecords) -> Tensor:
+def _plausible(records: FitRecords) -> Tensor:
     """Two records of zeros, with masks of ones, or of another number where no record is padding alone."""
     parts = [records] if records.packing is None else records.packing.parts
     return _full(records, [0 if part.padding is None else part.padding.smallest_other for part in parts])
 
 
-def _probe(module: nn.Module, records: GivenRecords) -> Any:
+def _probe(module: nn.Module, records: FitRecords) -> Any:
     """The module's outputs for two made-up records."""
     try:
         return _called_with(module, _plausible(records))
@@ -536,7 +536,7 @@ def _probe(module: nn.Module, records: GivenRecords) -> Any:
         ) from None
 
 
-def _check_entries(module: nn.Module, records: GivenRecords) -> None:
+def _check_entries(module: nn.Module, records: FitRecords) -> None:
     """Raises RefusedError if an embedding lacks an entry; tries the smallest and largest number at each position."""
     features, packing = records.features, records.packing
     if features.dtype != np.int32:
@@ -545,7 +545,7 @@ def _check_entries(module: nn.Module, records: GivenRecords) -> None:
     if packing is None:
         ends = ends if records.padding is None else records.padding.replace_first(ends)
     else:
-        made_up = packing.split(_plausible(records))
+        plausible_parts = packing.split(_plausible(records))
         ends = packing.join(
             [
                 plain
@@ -553,7 +553,7 @@ def _check_entries(module: nn.Module, records: GivenRecords) -> None:
                 else end
                 if part.padding is None
                 else part.padding.replace_first(end)
-                for end, plain, part in zip(packing.split(ends), made_up, packing.parts, strict=True)
+                for end, plain, part in zip(packing.split(ends), plausible_parts, packing.parts, strict=True)
             ]
         )
     try:
@@ -573,7 +573,7 @@ def _called_with(module: nn.Module, rows: Tensor) -> Any:
 
 
 def _losses(
-    loss: object, records: GivenRecords, outputs: tuple[int, ...], *, is_flat: bool
+    loss: object, records: FitRecords, outputs: tuple[int, ...], *, is_flat: bool
 ) -> tuple[Losses, LossBounds | None, int | None]:
     """The per-record loss [batch], its public bounds, and the class of ignored targets.
 
@@ -624,7 +624,7 @@ def _losses(
         _check_reduction(
             lambda *pair: reduced(*shaped(*pair)),
             losses,
-            _made_up_pair(outputs, shape, by_class=not as_real, ignored=ignored),
+            _synthetic_pair(outputs, shape, by_class=not as_real, ignored=ignored),
             is_sum=reduction == "sum",
         )
     return losses, _BOUNDS.get(name) if reduction == "" or _is_default(loss) else None, ignored
@@ -664,7 +664,7 @@ _FEW = 4
 """Made-up records on which a loss is compared with its own reduction."""
 
 
-def _made_up_pair(
+def _synthetic_pair(
     outputs: tuple[int, ...], shape: tuple[int, ...], *, by_class: bool, ignored: int | None
 ) -> tuple[Tensor, Tensor]:
     """Outputs between 0 and 1, with which all losses of PyTorch can be computed, and targets of each class in turn.
@@ -672,13 +672,13 @@ def _made_up_pair(
     ignored: left out of records of several targets, each of which has a mean over those of its targets that count.
     """
     draw = torch.Generator().manual_seed(0)
-    made_up = torch.rand(_FEW, *outputs, generator=draw) * 0.8 + 0.1
+    outputs_drawn = torch.rand(_FEW, *outputs, generator=draw) * 0.8 + 0.1
     if not by_class:
-        return made_up, torch.rand(_FEW, *shape, generator=draw)
+        return outputs_drawn, torch.rand(_FEW, *shape, generator=draw)
     classes = max(2, _classes(outputs, shape))
     allowed = torch.tensor([index for index in range(classes) if not shape or index != ignored])
     order = torch.arange(_FEW * math.prod(shape)) % len(allowed)
-    return made_up, allowed[order].view(_FEW, *shape)
+    return outputs_drawn, allowed[order].view(_FEW, *shape)
 
 
 def _check_reduction(
@@ -701,8 +701,8 @@ def _check_reduction(
 
 
 def _with_numbers(
-    records: GivenRecords, loss: object, outputs: tuple[int, ...], *, is_flat: bool
-) -> GivenRecords:
+    records: FitRecords, loss: object, outputs: tuple[int, ...], *, is_flat: bool
+) -> FitRecords:
     """The records, with whole targets as real numbers if they are no classes and the user's own loss takes numbers.
 
     So a hinge loss has its -1 and 1, which are inspected as numbers, too.

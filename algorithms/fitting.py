@@ -44,7 +44,7 @@ from algorithms.core.training import Hooks, ResumableRun, train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import (
-    GivenRecords,
+    FitRecords,
     Losses,
     check_index,
     group_rows_by_user,
@@ -301,10 +301,10 @@ def fit(  # noqa: PLR0913
     epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
     seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _describe_method(method)
-    records = records_of(model, X, y, loss, tells_n=n_is_public)
+    records = records_of(model, X, y, loss, n_is_public=n_is_public)
     trained, classes, records = model_of(model, loss, records, is_public=public)
     generator = generator_of(noise, seed)
-    records = _group_by_person(records, X, people, per_person, generator=generator, tells_n=n_is_public)
+    records = _group_by_person(records, X, people, per_person, generator=generator, n_is_public=n_is_public)
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
     count = len(records.labels) if n_is_public else None
     check_delta(delta, count)
@@ -359,8 +359,14 @@ def _scale_of_target(share: float, budget: Budget, *, of_mean: float | None) -> 
 
 
 def _group_by_person(
-    records: GivenRecords, X: Any, people: Any, per_person: int | None, *, generator: Generator, tells_n: bool
-) -> GivenRecords:
+    records: FitRecords,
+    X: Any,
+    people: Any,
+    per_person: int | None,
+    *,
+    generator: Generator,
+    n_is_public: bool,
+) -> FitRecords:
     """The records, each person's as one if `people` names them; raises RefusedError if half of that is given.
 
     generator: whose key decides, secretly, which records of a person are used.
@@ -371,7 +377,7 @@ def _group_by_person(
         return records
     check_index(X, people, "people")
     key = hashlib.sha256(b"records of a person" + generator.key).digest()
-    return group_rows_by_user(records, people, per_person, key, tells_n=tells_n)
+    return group_rows_by_user(records, people, per_person, key, n_is_public=n_is_public)
 
 
 def _data_facts(
@@ -415,7 +421,7 @@ class _Training:
     user_module: nn.Module
     inner: Model
     model: Model
-    records: GivenRecords
+    records: FitRecords
     method: Algorithm[Any]
     scale: TargetScale | None
 
@@ -424,7 +430,7 @@ class _Training:
         cls,
         module: nn.Module,
         model: Model,
-        records: GivenRecords,
+        records: FitRecords,
         method: Algorithm[Any],
         scale: TargetScale | None,
         *,
@@ -763,13 +769,13 @@ class _Account:
                 raise RefusedError(
                     f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4)."
                 ) from None
-            own_cap = Budget(epsilon, delta)
-            if own_cap.epsilon < limit.epsilon or own_cap.delta < limit.delta:
+            total = Budget(epsilon, delta)
+            if total.epsilon < limit.epsilon or total.delta < limit.delta:
                 raise RefusedError(
-                    f"the cap {own_cap} of the new population {population!r} is below this call's own"
+                    f"the cap {total} of the new population {population!r} is below this call's own"
                     f" {limit}; give a cap for all runs on these people together, which stays."
                 )
-            return cls(ledger, population, public, bound, own_cap, url)
+            return cls(ledger, population, public, bound, total, url)
         account = cls(ledger, population, public, bound, url=url)
         account._check()
         return account

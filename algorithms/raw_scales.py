@@ -46,16 +46,16 @@ def whole_numbers(X: Any, array: NDArray[Any]) -> str:
     return f"X has whole numbers ({', '.join(names)})" if names else ""
 
 
-def warn_of_raw_scales(module: nn.Module, features: NDArray[Any], whole: str, *, may_look: bool) -> None:
+def warn_of_raw_scales(module: nn.Module, features: NDArray[Any], whole: str, *, is_public: bool) -> None:
     """Warn if features reach a layer with weights on what is probably their raw scale.
 
     Args:
         module: takes [batch, *shape] of the features' type.
         features: the records [n, *shape].
         whole: what of them is whole numbers, as `whole_numbers` says.
-        may_look: whether the records are public, so that their values decide instead of their type.
+        is_public: whether the records are public, so that their values decide instead of their type.
     """
-    if may_look:
+    if is_public:
         largest = max(float(np.abs(features[rows]).max()) for rows in row_chunks(features))
         what, unless = f"X has numbers up to {largest:.3g}" if largest > _MAX_ABS else "", ""
     else:
@@ -81,7 +81,7 @@ def _first_on_raw_scale(module: nn.Module, features: NDArray[Any]) -> str | None
     for layer in duplicate.modules():
         if isinstance(layer, _WEIGHING):
             layer.register_forward_pre_hook(note)
-    made_up = torch.full((2, *features.shape[1:]), _MADE_UP)
+    probe = torch.full((2, *features.shape[1:]), _MADE_UP)
     with suppress(Exception), torch.no_grad(), without_shortcuts():
-        duplicate(made_up)
+        duplicate(probe)
     return received[0][0] if received and received[0][1] >= _MADE_UP else None

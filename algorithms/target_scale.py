@@ -179,15 +179,15 @@ def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = Fal
     """
     edges = histogram_edges()
     middles, widths = (edges[1:] + edges[:-1]) / 2, edges.diff()
-    nearest, stands_out = _without_negatives(counts.double()), counts >= _ABOVE_NOISE * noise
-    belongs = stands_out if stands_out.any() else nearest == nearest.max()
+    nearest, is_above_noise = _without_negatives(counts.double()), counts >= _ABOVE_NOISE * noise
+    belongs = is_above_noise if is_above_noise.any() else nearest == nearest.max()
     least = _NEAR_AT_LEAST if is_exact_later else 0.0
     for _ in range(_PASSES):
         shares = torch.where(belongs, nearest, 0.0) / nearest[belongs].sum()
         centre = shares @ middles
         deviation = (shares @ ((middles - centre).square() + widths.square() / 12.0)).sqrt()
         reach = (_NEAR * deviation).clamp(min=least) + widths
-        belongs = stands_out | (nearest > 0.0) & ((middles - centre).abs() <= reach)
+        belongs = is_above_noise | (nearest > 0.0) & ((middles - centre).abs() <= reach)
     return float(centre), max(_MIN_SCALE, _DEVIATIONS * float(deviation))
 
 

@@ -134,10 +134,10 @@ def loader_of(
         return load
 
     def load_checked() -> "Encode":
-        from algorithms.encoders.alone import check_alone
+        from algorithms.encoders.independence import check_encoder_is_independent
 
         encode = load()
-        check_alone(encoder, encode, tried_on, is_own=is_own(chosen.name))
+        check_encoder_is_independent(encoder, encode, tried_on, is_own=is_own(chosen.name))
         return encode
 
     return load_checked

@@ -217,7 +217,7 @@ class Answer:
         bound: On what one record adds.
         noise: On the sum.
         value: The noisy sum before division, or the chosen index of a selection.
-        asked: A total's statistic, a selection's candidates, or the step whose gain in loss is asked for.
+        public_query: A total's statistic, a selection's candidates, or the step whose gain in loss is asked for.
     """
 
     kind: str
@@ -225,7 +225,7 @@ class Answer:
     bound: Any
     noise: Any
     value: Array
-    asked: Any = None
+    public_query: Any = None
 
     @property
     def scale(self) -> float:
@@ -378,10 +378,10 @@ def contribution(game: Game, answer: Answer, features: Array) -> Array:
     if answer.kind == "norm count":
         return np.array([-0.5])
     if answer.kind == "loss gain":
-        return np.array([-features @ answer.asked.numpy()]).clip(-bound.norm, bound.norm)
+        return np.array([-features @ answer.public_query.numpy()]).clip(-bound.norm, bound.norm)
     if answer.kind == "total":
         label = torch.from_numpy(game.labels([int(features.any())]))[0]
-        gradient = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
+        gradient = answer.public_query(torch.from_numpy(features.astype(np.float32)), label)
         vector = gradient.double().numpy().reshape(-1)
         norm = float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))
         shrunk: Array = vector * min(1.0, bound.norm / max(norm, 1e-300))
@@ -529,7 +529,7 @@ def _log_density(answer: Answer, residual: Array) -> float:
 
 def _of_selection(answer: Answer, features: Array, replaced: Array) -> float:
     """The score of an argmin by Gumbel noise, whose choice has softmax probabilities; by Laplace noise it is close."""
-    points, bound = answer.asked.numpy(), answer.bound.norm
+    points, bound = answer.public_query.numpy(), answer.bound.norm
     chosen_index, rate = int(answer.value[0]), answer.sampling.rate
 
     def log_probability(losses: Array) -> float:

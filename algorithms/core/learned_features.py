@@ -54,9 +54,9 @@ class NoisyCount(float):
 
     def __new__(cls, number: float, noise: float) -> "NoisyCount":
         """A number of at least 1."""
-        made = super().__new__(cls, max(1.0, number))
-        made.noise = noise
-        return made
+        count = super().__new__(cls, max(1.0, number))
+        count.noise = noise
+        return count
 
 
 def schedule_of(features: FeatureLearner, shape: Shape, records: int | None, count_noise: float) -> Schedule:

@@ -118,8 +118,8 @@ class ClassCounts:
 
     def shape(self, log_odds: Tensor) -> LossShape:
         """That of the loss where outputs say the frequencies."""
-        said = log_odds.double()
-        shares = torch.cat([-said, said]).mul(0.5).softmax(0) if len(said) == 1 else said.softmax(0)
+        logits = log_odds.double()
+        shares = torch.cat([-logits, logits]).mul(0.5).softmax(0) if len(logits) == 1 else logits.softmax(0)
         weight = 1.0 / float((shares / self._weights.to(shares)).sum())  # of a record, as shares are weighted
         outputs = shares[1:] if self.intercepts.outputs == 1 else shares
         curvature = weight * float((outputs * (1.0 - outputs)).sum())

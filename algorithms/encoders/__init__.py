@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from algorithms.encoders.alone import in_portions
 from algorithms.encoders.encoder import Encode, Encoder, Frozen
 from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
+from algorithms.encoders.independence import in_portions
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import import_factory, is_own, source_digest

@@ -224,19 +224,19 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
         rows = [tokenizer(text, truncation=True, max_length=settings.length)["input_ids"] for text in texts]
         features = np.zeros((len(texts), int(model.config.hidden_size)), np.float32)
         with torch.inference_mode():
-            for places, length in _batches(rows):
+            for row_indices, length in _batches(rows):
                 ids = torch.full((_BATCH, length), tokenizer.pad_token_id or 0)
                 mask = torch.zeros((_BATCH, length), dtype=torch.long)
-                for row, position in enumerate(places):
+                for row, position in enumerate(row_indices):
                     ids[row, : len(rows[position])] = torch.tensor(rows[position])
                     mask[row, : len(rows[position])] = 1
-                mask[len(places) :, 0] = 1
+                mask[len(row_indices) :, 0] = 1
                 states = model(
                     input_ids=ids.to(device), attention_mask=mask.to(device), output_hidden_states=True
                 ).hidden_states[layer]
                 weights = mask.to(device)[:, :, None].to(states.dtype)
                 means = (states * weights).sum(dim=1) / weights.sum(dim=1)
-                features[places] = means[: len(places)].float().cpu().numpy()
+                features[row_indices] = means[: len(row_indices)].float().cpu().numpy()
         return features
 
     return encode
@@ -247,6 +247,6 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
     by_length: dict[int, list[int]] = {}
     for position, row in enumerate(rows):
         by_length.setdefault(-(-max(1, len(row)) // _STEP) * _STEP, []).append(position)
-    for length, places in sorted(by_length.items()):
-        for start in range(0, len(places), _BATCH):
-            yield places[start : start + _BATCH], length
+    for length, row_indices in sorted(by_length.items()):
+        for start in range(0, len(row_indices), _BATCH):
+            yield row_indices[start : start + _BATCH], length

@@ -6,7 +6,7 @@ from torch.nn import functional
 from algorithms.gradients.grad_sample_recorder import RecordedTensor, active_recorder
 
 
-def sparse_linear(places: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
+def sparse_linear(positions: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
     """input weight^T for inputs with `numbers` [k] at a record's places [batch, k], all different, and zeros elsewhere.
 
     weight: [outputs, width]. Returns [batch, outputs].
@@ -20,13 +20,13 @@ def sparse_linear(places: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
     """
     recorder = active_recorder()
     if recorder is not None and isinstance(weight, RecordedTensor):
-        outputs: Tensor = recorder.report(weighted_sums, (places, numbers, weight), {})
+        outputs: Tensor = recorder.report(weighted_sums, (positions, numbers, weight), {})
         return outputs
-    return weighted_sums(places, numbers, weight)
+    return weighted_sums(positions, numbers, weight)
 
 
-def weighted_sums(places: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
+def weighted_sums(positions: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
     """What `sparse_linear` returns, as the recorder sees it."""
-    each = numbers.to(weight.dtype).expand(places.shape).contiguous()
+    each = numbers.to(weight.dtype).expand(positions.shape).contiguous()
     table = weight.t().contiguous()  # [width, outputs], of which a place is a row
-    return functional.embedding_bag(places, table, mode="sum", per_sample_weights=each)
+    return functional.embedding_bag(positions, table, mode="sum", per_sample_weights=each)

@@ -304,14 +304,14 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
 
 def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
     """The least noise multiplier whose epsilon by moments is within the budget; raises RefusedError if none is."""
-    multiplier_found = find_smallest(
+    multiplier = find_smallest(
         lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),
         budget.epsilon,
         low=_MIN_MULTIPLIER,
         high=_MAX_MULTIPLIER,
         tolerance=_MULTIPLIER_TOLERANCE,
     )
-    if multiplier_found is None:
+    if multiplier is None:
         raise RefusedError(
             "the moments accountant states no epsilon below {smallest:.4g} at delta {delta:g}, and"
             " {epsilon:g} was asked for; set {target.epsilon} to more, or give {method.noise_multiplier}.",
@@ -320,7 +320,7 @@ def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
             delta=budget.delta,
             epsilon=budget.epsilon,
         )
-    return multiplier_found
+    return multiplier
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from algorithms.models.model import (
     ModelSettings,
     ModelSpec,
     batch_experts,
-    cannot_be_made,
     check_module,
+    model_build_error,
     settings_of,
 )
 from algorithms.models.objectives import (
@@ -147,7 +147,7 @@ def _not_shipped(name: str, spec: ModelSpec, settings: Mapping[str, JsonValue], 
     except ModelRefusedError:
         raise
     except Exception as error:
-        raise cannot_be_made(name, error) from None
+        raise model_build_error(name, error) from None
     if isinstance(own_model, nn.Module):
         own_model = classifier(name, own_model)
     if not isinstance(own_model, Model):

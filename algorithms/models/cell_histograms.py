@@ -152,8 +152,11 @@ class HistogramCells(TargetScaling):
     @property
     def layout(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The number of cells of each position after it, and the active one's weight; every row has norm 1."""
-        places = [index for index, column in enumerate(self.columns) for _ in column.parts]
-        more = [sum(places[part] == index for part in self._bin_parts) for index in range(len(self.columns))]
+        columns_of_parts = [index for index, column in enumerate(self.columns) for _ in column.parts]
+        more = [
+            sum(columns_of_parts[part] == index for part in self._bin_parts)
+            for index in range(len(self.columns))
+        ]
         each = [
             math.sqrt(
                 (1.0 - self._tree_share - self._constant_share) / (len(self.columns) * (column.count + added))
@@ -161,7 +164,7 @@ class HistogramCells(TargetScaling):
             for column, added in zip(self.columns, more, strict=True)
         ]
         weights = [each[index] for index, column in enumerate(self.columns) for _ in range(column.count)]
-        weights += [each[places[part]] for part in self._bin_parts]
+        weights += [each[columns_of_parts[part]] for part in self._bin_parts]
         weights += [math.sqrt(self._tree_share / max(1, self._trees))] * self._trees
         sizes = [
             *self._sizes[: self._front],

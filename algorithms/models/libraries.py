@@ -58,16 +58,16 @@ def torchvision_problem() -> str | None:
 
 
 @cache
-def _tell_of_torchvision() -> None:
+def _warn_of_torchvision() -> None:
     if (problem := torchvision_problem()) is not None:
         _LOG.warning("%s", problem)
 
 
-def tell_if_library_needs_torchvision(module: nn.Module) -> None:
+def warn_of_unusable_torchvision(module: nn.Module) -> None:
     """Log what is wrong with torchvision, once, for a module made of parts of timm, torchvision or transformers."""
     parts = {type(part).__module__.partition(".")[0] for part in module.modules()}
     if parts & {"timm", "torchvision", "transformers"}:
-        _tell_of_torchvision()
+        _warn_of_torchvision()
 
 
 def imported_library(name: str, extra: str = "models") -> Any:
@@ -77,7 +77,7 @@ def imported_library(name: str, extra: str = "models") -> Any:
     command that installs it, if it cannot be imported.
     """
     if name.partition(".")[0] in ("peft", "timm", "torchvision", "transformers"):
-        _tell_of_torchvision()
+        _warn_of_torchvision()
     _declare_torchvision()
     try:
         return import_module(name)

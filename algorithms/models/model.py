@@ -53,7 +53,7 @@ def batch_experts(module: nn.Module) -> None:
             config._experts_implementation = "batched_mm"
 
 
-def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:
+def model_build_error(name: str, error: Exception) -> ModelRefusedError:
     """The refusal of settings with which a library, or the user's own factory, fails."""
     why = f"{type(error).__name__}: {error}".partition("\n")[0]
     return ModelRefusedError(f"the model {name!r} cannot be made with these settings ({why}); change them.")

@@ -27,7 +27,7 @@ from algorithms.models.model import (
     ModelSettings,
     ModelSpec,
     batch_experts,
-    cannot_be_made,
+    model_build_error,
 )
 from algorithms.models.objectives import classifier
 from algorithms.stated_names import without_folders
@@ -203,7 +203,7 @@ def timm_model(spec: ModelSpec, settings: TimmSettings) -> Model:
             **settings.options,
         )
     except Exception as error:
-        raise cannot_be_made("timm", error) from None
+        raise model_build_error("timm", error) from None
     named = module.pretrained_cfg.get("classifier") or ()
     heads = (named,) if isinstance(named, str) else tuple(named)
     return _finish("timm", _LibraryNetwork(module, "", heads), module, settings)
@@ -239,7 +239,7 @@ def huggingface_model(spec: ModelSpec, settings: HuggingFaceSettings) -> Model:
             config, attn_implementation="eager", trust_remote_code=False
         )
     except Exception as error:
-        raise cannot_be_made("huggingface", error) from None
+        raise model_build_error("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Logits(module, spec.padding if is_text else None)
@@ -291,8 +291,8 @@ def _check_causal(model: Model, spec: ModelSpec) -> None:
     try:
         entry = 0 if spec.padding != 0 else 1
         with torch.enable_grad():
-            said = model.module(torch.full((1, length), entry))[:, :-1]
-            (slopes,) = torch.autograd.grad(said.square().sum(), seen[0])
+            logits = model.module(torch.full((1, length), entry))[:, :-1]
+            (slopes,) = torch.autograd.grad(logits.square().sum(), seen[0])
     finally:
         handle.remove()
     if slopes[0, -1].abs().max() > 1e-5 * slopes.abs().max():
@@ -528,7 +528,7 @@ def _with_adapters(name: str, network: _LibraryNetwork, adapter: Adapter) -> str
     try:
         peft.inject_adapter_in_model(config, network.module)
     except ValueError as error:
-        raise cannot_be_made(name, error) from None
+        raise model_build_error(name, error) from None
     heads = tuple(f"{head}." for head in network.heads if network.has_own_head)
     for parameter, value in network.module.named_parameters():
         value.requires_grad_("lora_" in parameter or parameter.startswith(heads))

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from algorithms import NonPrivate, OptimizerConfig, fit
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import GivenRecords, group_rows_by_user, model_of, records_of
+from algorithms.fit_inputs import FitRecords, group_rows_by_user, model_of, records_of
 from algorithms.models import mapped_arrays
 from algorithms.models.mapped_arrays import is_mapped
 from tests.support.costs import costs_once
@@ -380,7 +380,7 @@ def test_memory_does_not_grow_with_the_records_of_a_dataset(
 ) -> None:
     make, item = LARGE[kind]
 
-    def records(count: int) -> GivenRecords:
+    def records(count: int) -> FitRecords:
         given = records_of(module := make(), _Items(item, count), None, "cross_entropy")
         given = model_of(module, "cross_entropy", given)[2]
         return group_rows_by_user(given, np.arange(count) // 2, 2, b"key") if by_person else given

@@ -83,7 +83,7 @@ class GridComposition:
         rough = rough or sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
         capped = rough.with_cap(decisive[1]) if decisive else rough
         self._grid, self._size = grid, 0
-        self._kept: tuple[float, _Tail] | None = None
+        self._last_tail: tuple[float, _Tail] | None = None
         tilt = 0.0
         if decisive:
             each = [points.ends[1] - max(points.ends[0], decisive[0]) for points, _ in capped.parts]
@@ -151,9 +151,9 @@ class GridComposition:
 
     def _tail_of(self, delta: float) -> "_Tail":
         """The upper tail that decides at a delta; the last one is kept."""
-        if self._kept is None or self._kept[0] != delta:
-            self._kept = delta, self._tilted_tail(self._rough.tail_tilt(delta), delta)
-        return self._kept[1]
+        if self._last_tail is None or self._last_tail[0] != delta:
+            self._last_tail = delta, self._tilted_tail(self._rough.tail_tilt(delta), delta)
+        return self._last_tail[1]
 
     def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
         """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""

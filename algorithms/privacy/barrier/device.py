@@ -29,15 +29,15 @@ def device_of(name: str) -> torch.device:
         )
     lacking = why_not_64_bits(here)
     if lacking is not None:
-        said = f"{here.type} lacks 64-bit numbers, in which all sums over records are added ({lacking})"
+        problem = f"{here.type} lacks 64-bit numbers, in which all sums over records are added ({lacking})"
         if name == "auto":
-            _LOG.warning("%s, so the CPU computes", said)
+            _LOG.warning("%s, so the CPU computes", problem)
             return torch.device("cpu")
         raise RefusedError(
-            "{compute.device} is {name}, but {said}; set it to cpu.",
+            "{compute.device} is {name}, but {problem}; set it to cpu.",
             code="device_without_64_bits",
             name=name,
-            said=said,
+            problem=problem,
         )
     _make_deterministic()
     return here

@@ -193,7 +193,7 @@ class UnnoisedQueries:
     def __init__(
         self, records: RecordArrays, model: Model, compute: ComputeConfig, last_norms: LastNorms
     ) -> None:
-        self._given, self.compute = records, compute
+        self._all_records, self.compute = records, compute
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = compute.engine(self.model, records)
@@ -205,21 +205,21 @@ class UnnoisedQueries:
         inputs, labels = (part.cpu().numpy() for part in self.engine.made_up_record())
         alike = (np.broadcast_to(part, (count, *part.shape[1:])) for part in (inputs, labels))
         queries = copy.copy(self)
-        queries._given, queries.last_norms = MappedRecords(*alike), LastNorms()
+        queries._all_records, queries.last_norms = MappedRecords(*alike), LastNorms()
         vars(queries).pop("_whole", None)
-        if vars(queries).pop("records", None) is self._given:
-            queries.records = queries._given
+        if vars(queries).pop("records", None) is self._all_records:
+            queries.records = queries._all_records
         return queries
 
     @functools.cached_property
     def records(self) -> RecordArrays:
         """The records on the device; the first answer brings them there, after its charge."""
-        return self.compute.loader.put_on_device(self._given)
+        return self.compute.loader.put_on_device(self._all_records)
 
     @functools.cached_property
     def _whole(self) -> LinearRecords | None:
         """Closed forms over all records, if the model has them and the records fit into memory."""
-        return all_in_closed_form(self.model, self._given, self.compute)
+        return all_in_closed_form(self.model, self._all_records, self.compute)
 
     @_with_fixed_arithmetic
     def precompute_frozen_prefix(self, model: Model) -> tuple[Model, RecordArrays]:
@@ -350,7 +350,9 @@ class UnnoisedQueries:
     @_with_fixed_arithmetic
     def minimum(self, release: Release, stream: Stream) -> Tensor:
         """The minimum that a release asks for, noise included; shape [d], float64."""
-        return solve_minimum(self.model, self._given.features, self._given.labels, release, stream)
+        return solve_minimum(
+            self.model, self._all_records.features, self._all_records.labels, release, stream
+        )
 
     def sample_batches(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""

@@ -117,16 +117,18 @@ def statement(card: PrivacyCard) -> str:
             " trainings loses both together"
         )
         return f"Differential privacy with {numbers}, {changed}{beside if is_started else ''}."
-    said = {
+    sentences = {
         "none": ["the model was trained without noise and may give away the records it was trained on."],
         "seeded": ["the noise came from a seeded generator, so that anyone can compute it and take it away."],
     }.get(setting.guarantee, [])
-    said += [FROM_RECORDS] if mechanism.settings_from_records else []
-    said += [DIAGNOSED] if mechanism.diagnostics else []
+    sentences += [FROM_RECORDS] if mechanism.settings_from_records else []
+    sentences += [DIAGNOSED] if mechanism.diagnostics else []
     if cost is not None and not mechanism.settings_from_records:
-        said += [f"With secret noise and nothing shown beside it the same releases would have had {numbers}."]
-    said += [STARTED] if is_started else []
-    return f"NOT PRIVATE: {' '.join(said)}"
+        sentences += [
+            f"With secret noise and nothing shown beside it the same releases would have had {numbers}."
+        ]
+    sentences += [STARTED] if is_started else []
+    return f"NOT PRIVATE: {' '.join(sentences)}"
 
 
 def unit_in_words(card: PrivacyCard) -> str:
@@ -192,11 +194,11 @@ def protection_sentence(card: PrivacyCard) -> str:
 
 def not_protected(card: PrivacyCard) -> list[str]:
     """Who and what is not protected."""
-    setting, said = card.setting, []
+    setting, sentences = card.setting, []
     if setting.public_records:
-        said.append("The records themselves, which the data card declares public.")
+        sentences.append("The records themselves, which the data card declares public.")
     if card.mechanism.model.start is not None:
-        said.append(
+        sentences.append(
             "Whoever was in the training data of the model that this one starts from, whether or not the records of"
             " this run are public: what protects them is in the card of that model."
         )
@@ -214,10 +216,10 @@ def not_protected(card: PrivacyCard) -> list[str]:
         if card.accounting.blocks is not None:
             several = "One person in k blocks, or k people together, such as a family: only at"
     if setting.private:
-        said.append(f"{several} an epsilon of up to k times as much and a far larger delta.")
-        said += filter(None, [rare_reading(card)])
+        sentences.append(f"{several} an epsilon of up to k times as much and a far larger delta.")
+        sentences += filter(None, [rare_reading(card)])
     return [
-        *said,
+        *sentences,
         "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
         *(["The held-out records."] if setting.holdout != "private" else []),
         number,
@@ -307,10 +309,10 @@ def transform(mechanism: MechanismSection) -> str:
     if mechanism.encoder is None:
         return TRANSFORMS[mechanism.transform]
     on = mechanism.encoder.pretrained_on
-    told = mechanism.encoder.model_dump() | {
+    encoder_words = mechanism.encoder.model_dump() | {
         "pretrained_on": "data that are unknown" if on == "unknown" else on
     }
-    return (TRANSFORMS["encoder"] if mechanism.encoder.tokens is None else TOKENS).format(**told)
+    return (TRANSFORMS["encoder"] if mechanism.encoder.tokens is None else TOKENS).format(**encoder_words)
 
 
 def tuning(card: PrivacyCard) -> str:
@@ -364,17 +366,19 @@ def model_parts(model: ModelSection) -> str:
     start = f"Initialised by the architecture's own rule from seed {model.seed}"
     if model.start is not None:
         start = f"Starts from the file with SHA-256 {model.start}"
-    said = [
+    sentences = [
         f"{start}{f', except {_join_names(model.reinitialize)}, from the seed' if model.reinitialize else ''}."
     ]
-    said += [f"{name}: the file with SHA-256 {checksum}." for name, checksum in model.files.items()]
-    said += [f"Not trained: {_join_names(model.frozen)}." if model.frozen else "Every parameter is trained."]
-    said += (
+    sentences += [f"{name}: the file with SHA-256 {checksum}." for name, checksum in model.files.items()]
+    sentences += [
+        f"Not trained: {_join_names(model.frozen)}." if model.frozen else "Every parameter is trained."
+    ]
+    sentences += (
         [f"Each gradient is the mean over {model.augmentations} views of a record."]
         if model.augmentations > 1
         else []
     )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def software(card: PrivacyCard) -> str:
@@ -541,8 +545,8 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
         "The owner of the data must": owner_must(card),
         "Whom to ask": [contact(card), f"The run is {card.evidence.run_id}.", signature(card)],
     }
-    for title, said in sections.items():
-        lines += ["", f"## {title}", "", *(f"- {escape(line)}" for line in said)]
+    for title, sentences in sections.items():
+        lines += ["", f"## {title}", "", *(f"- {escape(line)}" for line in sentences)]
     return "\n".join([*lines, ""])
 
 

@@ -244,7 +244,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         "composition": accounts.across_runs == declared.composition,
         "blocks_per_person": blocks is None or blocks.blocks_per_person == declared.blocks_per_person,
         "public_records": card.setting.public_records == declared.public,
-        "population": _stands(accounts.population, declared),
+        "population": _is_same_account(accounts.population, declared),
         "blocks": _has_blocks(card, past),
         "ledger_head": (ledger.seq_of(card.evidence.ledger_head or "") or 0) >= settled.seq,
     }
@@ -491,11 +491,11 @@ def _has_blocks(card: PrivacyCard, past: "Settlement") -> bool:
     stated = {} if blocks is None else {block.name: block for block in blocks.charged}
     names = [WHOLE_POPULATION] if blocks is None else [*stated]
     return names == [*past.run.amounts] and all(
-        _stands(block, charged[name]) for name, block in stated.items()
+        _is_same_account(block, charged[name]) for name, block in stated.items()
     )
 
 
-def _stands(stated: Account, balance: Balance) -> bool:
+def _is_same_account(stated: Account, balance: Balance) -> bool:
     """Whether an account stands on the card as in the ledger."""
     return all(_same(getattr(stated, name), getattr(balance, name)) for name in ("cap", "spent", "remaining"))
 

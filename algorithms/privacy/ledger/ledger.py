@@ -73,9 +73,9 @@ from algorithms.privacy.ledger.store import (
     SETTLED_AT,
     Decision,
     Store,
-    found_by,
     open_store,
     pages,
+    query_value,
 )
 
 T = TypeVar("T")
@@ -532,7 +532,7 @@ class Ledger:
         """
 
         def last(connection: Connection) -> tuple[ReservedRun | None, LedgerState]:
-            run_id = found_by(connection, LAST_RUN, population=population)
+            run_id = query_value(connection, LAST_RUN, population=population)
             run = None if run_id is None else state_tables.find_run(connection, run_id)
             return run, state_tables.load(connection, StatePart(population))
 
@@ -685,12 +685,12 @@ class Chain:
     @property
     def first(self) -> str | None:
         """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
-        first: str | None = found_by(self._connection, FIRST_HASH)
+        first: str | None = query_value(self._connection, FIRST_HASH)
         return first
 
     def seq_of(self, head: str) -> int | None:
         """The position of the row with a hash; None if there is none."""
-        seq: int | None = found_by(self._connection, SEQ_OF_HASH, hash=head)
+        seq: int | None = query_value(self._connection, SEQ_OF_HASH, hash=head)
         return seq
 
     def check_contains(self, head: str) -> None:
@@ -763,7 +763,7 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
     def right_after(connection: Connection) -> LedgerState:
         state_tables.load(connection, StatePart(population)).term(population)
-        settled_at = found_by(connection, SETTLED_AT, population=population, run_id=run_id)
+        settled_at = query_value(connection, SETTLED_AT, population=population, run_id=run_id)
         if settled_at is None:
             raise RefusedError(
                 f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
@@ -783,9 +783,9 @@ def verify_rows(
     Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the
     checkpoint's head.
     """
-    first = found_by(connection, FIRST_HASH)
+    first = query_value(connection, FIRST_HASH)
     state, start = (deepcopy(since.state), since.head) if since else (LedgerState(), NOTHING)
-    is_here = start == NOTHING or found_by(connection, SEQ_OF_HASH, hash=start.hash) == start.seq
+    is_here = start == NOTHING or query_value(connection, SEQ_OF_HASH, hash=start.hash) == start.seq
     if since is not None and (since.first != first or not is_here):
         raise LedgerBrokenError(
             f"the ledger {store.database.name} has no row {start.seq} with the hash {start.hash[:16]}... of the"

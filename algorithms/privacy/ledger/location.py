@@ -322,7 +322,7 @@ def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
         RefusedError: If the home has seen the population charged in another ledger, or contains such a ledger.
     """
     usual_file, default = _usual(population, home), home / LEDGER
-    way_out = f"remove {usual_file}" if usual_file.exists() else f"keep {default} elsewhere"
+    remedy = f"remove {usual_file}" if usual_file.exists() else f"keep {default} elsewhere"
     if usual_file.exists():
         is_another = usual_file.read_text(encoding="utf-8").strip() != ledgers.identity(ledger)
     else:
@@ -331,10 +331,10 @@ def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
     if is_another:
         raise RefusedError(
             "the population {population!r} is charged in another ledger than the one that is named here; name that"
-            " one, restore it here from a copy, or {way_out} where its owner began a new one.",
+            " one, restore it here from a copy, or {remedy} where its owner began a new one.",
             code="charged_elsewhere",
             population=population,
-            way_out=way_out,
+            remedy=remedy,
         )
 
 

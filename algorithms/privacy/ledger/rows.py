@@ -354,7 +354,7 @@ class LedgerState:
         known |= {
             block: known.get(block, frozenset()).union(digests) for block, digests in content_digests.items()
         }
-        own = {block: contents(digests) for block, digests in content_digests.items()}
+        contents_by_block = {block: contents(digests) for block, digests in content_digests.items()}
         repeated = {
             block: [
                 other
@@ -363,7 +363,7 @@ class LedgerState:
                 and not theirs.isdisjoint(mine)
                 and (population, frozenset((block, other))) not in self.exemptions
             ]
-            for block, mine in own.items()
+            for block, mine in contents_by_block.items()
         }
         return {block: others for block, others in repeated.items() if others}
 

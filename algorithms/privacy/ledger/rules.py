@@ -102,26 +102,26 @@ def check_fits(state: LedgerState, drafts: Sequence[Draft]) -> None:
 
 def check_resumes(run: ReservedRun, drafts: Sequence[Draft]) -> None:
     """Raises RefusedError where a run that is reserved again is not the same one, or has ended."""
-    again = drafts[0]
-    if (run.population, run.reserved) != (again.population, again.budget):
+    draft = drafts[0]
+    if (run.population, run.reserved) != (draft.population, draft.budget):
         raise RefusedError(
-            f"run {again.run_id!r} has reserved {run.reserved} of population {run.population!r},"
-            f" not {again.budget} of {again.population!r}; resume it so or use a new run_id."
+            f"run {draft.run_id!r} has reserved {run.reserved} of population {run.population!r},"
+            f" not {draft.budget} of {draft.population!r}; resume it so or use a new run_id."
         )
     if set(run.amounts) != {draft.block for draft in drafts}:
         raise RefusedError(
-            f"run {again.run_id!r} has reserved the blocks {blocks_in_words([*run.amounts])}, not"
+            f"run {draft.run_id!r} has reserved the blocks {blocks_in_words([*run.amounts])}, not"
             f" {blocks_in_words([draft.block for draft in drafts])}; resume it so or use a new run_id."
         )
     if run.status != "open":
-        raise RefusedError(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
-    noise_keys = again.notes.get(NOISE_KEY), run.noise_key
+        raise RefusedError(f"run {draft.run_id!r} is {run.status} already; to train again, use a new run_id.")
+    noise_keys = draft.notes.get(NOISE_KEY), run.noise_key
     if None not in noise_keys and len({*noise_keys}) > 1:
         raise NoiseElsewhereError(
             "run {run_id!r} is reserved by another home with the same owner key, which has its noise; wait for its"
             " end there, or forfeit it where that home is gone.",
             code="noise_elsewhere",
-            run_id=again.run_id,
+            run_id=draft.run_id,
         )
 
 

@@ -457,8 +457,8 @@ class Store:
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) == _NOT_ALLOWED:
                     raise NotAllowedError(self.database.not_allowed()) from None
-                again = _lost_a_race(error) or (self._was_connected and _lost_connection(error))
-                if not again or time.monotonic() > deadline:
+                may_retry = _lost_a_race(error) or (self._was_connected and _lost_connection(error))
+                if not may_retry or time.monotonic() > deadline:
                     raise RefusedError(self.database.complaint(error)) from None
             time.sleep(random.uniform(0.0, pause))
             pause = min(2 * pause, 0.5)
@@ -485,7 +485,7 @@ def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
     connection.exec_driver_sql(_PATIENT)
 
 
-def found_by(connection: Connection, query: sa.TextClause, **parameters: str) -> Any:
+def query_value(connection: Connection, query: sa.TextClause, **parameters: str) -> Any:
     """The one value that a query finds; None if there is none."""
     return connection.execute(query, parameters).scalar_one_or_none()
 

@@ -228,23 +228,23 @@ class _Tree(Correlator):
     """Estimates of the nodes that are complete, by level, and what their sum was a step before."""
 
     def __init__(self, leaves: int, dimension: int) -> None:
-        self._leaves, self._dimension, self._place = leaves, dimension, 0
+        self._leaves, self._dimension, self._leaf = leaves, dimension, 0
         self._nodes: dict[int, Array] = {}
 
     def draw(self, stream: Stream) -> Array:
-        if self._place == self._leaves:
-            self._place, self._nodes = 0, {}
-        self._place += 1
+        if self._leaf == self._leaves:
+            self._leaf, self._nodes = 0, {}
+        self._leaf += 1
         node = stream.normal(self._dimension)
         taken = np.zeros(self._dimension)
-        for level in range(1, _height(self._place) + 1):
+        for level in range(1, _height(self._leaf) + 1):
             sibling = self._nodes.pop(level - 1)
             taken += sibling
             weight = _node_variance(level)
             # The minimum-variance mean of two independent estimates of a node: its own noise and the sum of its
             # children.
             node = weight * stream.normal(self._dimension) + (1.0 - weight) * (node + sibling)
-        self._nodes[_height(self._place)] = node
+        self._nodes[_height(self._leaf)] = node
         # A step releases a difference of prefix sums: the new node less the nodes that it takes the place of.
         return node - taken
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from algorithms import DPSGD, ObjectivePerturbation, fit, fitting
 from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import GivenRecords, group_rows_by_user, records_of
+from algorithms.fit_inputs import FitRecords, group_rows_by_user, records_of
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, build
 from algorithms.models.objectives import IGNORED
@@ -162,7 +162,7 @@ def call(**changes: Any) -> fitting.Fitted:
     return fit(**(asked | {"delta": 0.01, "people": who, "per_person": 2} | changes))  # type: ignore[no-any-return]
 
 
-def of(people: Any, rows: np.ndarray, most: int = 2) -> GivenRecords:
+def of(people: Any, rows: np.ndarray, most: int = 2) -> FitRecords:
     return group_rows_by_user(
         records_of(nn.Linear(5, 2), X[rows], Y[rows], "cross_entropy"), people[rows], most, KEY
     )

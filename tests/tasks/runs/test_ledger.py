@@ -92,7 +92,7 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     check_usual(other, "digits", home=workspace.home)
     own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], notes={})
     elsewhere = f"keep {workspace.home}/ledger.sqlite elsewhere"
-    with refused_as("charged_elsewhere", population="digits", way_out=elsewhere):
+    with refused_as("charged_elsewhere", population="digits", remedy=elsewhere):
         register(other, info, home=workspace.home, prepared=tmp_path)
     register(other, replace(info, population="others"), home=workspace.home, prepared=tmp_path)
     register(own, info, home=workspace.home, prepared=tmp_path)

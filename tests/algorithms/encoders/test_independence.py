@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from algorithms.encoders import Encoder, Frozen, encoder
-from algorithms.encoders.alone import check_alone, in_portions
+from algorithms.encoders.independence import check_encoder_is_independent, in_portions
 from algorithms.errors import ModelRefusedError
 
 SHAPE = (1, 6, 6)
@@ -21,7 +21,7 @@ def images(encode: Callable[[Any], Any], width: int = 36) -> Encoder:
 
 
 def check(made: Encoder) -> None:
-    check_alone(made, made.load(), SHAPE, is_own=True)
+    check_encoder_is_independent(made, made.load(), SHAPE, is_own=True)
 
 
 def of_network(network: nn.Module) -> Callable[[Any], Any]:
@@ -142,4 +142,4 @@ def test_features_of_another_form_are_refused(encode: Callable[[Any], Any]) -> N
 )
 def test_the_shipped_encoders_are_taken(name: str, settings: dict[str, Any]) -> None:
     made = encoder(name, Frozen(**settings))
-    check_alone(made, made.load(), (3, 32, 32), is_own=False)
+    check_encoder_is_independent(made, made.load(), (3, 32, 32), is_own=False)

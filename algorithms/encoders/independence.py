@@ -47,7 +47,9 @@ def _of_a_portion(encode: Encode, records: Any) -> NDArray[Any]:
     return np.asarray(encode(np.concatenate([records, blank])))[: len(records)]
 
 
-def check_alone(encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_own: bool) -> None:
+def check_encoder_is_independent(
+    encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_own: bool
+) -> None:
     """Raise ModelRefusedError if made-up records get other features in other company, or the second time.
 
     Args:
@@ -58,24 +60,24 @@ def check_alone(encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_ow
             bit, except on an accelerator.
     """
     size = PORTION if is_own else _FEW
-    places = [0, size // 2, size - 1]
-    company = _made_up(encoder, size, shape, seed=0)
+    positions = [0, size // 2, size - 1]
+    records = _synthetic_records(encoder, size, shape, seed=0)
     # The brightest image and the longest text are among the others, so that what is taken over records changes.
-    company[places] = [0.5 * x if encoder.takes == "images" else x[:20] for x in company[places]]
-    others, blank = _made_up(encoder, size, shape, seed=1), np.zeros_like(company)
+    records[positions] = [0.5 * x if encoder.takes == "images" else x[:20] for x in records[positions]]
+    others, blank = _synthetic_records(encoder, size, shape, seed=1), np.zeros_like(records)
     if encoder.takes == "texts":
         blank[:] = ""
     for batch in (others, blank):
-        batch[places] = company[places]
-    moved = np.roll(company, 1, axis=0)
-    usual, in_others, alone, again, at_next = map(encode, (company, others, blank, company, moved))
+        batch[positions] = records[positions]
+    moved = np.roll(records, 1, axis=0)
+    usual, in_others, alone, repeated, at_next = map(encode, (records, others, blank, records, moved))
     _check_form(encoder, usual, size)
     is_exact = is_own and not torch.accelerator.is_available()
     near = 0.0 if is_exact else _NEAR
     for features, expected, allowed in (
-        (again, usual, near),
-        (in_others[places], usual[places], near),
-        (alone[places], usual[places], near),
+        (repeated, usual, near),
+        (in_others[positions], usual[positions], near),
+        (alone[positions], usual[positions], near),
         (np.roll(at_next, -1, axis=0), usual, _POSITION),
     ):
         if (
@@ -89,7 +91,7 @@ def check_alone(encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_ow
             )
 
 
-def _made_up(encoder: Encoder, size: int, shape: Sequence[int], *, seed: int) -> NDArray[Any]:
+def _synthetic_records(encoder: Encoder, size: int, shape: Sequence[int], *, seed: int) -> NDArray[Any]:
     """Images of uniform noise, dark for an odd seed; or texts of several lengths."""
     generator = np.random.default_rng(seed)
     if encoder.takes == "images":
