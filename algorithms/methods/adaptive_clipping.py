@@ -73,6 +73,12 @@ class QuantileClipping(SampledMethod):
     gradients that C shall leave as they are. rate: how fast C follows. count_noise_multiplier: standard deviation of
     the noise on a count, in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are
     DP-SGD's.
+
+    Example:
+        >>> from algorithms import QuantileClipping
+        >>> median = QuantileClipping(steps=300, expected_batch_size=256)  # C follows the median norm from 0.1 on
+        >>> median.quantile, median.clip_norm
+        (0.5, 0.1)
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -220,6 +226,11 @@ class AdaCliP(SampledMethod):
     "free", where `clip_norm` bounds the norm of b and h2 follows, or "paper", where h2 is given; both at gamma = 1.
     h1, h2: bounds of s^2. start: s_0, public; null for sqrt(h2), the most. paper_update: the printed update of s,
     from sqrt(h1 h2), in the paper's scale; plan and card state what it decides. The other settings are DP-SGD's.
+
+    Example:
+        >>> from algorithms import AdaCliP
+        >>> AdaCliP(steps=300, expected_batch_size=256, clip_norm=0.5).scale
+        'free'
     """
 
     paper_switch: ClassVar[PaperSwitch] = PaperSwitch(

@@ -38,7 +38,13 @@ else:
 
 @dataclass(frozen=True)
 class NonPrivate(Descent):
-    """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step."""
+    """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step.
+
+    Example:
+        >>> from algorithms import NonPrivate
+        >>> NonPrivate(steps=300, expected_batch_size=256).update.learning_rate
+        1.0
+    """
 
     by_coordinate: ClassVar[bool] = True
     steps: StepCount
@@ -74,6 +80,11 @@ class LBFGS(SingleRelease):
 
     regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss.
     At 0 the solver is slow where features are rare, and never done where the classes can be separated.
+
+    Example:
+        >>> from algorithms import LBFGS
+        >>> LBFGS(regularisation=1e-3)
+        LBFGS(regularisation=0.001)
     """
 
     regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
@@ -129,6 +140,11 @@ class Majority(SingleRelease):
     One release: Gaussian(z) on the counts of the classes, of which a record changes one by 1. What is published is a
     linear model without weights, whose bias gives the log odds of the counts, or the cell that all rows of a table
     share. It has no settings.
+
+    Example:
+        >>> from algorithms import Majority
+        >>> Majority()  # what a model without features would reach
+        Majority()
     """
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:

@@ -236,6 +236,11 @@ class DPAGD(Strict):
     raw or as the paper prints it. momentum: the part of earlier measurements that is kept. iterates: publish the last
     or an average (Shamir and Zhang 2013, eta = 3). regularisation: lambda of lambda / 2 ||parameters||^2 beside the
     mean loss. sampling_rate: of Poisson samples.
+
+    Example:
+        >>> from algorithms import DPAGD
+        >>> DPAGD().selection_share  # of the budget; the rest is for gradients
+        0.003
     """
 
     paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
@@ -454,6 +459,11 @@ class PrivGene(Strict):
     rounds: null for n epsilon / 800, rounded, at least 1. loss_bound: a record's loss is clipped to [0, loss_bound].
     first_move, move: how far a coordinate is moved in the first round and in the second; decay: of a later round's
     move, from the one before.
+
+    Example:
+        >>> from algorithms import PrivGene
+        >>> PrivGene(rounds=20).loss_bound
+        2.0
     """
 
     rounds: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None

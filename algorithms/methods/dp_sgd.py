@@ -214,6 +214,11 @@ class SGDAdv(_LegacyAnalysis):
 
     The number of records must be public. steps: null for n epsilon / 500. expected_batch_size: null for sqrt(n) + 10.
     clip_norm: the L2 bound C of a record's gradient.
+
+    Example:
+        >>> from algorithms import SGDAdv
+        >>> SGDAdv().steps is None  # n epsilon / 500, once n and epsilon are known
+        True
     """
 
     steps: StepCount | None = None
@@ -270,6 +275,11 @@ class SGDMA(_LegacyAnalysis):
 
     expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient. noise_multiplier:
     standard deviation over C; null for the least that the moments accountant allows.
+
+    Example:
+        >>> from algorithms import SGDMA
+        >>> SGDMA(expected_batch_size=256).steps
+        10000
     """
 
     steps: StepCount = 10_000
@@ -339,6 +349,11 @@ class DPGD(Descent):
     parameters (Wu, Wang, Cristali, Gu and Willett 2021); "constant" is the same in each step.
     update: the learning rate is of the mean of clipped gradients; fields that are not set take OptimizerConfig's
     defaults.
+
+    Example:
+        >>> from algorithms import DPGD
+        >>> DPGD(steps=30, clip_norm=1.0).update.momentum  # the default of full batches
+        0.8
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -396,6 +411,11 @@ class NormBoundSGD(SampledMethod):
     Differences from the paper: Gaussian instead of gamma-distributed noise, Poisson samples, PLD accounting.
 
     expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
+
+    Example:
+        >>> from algorithms import NormBoundSGD
+        >>> NormBoundSGD(steps=300, expected_batch_size=256).update.optimizer
+        'sgd'
     """
 
     by_coordinate: ClassVar[bool] = True

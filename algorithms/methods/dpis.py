@@ -215,6 +215,11 @@ class DPIS(Strict):
     first, whose successors are reserved for at K = N C.
     adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
     update: the optimizer.
+
+    Example:
+        >>> from algorithms import DPIS
+        >>> DPIS(epochs=10, expected_batch_size=256).oversampling
+        5.0
     """
 
     epochs: Annotated[int, Field(ge=1, le=MAX_STEPS)]

@@ -537,6 +537,12 @@ class MatrixFactorisation(SampledMethod):
     strategy: "banded", the best banded Toeplitz matrix; "square_root", its closed form for a constant learning rate;
     "buffered", in fixed order alone. bands: steps over which noise is correlated, "auto" for as many as gain by the
     run's own numbers; with 1 and Poisson samples the run is DP-SGD, bit for bit. buffers: of a buffered strategy.
+
+    Example:
+        >>> from algorithms import MatrixFactorisation, OptimizerConfig
+        >>> momentum = OptimizerConfig(learning_rate=2.0, momentum=0.9)
+        >>> MatrixFactorisation(steps=300, expected_batch_size=256, update=momentum).bands
+        'auto'
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -655,6 +661,11 @@ class DPFTRL(SampledMethod):
     expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not; a pass has as
     many steps as batches. clip_norm: the L2 bound C of a record's gradient. restart: passes after which a new tree
     begins.
+
+    Example:
+        >>> from algorithms import DPFTRL
+        >>> DPFTRL(steps=300, expected_batch_size=256, restart=2).restart  # a tree for two passes
+        2
     """
 
     by_coordinate: ClassVar[bool] = True

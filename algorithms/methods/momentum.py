@@ -464,6 +464,11 @@ class HeavyBall(MomentumSettings):
     """DP-SHB: Polyak's heavy ball, with the same noise in each iteration; with momentum 0 it is DP-GD.
 
     momentum: beta, or None for (1 - sqrt(a mu)) / (1 + sqrt(a mu)) at step size a.
+
+    Example:
+        >>> from algorithms import HeavyBall
+        >>> HeavyBall(steps=100, noise="laplace").adjacency
+        'REPLACE_ONE'
     """
 
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -504,6 +509,11 @@ class Nesterov(MomentumSettings):
     the objective at the start lies above its least value; null for the bound that the loss has there (ln 2 for
     logistic regression from zero), and for the paper's 10 where none is known, as from a file. The plan states what
     was taken. stage_growth: p of `growing_stages`: the larger, the longer the stages after the first.
+
+    Example:
+        >>> from algorithms import Nesterov
+        >>> Nesterov(steps=120, stage_growth=2.0).variant
+        'nag_opt'
     """
 
     variant: Literal["nag", "nag_opt", "masg", "masg_opt"] = "nag_opt"

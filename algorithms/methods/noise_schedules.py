@@ -58,6 +58,12 @@ class DPSGDDecay(SampledMethod):
     form: sigma_e / sigma_0 in epoch e = 0, 1, .. of E: "exponential" exp(-rate e), "time" 1 / (1 + rate e), "step"
     (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. rate, period, power,
     end: numbers of the form. The other settings are DP-SGD's.
+
+    Example:
+        >>> from algorithms import DPSGDDecay
+        >>> halving = DPSGDDecay(steps=300, expected_batch_size=256, form="polynomial")  # to `end` of the noise
+        >>> halving.end
+        0.5
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -202,6 +208,12 @@ class ADPSGD(SampledMethod):
     steps become shorter, or "constant", the paper's baseline. decay: how steps become shorter. update: its learning
     rate is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are
     DP-SGD's.
+
+    Example:
+        >>> from algorithms import ADPSGD, OptimizerConfig
+        >>> shrinking = ADPSGD(steps=300, expected_batch_size=256, update=OptimizerConfig(learning_rate=2.0))
+        >>> shrinking.allocation, shrinking.decay.form
+        ('matched', 'polynomial')
     """
 
     by_coordinate: ClassVar[bool] = True

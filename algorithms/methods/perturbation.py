@@ -71,6 +71,11 @@ class ObjectivePerturbation(SingleRelease):
     It is at least 1e-10, below which rounding decides where the minimum is. clip_norm: the L2 bound C of a record's
     gradient; null for the bound by the data card, which clips nothing. adjacency: for "rkw" with the accountant "pure"
     it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
+
+    Example:
+        >>> from algorithms import ObjectivePerturbation
+        >>> ObjectivePerturbation(clip_norm=1.0).analysis
+        'rkw'
     """
 
     paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
@@ -168,6 +173,11 @@ class OutputPerturbation(SingleRelease):
     the losses by regularisation, of the order lambda, and by noise, of the order d (z C / n lambda)^2, are in balance.
     It is at least 1e-10, below which rounding decides where the minimum is.
     clip_norm: the L2 bound C of a record's gradient; null for the bound by the data card, which clips nothing.
+
+    Example:
+        >>> from algorithms import OutputPerturbation
+        >>> OutputPerturbation(clip_norm=1.0).regularisation is None  # chosen from n, d and the noise
+        True
     """
 
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
