@@ -146,6 +146,7 @@ def count_with_histogram(records: float, counts: Tensor, noise: float) -> float:
     if not isinstance(records, NoisyCount):
         return records
     of_sum = noise * math.sqrt(len(counts))
+    # Both are unbiased with independent errors, so they are weighed by the inverse of their variances.
     both = math.hypot(records.noise, of_sum)
     moved = (records.noise / both) ** 2 * (float(counts.sum()) - records)
     return NoisyCount(records + moved, records.noise * of_sum / both)
@@ -185,6 +186,7 @@ def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = Fal
     for _ in range(_PASSES):
         shares = torch.where(belongs, nearest, 0.0) / nearest[belongs].sum()
         centre = shares @ middles
+        # A number is spread evenly over its cell, which adds width^2 / 12 to the variance of the middles.
         deviation = (shares @ ((middles - centre).square() + widths.square() / 12.0)).sqrt()
         reach = (_NEAR * deviation).clamp(min=least) + widths
         belongs = is_above_noise | (nearest > 0.0) & ((middles - centre).abs() <= reach)
@@ -198,6 +200,8 @@ def _without_negatives(counts: Tensor) -> Tensor:
         >>> _without_negatives(torch.tensor([10.0, 3.0, -3.0]))
         tensor([8.5000, 1.5000, 0.0000])
     """
+    # The projection onto a simplex (Duchi et al. 2008): all lose the same excess, and what falls below 0 becomes 0. The
+    # excess is that of the longest head of the ranked counts whose last one stays positive.
     ranked = counts.sort(descending=True).values
     excess = (ranked.cumsum(0) - counts.sum().clamp(min=1.0)) / torch.arange(1, len(counts) + 1)
     return (counts - excess[ranked > excess][-1]).clamp(min=0.0)

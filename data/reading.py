@@ -233,6 +233,7 @@ def _of_the_source(
 
 
 SCHEME = "way:"
+"""How the digest of the key and the columns begins; the ledger has the same, as neither package imports the other."""
 
 
 class Digests:

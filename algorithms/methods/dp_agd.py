@@ -291,6 +291,8 @@ class DPAGD(Strict):
         if self.sampling_rate is not None:
             return plan_sampled(iterations, share, self.sampling_rate, target, facts, law=law)
         if self.paper_budget:
+            # Gaussian noise of sqrt(2 ln(1.25 / delta)) / part has rho = part^2 / (4 ln(1.25 / delta)), and Laplace
+            # noise of scale 1 / part has part^2 / 2.
             part, log_delta = budget.epsilon / (2 * iterations), math.log(1 / budget.delta)
             rho = (math.sqrt(log_delta + budget.epsilon) - math.sqrt(log_delta)) ** 2
             protocol = paper_protocol(self, **asdict(self.choices))
@@ -300,7 +302,7 @@ class DPAGD(Strict):
         else:
             rho = rho_of_budget(budget)
             cost = rho * (1 - SLACK) / iterations
-            multiplier = 1 / math.sqrt(8 * share * cost)
+            multiplier = 1 / math.sqrt(8 * share * cost)  # of Gumbel noise, whose rho is 1 / (8 multiplier^2)
             spent = Iteration((1 - share) * cost, multiplier, law(multiplier))
         if cost > rho:
             raise RefusedError(
@@ -336,6 +338,7 @@ class DPAGD(Strict):
             direction = velocity if is_printed else _normalise(velocity)
             steps = tuple(max_step * part for part in self.choices.steps_grid)
             line = LineCandidates(state.parameters, direction, steps)
+            # The filter answers before the release: what does not fit is neither drawn nor charged.
             if not barrier.affords(argmin_release(self.loss_bound, noise, sampling)):
                 return None
             chosen = barrier.argmin(line, bound=self.loss_bound, noise=noise, sampling=sampling)
@@ -344,6 +347,7 @@ class DPAGD(Strict):
                 return self._state_after(
                     replace(state, velocity=velocity), line, chosen, max_step=max_step, rho=keeps
                 )
+            # A step of 0 won, so the direction is too noisy: it is measured once more and both are averaged.
             max_step *= self.choices.range_shrink
             another = self._measure_gradient(state, self.gamma * measured.rho, barrier)
             measured = None if another is None else measured.average_with(another)

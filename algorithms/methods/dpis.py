@@ -332,6 +332,7 @@ class DPIS(Strict):
         reserved = settings.norm_cost * sum(map(self._norm_releases, range(index + 1, self.epochs)))
         if limit <= spent + reserved:
             return None
+        # K may rise to N C in any later epoch, so a cautious one leaves them as much as that would cost.
         is_cautious = index < round(self.cautious_share * self.epochs)
         now = (fraction, per_epoch)
         later = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
@@ -405,6 +406,7 @@ class DPIS(Strict):
         """The release of a step at K / (N C) and sigma_G."""
         sampling = Importance(min(rate / fraction, 1 / self.oversampling), self.oversampling, self.floor)
         clipping = Normalised(clip_norm or self.clip_norm)
+        # `step` divides the sum by b / fraction, so the mean has the noise sigma_G C / b at any K.
         return gradient_release(sampling, clipping, Gaussian(noise / fraction), 1.0)
 
     def _norm_releases(self, epoch: int) -> int:

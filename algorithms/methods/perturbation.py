@@ -115,6 +115,8 @@ class ObjectivePerturbation(SingleRelease):
         if self.regularisation is not None:
             regularisation = self.regularisation * facts.known_records(WHAT)
         if self.analysis == "kst":
+            # Their Algorithm 1 needs Delta >= 2 lambda / epsilon: the Jacobian of noise by minimum then changes by at
+            # most exp(epsilon / 2), and the linear term has the other half.
             regularisation += 2 * facts.smoothness() / budget.epsilon
         elif self.regularisation is None:
             regularisation = SPREAD * multiplier * clip_norm
@@ -131,6 +133,7 @@ class ObjectivePerturbation(SingleRelease):
             )
         if self.analysis == "kst" or self.regularisation is None:
             return
+        # The Jacobian costs up to ln(1 + smoothness / Lambda), whatever the noise; that has to be below epsilon.
         gap = math.expm1(min(budget.epsilon, _LARGEST_EXPONENT))
         min_regularisation = facts.smoothness() / gap / facts.known_records(WHAT)
         if self.regularisation <= min_regularisation:

@@ -280,7 +280,7 @@ def check_terms(ledger: Ledger, info: DatasetInfo) -> None:
 
 
 def _check_bound(ledger: Ledger, info: DatasetInfo, bound: Mapping[str, str]) -> None:
-    """Raise RefusedError if the card has another unit, split or blocks than the population was declared with."""
+    """Raise RefusedError if the card has another unit, split or blocks than its first run bound the population to."""
     if info.unit != bound[UNIT]:
         raise RefusedError(
             "the population {population!r} counts {declared!r} as one record, but the card of"

@@ -205,7 +205,10 @@ NOISE_KEY: Final = "noise_key"
 ROUNDING = Fraction(1, 10**12)
 NAMES_IN_A_MESSAGE = 10
 _SCHEME = "way:"
-"""How a digest begins that says how the others of its block were made; see `Ledger.reserve`."""
+"""How a digest begins that says how the others of its block were made; see `Ledger.reserve`.
+
+`data.reading` has the same, as neither package imports the other.
+"""
 
 
 class ReservedRun(NamedTuple):
@@ -320,6 +323,7 @@ class LedgerState:
     def remaining(self, population: str, block: str) -> Amount:
         """The amount that can still be charged; negative if a cap was lowered."""
         charged = self.charged_amount(population, block, *STATES)
+        # Ten runs at a tenth of a cap fit, though a tenth of it is rounded up as a floating-point number.
         rounded = times(self.limit(population, block), 1 + ROUNDING)
         return plus(rounded, charged, sign=-1)
 
@@ -372,6 +376,7 @@ class LedgerState:
         adjacency = adjacency_of(notes)
         self.adjacencies.setdefault(entry.population, adjacency)
         amount = self.terms[entry.population].charge(entry.budget, notes)
+        # A run has a row for each of its blocks: the first makes it, the others add their amounts.
         run = self.runs.get(run_id) or ReservedRun(
             entry.population,
             entry.budget,

@@ -20,10 +20,20 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, event_to_json, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, check_usual, export, restore
+from algorithms.privacy.ledger import (
+    WHOLE_POPULATION,
+    Composition,
+    Ledger,
+    check_usual,
+    contents,
+    export,
+    restore,
+)
+from algorithms.privacy.ledger.rows import digest_schemes
 from data import DataRefusedError, DatasetInfo, dataset_info
 from data.card import DataCard
 from data.prepared import block_digests
+from data.reading import SCHEME
 from flows.cli import main
 from tasks import calibrate, evaluate, train
 from tasks.config import params
@@ -36,6 +46,12 @@ from tests.support.retraining import Place
 from tests.support.retraining import place as place
 from tests.support.synthetic_run import description
 from tests.support.workspace import Workspace, killed_in
+
+
+def test_the_ledger_knows_the_schemes_of_the_digests_of_blocks() -> None:
+    """Else it would take all blocks with the same columns for repeats of one."""
+    digests = [f"{SCHEME}0a", "1b"]
+    assert (contents(digests), digest_schemes(digests)) == ({"1b"}, {f"{SCHEME}0a"})
 
 
 def test_private_people_are_charged_in_one_ledger_alone(
