@@ -1,11 +1,11 @@
 """Clipped sums of per-example gradients; this is the public face, and `README.md` beside it is its manual.
 
 The package needs PyTorch and nothing else of this project. `model` is what it takes: a module with the loss of each
-record; `packing`: records of several tensors. `engine` computes a sum, pass by pass; a pass records each operation that
-uses a parameter, and `rules` has the gradient of each such operation. `parameter_gradients` has their norms and sums by
-ghost clipping, one parameter at a time, `model_gradients` those of all parameters, `clipping` the bounds. `linear` has
-closed forms for linear models. `model_inspection` and `independence` refuse a model whose records cannot be clipped.
-`patches` is what changes PyTorch itself.
+record; `packing`: records of several tensors. `engine` computes a sum, pass by pass; a pass records each operation
+that uses a parameter, and `rules` has the gradient of each such operation; `replay` repeats it without its Python
+code. `parameter_gradients` has their norms and sums by ghost clipping, one parameter at a time, `model_gradients`
+those of all parameters, `clipping` the bounds. `linear` has closed forms for linear models. `model_inspection` and
+`independence` refuse a model whose records cannot be clipped. `patches` is what changes PyTorch itself.
 
 Settings of the process and what several processes share are imported by module: `devices`, `patches`, `placement`,
 `randomness`, `memory`.

@@ -55,6 +55,7 @@ from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.patches import in_full_precision, without_shortcuts
 from algorithms.gradients.placement import Shards, beside, shard_frozen
+from algorithms.gradients.replay import Replay, replay_of
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 from algorithms.gradients.vector_ends import VectorEnds
 
@@ -93,6 +94,9 @@ _SELDOM = 1e-3
 
 _COMPARED, _MOST_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
+
+_REPLAYED_BYTES = 256e6
+"""Memory of a pass up to which it is traced, which keeps all its tensors, to be replayed."""
 
 _QUICK, _QUICK_BYTES = 2e9, 5e8
 """Operations, and bytes, of a pass on a CPU up to which a brief inspection computes numbers, not shapes alone."""
@@ -207,6 +211,7 @@ class Engine:
             else:
                 size = largest = round_batch(physical_batch)
             self.physical_batch = self._size_that_fills(size, physical_batch, largest)
+        self._replays: dict[int, Replay] = {}
         self._log()
         if offload or shards is not None:
             self._distribute(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
@@ -215,6 +220,8 @@ class Engine:
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
                 counts = PassCounts.of(self.physical_batch, expected_batch)
                 self.smaller_sizes = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
+            if self._may_have_smaller_sizes(device) and self.pass_bytes <= _REPLAYED_BYTES:
+                self._replays = self._find_replays()
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
@@ -351,6 +358,15 @@ class Engine:
             self.physical_batch = usual
         return tuple(size for size in smaller if size not in uneven)
 
+    def _find_replays(self) -> dict[int, Replay]:
+        """The replays of passes, by size, for those that have one."""
+        layouts = self.inspection.layouts or ()
+        replays = {
+            size: replay_of(self.passes, layouts, self.inspection.form, size)
+            for size in (*self.smaller_sizes, self.physical_batch)
+        }
+        return {size: replay for size, replay in replays.items() if replay is not None}
+
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""
         point, shards = near_start(self.passes.model), self.passes.shards
@@ -479,6 +495,11 @@ class Engine:
     def is_batched(self) -> bool:
         """Whether one backward pass computes the gradients of all records in a pass."""
         return self.inspection.layouts is not None
+
+    @property
+    def replayed_sizes(self) -> tuple[int, ...]:
+        """The sizes of passes that are replayed as a list of tensor operations, with the bits of recorded ones."""
+        return tuple(self._replays)
 
     @property
     def operations_without_rule(self) -> tuple[str, ...]:
@@ -634,6 +655,10 @@ class Engine:
         size = self._size_of_pass(count, clipping)
         padded = pad_to_multiple(inputs, size), pad_to_multiple(labels, size)
         if self.inspection.layouts is not None:
+            replay = self._replays.get(size)
+            replayed = None if replay is None else replay(parameters, *padded)
+            if replayed is not None:
+                return replayed.first(count)
             try:
                 return self.passes.record_gradients(parameters, *padded, self.inspection.layouts).first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch

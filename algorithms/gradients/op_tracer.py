@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -307,12 +307,21 @@ def tracing(
     records: Sequence[Tensor], constants: Sequence[Tensor], pinned: bool | None = None
 ) -> Iterator[OpTracer]:
     """Trace the operations within the block, with the same random numbers each time."""
-    tracer = OpTracer(records, constants, pinned)
+    with tracing_by(OpTracer(records, constants, pinned), records[0]) as tracer:
+        yield tracer
+
+
+T = TypeVar("T", bound=OpTracer)
+
+
+@contextmanager
+def tracing_by(tracer: T, records: Tensor) -> Iterator[T]:
+    """The same by a given tracer; records: on the device of the model."""
     with same_randomness():
         before = torch.default_generator.get_state()
         with tracer, _ReadingFunctions(tracer):
             yield tracer
-        tracer.is_drawn = draws_since(before, records[0])
+        tracer.is_drawn = draws_since(before, records)
 
 
 def draws_since(before: Tensor, records: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Engine, PerLayer
+from algorithms.gradients.replay import Replay
 from algorithms.models import Model
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
@@ -185,6 +186,13 @@ def test_no_pass_has_a_size_that_was_not_compared(
     def noted(statistic: Any) -> Any:
         return lambda *parts: (rows.add(len(parts[0])), vmap(statistic)(*parts))[1]
 
+    replay = Replay.__call__
+
+    def replayed(self: Replay, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Any:
+        PASSES.add(len(inputs))
+        return replay(self, parameters, inputs, labels)
+
+    monkeypatch.setattr(Replay, "__call__", replayed)
     model, is_seen = Model("noted", Noted(), small_model().losses, lambda outputs: outputs), False
     compute = ComputeConfig(expected_batch=expected_batch, workers=1)
     for count in (1, 40, 65, 130):

@@ -1,0 +1,276 @@
+"""Passes that are replayed as a list of operations: the same bits as recorded ones, and which passes are not."""
+
+import itertools
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import L2, Engine, PerExampleGradients, PerExampleModel
+from algorithms.gradients.passes import Passes
+from algorithms.gradients.replay import Replay, replay_of
+
+SIZE, ROW, TEXT, IMAGE = 8, (6,), (5,), (3, 8, 8)
+LOSSES = nn.CrossEntropyLoss(reduction="none")
+
+
+class Words(nn.Module):
+    """A table, position embeddings, attention and a recurrent layer; the table is frozen or trained."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8).requires_grad_(not frozen)
+        self.positions = nn.Parameter(torch.randn(5, 8))
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.recurrent = nn.LSTM(8, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.tensor(1.5))
+
+    def forward(self, words: Tensor) -> Tensor:
+        values = self.encoder(self.table(words) * self.scale + self.positions)
+        return self.head(self.recurrent(values)[0].mean(dim=1))
+
+
+def dense() -> nn.Module:
+    tied = nn.Linear(6, 6)
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), tied, nn.ReLU(inplace=True), tied, nn.Linear(6, 3))
+
+
+def images() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(*first, nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 3))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.LayerNorm(5), nn.Linear(5, 3)
+    )
+
+
+MODELS = {
+    "dense, tied": (dense, ROW),
+    "weight norm": (normalised, ROW),
+    "images": (images, IMAGE),
+    "words": (lambda: Words(frozen=False), TEXT),
+    "words, frozen table": (lambda: Words(frozen=True), TEXT),
+}
+
+
+def records(shape: tuple[int, ...], count: int = SIZE, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    if shape == TEXT:
+        return torch.randint(0, 11, (count, *shape), generator=draw), labels
+    return torch.randn(count, *shape, generator=draw), labels
+
+
+def engine_of(module: nn.Module, shape: tuple[int, ...] = ROW) -> Engine:
+    dtype = records(shape)[0].dtype
+    model = PerExampleModel("model", module, LOSSES)
+    return Engine(model, input_shape=shape, input_dtype=dtype, physical_batch=SIZE)
+
+
+def recorded(engine: Engine, *arguments: Tensor) -> PerExampleGradients:
+    assert engine.inspection.layouts is not None
+    return engine.passes.record_gradients(*arguments, engine.inspection.layouts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replayed_pass_has_the_bits_of_a_recorded_one(name: str) -> None:
+    torch.manual_seed(1)
+    make, shape = MODELS[name]
+    engine = engine_of(make(), shape)
+    assert engine.replayed_sizes == (SIZE,)
+    start = engine.passes.model.initial_parameters()
+    for seed in range(3):
+        point, batch = start + 0.3 * torch.randn_like(start), records(shape, seed=seed)
+        replayed, expected = engine.contributions(point, *batch), recorded(engine, point, *batch)
+        assert torch.equal(replayed.losses, expected.losses)
+        assert replayed.gradients.keys() == expected.gradients.keys()
+        for clipping in (L2(0.1), L2(10.0)):
+            assert torch.equal(replayed.norms(clipping), expected.norms(clipping))
+            assert torch.equal(replayed.clipped_sum(clipping), expected.clipped_sum(clipping))
+
+
+def test_replay_runs_no_model_and_takes_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(dense())
+    point, (inputs, labels) = engine.passes.model.initial_parameters(), records(ROW)
+    single = [
+        recorded(engine, point, inputs[i : i + 1].repeat(SIZE, 1), labels[i : i + 1].repeat(SIZE))
+        for i in range(5)
+    ]
+    expected = torch.stack([each.first(1).clipped_sum(L2(1.0)) for each in single]).sum(dim=0)
+    monkeypatch.delattr(Passes, "record_gradients")
+    torch.testing.assert_close(engine.clipped_sum(point, inputs[:5], labels[:5], L2(1.0)), expected)
+
+
+class ByParameter(nn.Linear):
+    """Looks at the value of a trained parameter."""
+
+    def __init__(self, *sizes: int, bias: bool = True) -> None:
+        super().__init__(*sizes, bias=bias)
+        self.weight.data.abs_()
+
+    def forward(self, input: Tensor) -> Tensor:
+        factor = 2.0 if bool(self.weight.sum() > 0.0) else 3.0
+        return super().forward(input) * factor
+
+
+class ByRecord(nn.Linear):
+    """Looks at the values of the records."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (2.0 if float(input.abs().amax()) != 12.25 else 3.0)
+
+
+class ByMask(nn.Linear):
+    """Computes as many values as there are positive inputs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        changed = input.clone()
+        changed[input > 0.0] = input[input > 0.0].sqrt()
+        return super().forward(changed)
+
+
+class Turning(nn.Linear):
+    """Computes something else in each pass from the third on, by a number that no operation of PyTorch shows."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.numbers = itertools.count()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (2.0 if next(self.numbers) < 2 else 3.0)
+
+
+class Keeping(nn.Linear):
+    """Adds up what it has seen in a tensor that outlives the pass."""
+
+    def __init__(self, *sizes: int, as_buffer: bool = False) -> None:
+        super().__init__(*sizes)
+        if as_buffer:
+            self.register_buffer("seen", torch.zeros(sizes[0]))
+        else:
+            self.seen = torch.zeros(sizes[0])
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.add_(input.detach().sum(dim=0).to(self.seen.dtype))
+        return super().forward(input)
+
+
+def replay_uninspected(module: nn.Linear) -> Replay | None:
+    """The replay of a layer's passes if the inspection, which refuses some, had taken it for a plain one."""
+    inspected = engine_of(nn.Linear(6, 3))
+    layouts, passes = inspected.inspection.layouts, inspected.passes
+    assert layouts is not None
+    passes = replace(passes, model=replace(passes.model, module=module))
+    return replay_of(passes, layouts, inspected.inspection.form, SIZE)
+
+
+@pytest.mark.parametrize("kind", [ByParameter, ByRecord, ByMask, Turning, Keeping])
+def test_pass_that_follows_from_values_or_outlives_itself_is_not_replayed(kind: type[nn.Linear]) -> None:
+    assert replay_uninspected(nn.Linear(6, 3)) is not None
+    assert replay_uninspected(kind(6, 3)) is None
+
+
+def test_branch_on_a_parameter_follows_the_parameter() -> None:
+    engine = engine_of(nn.Sequential(ByParameter(6, 3, bias=False)))
+    start, batch = engine.passes.model.initial_parameters().abs(), records(ROW)
+    gradients = []
+    for sign, factor in ((1.0, 2.0), (-1.0, 3.0)):
+        weight = (sign * start).view(3, 6).requires_grad_()
+        LOSSES(factor * batch[0] @ weight.T, batch[1]).sum().backward()
+        assert weight.grad is not None
+        gradients.append(weight.grad.flatten().double())
+        torch.testing.assert_close(
+            engine.clipped_sum(sign * start, *batch, L2(1e3)), gradients[-1], rtol=1e-5, atol=1e-6
+        )
+    assert not torch.allclose(*gradients)
+
+
+def test_buffer_that_a_pass_writes_into_is_new_in_each_replay() -> None:
+    module = Keeping(6, 3, as_buffer=True)
+    replay = replay_uninspected(module)
+    assert replay is not None
+    point = torch.cat([part.detach().flatten() for part in module.parameters()])
+    first, second = replay(point, *records(ROW)), replay(point, *records(ROW))
+    assert first is not None and second is not None
+    assert torch.equal(first.clipped_sum(L2(1.0)), second.clipped_sum(L2(1.0)))
+    assert torch.equal(module.seen, torch.zeros(6))
+
+
+def test_arguments_of_another_form_are_recorded() -> None:
+    engine = engine_of(dense())
+    point, (inputs, labels) = engine.passes.model.initial_parameters(), records(ROW)
+    expected = recorded(engine, point, inputs, labels).clipped_sum(L2(1.0))
+    points = torch.stack([torch.zeros_like(point), point])
+    others: list[tuple[Any, ...]] = [
+        (points[1], inputs, labels),  # which begins within another tensor
+        (point, inputs.T.contiguous().T, labels),
+        (point, inputs, labels.int().long()),
+    ]
+    for arguments in others:
+        found = engine.clipped_sum(*arguments, L2(1.0))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    wider = engine.clipped_sum(point.double(), inputs.double(), labels, L2(1.0))
+    torch.testing.assert_close(wider, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_error_of_a_record_is_in_pytorchs_words() -> None:
+    engine = engine_of(dense())
+    inputs, labels = records(ROW)
+    labels[3] = 7
+    with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+        engine.clipped_sum(engine.passes.model.initial_parameters(), inputs, labels, L2(1.0))
+
+
+def test_record_that_is_not_finite_adds_nothing_to_a_replayed_sum() -> None:
+    engine = engine_of(dense())
+    point, (inputs, labels) = engine.passes.model.initial_parameters(), records(ROW)
+    others = torch.arange(SIZE) != 3
+    expected = engine.clipped_sum(point, inputs[others], labels[others], L2(1.0))
+    inputs[3] = torch.nan
+    assert torch.equal(engine.clipped_sum(point, inputs, labels, L2(1.0)), expected)
+
+
+def test_threads_replay_side_by_side() -> None:
+    engine = engine_of(Words(frozen=False), TEXT)
+    point, batch = engine.passes.model.initial_parameters(), records(TEXT)
+    expected, sums = engine.clipped_sum(point, *batch, L2(1.0)), list[Tensor]()
+
+    def work(copy: Engine) -> None:
+        sums.extend(copy.clipped_sum(point, *batch, L2(1.0)) for _ in range(10))
+
+    threads = [threading.Thread(target=work, args=(engine.copy_for_thread(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(sums) == 30
+    assert all(torch.equal(each, expected) for each in sums)
+
+
+def test_replay_leaves_other_functions_of_torchscript_as_they_are() -> None:
+    engine = engine_of(dense())
+    before = torch._C._get_graph_executor_optimize()
+    engine.clipped_sum(engine.passes.model.initial_parameters(), *records(ROW), L2(1.0))
+    assert torch._C._get_graph_executor_optimize() == before
+
+
+def test_large_passes_and_random_models_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropout = nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.5), nn.Linear(400, 3)).train()
+    assert engine_of(dropout).replayed_sizes == ()
+    monkeypatch.setattr("algorithms.gradients.engine._REPLAYED_BYTES", 1.0)
+    assert engine_of(dense()).replayed_sizes == ()
+
+
+def test_without_torchscript_there_is_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(dense())
+    layouts = engine.inspection.layouts
+    assert layouts is not None
+    assert replay_of(engine.passes, layouts, engine.inspection.form, SIZE) is not None
+    monkeypatch.delattr(torch._C, "_create_function_from_graph")
+    assert replay_of(engine.passes, layouts, engine.inspection.form, SIZE) is None
