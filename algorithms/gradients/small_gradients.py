@@ -26,6 +26,9 @@ from algorithms.gradients.table_gradients import EmbeddingGrad
 _NARROW = 256
 """Inputs and outputs of a linear layer, together, that is processed with others."""
 
+_FEW_SIDES = 512
+"""Inputs and outputs of all narrow layers whose squares one product adds up; of more, it mostly multiplies zeros."""
+
 _SHORT_SEQUENCE = 1024
 """Inputs and outputs of a record in a linear layer that is materialised in one product with others of its shape."""
 
@@ -101,17 +104,22 @@ class SmallGradients:
 
     def _norms_of_layers(self) -> Tensor:
         """Squared norms over all these layers, [batch], float64."""
-        columns, ones = _columns(
-            self._widths, tuple(name in self.biases for name in self.layers), self._device
-        )
         # A layer's gradients are e x^T and, for a bias, e: together |e|^2 (|x|^2 + 1), and without a bias |e|^2 |x|^2.
+        ones = _ones(tuple(name in self.biases for name in self.layers), self._device)
         parts = []
         for values in self._slices():
-            # One product sums the squares of every side by itself: its columns are ones where a side lies. The first
-            # half of its columns are the layers' inputs, the second half their output gradients, in the same order.
-            seen, back = (values.square() @ columns).tensor_split(2, dim=1)
+            # The first half are the layers' inputs, the second half their output gradients, in the same order.
+            seen, back = self._squares_of_sides(values).tensor_split(2, dim=1)
             parts.append(((seen + ones) * back).sum(dim=1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _squares_of_sides(self, values: Tensor) -> Tensor:
+        """The sum of squares of each side, [records, sides], from all sides next to each other."""
+        squares = values.square()
+        if sum(self._widths) <= _FEW_SIDES:
+            # One product for all sides: its columns are ones where a side lies.
+            return squares @ _columns(self._widths, self._device)
+        return torch.stack([side.sum(dim=1) for side in squares.split_with_sizes(self._widths, dim=1)], dim=1)
 
     def add_weighted(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
         """Add the sums of weight times gradient over the first records, weights [n], float64, to a total [d], float64.
@@ -194,7 +202,7 @@ class SmallGradients:
     @property
     def _size(self) -> int:
         """How many records' layers to process at once."""
-        return slice_of(2 * sum(self._widths), self._device)
+        return slice_of(sum(self._widths), self._device)
 
     def _slices(self) -> Iterator[Tensor]:
         """All sides next to each other, a few records at a time: [records, width], float64."""
@@ -250,14 +258,18 @@ def _is_narrow(layer: LinearGrad) -> bool:
 
 
 @lru_cache
-def _columns(
-    widths: tuple[int, ...], biases: tuple[bool, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """A matrix whose product with rows of sides sums up each side, and what a bias adds to the sums of inputs."""
+def _columns(widths: tuple[int, ...], device: torch.device) -> Tensor:
+    """A matrix whose product with rows of sides sums up each side."""
     columns = torch.zeros(sum(widths), len(widths), dtype=torch.float64, device=device)
     for side, rows in enumerate(columns.split_with_sizes(widths)):
         rows[:, side] = 1.0
-    return columns, torch.tensor(biases, dtype=torch.float64, device=device)
+    return columns
+
+
+@lru_cache
+def _ones(biases: tuple[bool, ...], device: torch.device) -> Tensor:
+    """What biases add to the squares of inputs."""
+    return torch.tensor(biases, dtype=torch.float64, device=device)
 
 
 def _is_single(table: EmbeddingGrad) -> bool:

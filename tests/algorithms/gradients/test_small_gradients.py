@@ -70,6 +70,22 @@ def test_norms_and_sums_are_those_of_all_gradients(large: bool, records: int, pa
     )
 
 
+@pytest.mark.parametrize("records", [FEW, MANY])
+def test_norms_and_sums_of_many_layers_are_those_of_all_gradients(records: int) -> None:
+    torch.manual_seed(0)
+    layers = [layer(records, inputs, 40 + inputs) for inputs in range(1, 60, 8)]
+    gradients: dict[str, PerExample] = {str(number): each for number, each in enumerate(layers)}
+    gradients |= {f"{number}.bias": BiasGrad(each) for number, each in enumerate(layers) if number % 3}
+    found, rows = of(gradients), torch.cat([written(each) for each in gradients.values()], dim=1)
+    norms = rows.norm(dim=1)
+    torch.testing.assert_close(found.norms(L2(1.0)), norms, rtol=1e-6, atol=0.0)
+    bound = float(norms.median())
+    expected = (rows * (bound / norms).clamp(max=1.0)[:, None]).sum(dim=0)
+    torch.testing.assert_close(
+        found.clipped_sum(L2(bound)), expected, rtol=1e-5, atol=1e-5 * float(expected.norm())
+    )
+
+
 def sequences(records: int, length: int) -> dict[str, PerExample]:
     """Layers of which some have one shape, with biases of other widths, some of frozen layers."""
     alike, other = [layer(records, 6, 4, length) for _ in range(3)], layer(records, 4, 6, length)
