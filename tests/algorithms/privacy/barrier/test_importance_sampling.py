@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -54,6 +55,11 @@ def axes_model(count: int = COUNT) -> Model:
     return build("logistic_through_origin", input_shape=(count,), classes=2, seed=0)
 
 
+@cache
+def engine_of_axes(count: int) -> Engine:
+    return Engine(axes_model(count), input_shape=(count,), physical_batch=TOGETHER)
+
+
 def step(asked: Barrier, point: Tensor, sampling: Importance = IMPORTANCE, **changes: Any) -> Tensor:
     terms = {"clipping": Normalised(C), "noise": NO_NOISE, "divisor": 1.0} | changes
     return asked.gradient(point, sampling=sampling, **terms).double()
@@ -77,7 +83,7 @@ def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.nda
     """
     many = axes(np.tile(scales, COPIES))
     inputs, labels = torch.from_numpy(many.features), torch.from_numpy(many.labels)
-    engine = Engine(axes_model(len(labels)), input_shape=(len(labels),), physical_batch=TOGETHER)
+    engine = engine_of_axes(len(labels))
     last, totals = LastNorms(), []
     before = np.full(len(labels), np.inf) if warm is None else np.tile(warm, COPIES)
     for release in range(DRAWS // COPIES):
@@ -324,8 +330,8 @@ def test_the_noise_has_the_scale_that_is_charged() -> None:
     noise: Any = Gaussian(multiplier)
     small = barrier(no_records(COUNT), axes_model())
     at = torch.zeros(COUNT)
-    totals = np.array([small.norm_total(at, bound=L2(bound), noise=noise) for _ in range(2000)])
-    counts = np.array([small.norm_count(at, bound=L2(9.0), noise=noise) for _ in range(2000)])
+    totals = np.array([small.norm_total(at, bound=L2(bound), noise=noise) for _ in range(600)])
+    counts = np.array([small.norm_count(at, bound=L2(9.0), noise=noise) for _ in range(600)])
     for residuals in (gradients, totals / (multiplier * bound), counts / (multiplier * 0.5)):
         squares, k = np.sum(residuals**2), len(residuals)
         assert min(stats.chi2.cdf(squares, k), stats.chi2.sf(squares, k)) > FALSE_ALARM
