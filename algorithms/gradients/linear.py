@@ -460,7 +460,7 @@ class SparseMap(RecordMap):
 
     numbers: Tensor
 
-    def places(self, inputs: Tensor) -> Tensor:
+    def indices(self, inputs: Tensor) -> Tensor:
         """Where the numbers of each record lie, [batch, k], int64; those of a record must all be different."""
         raise NotImplementedError
 
@@ -480,7 +480,7 @@ class BehindSparseMap(nn.Sequential):
             outputs: Tensor = model(record_map(inputs))
             return outputs
         assert isinstance(record_map, SparseMap)
-        return sparse_linear(record_map.places(inputs), record_map.numbers, layer.weight)
+        return sparse_linear(record_map.indices(inputs), record_map.numbers, layer.weight)
 
 
 def linear_layer(module: nn.Module) -> nn.Linear | None:

@@ -40,14 +40,14 @@ class CellVectors(SparseMap):
         self.register_buffer("last", torch.tensor([float(size - 1) for size in sizes]), persistent=False)
         self.register_buffer("numbers", torch.tensor(list(weights)), persistent=False)
 
-    def cell_indices(self, rows: Tensor) -> Tensor:
+    def indices(self, rows: Tensor) -> Tensor:
         """[batch, positions] -> the same, int64: the cell of each position, of which no other has any."""
         codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype))
         return codes.long() + self.first
 
     def forward(self, rows: Tensor) -> Tensor:
         """[batch, positions] -> [batch, cells]."""
-        cell_indices = self.cell_indices(rows)
+        cell_indices = self.indices(rows)
         # By the form of the rows, not by their number, which an export would take for a constant.
         zeros = torch.zeros_like(rows[:, :1]).expand(-1, self.total)
         return zeros.scatter(1, cell_indices, self.numbers.to(rows.dtype).expand_as(cell_indices))

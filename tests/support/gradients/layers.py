@@ -137,11 +137,11 @@ class _Chosen(SparseMap):
         super().__init__()
         self.register_buffer("numbers", torch.tensor([0.5, -2.0, 1.5]))
 
-    def places(self, inputs: Tensor) -> Tensor:
+    def indices(self, inputs: Tensor) -> Tensor:
         return inputs.long() + torch.arange(0, 15, 5, device=inputs.device)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        places = self.places(inputs)
+        places = self.indices(inputs)
         numbers = self.numbers.expand(places.shape)
         return self.numbers.new_zeros(len(inputs), 15).scatter(1, places, numbers)
 
