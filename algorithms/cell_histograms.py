@@ -19,7 +19,7 @@ from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
-from algorithms.models.cell_histograms import HistogramCells, HistogramColumn
+from algorithms.models.cell_histograms import HistogramCells, HistogramColumn, Splits
 from algorithms.models.feature_transforms import Shape
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
@@ -42,14 +42,16 @@ class CellHistograms(Strict):
     does.
 
     noise: multiplier of the release; a count's standard deviation is noise sqrt(F) for F histograms. trees, depth,
-    seed: of random trees that replace the public ones. bins: quantile bins of each number, 0 for none. mean_noise: of a
-    number's mean, as for `target_scale`; null for none.
+    seed: of random trees that replace the public ones. splits: "even", or "by_content" for more tests of columns whose
+    histograms say more, each between values that stand out from the noise. bins: quantile bins of each number, 0 for
+    none. mean_noise: of a number's mean, as for `target_scale`; null for none.
     """
 
     of_cells: ClassVar[bool] = True
     noise: Positive = 16.0
     trees: Annotated[int, Field(ge=0, le=1024)] = 64
     depth: Annotated[int, Field(ge=1, le=8)] = 4
+    splits: Splits = "even"
     bins: Annotated[int, Field(ge=0, le=255)] = 0
     seed: Annotated[int, Field(ge=0)] = 0
     mean_noise: Positive | None = None
@@ -162,4 +164,5 @@ class TableHistograms:
             is_of_number=self.is_of_number,
             tree_share=self.tree_share,
             constant_share=self.constant_share,
+            splits=chosen.splits,
         )

@@ -6,16 +6,20 @@ leaves of trees that split each column where its released histogram has the mass
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
 from algorithms.models.scaled_target import TargetScaling
+
+Splits: TypeAlias = Literal["even", "by_content"]
+"""Whether trees split each column as often, or those more often whose histograms say more."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ class HistogramCells(TargetScaling):
     sizes: the number of cells of each position of a row. columns: of the row's beginning. bins: quantile bins of each
     number, 0 for none. is_of_number: whether a number is predicted. tree_share: of a row's squared norm afterwards,
     what belongs to the trees. constant_share: what belongs to the cell that all rows share, which is a row's last; 0
-    for none. counts: of all histograms, as released.
+    for none. splits: how trees choose columns. counts: of all histograms, as released. looked_up: the part of each row
+    of the table.
     """
 
     counts: Tensor
     table: Tensor
+    looked_up: Tensor
     offsets: Tensor
     last: Tensor
 
@@ -74,6 +80,7 @@ class HistogramCells(TargetScaling):
         is_of_number: bool,
         tree_share: float = 0.5,
         constant_share: float = 0.0,
+        splits: Splits = "even",
     ) -> None:
         super().__init__(shape)
         self.columns = tuple(
@@ -97,9 +104,11 @@ class HistogramCells(TargetScaling):
             # as models' files before them
             **({} if tree_share == 0.5 else {"tree_share": tree_share}),
             **({} if constant_share == 0.0 else {"constant_share": constant_share}),
+            **({} if splits == "even" else {"splits": splits}),
         }
         self.is_around_the_model = is_of_number
         self._sizes, self._bins, self._trees, self._depth = tuple(sizes), bins, trees, depth
+        self._seed, self._is_by_content = seed, splits == "by_content"
         self._tree_share, self._constant_share = tree_share if trees else 0.0, constant_share
         self.parts = tuple(part for column in self.columns for part in column.parts)
         self._front = sum(column.count for column in self.columns)
@@ -111,20 +120,35 @@ class HistogramCells(TargetScaling):
             for index, part in enumerate(self.parts)
             if bins and part.is_ordered and self.part_sizes[index] > bins + 1
         ]
-        self.tests = [*_draw_tests(seed, trees * depth, self.parts, self.part_sizes)]
         self._register_tables(sizes)
 
+    def tests(self, masses: Sequence[Tensor] | None = None) -> list["_Test"]:
+        """The nodes of all trees, one tree after the other. masses: of the histograms, for trees that split by them."""
+        shares = None if masses is None or not self._is_by_content else _shares_of_splits(masses)
+        return [*_draw_tests(self._seed, self._trees * self._depth, self.parts, self.part_sizes, shares)]
+
     def _register_tables(self, sizes: Sequence[int]) -> None:
-        """Register the tables of bins and tests by cell, one after the other in `table`, and what they follow from."""
-        looked_up = [*self._bin_parts, *(test.part for test in self.tests)]
-        ends = [*accumulate(self.part_sizes[part] for part in looked_up)]
-        self._looked_up = looked_up
+        """Register the tables of bins and tests by cell, one after the other in `table`, and what they follow from.
+
+        Where counts decide which part a test is of, each has room for the largest part.
+        """
+        if self._is_by_content:
+            looked_up = [*self._bin_parts, *[0] * (self._trees * self._depth)]
+            widths = [max(self.part_sizes)] * len(looked_up)
+        else:
+            looked_up = [*self._bin_parts, *(test.part for test in self.tests())]
+            widths = [self.part_sizes[part] for part in looked_up]
+        ends = [*accumulate(widths)]
+        self._widths = widths
         fixed = {
             "offsets": torch.tensor([0, *ends[:-1]], dtype=torch.int64),
             "last": torch.tensor([float(size - 1) for size in sizes]),
         }
         for name, values in fixed.items():
             self.register_buffer(name, values, persistent=False)
+        self.register_buffer(
+            "looked_up", torch.tensor(looked_up, dtype=torch.int64), persistent=self._is_by_content
+        )
         self.register_buffer("counts", torch.zeros(sum(self.part_sizes), dtype=torch.float64))
         self.register_buffer("table", torch.zeros(ends[-1] if ends else 0, dtype=torch.uint8))
 
@@ -136,9 +160,9 @@ class HistogramCells(TargetScaling):
     def forward(self, rows: Tensor) -> Tensor:
         """[batch, positions] -> [batch, positions after]: columns, quantile bins, leaves, the constant."""
         shared = [rows[:, -1:]] if self._constant_share else []
-        if not self._looked_up:
+        if not self._widths:
             return torch.cat([rows[:, : self._front], *shared], dim=1)
-        values = self.table[self.indices(rows)[:, self._looked_up] + self.offsets].to(rows.dtype)
+        values = self.table[self.indices(rows)[:, self.looked_up] + self.offsets].to(rows.dtype)
         bins = values[:, : len(self._bin_parts)]
         passed = (
             values[:, len(self._bin_parts) :].reshape(-1, self._trees, self._depth) if self._trees else None
@@ -176,12 +200,12 @@ class HistogramCells(TargetScaling):
         return tuple(sizes), tuple(weight * (1.0 - 2.0**-23) for weight in weights)
 
     def buffers_from(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
-        """counts, table: what follows from noisy counts of all histograms, float64 [cells]."""
-        split = [
+        """counts, table, and where counts decide it looked_up: from noisy counts of all histograms, float64 [cells]."""
+        masses = [
             _without_noise(noisy, noise_std) for noisy in torch.split(counts.double(), list(self.part_sizes))
         ]
         quantiles = [
-            (masses.cumsum(0) - masses / 2) / masses.sum() for masses in (values[:-1] for values in split)
+            (present.cumsum(0) - present / 2) / present.sum() for present in (mass[:-1] for mass in masses)
         ]
         rows = [
             torch.cat(
@@ -189,14 +213,25 @@ class HistogramCells(TargetScaling):
             )
             for part in self._bin_parts
         ]
-        for test in self.tests:
+        tests = self.tests(masses)
+        for test in tests:
             if self.parts[test.part].is_ordered:
-                passed = quantiles[test.part] >= test.quantile
+                quantile = test.quantile
+                if self._is_by_content:
+                    quantile = _between_values(quantiles[test.part], masses[test.part][:-1], quantile)
+                passed = quantiles[test.part] >= quantile
             else:
-                passed = _about_half(split[test.part][:-1], test.order)
+                passed = _about_half(masses[test.part][:-1], test.order)
             rows.append(torch.cat([passed, torch.tensor([False])]))
-        table = torch.cat([row.to(torch.uint8) for row in rows]) if rows else self.table
-        return {"counts": counts, "table": table}
+        padded = [
+            nn.functional.pad(row.to(torch.uint8), (0, width - len(row)))
+            for row, width in zip(rows, self._widths, strict=True)
+        ]
+        table = torch.cat(padded) if padded else self.table
+        if not self._is_by_content:
+            return {"counts": counts, "table": table}
+        looked_up = torch.tensor([*self._bin_parts, *(test.part for test in tests)], dtype=torch.int64)
+        return {"counts": counts, "table": table, "looked_up": looked_up}
 
 
 def _without_noise(counts: Tensor, noise_std: float) -> Tensor:
@@ -208,6 +243,21 @@ def _without_noise(counts: Tensor, noise_std: float) -> Tensor:
     return large_counts if float(large_counts[:-1].sum()) > 0.0 else torch.ones_like(large_counts)
 
 
+def _shares_of_splits(masses: Sequence[Tensor]) -> list[float]:
+    """How much of all splits each histogram gets: by the root of its entropy, as a split of few values says little."""
+    shares = [mass / mass.sum() for mass in masses]
+    roots = [math.sqrt(float(-torch.xlogy(share, share).sum().clamp(max=0.0))) for share in shares]
+    total = math.fsum(roots)
+    return [root / total for root in roots] if total > 0.0 else [1.0 / len(roots)] * len(roots)
+
+
+def _between_values(quantiles: Tensor, masses: Tensor, quantile: float) -> float:
+    """A number in [0, 1) as a quantile that some values reach and others do not, where there are several."""
+    held = quantiles[masses > 0.0]
+    low, high = float(held[0]), float(held[-1])
+    return high - (high - low) * quantile if high > low else quantile
+
+
 def _about_half(counts: Tensor, order: Sequence[int]) -> Tensor:
     """Categories in an order until they hold half of the records, bool [categories]."""
     ordered = counts[list(order)]
@@ -217,12 +267,18 @@ def _about_half(counts: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _draw_tests(
-    seed: int, count: int, parts: Sequence[HistogramPart], sizes: Sequence[int]
+    seed: int,
+    count: int,
+    parts: Sequence[HistogramPart],
+    sizes: Sequence[int],
+    shares: Sequence[float] | None,
 ) -> Sequence[_Test]:
-    """Public draws. Their result is in the model's file, but for the part of each."""
+    """Public draws. Their result is in the model's file, but for the part of each where all have the same share."""
     draws, tests = random.Random(seed), list[_Test]()
+    ends = None if shares is None else [*accumulate(shares)]
     for _ in range(count):
-        part = int(draws.random() * len(parts))
+        drawn = draws.random()
+        part = int(drawn * len(parts)) if ends is None else min(bisect_right(ends, drawn), len(parts) - 1)
         order = [] if parts[part].is_ordered else [draws.random() for _ in range(sizes[part] - 1)]
         tests.append(_Test(part, draws.random(), tuple(sorted(range(len(order)), key=order.__getitem__))))
     return tests

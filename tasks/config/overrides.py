@@ -56,6 +56,10 @@ _CLIP_OF_TWO_CLASSES = 0.8
 _DEVIATIONS_FOR_HISTOGRAMS = 40.0
 """How many standard deviations of a count the records have to be, for histograms; ten times as many where only an upper
 bound on their number is public; comparisons/results/tables.md."""
+_MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000, 6000.0
+"""More trees, split by content, from so many records, and records in standard deviations of a count, on."""
+_DEEP, _INFORMATION_FOR_DEEP_TREES = 5, 10_000.0
+"""Deeper ones, if there are many."""
 _MAX_RATE = 8.0
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
@@ -194,7 +198,18 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
     records = _records_by_noise(card, bound=10.0)
     has_enough = card.label_type.kind == "number" and records >= _DEVIATIONS_FOR_HISTOGRAMS * of_a_count
     mean = {} if of_mean is None else {"mean_noise": float(f"{noise_for_share(of_mean, epsilon):.3g}")}
-    return {"name": "histograms" if has_enough else "target_scale", "noise": noise, **mean}
+    trees = _trees_by_histograms(card, epsilon) if has_enough else {}
+    return {"name": "histograms" if has_enough else "target_scale", "noise": noise, **trees, **mean}
+
+
+def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
+    """The trees where histograms are released: with more to learn from, more and deeper ones, split by content."""
+    records = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
+    information = records / noise_for_share(1.0, epsilon)
+    if records < _RECORDS_FOR_MANY_TREES or information < _INFORMATION_FOR_MANY_TREES:
+        return {}
+    trees: Document = {"splits": "by_content", "trees": _MANY_TREES}
+    return trees | ({"depth": _DEEP} if information >= _INFORMATION_FOR_DEEP_TREES else {})
 
 
 def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, str]:
@@ -230,7 +245,8 @@ def _reasons_of_features(name: str) -> dict[str, str]:
     if name == "histograms":
         enough = f"{_DEVIATIONS_FOR_HISTOGRAMS:g} standard deviations of a count"
         return {
-            "features": f"{share}: the number's scale, and trees that split where records are, which are {enough}"
+            "features": f"{share}: the number's scale, and trees that split where records are, which are {enough};"
+            " with many records for the budget more and deeper ones, and more splits of columns that say more"
         }
     return {"features": f"{share}: the centre and the scale of the number"} if name == "target_scale" else {}
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def rows_of(count: int, seed: int = 0) -> NDArray[np.float32]:
     return rows
 
 
-def features_of(noise: float, *, is_of_number: bool = False, **settings: int) -> TableHistograms:
+def features_of(noise: float, *, is_of_number: bool = False, **settings: Any) -> TableHistograms:
     return CellHistograms(noise=noise, **settings).of_table(SIZES, COLUMNS, is_of_number=is_of_number)
 
 
@@ -163,7 +164,7 @@ def test_trees_follow_from_the_released_counts_alone(noise: float) -> None:
     binned = made(torch.from_numpy(every)).numpy()[:, 6]
     assert binned.tolist() == [*np.minimum(np.floor(4 * middles[0]), 3), 4]
     at = 17  # behind the quantile bins
-    for test in made.tests:
+    for test in made.tests():
         size = sizes[test.part]
         found, at = learned["table"].numpy()[at : at + size], at + size
         if test.part == 1:
@@ -183,8 +184,40 @@ def test_splits_are_where_the_rows_are() -> None:
     made.load_state_dict(learned)
     present = rows[(rows[:, 0] < 8)]
     leaves = made(torch.from_numpy(present))[:, 6:].numpy()
-    numeric = [k for k, test in enumerate(made.tests) if test.part == 0]
+    numeric = [k for k, test in enumerate(made.tests()) if test.part == 0]
     assert 0.4 < leaves[:, numeric].mean() < 0.6
+
+
+def test_splits_by_content_are_of_the_columns_that_say_most() -> None:
+    """By the root of the entropy of each column's counts, and each split has rows on both sides."""
+    rows = rows_of(4000)
+    rows[:, 3:6] = 0.0
+    rows[:1000, 3] = 1.0  # a column of two values
+    features = features_of(QUIET, trees=800, depth=1, splits="by_content")
+    learned = learn(features, rows, np.zeros(4000, np.int64))
+    made = features.module((len(SIZES),))
+    made.load_state_dict(learned)
+    roots = []
+    for counts in np.split(exact_counts(rows), [17, 21]):
+        shares = counts[counts > 0] / counts.sum()
+        roots.append(math.sqrt(-(shares * np.log(shares)).sum()))
+    splits = np.bincount(learned["looked_up"].numpy(), minlength=3) / 800
+    assert splits == pytest.approx(np.array(roots) / sum(roots), abs=0.09)  # 5 standard deviations
+    leaves = made(torch.from_numpy(rows))[:, 6:].numpy()
+    assert ((leaves.mean(0) > 0) & (leaves.mean(0) < 1)).all()
+
+
+@pytest.mark.parametrize("noise", [QUIET, 30.0, 1e5])
+def test_splits_by_content_follow_from_the_released_counts_alone(noise: float) -> None:
+    """So they may be as they are: what is learned is the same for other rows with the same noisy counts."""
+    features = features_of(noise, trees=5, depth=3, bins=4, splits="by_content")
+    learned = learn(features, rows_of(400), np.zeros(400, np.int64))
+    made = features.module((len(SIZES),))
+    again = made.buffers_from(learned["counts"], noise * math.sqrt(3))
+    assert sorted(again) == ["counts", "looked_up", "table"]
+    assert all(torch.equal(again[name], learned[name]) for name in again)
+    made.load_state_dict(learned)
+    assert bool((made(torch.from_numpy(rows_of(50, 3))) < torch.tensor(made.layout[0])).all())
 
 
 def test_every_row_is_a_vector_of_norm_one() -> None:
@@ -200,6 +233,20 @@ def test_every_row_is_a_vector_of_norm_one() -> None:
     assert 1 - 1e-6 < norm <= 1.0
 
 
+def test_trees_that_split_evenly_are_the_same_for_ever() -> None:
+    """The part of each of their tests is in no model's file, only the seed."""
+    tests = features_of(QUIET, trees=2, depth=3).module((len(SIZES),)).tests()
+    found = [(test.part, round(test.quantile, 6), test.order) for test in tests]
+    assert found == [
+        (2, 0.757954, ()),
+        (1, 0.783799, (0, 2, 1)),
+        (0, 0.476597, ()),
+        (1, 0.755804, (2, 1, 0)),
+        (1, 0.810217, (0, 1, 2)),
+        (2, 0.310148, ()),
+    ]
+
+
 def test_a_number_s_centre_and_scale_come_from_the_same_release() -> None:
     labels = np.random.default_rng(0).normal(-0.5, 0.1, 400).clip(-1, 1).astype(np.float32)
     learned = learn(features_of(QUIET, is_of_number=True), rows_of(400), labels)
@@ -207,9 +254,10 @@ def test_a_number_s_centre_and_scale_come_from_the_same_release() -> None:
     assert 0.8 < float(learned["scale"]) / (1.5 * 0.1) < 1.6
 
 
+@pytest.mark.parametrize("splits", ["even", "by_content"])
 @pytest.mark.parametrize("is_of_number", [False, True])
-def test_a_model_s_file_brings_trees_and_scale_back(is_of_number: bool) -> None:
-    features = features_of(QUIET, is_of_number=is_of_number)
+def test_a_model_s_file_brings_trees_and_scale_back(is_of_number: bool, splits: str) -> None:
+    features = features_of(QUIET, is_of_number=is_of_number, splits=splits)
     labels = np.zeros(400, np.float32 if is_of_number else np.int64)
     model, rows = model_of(features), torch.from_numpy(rows_of(20, 5))
     front = model.module.get_submodule("features")

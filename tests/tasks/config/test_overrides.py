@@ -405,6 +405,28 @@ def test_histograms_are_for_a_number_of_as_many_records_as_their_noise_needs(
 
 
 @pytest.mark.parametrize(
+    ("records", "epsilon", "trees"),
+    [
+        ({"train": 19_900, "test": 100}, 3.0, {}),
+        ({"train": 20_000, "test": 100}, 3.0, {"splits": "by_content", "trees": 128, "depth": 5}),
+        ({"train": 22_300, "test": 100}, 1.0, {}),  # 5,979 standard deviations of a count
+        ({"train": 22_500, "test": 100}, 1.0, {"splits": "by_content", "trees": 128}),
+        ({"train": 37_200, "test": 100}, 1.0, {"splits": "by_content", "trees": 128}),  # 9,973
+        ({"train": 37_400, "test": 100}, 1.0, {"splits": "by_content", "trees": 128, "depth": 5}),
+        ({"at_most": 66_000}, 1.0, {}),  # there may be a third of them
+        ({"at_most": 112_200}, 1.0, {"splits": "by_content", "trees": 128, "depth": 5}),
+    ],
+)
+def test_trees_split_by_content_and_there_are_more_where_there_is_more_to_learn_from(
+    records: dict[str, int], epsilon: float, trees: dict[str, Any]
+) -> None:
+    features = dict(recipe(card_of_prices(records, {}), "dp_sgd", epsilon).features)
+    for name in ("noise", "mean_noise"):
+        features.pop(name)
+    assert features == {"name": "histograms", **trees}
+
+
+@pytest.mark.parametrize(
     ("records", "epsilon", "target", "limit"),
     [
         ({"train": 480, "test": 100}, 1.0, {}, 0.27),  # it is shrunk
