@@ -322,8 +322,8 @@ def model_of(
     """A copy of the module with per-record losses, the number of classes, and the records for it.
 
     Whole targets that are no classes of the model's become numbers for a loss of the user's own that takes them.
-    is_public: whether a warning may tell of the records' values. Raises RefusedError if the module does not accept such
-    records.
+    is_public: whether a warning may depend on the records' values. Raises RefusedError if the module does not accept
+    such records.
     """
     check_module(module)
     warn_of_unusable_torchvision(module)

@@ -795,7 +795,7 @@ class _Account:
 
     @contextmanager
     def closing(self, run: "_Run") -> Iterator[None]:
-        """Give up a run that fails after its charge, and tell its cost by the exception, whatever it is."""
+        """Give up a run that fails after its charge, and state its cost in the exception, whatever it is."""
         try:
             yield
         except BaseException as error:

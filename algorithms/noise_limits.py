@@ -13,13 +13,13 @@ Kind: TypeAlias = Literal["classes", "number"]
 """What is predicted."""
 _OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
 """The largest limit, and how it grows with the root of the records in standard deviations of a count."""
-_LEAST_IF_SHRUNK: Mapping[Kind, float] = {"classes": 0.5, "number": 0.27}
+_MIN_IF_SHRUNK: Mapping[Kind, float] = {"classes": 0.5, "number": 0.27}
 CLIP_OF_COUNTS = 2.0
 """The clip norm of a count's gradients, in which the few large counts weigh: clipped at 1, rates would be too low."""
 _FEW = 272.0
 """Records in standard deviations of a count, up to which `shrink_share` is the largest."""
-_LEAST_SHARE = 1e-4
-USUAL_MOMENTUM, _MOST_MOMENTUM = 0.9, 0.99  # 1 would never forget
+_MIN_SHARE = 1e-4
+USUAL_MOMENTUM, _MAX_MOMENTUM = 0.9, 0.99  # 1 would never forget
 _LONGER = 1000.0
 """The records in standard deviations of a count, times what momentum leaves of 1 where they are many."""
 _MEMORY = 0.1
@@ -43,7 +43,7 @@ def usual_noise_limit(records: float, epsilon: float, of: Kind, *, is_shrunk: bo
     """
     most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
     limit = of_information * _information(records, epsilon)
-    return float(f"{min(most, max(_LEAST_IF_SHRUNK[of], limit) if is_shrunk else limit):.2g}")
+    return float(f"{min(most, max(_MIN_IF_SHRUNK[of], limit) if is_shrunk else limit):.2g}")
 
 
 def noise_limit_of_features(records: float, epsilon: float) -> float:
@@ -74,7 +74,7 @@ def shrink_share(records: float, epsilon: float) -> float:
         [0.05, 0.025, 0.01, 0.00051]
     """
     share = SHARE_OF_FEATURES * min(1.0, _FEW * noise_for_share(1.0, epsilon) / records)
-    return float(f"{max(_LEAST_SHARE, share):.2g}")
+    return float(f"{max(_MIN_SHARE, share):.2g}")
 
 
 def usual_momentum(records: float, epsilon: float, steps: int) -> float:
@@ -89,5 +89,5 @@ def usual_momentum(records: float, epsilon: float, steps: int) -> float:
         [0.9, 0.91, 0.96, 0.97]
     """
     longer = 1.0 - _LONGER * noise_for_share(1.0, epsilon) / records
-    most = min(_MOST_MOMENTUM, 1.0 - 1.0 / (_MEMORY * steps))
+    most = min(_MAX_MOMENTUM, 1.0 - 1.0 / (_MEMORY * steps))
     return float(f"{max(USUAL_MOMENTUM, min(most, longer)):.2g}")

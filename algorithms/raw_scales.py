@@ -1,7 +1,7 @@
 """A warning before `fit` spends a budget on features that a model takes on their raw scale.
 
 Clipping bounds a record's gradient as a whole, so that features in the hundreds leave nothing of the others. Whoever
-runs a call sees its warnings, so that one which looked at private records would tell of single ones. It looks at what
+runs a call sees its warnings, so that one which read private records would reveal single ones. It looks at what
 is public: what the model does with made-up records, the values of public records alone, and the type of the numbers,
 which is taken to be as public as their shape; who reads tables whose types follow from their rows sets them by `dtype`.
 """

@@ -19,7 +19,7 @@ from pydantic import Field, PositiveInt
 
 from data.targets import CardPart
 
-_MOST_TREES = 1024
+_MAX_TREES = 1024
 _FINE_GRIDS = (8, 32, 128, 512)
 _FEW_RECORDS, _MANY_RECORDS, _VERY_MANY_RECORDS = 2000, 10_000, 20_000
 _MANY_TREES = 128
@@ -39,7 +39,7 @@ class CellSettings(CardPart):
     """
 
     grids: tuple[Annotated[int, Field(ge=2, le=4096)], ...] = Field(default=(4, 16, 64), min_length=1)
-    trees: Annotated[int, Field(ge=0, le=_MOST_TREES)] = 64
+    trees: Annotated[int, Field(ge=0, le=_MAX_TREES)] = 64
     depth: Annotated[int, Field(ge=1, le=8)] = 4
     seed: Annotated[int, Field(ge=0)] = 0
     # left out of a document at the default, so that the digests of cards without it do not change

@@ -79,7 +79,7 @@ def preparation_of(
 def _reader_of(card: DataCard) -> Document:
     """The reader without the person's column, which a model does not need and which should not be published.
 
-    In files without a header the column keeps its place, under another name, since places tell the columns apart.
+    In files without a header the column keeps its position, under another name, since positions identify columns.
     """
     reader: Document = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):

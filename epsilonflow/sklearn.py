@@ -1,7 +1,7 @@
 """Differentially private estimators with the interface of scikit-learn: `DPClassifier` and `DPRegressor`.
 
 A linear model of a public encoding of the rows, trained by `fit`. What scikit-learn reads off the records has to be
-declared here, since reading it would tell of single records: bounds of numbers, categories, classes.
+declared here, since reading it would reveal single records: bounds of numbers, categories, classes.
 """
 
 import warnings
@@ -53,7 +53,7 @@ from epsilonflow.table_encoding import (
 
 __all__ = ["FORBIDDEN_CHECKS", "DPClassifier", "DPRegressor", "PrivacyCostWarning", "load"]
 
-_DECLARED = "classes are declared, and reading them off y would tell of single records"
+_DECLARED = "classes are declared, and reading them off y would reveal single records"
 _NOISE = "every fit draws secret noise anew, so two fits differ"
 _ONE_LABEL = "noise may name another of the declared classes, also where y holds a single one"
 _SCORE = "with a few hundred rows, clipping and noise are most of what is learned, and no score is promised"
@@ -122,7 +122,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             return encoding, X
         if self.bounds is None:
             raise RefusedError(
-                "neither bounds nor schema were given, and reading the range of a column off the records would tell of"
+                "neither bounds nor schema were given, and reading the range of a column off the records would reveal"
                 " single ones; give bounds=(low, high) for an array, or schema= for a DataFrame, from what you know"
                 " without looking.",
                 code="bad_argument",
@@ -183,7 +183,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     def _add_cost(self, table: pd.DataFrame, cost: Budget) -> Sequence[Budget]:
         """Add a fit to what this estimator cost; returns all fits of this process on tables of the same columns.
 
-        Whether they share rows is not looked at: a warning that depends on it would tell of records.
+        Whether they share rows is not checked: a warning that depends on it would reveal records.
         """
         self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + cost.epsilon
         costs = _FITS.setdefault(tuple(table.columns), [])
@@ -320,7 +320,7 @@ class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
         if self.schema is not None and not isinstance(self.schema, dict):
             return declared_card(self.schema).classes
         raise RefusedError(
-            "classes were not given, and reading them off y would tell of the only record of a class; give classes=,"
+            "classes were not given, and reading them off y would reveal the only record of a class; give classes=,"
             " all that there can be.",
             code="bad_argument",
             arguments=("classes",),
@@ -453,7 +453,7 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
                 return target
         if self.target_bounds is None:
             raise RefusedError(
-                "target_bounds were not given, and reading the range of y off the records would tell of single ones;"
+                "target_bounds were not given, and reading the range of y off the records would reveal single ones;"
                 " give target_bounds=(low, high), from what you know without looking.",
                 code="bad_argument",
                 arguments=("target_bounds",),

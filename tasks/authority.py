@@ -205,7 +205,7 @@ def _nist_deployment(card: PrivacyCard, audit: AuditSummary | None) -> tuple[Lin
         ),
         _audit_line("4.3 Was the implementation tested against its claim?", audit),
         Line(
-            "4.3 Do running times, errors or other side channels tell of records?",
+            "4.3 Do running times, errors or other side channels reveal records?",
             words.side_channels(card),
             f"card: implementation; {THREATS}",
         ),

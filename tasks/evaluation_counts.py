@@ -29,8 +29,8 @@ from tasks.prediction_passes import outputs_a_record, passes, predictions, recor
 def passes_alone(model: Model, info: DatasetInfo) -> tuple[int, ComputeConfig, Engine]:
     """The size of passes in which a record's score depends on that record alone, and what computes in them so.
 
-    An inspection finds the same values for a record in any company in passes of this size, as in training; it is 1 for
-    models that branch on values, which are pinned in the engine's own passes alone.
+    An inspection finds the same values for a record beside any others in passes of this size, as in training; it is 1
+    for models that branch on values, which are pinned in the engine's own passes alone.
     """
     compute = ComputeConfig(
         torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(outputs_a_record(info)))

@@ -98,7 +98,7 @@ KINDS = {
 }
 """Kinds of refusals that the pipeline and the estimators make, by code: what a caller may do something about.
 
-A kind has many sentences, each of which stands where it is raised.
+A kind has many sentences, each of them where it is raised.
 """
 
 _ABOVE_RECORDS = (

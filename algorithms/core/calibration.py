@@ -80,7 +80,7 @@ def events_before(target: Target, facts: PlanningFacts, sampled: Batches) -> Sch
 def events_of(releases: Repeated) -> Schedule:
     """The events of releases, each with its count."""
     releases = [*releases]
-    rows = {id(row): row for row in releases}  # a row may stand at many places, and a release in many rows
+    rows = {id(row): row for row in releases}  # a row may come many times, and a release in many rows
     single = {id(release): release for release, _ in rows.values()}
     events = {key: release.event() for key, release in single.items()}
     priced = {key: (events[id(release)], count) for key, (release, count) in rows.items()}

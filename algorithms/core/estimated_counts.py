@@ -19,7 +19,7 @@ else:
 
 _SMALL = 10.0
 """A count in standard deviations of its noise, up to which all sizes are asked about."""
-_LEAST = 1e-3
+_MIN_COUNT = 1e-3
 """A count in standard deviations of its noise, below which none is estimated, so that no class seems impossible."""
 
 
@@ -44,7 +44,7 @@ def estimated_counts(counts: Tensor, noise: float) -> Tensor:
     centre = (mean + share * (counts - mean)) / left - left / mean
     # The mean of a normal law cut off at 0 is its own plus density over distribution function, both at its place.
     above = math.sqrt(2.0 / math.pi) / torch.special.erfcx(-centre / math.sqrt(2.0))
-    estimated: Tensor = left * (centre + above).clamp(min=_LEAST)
+    estimated: Tensor = left * (centre + above).clamp(min=_MIN_COUNT)
     if classes <= 3:
         return estimated
     by_their_law = noise * _means_by_their_law(counts.double().cpu() / noise, mean / noise)

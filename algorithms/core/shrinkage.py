@@ -55,7 +55,7 @@ _OF_NUMBERS: Mapping[NumberKind, tuple[float, float]] = {"number": (0.2, 1.0), "
 rates that are too low for the few large ones seem to gain."""
 _SQUARE_OF_NUMBERS = 0.44
 """The mean square of a number's gradient where the centre is said, as it varies by the 1.5th part of its scale."""
-_MOST_OF_COUNTS = 0.3
+_MAX_SHARE_OF_COUNTS = 0.3
 """The largest share of the counts of many classes."""
 
 
@@ -347,4 +347,4 @@ def share_of_counts(share: float, classes: int, *, of_labels: bool) -> float:
         return 2.0 * share
     if classes == 2:
         return share
-    return max(2.0 * share, min(share * classes / 4.0, _MOST_OF_COUNTS))
+    return max(2.0 * share, min(share * classes / 4.0, _MAX_SHARE_OF_COUNTS))

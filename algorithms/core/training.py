@@ -61,7 +61,7 @@ class ResumableRun:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller of the loop is told, pays and replaces.
+    """What a caller of the loop learns, pays and replaces.
 
     Attributes:
         on_step: Called after each step.

@@ -1,7 +1,7 @@
 """Whether an encoder makes each record's features from that record alone, tried on made-up records.
 
 Kernels round by the size of a batch, so an encoder of one's own is always called with portions of the same size, and is
-tried at that size: then an honest one gives the same bits in any company.
+tried at that size: then an honest one gives the same bits beside any other records.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _of_a_portion(encode: Encode, records: Any) -> NDArray[Any]:
 def check_encoder_is_independent(
     encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_own: bool
 ) -> None:
-    """Raise ModelRefusedError if made-up records get other features in other company, or the second time.
+    """Raise ModelRefusedError if made-up records get other features beside other records, or the second time.
 
     Args:
         encoder: The encoder.

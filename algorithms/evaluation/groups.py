@@ -51,7 +51,7 @@ def groups_of(released: ReleasedHistogram) -> Mapping[str, tuple[GroupMetrics, .
     """The groups of each column, and those of all columns crossed, in their declared order; merged ones last.
 
     Groups that are too small are merged with each other. Which ones are is decided by their released sizes, so it is
-    post-processing, too, and tells nothing more.
+    post-processing, too, and reveals nothing more.
     """
     return {
         name: _groups(released, part, members) for name, (part, members) in _groupings(released.spec).items()

@@ -1,4 +1,4 @@
-"""What an accelerator is good at, and copies to it. CUDA's own settings stand here alone."""
+"""What an accelerator is good at, and copies to it. CUDA's own settings are here alone."""
 
 import functools
 import os

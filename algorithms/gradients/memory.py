@@ -1,4 +1,4 @@
-"""Errors for lack of memory, which tell of the machine and of the other records, not of a record itself."""
+"""Errors for lack of memory, which depend on the machine and on the other records, not on a record itself."""
 
 import torch
 

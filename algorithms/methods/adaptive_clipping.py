@@ -211,7 +211,7 @@ class AdaCliP(SampledMethod):
     and the scale b_i = sqrt(s_i sum_j s_j) are functions of past releases only, so they cost nothing.
 
     Differences from the paper (`paper_update` brings back its update of s):
-    - Noise once on the sum, and m once on the mean: noise or m for each sampled record would tell their number.
+    - Noise once on the sum, and m once on the mean: noise or m for each sampled record would reveal their number.
     - v = B ((g~ - m)^2 - (b z / B)^2): the noise that is really there is subtracted, and times B it estimates the
       variance of a record's gradient, which clipping needs, not that of the mean. The paper subtracts (b sigma)^2 for
       one record.

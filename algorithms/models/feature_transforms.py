@@ -179,7 +179,7 @@ _PIXELS = 2
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 """Shifts down and to the right, in units of two pixels."""
 
-_MOST_CHANNELS = 4
+_MAX_CHANNELS = 4
 """More channels are taken for features, and flipped features are not the features of a flipped image."""
 
 
@@ -232,14 +232,14 @@ def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
             count=count,
             most=len(VIEWS),
         )
-    is_image = len(shape) == 3 and shape[0] <= _MOST_CHANNELS
+    is_image = len(shape) == 3 and shape[0] <= _MAX_CHANNELS
     if not is_image or min(shape[1:]) <= _PIXELS or type(model.module) is not nn.Sequential:
         raise ModelRefusedError(
             "{network.augmentations} is {count}, but views are of images of 1 to {channels} channels, not of"
             " inputs of shape {shape}; set {network.augmentations} to 1.",
             code="views_of_images",
             count=count,
-            channels=_MOST_CHANNELS,
+            channels=_MAX_CHANNELS,
             shape=shape,
         )
     seen = NetworkOfViews()

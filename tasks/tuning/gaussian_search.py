@@ -16,7 +16,7 @@ from algorithms.privacy.accounting.selection import shift_of_selection
 _MIN_SLOPE, _MAX_SLOPE = 0.3, 3.0
 """How steeply a price may rise beside that of Gaussian trials, both as logarithms, to be believed."""
 _LOG_MU, _CLOSE = (math.log(1e-9), math.log(1e3)), 1e-5
-"""Logarithms of mu that are looked at, and how closely one is found."""
+"""The logarithms of mu that are searched, and how closely."""
 
 
 @dataclass(frozen=True)

@@ -241,7 +241,7 @@ class SearchTrial:
         """The noisy sum of the scores of the people held out, by a release of them that is the trial's last.
 
         NaN where it fails: the trial is charged, so it stays, and is the worst. That it failed is not logged, as the
-        number of lines would reveal that of the trials, nor why, which may tell of a record; see `_public_failure`.
+        number of lines would reveal that of the trials, nor why, which may reveal a record; see `_public_failure`.
         """
         data, released_before = load_held_out(self.prepared), len(trace.rows)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
@@ -645,7 +645,7 @@ def _write_search(search: Search, scores: Sequence[float], best: int, folder: Pa
 
 
 def _public_failure(trial: SearchTrial, planned: EvaluationPlan) -> str:
-    """How the winner fails on a record of zeros, which tells nothing of the people held out."""
+    """How the winner fails on a record of zeros, which reveals nothing of the people held out."""
     record = zeros(trial.info)
     synthetic_records = HeldOut(
         trial.info,

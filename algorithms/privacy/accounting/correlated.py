@@ -235,6 +235,6 @@ def check_paid(schedule: Iterable[tuple[dp.DpEvent, int]]) -> None:
             left -= count
             if (event.noise_multiplier, event.parts, event.rate) != paid or left < 0:
                 raise RefusedError(
-                    f"{count} later steps of correlated noise stand among the events, and none before them has paid"
+                    f"{count} later steps of correlated noise are among the events, and none before them has paid"
                     " for as many; check the document."
                 )

@@ -222,7 +222,7 @@ def _merge_gaussians(schedule: Schedule) -> Schedule:
 
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
-_LEAST_DELTA = 1e-300
+_MIN_DELTA = 1e-300
 """Of which a millionth for each release, and logarithms, are still numbers; far below any chance that matters."""
 
 
@@ -250,12 +250,12 @@ def epsilon(
 def _epsilon(key: ReprKey) -> float:
     """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
     schedule, delta, accountant, adjacency, discretisation = key.arguments
-    if accountant != "pure" and not _LEAST_DELTA <= delta < 1:
+    if accountant != "pure" and not _MIN_DELTA <= delta < 1:
         raise RefusedError(
             "delta must be at least {least:g} and below 1, not {delta}; set {target.delta}, customarily to 1/n or"
             " less.",
             code="delta_outside",
-            least=_LEAST_DELTA,
+            least=_MIN_DELTA,
             delta=delta,
         )
     if any(is_not_private(event) for event, _ in schedule):

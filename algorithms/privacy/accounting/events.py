@@ -156,8 +156,8 @@ def schedule_to_json(schedule: Schedule) -> list[EventRow]:
 
 
 MAX_NESTING = 18
-"""The most events that an event of a document stands in: enough for a search over compositions on disjoint people."""
-_MOST = 10**9
+"""In how many events one of a document may be nested: enough for a search over compositions on disjoint people."""
+_MAX_COUNT = 10**9
 """The most releases in a row."""
 
 
@@ -171,12 +171,12 @@ def schedule_from_json(document: Sequence[EventRow]) -> list[tuple[dp.DpEvent, i
     schedule = []
     for row in document:
         count = row.get("count")
-        if set(row) != {"event", "count"} or type(count) is not int or not 1 <= count <= _MOST:
+        if set(row) != {"event", "count"} or type(count) is not int or not 1 <= count <= _MAX_COUNT:
             raise RefusedError(
                 "a schedule's row must hold an event and a count of at least 1; check the document."
             )
         if _is_nested_too_deeply(row["event"]):
-            raise RefusedError(f"an event stands inside more than {MAX_NESTING} others; check the document.")
+            raise RefusedError(f"an event is nested in more than {MAX_NESTING} others; check the document.")
         if (text := repr(row["event"])) not in events:
             events[text] = event_from_json(row["event"])
         schedule.append((events[text], count))
@@ -219,7 +219,7 @@ class Trials:
     """How the number of trials is drawn in a private selection, which releases the best of them alone.
 
     The number must be random: the best of a fixed number tells about how many it was the best of, and costs like all of
-    them. Which settings a trial takes is drawn without a look at the records, so a trial is an `EitherDpEvent` of the
+    them. Which settings a trial takes is drawn without reading the records, so a trial is an `EitherDpEvent` of the
     candidates.
 
     Attributes:

@@ -361,7 +361,7 @@ _LOG_ORDERS_ABOVE_1, _ORDER_TOLERANCE = (-12.0, 25.0), 1e-9
 """ln(order - 1) of the orders that are tried, from 1 + 6e-6 to 7e10, and how exactly the best of them is found."""
 
 _MIN_RHO, _RHO_TOLERANCE, _RHO_LEFT_OVER = math.exp(-60.0), 1e-10, 1e-9
-"""The smallest rho that is looked for, and, relative to it, how exactly it is found and what is left over, so that
+"""The smallest rho of the search, and, relative to it, how exact it is and what is left over, so that
 neither that nor rounding puts epsilon above the budget."""
 
 

@@ -41,8 +41,8 @@ _SEARCH_KINDS = LEVELS
 """The most kinds of samples that noise is searched with; what that changes is estimated once."""
 _SEARCH_GRID, _ESTIMATE_GRID = 1e-3, 1e-2
 """Distances of privacy losses on the grids of single mechanisms, while noise is searched for and first estimated."""
-_NOISE_RANGE, _MOST_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
-"""Noise multipliers that are looked at, and the one above which no sum of usual size is told from noise."""
+_NOISE_RANGE, _MAX_SENSIBLE_NOISE = (1e-6, 1e9), 1e4
+"""The noise multipliers that are searched, and the one above which no sum of usual size is told from noise."""
 _TOLERANCE, _COARSE_MARGIN = 2e-4, 2e-3
 """The share of a multiplier to which it is found; and that of epsilon by which coarse costs are aimed above it."""
 _MAX_UNSPENT = ((8, 2e-4), (_SEARCH_KINDS, 5e-4), (math.inf, 1e-3))
@@ -342,13 +342,13 @@ class _KindCell:
 
 
 def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
-    """Refuses a target below what the orders state of a release that tells nearly nothing.
+    """Refuses a target below what the orders state of a release that reveals nearly nothing.
 
     They state 0 once the total variation is below delta, which takes noise by which nothing is left to learn, unless
     the release is of few records.
     """
     least = epsilon_of_rdp(np.full(len(ORDERS), 2 * target.delta**2), target.delta)
-    if target.epsilon <= least and cost(_MOST_SENSIBLE_NOISE) > target.epsilon:
+    if target.epsilon <= least and cost(_MAX_SENSIBLE_NOISE) > target.epsilon:
         raise RefusedError(
             "Rényi divergences state no epsilon up to {least:.3g} at delta {delta:g} for noise multipliers up to"
             " {noise:.0e}, and {epsilon:g} is asked for; set {target.accountant} to pld, or {target.epsilon} to more"
@@ -356,7 +356,7 @@ def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
             code="epsilon_below_orders",
             least=least,
             delta=target.delta,
-            noise=_MOST_SENSIBLE_NOISE,
+            noise=_MAX_SENSIBLE_NOISE,
             epsilon=target.epsilon,
         )
 

@@ -1,7 +1,7 @@
 """Sums of privacy losses on one grid, by Fourier transforms, and what they say of delta and epsilon.
 
 Each distribution is first multiplied by exp(tilt * L) and normalised, which commutes with convolution. With the tilt of
-a saddle point the mean of the sum lies near the epsilon that is looked for, so a delta of 1e-15 is as exact as one of
+a saddle point the mean of the sum lies near the epsilon of the search, so a delta of 1e-15 is as exact as one of
 0.1. (A sum without tilt is known to about 1e-16 in all, which is more than the tail that decides a small delta.)
 
 What the numbers lose is added: the norm of the rounding of the transforms is bounded by Higham 2002, Theorem 24.2, and

@@ -527,7 +527,7 @@ class PaidSteps:
         elif isinstance(event, RandomAllocationStepDpEvent):
             if (event.noise_multiplier, event.parts) != self._paid or count > self._left:
                 raise RefusedError(
-                    f"{count} later steps of a pass stand among the events, and none before them has paid for as many;"
+                    f"{count} later steps of a pass are among the events, and none before them has paid for as many;"
                     " check the document, or the noise of each step."
                 )
             self._left -= count

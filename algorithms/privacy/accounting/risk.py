@@ -1,6 +1,6 @@
 """What an attacker can achieve against a run, from its whole privacy profile and not from one (epsilon, delta) alone.
 
-The attacker knows all other records and tells from what was released whether one record was used. Any test of that has
+The attacker knows all other records and decides by what was released whether one record was used. Any test of that has
 a false positive rate (of records not used that are taken for used ones) and a false negative rate. A profile, delta as
 a function of epsilon, bounds both (Kairouz et al. 2015; Dong, Roth and Su 2022, Proposition 6): every number here is a
 limit that holds for the best attacker, never an estimate.
@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 _POINTS, _MIN_DELTA = 300, 1e-10
 """The number of epsilons of a profile, and its least delta."""
 _LARGEST_EPSILON, _LARGEST_MU = 100.0, 1e6
-"""The epsilon above which a larger one says nothing more, and the largest mu of a Gaussian that is looked for."""
+"""The epsilon above which a larger one says nothing more, and the largest mu of a Gaussian that is searched."""
 
 
 @dataclass(frozen=True)

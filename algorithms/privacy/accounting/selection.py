@@ -142,7 +142,7 @@ def _shift_and_epsilon(event: Any, deltas: Deltas) -> tuple[float, float]:
     enough = np.flatnonzero((1 - gamma) * slacks <= gamma * rises)
     if not len(enough):
         raise RefusedError(
-            "a trial tells too much for the profile of the best; set {target.accountant} to rdp.",
+            "a trial reveals too much for the profile of the best; set {target.accountant} to rdp.",
             code="trial_profile",
         )
     between = np.arange(indices[max(enough[0] - 1, 0)], indices[enough[0]] + 1)

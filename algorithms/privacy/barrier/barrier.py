@@ -309,7 +309,7 @@ class Barrier:
             check_slices(sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         correlator = self.__correlation.of(release, len(parameters))
-        # From here on the release is paid for, whatever happens: taking the charge back would tell that a record
+        # From here on the release is paid for, whatever happens: taking the charge back would reveal that a record
         # failed.
         stream = self.__charge(release, dimension=len(parameters))
         if correlator is not None:

@@ -32,7 +32,7 @@ Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _RECORDS = 2**14
 _KEPT_BYTES = 2**28
-_MOST_STEPS, _MOST_HALVINGS = 1000, 40
+_MAX_STEPS, _MAX_HALVINGS = 1000, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _ROUNDING = 1e-14
 """Relative size below which a step only changes rounding."""
@@ -153,7 +153,7 @@ def minimum(problem: PerturbedObjective, *, tolerance: float) -> Tensor:
     """
     point = torch.zeros_like(problem.tilt)
     gradient = problem.gradient(point)
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         if gradient.norm() <= tolerance:
             return point
         step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
@@ -173,7 +173,7 @@ def _lowest(problem: PerturbedObjective, point: Tensor, step: Tensor) -> tuple[T
     # Along a step a convex objective has one minimum, where the slope changes its sign: double until then, then halve.
     while problem.gradient(point - high * step) @ step > 0:
         low, high = high, 2.0 * high
-    for _ in range(_MOST_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = (low + high) / 2
         falls = bool(problem.gradient(point - middle * step) @ step > 0)
         low, high = (middle, high) if falls else (low, middle)

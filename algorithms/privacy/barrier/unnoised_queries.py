@@ -2,7 +2,7 @@
 
 Layers in front of a model's first parameter are computed once for all records instead of in each step, if the results
 fit into memory. Full-batch queries of a linear model use closed forms, if the records fit. All answers are computed
-under the same conditions, whatever the process has set. An error is raised without its message, which may tell of a
+under the same conditions, whatever the process has set. An error is raised without its message, which may reveal a
 record; if the query fails on made-up records too, as with tensors on two devices, it says how it fails there.
 """
 
@@ -107,7 +107,7 @@ def loss_sums(
     return totals
 
 
-_MOST_STATISTICS, _STATISTIC_NUMBERS = 4096, 2**20
+_MAX_STATISTICS, _STATISTIC_NUMBERS = 4096, 2**20
 """How many records a pass of statistics has at most, and about how many numbers of records and statistics together."""
 
 _BLURRED = 0.01
@@ -369,7 +369,7 @@ class UnnoisedQueries:
         size = max(
             WHOLE,
             self.engine.physical_batch,
-            round_batch(min(_MOST_STATISTICS, _STATISTIC_NUMBERS // numbers)),
+            round_batch(min(_MAX_STATISTICS, _STATISTIC_NUMBERS // numbers)),
         )
         rows = self._sample(release, stream)
         return answers(statistic, self.compute.loader.batches(self.records, rows, size), size)

@@ -1,6 +1,6 @@
 """The form of a privacy card: typed facts, no sentences, and the owner's signature over all of them.
 
-Every field is required, none may be empty, and no other is allowed. Numbers are finite; null stands where a number
+Every field is required, none may be empty, and no other is allowed. Numbers are finite; null is where a number
 would be infinite, and where there is nothing to state.
 """
 

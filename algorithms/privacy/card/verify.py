@@ -327,7 +327,7 @@ def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
     """Whether of the people held out one histogram alone was released, and what they may lose, as stated, covers it.
 
     Where a record is replaced there are no parts, and it is the last release. Releases on disjoint people are of no
-    others, since a training whose steps stood in two parts would cost what the dearer one does.
+    others, since a training whose steps were listed in two parts would cost what the dearer one does.
     """
     stated, disjoint = card.setting.evaluation_epsilon, disjoint_parts_of(schedule)
     queries = [query for query in card.mechanism.queries if query.kind == "evaluation"]
@@ -496,7 +496,7 @@ def _has_blocks(card: PrivacyCard, past: "Settlement") -> bool:
 
 
 def _is_same_account(stated: Account, balance: Balance) -> bool:
-    """Whether an account stands on the card as in the ledger."""
+    """Whether an account is the same on the card and in the ledger."""
     return all(_same(getattr(stated, name), getattr(balance, name)) for name in ("cap", "spent", "remaining"))
 
 

@@ -137,7 +137,7 @@ def check_once(state: LedgerState, population: str, notes: RowNotes) -> None:
 
 
 def check_same_model(run_id: str, run: ReservedRun, model: str | None) -> None:
-    """Raises RefusedError for a second model of a run: two with the same noise tell more than one was charged for."""
+    """Raises RefusedError for a second model of a run: two with the same noise reveal more than one was charged for."""
     if None not in (run.model, model) and run.model != model:
         raise RefusedError(
             f"run {run_id!r} was settled with another model, and training it again with other code, hardware or"
