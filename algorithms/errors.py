@@ -46,7 +46,7 @@ class Words:
         return name or self.prefixes.get(group, "") + path
 
     @contextmanager
-    def spoken(self) -> Iterator[None]:
+    def wording_errors(self) -> Iterator[None]:
         """Errors that leave the block speak these words from then on."""
         try:
             yield

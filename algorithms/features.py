@@ -160,12 +160,12 @@ class Whitened(Strict):
         total = barrier.total(flat, bound=self._map_bound(shape), noise=Gaussian(self.mean_noise))
         mean = (total / records).float().view(shape)
 
-        def centred(record: Tensor, _label: Tensor) -> Tensor:
+        def centre_record(record: Tensor, _label: Tensor) -> Tensor:
             difference = normalize(record[None])[0] - mean.to(record.device)
             return difference.flatten(1).T / math.sqrt(positions)
 
         noise = Gaussian(self.moment_noise)
-        moment = barrier.moment(centred, bound=self._moment_bound(shape), noise=noise) / records
+        moment = barrier.moment(centre_record, bound=self._moment_bound(shape), noise=noise) / records
         values, vectors = torch.linalg.eigh(moment)
         values = values.clamp(min=0.0) + self.ridge * float(values.mean().clamp(min=1e-12))
         return {"mean": mean, "matrix": (vectors @ torch.diag(values.rsqrt()) @ vectors.T).float()}
@@ -280,10 +280,10 @@ class Centred(Strict):
         if self.moment_noise is None:
             return {"mean": mean}
 
-        def centred(record: Tensor, _label: Tensor) -> Tensor:
+        def centre_record(record: Tensor, _label: Tensor) -> Tensor:
             return unit_length(record[None]) - mean.to(record.device)
 
-        moment = barrier.moment(centred, bound=L2(1.0), noise=Gaussian(self.moment_noise)) / records
+        moment = barrier.moment(centre_record, bound=L2(1.0), noise=Gaussian(self.moment_noise)) / records
         values, vectors = torch.linalg.eigh(moment)
         values = values.clamp(min=0.0) + self.ridge * float(values.max().clamp(min=1e-12))
         matrix = vectors @ torch.diag(values**-self.power) @ vectors.T

@@ -600,7 +600,7 @@ def _losses(
     none = -1 if name == "multilabel_margin_loss" else -100  # marks the end of a record's classes
     ignored: int | None = getattr(loss, "ignore_index", none) if by_index else None
 
-    def shaped(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def match_shapes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if records.is_column and is_own:
             targets = targets[:, None]
         if is_flat and is_own:
@@ -617,12 +617,12 @@ def _losses(
         return outputs, targets
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        return _reduce_per_record(loss_of_each(*shaped(outputs, targets)), targets, reduction, ignored)
+        return _reduce_per_record(loss_of_each(*match_shapes(outputs, targets)), targets, reduction, ignored)
 
     if reduction not in (None, "none"):
         reduced: Any = getattr(functional, name) if reduction == "" else loss
         _check_reduction(
-            lambda *pair: reduced(*shaped(*pair)),
+            lambda *pair: reduced(*match_shapes(*pair)),
             losses,
             _synthetic_pair(outputs, shape, by_class=not as_real, ignored=ignored),
             is_sum=reduction == "sum",

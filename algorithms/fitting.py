@@ -168,17 +168,17 @@ def _naming_unknown(call: F) -> F:
     """Refuse arguments that do not exist with the names of those that do."""
 
     @functools.wraps(call)
-    def named(*args: Any, **arguments: Any) -> Any:
+    def call_known_arguments(*args: Any, **arguments: Any) -> Any:
         kind = type(arguments.get("method"))
         written = written_settings(kind, f"method={kind.__name__}({{}})") if is_dataclass(kind) else {}
         check_names(arguments, signature(call).parameters, what="fit", kind="argument", written=written)
         return call(*args, **arguments)
 
-    return named  # type: ignore[return-value]
+    return call_known_arguments  # type: ignore[return-value]
 
 
 @_naming_unknown
-@FIT.spoken()
+@FIT.wording_errors()
 @_settings_restored()
 @torch.inference_mode(False)
 @torch.enable_grad()
@@ -510,7 +510,7 @@ class _Training:
         folder: Path,
     ) -> Fitted:
         """Reserve, train, settle and publish. folder: for temporary files."""
-        reporter = _StepReporter(on_step, run.plan, lambda state: self._published(self.inner, state))
+        reporter = _StepReporter(on_step, run.plan, lambda state: self._tensors_of_state(self.inner, state))
         state, trace, model = train(
             self.method,
             run.plan,
@@ -525,10 +525,10 @@ class _Training:
                 reserve=lambda: account.reserve(run),
             ),
         )
-        released = self._published(model, state)
+        released = self._tensors_of_state(model, state)
         return _settle_and_publish(run, account, trace, released, trained=model, user_module=self.user_module)
 
-    def _published(self, model: Model, state: MethodState) -> dict[str, Tensor]:
+    def _tensors_of_state(self, model: Model, state: MethodState) -> dict[str, Tensor]:
         return _tensors_to_publish(model, self.method.released(state))
 
 

@@ -152,7 +152,7 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             len(records), loss, self.steps, self.epsilon, has_constant=encoding.has_constant
         )
         try:
-            with ESTIMATORS.spoken():
+            with ESTIMATORS.wording_errors():
                 result: Fitted = train(
                     encoding.network(outputs),
                     loss,

@@ -284,7 +284,7 @@ def flow_result(work: Callable[[], T]) -> T | State[Any]:
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_is_not_a_returned_state)
     try:
-        with PIPELINE.spoken():
+        with PIPELINE.wording_errors():
             return work()
     except LedgerBrokenError as broken:
         return Failed(name=BROKEN, message=str(broken))

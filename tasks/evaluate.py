@@ -308,11 +308,11 @@ def _record_f1(real: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> NDArray
 
 
 def uneven_metrics(
-    released: ReleasedHistogram, info: DatasetInfo, *, recalibrated: Callable[[float], float] = float
+    released: ReleasedHistogram, info: DatasetInfo, *, recalibrate: Callable[[float], float] = float
 ) -> dict[str, object]:
     """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals.
 
-    recalibrated: maps a probability of the histogram, which the model gave before its recalibration, to the one that
+    recalibrate: maps a probability of the histogram, which the model gave before its recalibration, to the one that
     the published model gives.
     """
     per_class, label_type = class_metrics_of(released), info.label_type
@@ -329,7 +329,7 @@ def uneven_metrics(
         shown |= {"cost": decision.cost, "constant_cost": decision.constant_cost}
         document["decision"] = {
             "class": label_type.names[1],
-            "threshold": recalibrated(decision.at.threshold),
+            "threshold": recalibrate(decision.at.threshold),
             **_documents("", shown, label_type),
         }
     return document
@@ -675,22 +675,22 @@ def _of_release(path: Path, receipt: Receipt, info: DatasetInfo) -> tuple[dict[s
     recalibration = recalibration_of(released) if released.spec.halves else None
     temperature = 1.0 if recalibration is None else recalibration.temperature
 
-    def recalibrated(probability: float) -> float:
+    def recalibrate(probability: float) -> float:
         return probability if recalibration is None else float(expit(logit(probability) / temperature))
 
-    document = private_metrics(released, info.label_type, recalibrated=recalibrated)
-    document |= uneven_metrics(released, info, recalibrated=recalibrated)
+    document = private_metrics(released, info.label_type, recalibrate=recalibrate)
+    document |= uneven_metrics(released, info, recalibrate=recalibrate)
     if released.spec.halves:
         document["recalibration"] = _recalibration_document(recalibration, info.label_type)
     return facts | document, class_tables(released, names)
 
 
 def private_metrics(
-    released: ReleasedHistogram, label_type: LabelType, *, recalibrated: Callable[[float], float] = float
+    released: ReleasedHistogram, label_type: LabelType, *, recalibrate: Callable[[float], float] = float
 ) -> dict[str, object]:
     """The metrics of a released histogram: an estimate with its interval each, None where noise drowns it.
 
-    With those of groups, by column, and the differences between groups. recalibrated: as for `uneven_metrics`.
+    With those of groups, by column, and the differences between groups. recalibrate: as for `uneven_metrics`.
     """
     document: dict[str, object] = dict(_documents("test_", released_metrics(released), label_type))
     reasons = dict(reasons_of(released))
@@ -708,7 +708,7 @@ def private_metrics(
         ]
     if thresholds := thresholds_of(released):
         document["thresholds"] = [
-            {"threshold": recalibrated(metrics.threshold)}
+            {"threshold": recalibrate(metrics.threshold)}
             | _documents("", {name: getattr(metrics, name) for name in _AT_THRESHOLDS}, label_type)
             for metrics in thresholds
         ]

@@ -240,11 +240,11 @@ def are_in_few_bins(cells: ScoredCells) -> bool:
 
 @cache
 def _auc_kernels(bins: int) -> tuple[Floats, Floats]:
-    def ordered(size: int) -> Floats:
+    def order_kernel(size: int) -> Floats:
         return np.tril(np.ones((size, size)), -1) + np.eye(size) / 2
 
     merge = np.kron(np.eye(bins // 2), np.ones((1, 2)))
-    return ordered(bins), merge.T @ ordered(bins // 2) @ merge
+    return order_kernel(bins), merge.T @ order_kernel(bins // 2) @ merge
 
 
 def extrapolate(bins: int, of: Floats, of_pairs: Floats) -> Floats:

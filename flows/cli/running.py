@@ -88,7 +88,7 @@ class OneSentence(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
-            with PIPELINE.spoken():
+            with PIPELINE.wording_errors():
                 return super().invoke(ctx)
         except (typer.Exit, typer.Abort):
             raise

@@ -117,7 +117,7 @@ def plan_group(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     problems = []
     for trial in group:
         try:
-            with PIPELINE.spoken():
+            with PIPELINE.wording_errors():
                 plan_trial(context, trial)
         except refusals() as refusal:
             problems.append(SkippedTrial(trial, " ".join(str(refusal).split())))

@@ -318,7 +318,7 @@ def retrain(work: DeliveryWork, *, now: datetime) -> Outcome:
     """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
     before = store.begun_runs(home(), work.root)
     try:
-        with PIPELINE.spoken(), work.states.try_lock() as free:
+        with PIPELINE.wording_errors(), work.states.try_lock() as free:
             if not free:
                 return Outcome(
                     "busy", f"another process is at the retraining {work.settings.name}; it does the work."

@@ -36,7 +36,7 @@ def main_of(function: Callable[[], object]) -> None:
     gc.freeze()  # of what the imports made there is no garbage to look for
     gc.set_threshold(*COLLECTION_THRESHOLDS)
     try:
-        with for_the_owner_only(), PIPELINE.spoken():
+        with for_the_owner_only(), PIPELINE.wording_errors():
             hide_records(Path(), Path(".dvc/cache"))
             function()
             hide_records(Path(), Path(".dvc/cache"))

@@ -26,14 +26,18 @@ def too_large() -> RefusedError:
 )
 def test_a_front_end_names_settings_or_has_a_sentence_of_its_own(words: Words, sentence: str) -> None:
     assert words.sentence(too_large()) == sentence
-    with pytest.raises(RefusedError) as refusal, words.spoken():
+    with pytest.raises(RefusedError) as refusal, words.wording_errors():
         raise too_large()
     assert str(refusal.value) == sentence
     assert (refusal.value.code, refusal.value.fields) == ("too_large", {"asked": 3.0, "largest": 2})
 
 
 def test_the_outermost_front_end_has_the_last_word() -> None:
-    with pytest.raises(RefusedError, match=r"algorithm\.clip_norm"), COMMAND.spoken(), NOTEBOOK.spoken():
+    with (
+        pytest.raises(RefusedError, match=r"algorithm\.clip_norm"),
+        COMMAND.wording_errors(),
+        NOTEBOOK.wording_errors(),
+    ):
         raise too_large()
 
 

@@ -302,7 +302,7 @@ def test_bad_parameters_are_refused_before_the_training(
         ("name: softmax", "name: logistic", "2 classes"),
     ):
         checkout.set(old, new)
-        with pytest.raises(refusals(), match=re.escape(words)), PIPELINE.spoken():
+        with pytest.raises(refusals(), match=re.escape(words)), PIPELINE.wording_errors():
             calibrate.main()
         checkout.set(new, old)
     assert checkout.artifact("plan.json") == plan

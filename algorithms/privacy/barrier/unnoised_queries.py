@@ -132,7 +132,7 @@ def _with_fixed_arithmetic(
     """Compute an answer under the arithmetic of the configuration; its errors become QueryFailedError."""
 
     @functools.wraps(answer)
-    def computed(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def compute_answer(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
         is_short = False
         try:
             with fixed_arithmetic(self.compute, self.engine):
@@ -149,7 +149,7 @@ def _with_fixed_arithmetic(
             )
         raise QueryFailedError(_failure_on_made_up_records(answer, self, args, kwargs) or _UNTOLD)
 
-    return computed
+    return compute_answer
 
 
 def _failure_on_made_up_records(

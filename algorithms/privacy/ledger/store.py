@@ -336,12 +336,12 @@ class Store:
                     f"the ledger {self.database.name} holds rows already; restore into a new one."
                 )
 
-            def written() -> Iterator[list[Entry]]:
+            def write_pages() -> Iterator[list[Entry]]:
                 for page in pages(entries()):
                     connection.execute(INSERT, [row._asdict() for row in page])
                     yield page
 
-            state_tables.fill(connection, written())
+            state_tables.fill(connection, write_pages())
             head = state_tables.head_of(connection)
             exchange(connection, _end(connection))
             return head
