@@ -53,7 +53,7 @@ soak: $(VENV)/installed-dev
 	python -m tests.soak.accounting
 	python -m tests.soak.plans
 	python -m tests.soak.faults
-	python -m tests.soak.faults --weeks 52 --file docs/results/faults-year.csv
+	python -m tests.soak.faults --weeks 52 --file comparisons/results/faults-year.csv
 
 lint: $(VENV)/installed-dev
 	ruff check .

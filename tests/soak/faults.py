@@ -358,7 +358,7 @@ KINDS = {"disk": disks, "postgresql": databases, "worker": workers, "wandb": tra
 
 
 def main(
-    file: Annotated[Path, typer.Option(help="The table to write.")] = Path("docs/results/faults.csv"),
+    file: Annotated[Path, typer.Option(help="The table to write.")] = Path("comparisons/results/faults.csv"),
     only: Annotated[str, typer.Option(help="Kinds of faults, with commas.")] = ",".join(KINDS),
     weeks: Annotated[int, typer.Option(help="Instead, weeks of one place with faults at random.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the faults at random.")] = 0,

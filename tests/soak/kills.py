@@ -179,7 +179,7 @@ def main(
     postgres: Annotated[int, typer.Option(help="How many of them on a ledger in PostgreSQL.")] = 40,
     dvc: Annotated[int, typer.Option(help="How many of them with stages that DVC runs.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the instants.")] = 0,
-    file: Annotated[Path, typer.Option(help="The table to write.")] = Path("docs/results/kills.csv"),
+    file: Annotated[Path, typer.Option(help="The table to write.")] = Path("comparisons/results/kills.csv"),
 ) -> None:
     """Kill retrainings; exit status 1 where something was wrong afterwards."""
     imported()

@@ -195,7 +195,9 @@ def _free_the_slot(site: Site) -> None:
 
 
 def main(
-    file: Annotated[Path, typer.Option(help="The table to write.")] = Path("docs/results/scheduler.csv"),
+    file: Annotated[Path, typer.Option(help="The table to write.")] = Path(
+        "comparisons/results/scheduler.csv"
+    ),
     only: Annotated[str, typer.Option(help="Names of scenarios, with commas.")] = "",
 ) -> None:
     """Run the scenarios one after the other."""

@@ -167,7 +167,8 @@ def _spent(ledger: Ledger) -> dict[str, Any]:
 
 
 def main(
-    folder: Annotated[Path, typer.Option(help="Where the tables and the chart go.")] = Path("docs/results"),
+    folder: Annotated[Path, typer.Option(help="Where the tables go.")] = Path("comparisons/results"),
+    chart: Annotated[Path, typer.Option(help="The chart to draw.")] = Path("docs/results/retraining.png"),
     weeks: Annotated[int, typer.Option(help="How many weeks are played.")] = WEEKS,
     private: Annotated[bool, typer.Option(help="Hold people of each week out in private.")] = False,
 ) -> None:
@@ -190,7 +191,7 @@ def main(
     by_week.to_csv(folder / "retraining-weeks.csv", index=False)
     blocks.to_csv(folder / "retraining-blocks.csv", index=False)
     if not private:  # which has no accuracy of the model in use to draw
-        (folder / "retraining.png").write_bytes(png(figure(by_week, blocks, cap=CAP["epsilon"], theme=LIGHT)))
+        chart.write_bytes(png(figure(by_week, blocks, cap=CAP["epsilon"], theme=LIGHT)))
     typer.echo(f"largest epsilon of a block, recomputed: {blocks['at_order'].max():.6f} of {CAP['epsilon']}")
 
 
