@@ -26,9 +26,9 @@ def other_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "_declare_torchvision", lambda: None)
-    libraries._tell_of_torchvision.cache_clear()
+    libraries._warn_of_torchvision.cache_clear()
     yield tmp_path
-    libraries._tell_of_torchvision.cache_clear()
+    libraries._warn_of_torchvision.cache_clear()
 
 
 @pytest.mark.usefixtures("other_build")
