@@ -5,7 +5,6 @@ records numbers are shown only on request, and otherwise words.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +47,7 @@ from data.targets import Classes, Labels, Number
 from tasks.card_questions import questions_about
 from tasks.config import data_mirror, database_url, home
 from tasks.prepare import reader_of
-from tasks.table_remarks import SHOWN_ABOVE, fault_of_text, in_words, remarks_on
+from tasks.table_remarks import SHOWN_ABOVE, TrainingValues, fault_of_text, in_words, remarks_on
 
 _REFUSED = encoding.ColumnSource(
     "refused"
@@ -129,14 +128,16 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
         return DataFindings(card, right, None, altered)
     counts: dict[str, int] = {}
     refused, used, files, labels = None, 0, dict[str, Path](), set[int]()
-    remarks = questions_about(card)
+    values = TrainingValues(card, card.reader) if isinstance(card.reader, Table) else None
+    has_values = False
     try:
         files = fetch(card, FileSources(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
-        remarks = questions_about(card, _header(card, files["train"]) if "train" in files else ())
         if isinstance(card.reader, Table):
-            for part, file in files.items():
-                for problem, count in _problems(part, file, card, card.reader):
+            for part in sorted(files, key="train".__ne__):
+                into = values if part == "train" else None
+                for problem, count in _problems(part, files[part], card, card.reader, into):
                     counts[problem] = counts.get(problem, 0) + count
+                has_values |= part == "train"
         if isinstance(card.reader, Images):
             for part, folder in files.items():
                 others = len(files_in(folder)) - len(images.image_files(folder, card.classes))
@@ -154,10 +155,13 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
             counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
     except DataRefusedError as refusal:
         refused = refusal
+    remarks = questions_about(card, () if values is None else values.names)
     remarks += [*_of_bounds(card, counts), *_in_words(counts)]
     if len(labels) == 1 and not isinstance(card.reader, Table | Rows):
         remarks.append("only one class is in the files, so there is nothing to learn")
-    if "train" in files:
+    if values is not None and has_values:
+        remarks += values.remarks()
+    elif "train" in files:
         remarks += _of_the_rows(card, files["train"])
     return DataFindings(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
 
@@ -197,16 +201,6 @@ def _check_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, 
     remarks = (*questions_about(card), *_in_words(counts), *faults)
     shown = counts if counted or card.public else None
     return DataFindings(card, {}, shown, refused, _about_blocks(source), remarks)
-
-
-def _header(card: DataCard, file: Path) -> list[str]:
-    """The names of a table's columns, as far as the card's reader sees them; none if it cannot be read."""
-    if not isinstance(card.reader, Table):
-        return []
-    with suppress(DataRefusedError):
-        for table in tables("train", file, card.reader, card.label_type):
-            return list(table.column_names)
-    return []
 
 
 def _of_bounds(card: DataCard, counts: Mapping[str, int]) -> list[str]:
@@ -267,10 +261,15 @@ def _stand_ins(chunk: RecordChunk, reader: Format) -> Iterator[tuple[str, int]]:
         yield f"{chunk.part}: {words}", count
 
 
-def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
+def _problems(
+    part: str, file: Path, card: DataCard, reader: Table, values: TrainingValues | None = None
+) -> Iterator[tuple[str, int]]:
+    """How many values of each column would be changed or refused, and why. values: what to count them in, too."""
     for rows in tables(
         "test" if part == "test" else "train", file, reader, card.label_type, names_rows=card.public
     ):
+        if values is not None:
+            values.add(rows)
         check_columns(rows, reader.in_the_file, file)
         yield f"{part}: records", rows.num_rows
         for column in reader.columns:

@@ -73,34 +73,54 @@ class _Column:
 
 def remarks_on(card: DataCard, file: Path) -> list[str]:
     """Remarks on the training file of a table, or of rows with texts or images, whether or not it can be read."""
-    reader = card.reader
-    if not isinstance(reader, Table | Rows):
+    if not isinstance(card.reader, Table | Rows):
         return []
-    columns: dict[str, _Column] = {}
-    rows = 0
-    label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
-    if isinstance(reader, Table):
-        wanted = [
-            column.name
-            for column in reader.columns
-            if isinstance(column, Numeric | Binned | Categorical | Label)
-        ]
-    else:
-        wanted = [column.name for column in reader.label_columns]
-    for table in tables("train", file, reader, card.label_type):
-        rows += table.num_rows
+    values = TrainingValues(card, card.reader)
+    for table in tables("train", file, card.reader, card.label_type):
+        values.add(table)
+    return values.remarks()
+
+
+class TrainingValues:
+    """The values of a training file, counted portion by portion; `names` are those of its columns.
+
+    reader: the card's.
+    """
+
+    def __init__(self, card: DataCard, reader: Table | Rows) -> None:
+        self.names: tuple[str, ...] = ()
+        self._card, self._rows = card, 0
+        self._columns: dict[str, _Column] = {}
+        self._label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
+        if isinstance(reader, Table):
+            self._wanted = [
+                column.name
+                for column in reader.columns
+                if isinstance(column, Numeric | Binned | Categorical | Label)
+            ]
+        else:
+            self._wanted = [column.name for column in reader.label_columns]
+
+    def add(self, table: pa.Table) -> None:
+        """Count the values of a portion."""
+        # A Parquet file's first portion has all columns and no rows, and the others have those that are declared.
+        self.names = self.names or tuple(table.column_names)
+        self._rows += table.num_rows
         times = Counter(table.column_names)
-        texts = {name: _texts(table, name) for name in wanted if times[name] == 1}
+        texts = {name: _texts(table, name) for name in self._wanted if times[name] == 1}
         for name, values in texts.items():
             if values is not None:
-                labels = None if name == label else texts.get(label)
-                _count(columns.setdefault(name, _Column()), values, labels)
-    return [
-        *_single_categories(card),
-        *_spelling_remarks(card, columns, label),
-        *_copies(columns, label, rows),
-        *_faults_of_numbers(card, columns),
-    ]
+                labels = None if name == self._label else texts.get(self._label)
+                _count(self._columns.setdefault(name, _Column()), values, labels)
+
+    def remarks(self) -> list[str]:
+        """Remarks on all values so far."""
+        return [
+            *_single_categories(self._card),
+            *_spelling_remarks(self._card, self._columns, self._label),
+            *_copies(self._columns, self._label, self._rows),
+            *_faults_of_numbers(self._card, self._columns),
+        ]
 
 
 def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:

@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from data.card import DataRefusedError
 from data.files import _checksum as checksum
+from data.readers import rows
 from data.reading import read
 from tasks.check_data import DataFindings, check_data
 from tests.support.cards import card, category, csv_of, label, number
@@ -70,6 +71,23 @@ def check(tmp_path: Path) -> Check:
 def in_train(found: DataFindings) -> dict[str, int]:
     """The counts of the train file's columns."""
     return {name: count for name, count in (found.counts or {}).items() if "train, column" in name}
+
+
+def test_a_file_is_read_once_for_counts_and_remarks_and_once_as_training_does(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def counting(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path.name)
+        return open_csv(path, *args, **options)
+
+    open_csv = rows._open_csv
+    monkeypatch.setattr(rows, "_open_csv", counting)
+    found = check("Rome,yes\nOslo,no\n" * 20, CATEGORY, label("y"), encoding={"header": False})
+    assert found.refused is None
+    assert any("the label 'y' of nearly every record" in remark for remark in found.remarks)
+    assert sorted(opened) == ["test"] * 2 + ["train"] * 2
 
 
 COUNTED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]] = {
