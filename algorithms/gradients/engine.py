@@ -221,7 +221,8 @@ class Engine:
                 counts = PassCounts.of(self.physical_batch, expected_batch)
                 self.smaller_sizes = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
             if self._may_have_smaller_sizes(device) and self.pass_bytes <= _REPLAYED_BYTES:
-                self._replays = self._find_replays()
+                with threads_up_to(self.threads):
+                    self._replays = self._find_replays()
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
