@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -506,6 +507,66 @@ def test_learned_layers_and_unknown_ones_in_front_are_left_in_the_model() -> Non
         model = replace(build("softmax", input_shape=SHAPE, classes=3, seed=0), module=module)
         assert not has_frozen_prefix(model)
         assert frozen_prefix(model, data, compute, physical_batch=64) == (model, data)
+
+
+def hooked(module: nn.Module) -> None:
+    module.register_forward_hook(lambda _module, _inputs, outputs: 0.5 * outputs)
+
+
+def with_a_parameter(module: nn.Module) -> None:
+    module.register_parameter("shift", nn.Parameter(torch.zeros(3)))
+
+
+def with_another_forward(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda inputs: 0.5 * forward(inputs)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (hooked, ""),
+        (hooked, "0"),
+        (with_a_parameter, ""),
+        (with_another_forward, ""),
+        (with_another_forward, "0"),
+    ],
+)
+def test_a_sequence_that_does_more_than_its_layers_is_not_cut(
+    change: Callable[[nn.Module], None], place: str
+) -> None:
+    model = normalised_in_front(nn.Flatten())
+    assert has_frozen_prefix(model)
+    change(model.module.get_submodule(place))
+    assert not has_frozen_prefix(model)
+
+
+class Lookup(nn.Module):
+    """Takes numbers from -10 to 10 alone, as its inputs are after a normalisation of 36 of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(-10.0, 10.0, 21), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.get_buffer("table")[inputs.nan_to_num().round().long() + 10].flatten(1)
+
+
+def test_a_model_whose_other_layers_need_what_the_first_ones_give_is_left_whole() -> None:
+    """They refuse made-up records that are not normalised, which is seen after the run is paid for."""
+    data, model = records(), normalised_in_front(Lookup())
+    whole = barriers.barrier(data, model, compute=ComputeConfig(number=COUNT))
+    assert whole.with_model(model) is whole
+    features = kind("whitened")
+    behind = in_front(front({"kind": "whitening", "groups": 2}, SHAPE), model)
+    learned = install_buffers(behind, learn_buffers(features, barrier(features, data), COUNT, QUIET))
+    assert whole.with_model(learned).input_shape == SHAPE
+
+
+def normalised_in_front(layer: nn.Module) -> Model:
+    """A model that normalises each record before this layer, which flattens it."""
+    module = nn.Sequential(nn.GroupNorm(1, 4, affine=False), layer, nn.Linear(math.prod(SHAPE), 3))
+    return replace(build("softmax", input_shape=SHAPE, classes=3, seed=0), module=module)
 
 
 def gradient(model: Model, data: Any) -> Tensor:

@@ -489,12 +489,20 @@ class Barrier:
     def with_model(self, model: Model) -> "Barrier":
         """A barrier for another model of the same records, with the same budget, noise and trace.
 
-        What the model's fixed first layers give is computed once for all records, where memory holds it.
+        What the model's fixed first layers give is computed once for all records, where memory holds it and the
+        other layers take made-up records too.
         """
         self.__check_process()
-        model, records = self.__unnoised.precompute_frozen_prefix(model)
-        if model is self.__model:
-            return self
+        rest, records = self.__unnoised.precompute_frozen_prefix(model)
+        if rest is not model:
+            try:
+                return self.__with(records, rest)
+            except RefusedError:  # though paid for, since the whole model was accepted
+                pass
+        return self if model is self.__model else self.__with(self.__unnoised.records, model)
+
+    def __with(self, records: RecordArrays, model: Model) -> "Barrier":
+        """A barrier with the same budget, noise and trace."""
         return Barrier(
             records,
             model,

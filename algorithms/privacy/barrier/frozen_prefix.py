@@ -65,10 +65,24 @@ def _split_prefix(model: Model) -> tuple[list[nn.Module], nn.Module]:
 
 def _split_leading_maps(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     """Split a sequence into its leading fixed maps and the rest."""
-    if type(module) is not nn.Sequential:
+    if type(module) is not nn.Sequential or not _is_as_its_class(module):
         return [], module
-    first = list(takewhile(lambda layer: type(layer) in _BY_RECORD and not list(layer.parameters()), module))
+    first = list(takewhile(lambda layer: type(layer) in _BY_RECORD and _is_as_its_class(layer), module))
     return first, module[len(first) :]
+
+
+def _is_as_its_class(module: nn.Module) -> bool:
+    """Whether a module has no hook, parameter, buffer or `forward` of its own, which would be lost or not be called."""
+    held = (
+        *(
+            module._forward_pre_hooks,
+            module._forward_hooks,
+            module._backward_pre_hooks,
+            module._backward_hooks,
+        ),
+        *(module._parameters, module._buffers),
+    )
+    return "forward" not in vars(module) and all(part is None for each in held for part in each.values())
 
 
 def _apply_maps(
