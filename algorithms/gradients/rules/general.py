@@ -7,7 +7,7 @@
 - Any other: gradients are materialised record by record, with `torch.func` or by separate passes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,6 +89,13 @@ _ELEMENTWISE = _SUMS | _STRETCHES | _OTHERS
 
 _FEWEST_BY_ROWS = 2048
 """The size of a model's computed weights, together, from which each map is read off instead of used for each record."""
+
+
+_LARGE_GRAPH, _FEW_RECORDS = 2**16, 16
+"""Numbers of computed values from which so many records at a time are pulled back through their graph on a CPU."""
+
+_TWO_VECTORS = 32
+"""Numbers in two vectors of AVX-512; see `vector_ends`."""
 
 
 def _writes(name: str, kwargs: Kwargs) -> bool:
@@ -419,7 +426,8 @@ def pull_back(
             through.append((end, part.rows.to(end.dtype).view(len(part.rows), *end.shape)))
         for name, gradient in (gradients or {}).items():
             by_name.setdefault(name, []).append(gradient)
-    for name, gradient in _through(through, starts).items() if through else ():
+    at_once = _records_at_once([*recorder.graph.values(), *(end for end, _ in through)])
+    for name, gradient in _through(through, starts, at_once).items() if through else ():
         by_name.setdefault(name, []).append(gradient)
     recorder.derived.clear()
     recorder.graph.clear()
@@ -564,8 +572,21 @@ def _gradients_of_lookup(
     return DenseGrad(rows.flatten(start_dim=1))
 
 
-def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gradients:
-    """Each record's gradients of the `starts`, by name, from those of the `ends` that follow in the graph."""
+def _records_at_once(values: Sequence[Tensor]) -> int | None:
+    """How many records to pull back at once through a graph of these values; None for all.
+
+    Fewer only if no value leaves numbers at the end of a vector, so that each record is computed alike in every part.
+    """
+    sizes = [value.numel() for value in values]
+    is_large = sum(sizes) > _LARGE_GRAPH and values[0].device.type == "cpu"
+    return _FEW_RECORDS if is_large and all(size % _TWO_VECTORS == 0 for size in sizes) else None
+
+
+def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor], at_once: int | None) -> Gradients:
+    """Each record's gradients of the `starts`, by name, from those of the `ends` that follow in the graph.
+
+    at_once: how many records share a backward pass; None for all.
+    """
     outputs, grad_outputs = [output for output, _ in ends], [error for _, error in ends]
     inputs = list(starts.values())
 
@@ -575,7 +596,10 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
         )
 
     try:
-        pulled = back(grad_outputs, together=True)
+        size = at_once or len(grad_outputs[0])
+        some = zip(*(torch.split(error, size) for error in grad_outputs), strict=True)
+        passes = [back(list(errors), together=True) for errors in some]
+        pulled = tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*passes, strict=True))
     except RuntimeError as error:  # an operation whose backward pass has no batched form
         if lacks_memory(error):
             raise

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L1, L2, Affine, PerLayer
+from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.rules.general import _Call
 from algorithms.gradients.rules.recurrent import Unrolled, unrolled_gru, unrolled_lstm
@@ -177,6 +179,36 @@ def test_kernels_of_one_channel_count_a_record_alike_in_any_company() -> None:
     for start in (0, 7, 93):
         some = slice(start, start + 50)
         assert torch.equal(engine.norms(made.parameters, inputs[some], labels[some], L2(1.0)), together[some])
+
+
+@pytest.mark.parametrize(("steps", "largest"), [(64, 16), (65, 64)])
+def test_gradients_of_large_computed_weights_are_pulled_back_for_a_few_records(
+    steps: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a value leaves numbers at the end of a vector."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        decays = torch.exp(-self.rates[:, :, None] * torch.arange(steps, dtype=x.dtype) / steps)
+        kernels = torch.einsum("hn,hnl->hl", self.shares, decays)
+        outputs: Tensor = self.last(torch.tanh(torch.cat([x, x[:, : steps - 64]], dim=1) @ kernels.T))
+        return outputs
+
+    parts = {"rates": drawn(16, 64), "shares": drawn(16, 64), "last": nn.Linear(16, 3)}
+    made = problem(Spec(lambda: Wired(wiring, **parts), (64,)))
+    engine, counts, grad = made.engine(limits=BRIEF), list[int](), torch.autograd.grad
+
+    def counted(outputs: Any, inputs: Any, vectors: Any = None, **named: Any) -> Any:
+        counts.append(len(vectors[0]) if named.get("is_grads_batched") else 0)
+        return grad(outputs, inputs, vectors, **named)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    records = pad_to_multiple(made.inputs), pad_to_multiple(made.labels)
+    assert engine.inspection.layouts is not None
+    found = engine.passes.record_gradients(made.parameters, *records, engine.inspection.layouts)
+    assert max(counts) == largest
+    expected = naive.norms(made.model, made.gradients, L2(1.0))
+    assert naive.relative(found.first(len(made.labels)).norms(L2(1.0)), expected) < 1e-9
+    assert naive.relative(rows(made, engine), made.gradients) < 1e-9
 
 
 @pytest.mark.parametrize(
