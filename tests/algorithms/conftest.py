@@ -2,6 +2,8 @@
 
 import pytest
 
+from algorithms.gradients import engine
+
 
 @pytest.fixture
 def full_inspections() -> None:
@@ -12,3 +14,9 @@ def full_inspections() -> None:
 def usual_inspections(request: pytest.FixtureRequest) -> None:
     if "full_inspections" not in request.fixturenames:
         request.getfixturevalue("brief_inspections")
+
+
+@pytest.fixture
+def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look into passes, none of which is replayed."""
+    monkeypatch.setattr(engine, "_REPLAYED_BYTES", 0.0)

@@ -20,9 +20,3 @@ def compared_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """More comparisons, of other made-up records, would take a fifth of a full inspection."""
     if "all_comparisons" not in request.fixturenames:
         monkeypatch.setattr(engine, "_MOST_SEEDS", 1)
-
-
-@pytest.fixture
-def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look into passes, none of which is replayed."""
-    monkeypatch.setattr(engine, "_REPLAYED_BYTES", 0.0)

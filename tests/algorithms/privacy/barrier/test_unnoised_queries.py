@@ -131,6 +131,7 @@ def of(*layers: nn.Module) -> Model:
     return Model("made up", module, small_model().losses, lambda outputs: outputs)
 
 
+@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
 def test_products_have_32_bits_whatever_the_program_has_set(kind: str) -> None:
     asked, before = barrier(made_up(), of(Watched(16, 3))), torch.get_float32_matmul_precision()
@@ -203,6 +204,7 @@ class Shrinking(nn.Linear):
         return super().forward(input)
 
 
+@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
 def test_no_answer_changes_the_point_it_was_asked_at(kind: str) -> None:
     before = PARAMETERS.clone()
@@ -233,6 +235,7 @@ MISTAKES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize("sampling", [FullBatch(), Poisson(1e-3)], ids=["all records", "a small sample"])
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_what_fails_on_any_records_is_said_in_full(kind: str, sampling: FullBatch | Poisson) -> None:
@@ -246,6 +249,7 @@ def test_what_fails_on_any_records_is_said_in_full(kind: str, sampling: FullBatc
         )
 
 
+@pytest.mark.usefixtures("recorded_passes")
 def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() -> None:
     """A record without a number fails; the made-up ones have all."""
 
