@@ -114,7 +114,8 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
 
     For a tokenizer it is the public model that the tokenizer belongs to, with adapters. If the file gives several
     learning rates, the rate is interpolated by epsilon: the less noise a step has, the larger the rate. Of few records
-    it is lowered by a limit on how far all noise together moves an output, as for tables.
+    it is lowered by a limit on how far all noise together moves an output, and classifiers are shrunk towards the class
+    frequencies, as for tables.
     """
     recipes = _load_recipes()["encoders"]
     kind, _, public = encoder.partition("/")
@@ -145,10 +146,12 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         update = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
         if entry["model"] == "unit_linear" and not isinstance(card.label_type, Number):
             # Records are unit vectors, as rows of cells are, and outputs the log-odds of classes.
-            from algorithms.noise_limits import noise_limit_of_features
+            from algorithms.noise_limits import noise_limit_of_features, shrink_share
 
             known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
             update["noise_limit"] = noise_limit_of_features(known, epsilon)
+            if card.label_type.kind == "class":
+                settings["shrink_share"] = shrink_share(known, epsilon)
         settings["update"] = update
     return Recipe(
         entry["model"],
