@@ -95,8 +95,8 @@ _SELDOM = 1e-3
 _COMPARED, _MOST_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
-_REPLAYED_BYTES = 256e6
-"""Memory of a pass up to which it is traced, which keeps all its tensors, to be replayed."""
+_REPLAYED_BYTES, _TRACED = 256e6, 0.25
+"""Memory of a pass, and its share of what passes may take, up to which it is traced, which keeps all its tensors."""
 
 _QUICK, _QUICK_BYTES = 2e9, 5e8
 """Operations, and bytes, of a pass on a CPU up to which a brief inspection computes numbers, not shapes alone."""
@@ -220,7 +220,8 @@ class Engine:
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
                 counts = PassCounts.of(self.physical_batch, expected_batch)
                 self.smaller_sizes = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
-            if self._may_have_smaller_sizes(device) and self.pass_bytes <= _REPLAYED_BYTES:
+            is_small = self.pass_bytes <= min(_REPLAYED_BYTES, _TRACED * memory_mb * 1e6)
+            if is_small and self._may_have_smaller_sizes(device):
                 with threads_up_to(self.threads):
                     self._replays = self._find_replays()
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from algorithms.errors import QueryFailedError
 from algorithms.gradients import L2, Engine
 from algorithms.gradients import engine as engine_module
+from algorithms.gradients.replay import Replay
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
@@ -133,7 +134,16 @@ def of(*layers: nn.Module) -> Model:
 
 @pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
-def test_products_have_32_bits_whatever_the_program_has_set(kind: str) -> None:
+def test_products_have_32_bits_whatever_the_program_has_set(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = Replay.__call__
+
+    def replayed(self: Replay, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Any:
+        SEEN.append(backends.mkldnn.matmul.fp32_precision)
+        return replay(self, parameters, inputs, labels)
+
+    monkeypatch.setattr(Replay, "__call__", replayed)
     asked, before = barrier(made_up(), of(Watched(16, 3))), torch.get_float32_matmul_precision()
     SEEN.clear()
     torch.set_float32_matmul_precision("medium")
@@ -228,6 +238,12 @@ class Scattered(nn.Module):
         return outputs
 
 
+def _let_fail(engine: Engine) -> None:
+    """Let a model of this kind fail from here on; replays were made of it before."""
+    engine.passes.model.module.is_ready = True
+    engine._replays.clear()
+
+
 MISTAKES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "type": (lambda values: values.double(), "same dtype"),
     "shape": (lambda values: values[:, 1:], "shapes cannot be multiplied"),
@@ -242,7 +258,7 @@ def test_what_fails_on_any_records_is_said_in_full(kind: str, sampling: FullBatc
     mistake, words = MISTAKES[kind]
     model = Model("scattered", Scattered(mistake), cross_entropy, lambda outputs: outputs)
     asked = barrier(made_up(4000), model)
-    vars(asked)["_Barrier__unnoised"].engine.passes.model.module.is_ready = True
+    _let_fail(vars(asked)["_Barrier__unnoised"].engine)
     with pytest.raises(QueryFailedError, match=rf"made-up records: \w+Error: .*{words}"):
         asked.gradient(
             model.initial_parameters(), sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0
@@ -260,7 +276,7 @@ def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() ->
     records = made_up()
     records.features[0] = np.nan
     asked = barrier(records, model)
-    vars(asked)["_Barrier__unnoised"].engine.passes.model.module.is_ready = True
+    _let_fail(vars(asked)["_Barrier__unnoised"].engine)
     with pytest.raises(QueryFailedError, match="cause is withheld"):
         asked.gradient(
             model.initial_parameters(),
