@@ -25,7 +25,7 @@ from comparisons.private_evaluation import Population, classes, numbers, two_cla
 from tests.support.intervals import Intervals
 from tests.support.soak import soak_but
 
-DRAWS = 400
+DRAWS, OF_GROUPS = 400, 1000
 NOISE = {0.3: 11.24, 0.5: 7.03, 1.0: 3.73, 3.0: 1.39, 5.0: 0.892}
 """Standard deviation by epsilon, for sensitivity 1 and delta 1e-5."""
 
@@ -163,9 +163,11 @@ def two_groups(
 ) -> list[ReleasedHistogram]:
     """Releases in which each group's people are of another population."""
     spec = histogram_for(first.spec.kind, first.spec.outputs, (("sex", ("f", "m")),))
-    cells = np.zeros((DRAWS, spec.cells))
+    cells = np.zeros((OF_GROUPS, spec.cells))
     for at, (population, number) in enumerate(zip((first, second), people, strict=True)):
-        for values, without_noise in zip(cells, population.releases(number, 0.0, draw, DRAWS), strict=True):
+        for values, without_noise in zip(
+            cells, population.releases(number, 0.0, draw, OF_GROUPS), strict=True
+        ):
             for name, table in without_noise.view().tables.items():
                 spec.tables_of("sex", values)[name][at] = table
                 spec.tables_of("", values)[name][0] += table
@@ -181,8 +183,8 @@ def test_metrics_of_groups_and_their_differences_are_covered(kind: str) -> None:
         if kind == "two classes"
         else (numbers(0.2), numbers(0.15))
     )
-    seen = Intervals(DRAWS)
-    for released in two_groups(*pair, (6000, 2000), NOISE[3.0], np.random.default_rng(75)):
+    seen = Intervals(OF_GROUPS)
+    for released in two_groups(*pair, (6000, 2000), NOISE[3.0], np.random.default_rng(74)):
         groups = groups_of(released)["sex"]
         (between,) = group_differences(groups)
         for metric, truth in pair[0].truth.items():
