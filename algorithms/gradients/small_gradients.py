@@ -137,8 +137,8 @@ class SmallGradients:
             joined += [part for name, part in zip(self.layers, of_biases, strict=True) if name in self.biases]
             names += [self.biases[name] for name in self.layers if name in self.biases]
         if joined:
-            places = _places(tuple((slices[name].start, slices[name].stop) for name in names))
-            total.index_add_(0, places.to(total.device), torch.cat(joined))
+            places = _places(tuple((slices[name].start, slices[name].stop) for name in names), total.device)
+            total.index_add_(0, places, torch.cat(joined))
 
     def _add_lookups(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
         """Add the weighted errors of lookups to a total, each number where it belongs."""
@@ -296,6 +296,6 @@ def _columns_of_rows(
 
 
 @lru_cache
-def _places(spans: tuple[tuple[int, int], ...]) -> Tensor:
+def _places(spans: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """The indices from start to stop of each span, one after another."""
-    return torch.cat([torch.arange(*span) for span in spans])
+    return torch.cat([torch.arange(*span) for span in spans]).to(device)

@@ -635,7 +635,7 @@ def test_both_verifiers_read_events_to_the_same_depth(
     )
     path = tmp_path / "privacy_card.json"
     path.write_bytes(sign(built.to_json() | {"events": [{"event": event, "count": 1}]}, KEY))
-    with nullcontext() if is_read else pytest.raises(RefusedError, match="inside more than 18"):
+    with nullcontext() if is_read else pytest.raises(RefusedError, match="nested in more than 18"):
         verify(load(path), tmp_path, key=OWNER)
     with nullcontext() if is_read else pytest.raises(verify_card.BadCardError, match="too deeply"):
         verify_card.load(path)
