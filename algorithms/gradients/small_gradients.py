@@ -298,4 +298,4 @@ def _columns_of_rows(
 @lru_cache
 def _places(spans: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """The indices from start to stop of each span, one after another."""
-    return torch.cat([torch.arange(*span) for span in spans]).to(device)
+    return torch.cat([torch.arange(*span, device=device) for span in spans])
