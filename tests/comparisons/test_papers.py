@@ -31,7 +31,6 @@ from tasks.comparing import Trial, digest_of, load, trials
 from tasks.comparing.trial import ComparisonFolder, plan_trial, prepared_folder, run_trial
 from tasks.comparing.work import ComparisonWork, lock_comparison, work_of
 from tests.support.comparisons import PROJECT, small
-from tests.support.soak import soak_but
 
 pytestmark = pytest.mark.usefixtures("brief_inspections")
 
@@ -47,11 +46,6 @@ PRINTED = {
 PAPERS = load_papers()
 ITEMS = items_of(PAPERS)
 DEFINITIONS = sorted({name for item in ITEMS.values() for name in item.definitions if name.endswith(".yaml")})
-CHOSEN = [
-    *("accelerated.yaml", "adaclip.yaml", "adp-sgd-figure-4.yaml", "deep-mnist.yaml", "dp-agd-huber.yaml"),
-    *("dp-agd-coin.yaml", "dpis-cnn.yaml", "dpis-imdb-seeds.yaml", "kdd.yaml", "tempered-sigmoids.yaml"),
-]
-"""Of each paper, with each kind of data set, model and method, run by every run of the tests; all are read."""
 RECORDS = {"train": 48, "test": 16}
 TINY = {
     "steps": 2, "epochs": 1, "rounds": 2, "iterations": 3, "expected_batch_size": 8, "batch_size": 8, "components": 3,
@@ -182,7 +176,7 @@ def last_of_each_method(work: ComparisonWork) -> list[Trial]:
     return [tiny(one) for one in {(one.dataset, one.model, one.method): one for one in work.trials}.values()]
 
 
-@pytest.mark.parametrize("definition", soak_but(CHOSEN, DEFINITIONS))
+@pytest.mark.parametrize("definition", DEFINITIONS)
 def test_a_definition_runs_at_tiny_sizes(definition: str, tmp_path: Path) -> None:
     """Each of its methods is planned on each data set, and two are run, new ones first."""
     root = small(tmp_path / "checkout")
