@@ -48,11 +48,11 @@ def resident(key="VmRSS"):
     return 1024 * int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 def share_told():
-    layers = nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    layers = nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
     model = Model("large", nn.Sequential(*layers), nn.CrossEntropyLoss(reduction="none"), lambda outputs: outputs)
-    engine = Engine(model, input_shape=(512,), physical_batch=128, limits=BRIEF)
+    engine = Engine(model, input_shape=(1024,), physical_batch=256, limits=BRIEF)
     point = model.initial_parameters()
-    records, out = (torch.randn(128, 512), torch.arange(128) % 10), torch.zeros(len(point), dtype=torch.float64)
+    records, out = (torch.randn(256, 1024), torch.arange(256) % 10), torch.zeros(len(point), dtype=torch.float64)
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident()
