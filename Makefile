@@ -58,7 +58,7 @@ soak: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	ruff check .
 	ruff format --check .
-	mypy --num-workers 2
+	mypy
 	lint-imports
 
 format: $(VENV)/installed-dev
