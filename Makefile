@@ -4,6 +4,7 @@
 # make docs    the site of documentation into site/: strict, links checked, reference made from the code
 # make papers  every table and figure of the five papers; ARGS="000-table-2" runs one, ARGS="000-table-2 --full" by the paper's protocol
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
+# make figures what makes the code hard to read, counted; ARGS="../other ." compares two checkouts, ARGS=--names lists functions
 # make gpu     on a machine with a GPU: the tests of sums and methods there, then the same comparison, to docs/results/gpu.md
 # make server, make stop    a Prefect server in the background, what prefect.yaml deploys, and a worker; the server's end;
 #              ARGS="--notify slack-webhook/oncall" says who is told of runs that need a person
@@ -27,7 +28,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test tests soak lint format docs papers benchmarks gpu server stop clean
+.PHONY: run test tests soak lint format docs papers benchmarks figures gpu server stop clean
 .DEFAULT_GOAL := run
 
 run:
@@ -71,6 +72,9 @@ papers: $(VENV)/installed-dev
 benchmarks: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --config-settings editable_mode=compat -e '.[benchmarks]'
 	python -m benchmarks $(ARGS)
+
+figures: $(VENV)/installed-dev
+	@python -m benchmarks.code_figures $(ARGS)
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
