@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from algorithms.privacy.ledger import checked_url, expand_path, home, ledger_url, sqlite_url
+from algorithms.privacy.ledger import checked_url, home, ledger_url, sqlite_url
 from data.formats import Query, Source
 
 # Of `place`; what is defined here is public, too.
@@ -32,7 +32,7 @@ def first_checkout(root: Path) -> Path:
 def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")
-    return expand_path("EPSILONFLOW_DATA_MIRROR", mirror).absolute() if mirror else None
+    return Path(os.path.expanduser(mirror)).absolute() if mirror else None
 
 
 def database_url(source: Source | None) -> str | None:

@@ -42,7 +42,7 @@ def home() -> Path:
         RefusedError: For a relative path, for one within a checkout, and for one where no folder can be created.
     """
     named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
-    folder = expand_path("EPSILONFLOW_HOME", named)
+    folder = Path(os.path.expanduser(named))  # ~NAME stays, as a relative path, where nobody has the name
     if not folder.is_absolute():
         raise RefusedError(
             "EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.",
@@ -114,27 +114,6 @@ def sqlite_url(file: Path) -> str:
             " a folder without one."
         )
     return f"sqlite:///{file}"
-
-
-def expand_path(variable: str, path: str) -> Path:
-    """A path from an environment variable, with ~ expanded.
-
-    Args:
-        variable: Its name, for the message.
-        path: Its value.
-
-    Raises:
-        RefusedError: For the home of an unknown user.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise RefusedError(
-            "{variable} is {path}, of an unknown user; write the path from the root.",
-            code="unknown_user",
-            variable=variable,
-            path=path,
-        ) from None
 
 
 def system_user() -> str:

@@ -261,7 +261,7 @@ def test_what_counts_is_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("home", "said"),
-    [("file", "cannot be made one"), ("file/deeper", "cannot be made one"), (None, "unknown user")],
+    [("file", "cannot be made one"), ("file/deeper", "cannot be made one"), (None, "a relative path")],
 )
 def test_a_home_that_cannot_be_is_refused(
     home: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,12 +282,6 @@ def test_a_home_on_a_read_only_disk_is_not_replaced_by_an_empty_one(
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with refused("read-only disk; let .* write there. Another home would begin with an empty ledger[.]$"):
         environment.home()
-
-
-def test_a_mirror_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", "~no-such-user/x")
-    with refused_as("unknown_user", variable="EPSILONFLOW_DATA_MIRROR", path="~no-such-user/x"):
-        environment.data_mirror()
 
 
 @pytest.mark.parametrize(
