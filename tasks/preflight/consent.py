@@ -8,15 +8,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from algorithms.errors import RefusedError
 from algorithms.plain_text import for_terminal
 from data import DatasetInfo
 from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, has_consent
-
-if TYPE_CHECKING:
-    pass
 
 _LOG = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
@@ -38,9 +37,6 @@ from tasks.runs.ledger import (
     open_runs,
     plan_composition,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _RUNS_SHOWN = 1, 11
 """After how many runs like the planned one a preview says what is spent: after it, and after ten more."""
