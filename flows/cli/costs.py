@@ -20,7 +20,7 @@ from data import DatasetInfo
 from data.card import data_card
 from data.documents import load_yaml
 from tasks.config import params
-from tasks.config.overrides import ParamOverrides, explain_recipe, params_edit, recipe
+from tasks.config.overrides import ParamOverrides, encoder_recipe, explain_recipe, params_edit, recipe
 from tasks.config.params import Params
 from tasks.preflight.preview import RunPreview, held_out_people, preview_ledger, preview_run
 from tasks.prepare import info_of
@@ -40,10 +40,16 @@ def cost_table(preview: RunPreview, settings: Params) -> Table:
     return two_columns(rows)
 
 
-def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) -> tuple[Table, Table]:
+def advice_table(
+    root: Path, dataset: str, epsilon: float, delta: float | None, encoder: str | None = None
+) -> tuple[Table, Table]:
     """Tables of settings from public numbers, each with its reason, and of the cost of such a run; spends nothing."""
     card = data_card(dataset, root / "data" / "cards")
-    advised = recipe(card, "dp_sgd", epsilon, by_numbers=True)
+    advised = (
+        recipe(card, "dp_sgd", epsilon, by_numbers=True)
+        if encoder is None
+        else encoder_recipe(card, encoder, "dp_sgd", epsilon)
+    )
     why, settings = explain_recipe(card, advised), advised.settings
     values = {
         "model": advised.model,
@@ -61,7 +67,7 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
         if value is not None:
             table.add_row(name, str(value), why.get(name, "a tenth of the records"))
     changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
-    overrides = ParamOverrides(dataset, "dp_sgd", epsilon, delta, None, changes)
+    overrides = ParamOverrides(dataset, "dp_sgd", epsilon, delta, None, changes, encoder)
     params_of_run = params_edit(root, overrides).params
     return table, cost_table(preview_run(root, params_of_run), params_of_run)
 

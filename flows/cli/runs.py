@@ -183,12 +183,13 @@ def advise(
     dataset: Annotated[str, typer.Option(help="Name of a data card.")],
     epsilon: Annotated[float, typer.Option(help="Privacy budget of the run.")],
     delta: Delta = None,
+    encoder: Encoder = None,
 ) -> None:
     """Suggest settings from public values only, with reasons and their cost. Spends and changes nothing."""
     from flows.cli.costs import advice_table
     from tasks.runs.dvc_stages import checkout
 
-    for table in advice_table(checkout(), dataset, epsilon, delta):
+    for table in advice_table(checkout(), dataset, epsilon, delta, encoder):
         show(table)
 
 

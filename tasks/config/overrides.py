@@ -164,6 +164,8 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
 
 def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     """The reasons for the settings of a recipe from public numbers, one sentence each."""
+    if advised.encoder is not None:
+        return _reasons_of_encoder(card, advised)
     records, kind = card.records.train or card.records.at_most, _kind(card)
     batch = advised.settings.get("expected_batch_size")
     size = (
@@ -186,6 +188,27 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
         "learning rate": f"as long as the noise of a step lets it be: by {_NOISE_TAKEN[kind]:g}"
         + stays
         + stable,
+    }
+
+
+def _reasons_of_encoder(card: DataCard, advised: Recipe) -> dict[str, str]:
+    usual, update = "the usual one for this encoder", advised.settings["update"]
+    is_head = advised.model == "unit_linear"
+    model = "a linear head on the features of the frozen encoder, which cost nothing"
+    rate = "the less noise a step has, the larger"
+    if is_head and isinstance(card.label_type, Number):
+        rate += ", and at most half of the rate at which the squared error could diverge"
+    if "noise_limit" in update:
+        rate += f", less where all noise together would move an output by more than {update['noise_limit']:g}"
+    centred = f"their mean, by a release of noise multiplier {advised.features.get('mean_noise', 0.0):g}"
+    return {
+        "model": model if is_head else "the public model of the tokenizer, trained through adapters",
+        ("batch size" if "expected_batch_size" in advised.settings else "sampling rate"): usual,
+        "steps": usual,
+        "clip norm": f"{usual}; with the learning rate it only sets the length of a step",
+        "learning rate": rate,
+        **({"features": centred} if advised.features["name"] == "centred" else {}),
+        **_reasons_of_shrinkage(card, advised),
     }
 
 

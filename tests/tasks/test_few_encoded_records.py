@@ -22,7 +22,7 @@ from algorithms.models.feature_transforms import in_front
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data.card import DataCard
-from tasks.config.overrides import encoder_recipe
+from tasks.config.overrides import encoder_recipe, explain_recipe
 from tests.support.bench import MadeUp
 from tests.support.cards import card
 from tests.support.made_up_training import held_out_scores
@@ -144,4 +144,15 @@ def test_heads_are_shrunk_for_a_share_that_falls_as_records_grow(
 
 def test_a_number_has_other_units_and_no_limit() -> None:
     number = card_of_texts({"at_most": 1440}, target={"bounds": [1.0, 5.0]})
-    assert "noise_limit" not in encoder_recipe(number, "wordllama", "dp_sgd", 1.0).settings["update"]
+    advised = encoder_recipe(number, "wordllama", "dp_sgd", 1.0)
+    assert "noise_limit" not in advised.settings["update"]
+    why = explain_recipe(number, advised)
+    assert "could diverge" in why["learning rate"] and "shrinkage" not in why
+
+
+def test_advice_says_what_limits_a_head_and_what_shrinks_it() -> None:
+    known = card_of_texts({"train": 480, "test": 100})
+    why = explain_recipe(known, encoder_recipe(known, "wordllama", "dp_sgd", 1.0))
+    assert why["learning rate"].endswith("all noise together would move an output by more than 0.34")
+    assert "5.00% of the squared mu" in why["shrinkage"]
+    assert "noise multiplier 40" in why["features"]

@@ -157,6 +157,27 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
     assert (here.root / "params.yaml").read_text() == params
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "as long as the noise of a step lets it be"),
+        (("--encoder", "efficientnet-lite0"), "would move an output by more than"),
+    ],
+)
+def test_advice_gives_reasons_for_what_a_plan_with_the_same_options_runs(
+    here: Checkout, options: tuple[str, ...], reason: str
+) -> None:
+    written = (here.root / "params.yaml").read_text()
+    advice = call("advise", "--dataset", "fashion-mnist", "--epsilon", "1", *options)
+    assert advice.exit_code == 0, advice.output
+    assert reason in " ".join(advice.stdout.split())
+    if options:  # without an encoder, advice is by numbers alone, and a plan by the data set's recipe
+        planned = call("plan", "--dataset", "fashion-mnist", "--epsilon", "1", *options)
+        noises = [line for line in planned.stdout.splitlines() if "noise multiplier" in line]
+        assert noises and set(noises) <= set(advice.stdout.splitlines())
+    assert (here.root / "params.yaml").read_text() == written
+
+
 def test_a_plan_says_what_the_attack_that_is_its_target_achieves(here: Checkout) -> None:
     target = ("privacy.target={false_alarms: 0.01, caught: 0.05}", "privacy.epsilon=null")
     result = call("plan", "--algorithm", "dp_gd", *(word for one in target for word in ("--set", one)))
