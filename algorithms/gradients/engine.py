@@ -55,7 +55,7 @@ from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.patches import in_full_precision, without_shortcuts
 from algorithms.gradients.placement import Shards, beside, shard_frozen
-from algorithms.gradients.replay import Replay, replay_of
+from algorithms.gradients.replay import Replay, Replays, replay_of
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 from algorithms.gradients.vector_ends import VectorEnds
 
@@ -211,7 +211,7 @@ class Engine:
             else:
                 size = largest = round_batch(physical_batch)
             self.physical_batch = self._size_that_fills(size, physical_batch, largest)
-        self._replays: dict[int, Replay] = {}
+        self._replays: Replays | None = None  # passes of the inspection are recorded
         self._log()
         if offload or shards is not None:
             self._distribute(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
@@ -220,10 +220,9 @@ class Engine:
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
                 counts = PassCounts.of(self.physical_batch, expected_batch)
                 self.smaller_sizes = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
-            is_small = self.pass_bytes <= min(_REPLAYED_BYTES, _TRACED * memory_mb * 1e6)
-            if is_small and self._may_have_smaller_sizes(device):
-                with threads_up_to(self.threads):
-                    self._replays = self._find_replays()
+        is_small = self.pass_bytes <= min(_REPLAYED_BYTES, _TRACED * memory_mb * 1e6)
+        if is_small and self._may_have_smaller_sizes(device):
+            self._replays = Replays()
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
@@ -360,14 +359,12 @@ class Engine:
             self.physical_batch = usual
         return tuple(size for size in smaller if size not in uneven)
 
-    def _find_replays(self) -> dict[int, Replay]:
-        """The replays of passes, by size, for those that have one."""
-        layouts = self.inspection.layouts or ()
-        replays = {
-            size: replay_of(self.passes, layouts, self.inspection.form, size)
-            for size in (*self.smaller_sizes, self.physical_batch)
-        }
-        return {size: replay for size, replay in replays.items() if replay is not None}
+    def _replay(self, size: int) -> Replay | None:
+        """The replay of a pass of this size; None if the pass is to be recorded."""
+        passes, layouts, form = self.passes, self.inspection.layouts, self.inspection.form
+        if self._replays is None or layouts is None:
+            return None
+        return self._replays.of(size, lambda: replay_of(passes, layouts, form, size))
 
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""
@@ -500,8 +497,8 @@ class Engine:
 
     @property
     def replayed_sizes(self) -> tuple[int, ...]:
-        """The sizes of passes that are replayed as a list of tensor operations, with the bits of recorded ones."""
-        return tuple(self._replays)
+        """The sizes of passes that are by now replayed as lists of tensor operations, with recorded ones' bits."""
+        return () if self._replays is None else self._replays.sizes
 
     @property
     def operations_without_rule(self) -> tuple[str, ...]:
@@ -657,7 +654,7 @@ class Engine:
         size = self._size_of_pass(count, clipping)
         padded = pad_to_multiple(inputs, size), pad_to_multiple(labels, size)
         if self.inspection.layouts is not None:
-            replay = self._replays.get(size)
+            replay = self._replay(size)
             replayed = None if replay is None else replay(parameters, *padded)
             if replayed is not None:
                 return replayed.first(count)

@@ -14,9 +14,14 @@ What a trace holds fast must not depend on records or parameters. There is no re
   parameters, some with large, zero and missing values. This also finds values that a model computes outside of PyTorch.
 
 Such passes are recorded each time.
+
+A trace takes as long as some thirty to fifty passes, so the first ones of a size are recorded. As bits are the same,
+it matters to no result when a pass is traced, and a process or a thread may do so before others.
 """
 
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
@@ -38,6 +43,9 @@ _C: Any = torch._C  # its type stubs are incomplete
 _ATEN = torch.ops.aten
 _SAME_TENSOR = (_ATEN.detach, _ATEN.alias)
 """Operations that return the same numbers in the same memory; without autograd they do nothing."""
+
+_RECORDED = 64
+"""How many passes of a size are recorded before one is traced."""
 
 _COMPARED, _LARGE = 2, 1e3
 """How many made-up batches are compared, each as it is and changed; the factor of large values."""
@@ -74,6 +82,36 @@ class Replay:
         except RuntimeError:  # a recorded pass raises the error in PyTorch's own words
             return None
         return replace(self.like, losses=losses, gradients=self.structure.fill(tensors))
+
+
+class Replays:
+    """The replays of an engine's passes by size, for all its threads."""
+
+    def __init__(self) -> None:
+        self._recorded, self._found = Counter[int](), dict[int, Replay | None]()
+        self._tracing = threading.Lock()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of passes that have a replay by now."""
+        return tuple(size for size, replay in self._found.items() if replay is not None)
+
+    def of(self, size: int, find: Callable[[], Replay | None]) -> Replay | None:
+        """The replay of a pass of this size, found when enough have been recorded; None if this one is to be, too.
+
+        One thread at a time finds a replay, as a trace takes memory; others record their passes meanwhile.
+        """
+        if size in self._found:
+            return self._found[size]
+        self._recorded[size] += 1
+        if self._recorded[size] <= _RECORDED or not self._tracing.acquire(blocking=False):
+            return None
+        try:
+            if size not in self._found:  # another thread may have been quicker
+                self._found[size] = find()
+            return self._found[size]
+        finally:
+            self._tracing.release()
 
 
 def replay_of(passes: Passes, layouts: Layouts, form: InputSpec, size: int) -> Replay | None:

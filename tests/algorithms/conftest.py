@@ -2,7 +2,7 @@
 
 import pytest
 
-from algorithms.gradients import engine
+from algorithms.gradients import replay
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def usual_inspections(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look into passes, none of which is replayed."""
-    monkeypatch.setattr(engine, "_REPLAYED_BYTES", 0.0)
+def replayed_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that have a replay are replayed from the first one on."""
+    monkeypatch.setattr(replay, "_RECORDED", 0)

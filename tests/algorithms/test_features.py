@@ -485,7 +485,6 @@ def test_a_model_s_first_maps_are_computed_once_without_learned_features_too(
         return forward(self, inputs)
 
     monkeypatch.setattr(UnitRecords, "forward", noted)
-    monkeypatch.setattr("algorithms.gradients.engine._REPLAYED_BYTES", 0.0)  # a replayed pass calls no layer
 
     def run(memory_mb: int) -> tuple[training.Trained, int]:
         counted.clear()

@@ -110,7 +110,6 @@ def test_a_loss_that_is_scaled_by_the_number_of_records_is_refused(
         call(model=module(), loss=scaled, method=method)
 
 
-@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize(
     ("expected", "allowed"), [(4, {2, 4, 8, 12}), (20, {16, 24, 32, 48}), (60, {48, 64, 80, 128})]
 )

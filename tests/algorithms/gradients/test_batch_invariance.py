@@ -416,9 +416,8 @@ def test_records_whose_last_bits_depend_on_their_company_are_taken_one_at_a_time
 
 
 def sizes_of(engine: Engine, run: Callable[[], object]) -> set[int]:
-    """How many rows the model's module has in the passes of a call, none of which is replayed."""
+    """How many rows the model's module has in the passes of a call."""
     sizes: set[int] = set()
-    engine._replays.clear()
     hook = engine.passes.model.module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
     run()
     hook.remove()
@@ -608,7 +607,7 @@ def test_samples_of_the_expected_size_have_few_more_places_than_records(expected
 
 
 def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
-    monkeypatch: pytest.MonkeyPatch, recorded_passes: None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has a pass of its own, and the others passes of the size that was compared."""
     spec = Spec(

@@ -336,7 +336,6 @@ def test_a_parameter_that_changes_is_refused(make: Callable[..., nn.Module]) -> 
         problem(spec).engine()
 
 
-@pytest.mark.usefixtures("recorded_passes")
 def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     layers = (layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.Tanh()))
     made = problem(Spec(lambda: nn.Sequential(*layers, nn.Linear(512, 2)), (512,)), torch.float32)
@@ -375,7 +374,6 @@ def test_records_in_a_random_order_are_found_by_several_seeds(
         problem(Spec(lambda: Wired(wiring, **layers), (4,)), torch.float32).engine(limits=limits)
 
 
-@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize(("asks", "dropout", "most"), [(False, 0.0, 14), (True, 0.0, 17), (False, 0.1, 20)])
 def test_a_look_at_a_large_model_takes_few_passes(
     monkeypatch: pytest.MonkeyPatch, asks: bool, dropout: float, most: int

@@ -4,17 +4,21 @@ import itertools
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from algorithms.gradients import L2, Engine, PerExampleGradients, PerExampleModel
+from algorithms.gradients import replay as replay_module
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.replay import Replay, replay_of
+from algorithms.gradients.replay import Replay, Replays, replay_of
 
 SIZE, ROW, TEXT, IMAGE = 8, (6,), (5,), (3, 8, 8)
 LOSSES = nn.CrossEntropyLoss(reduction="none")
+
+pytestmark = pytest.mark.usefixtures("replayed_passes")
 
 
 class Words(nn.Module):
@@ -83,7 +87,6 @@ def test_replayed_pass_has_the_bits_of_a_recorded_one(name: str) -> None:
     torch.manual_seed(1)
     make, shape = MODELS[name]
     engine = engine_of(make(), shape)
-    assert engine.replayed_sizes == (SIZE,)
     start = engine.passes.model.initial_parameters()
     for seed in range(3):
         point, batch = start + 0.3 * torch.randn_like(start), records(shape, seed=seed)
@@ -93,11 +96,37 @@ def test_replayed_pass_has_the_bits_of_a_recorded_one(name: str) -> None:
         for clipping in (L2(0.1), L2(10.0)):
             assert torch.equal(replayed.norms(clipping), expected.norms(clipping))
             assert torch.equal(replayed.clipped_sum(clipping), expected.clipped_sum(clipping))
+    assert engine.replayed_sizes == (SIZE,)
+
+
+def test_first_passes_of_a_size_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a short run pays for no trace; the sums are the same."""
+    monkeypatch.setattr(replay_module, "_RECORDED", 3)
+    traces = Mock(side_effect=replay_of)
+    monkeypatch.setattr("algorithms.gradients.engine.replay_of", traces)
+    engine = engine_of(dense())
+    point, batch = engine.passes.model.initial_parameters(), records(ROW)
+    sums = [engine.clipped_sum(point, *batch, L2(1.0)) for _ in range(3)]
+    assert engine.replayed_sizes == () and not traces.called
+    sums += [engine.clipped_sum(point, *batch, L2(1.0)) for _ in range(3)]
+    assert engine.replayed_sizes == (SIZE,) and traces.call_count == 1
+    assert all(torch.equal(each, sums[0]) for each in sums)
+
+
+def test_pass_without_a_replay_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = Mock(return_value=None)
+    monkeypatch.setattr("algorithms.gradients.engine.replay_of", traces)
+    engine = engine_of(dense())
+    point, batch = engine.passes.model.initial_parameters(), records(ROW)
+    for _ in range(3):
+        engine.clipped_sum(point, *batch, L2(1.0))
+    assert engine.replayed_sizes == () and traces.call_count == 1
 
 
 def test_replay_runs_no_model_and_takes_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(dense())
     point, (inputs, labels) = engine.passes.model.initial_parameters(), records(ROW)
+    engine.clipped_sum(point, inputs, labels, L2(1.0))
     single = [
         recorded(engine, point, inputs[i : i + 1].repeat(SIZE, 1), labels[i : i + 1].repeat(SIZE))
         for i in range(5)
@@ -236,7 +265,10 @@ def test_record_that_is_not_finite_adds_nothing_to_a_replayed_sum() -> None:
     assert torch.equal(engine.clipped_sum(point, inputs, labels, L2(1.0)), expected)
 
 
-def test_threads_replay_side_by_side() -> None:
+@pytest.mark.parametrize("recorded", [0, 11])
+def test_threads_replay_side_by_side(recorded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first pass on, or from one amid the others', by a trace that one of them makes."""
+    monkeypatch.setattr(replay_module, "_RECORDED", recorded)
     engine = engine_of(Words(frozen=False), TEXT)
     point, batch = engine.passes.model.initial_parameters(), records(TEXT)
     expected, sums = engine.clipped_sum(point, *batch, L2(1.0)), list[Tensor]()
@@ -251,20 +283,45 @@ def test_threads_replay_side_by_side() -> None:
         thread.join()
     assert len(sums) == 30
     assert all(torch.equal(each, expected) for each in sums)
+    assert engine.replayed_sizes == (SIZE,)
+
+
+def test_threads_record_their_passes_while_one_is_traced() -> None:
+    replays, sizes = Replays(), list[Replay | None]()
+
+    def find() -> None:
+        sizes.append(replays.of(SIZE, fail))
+
+    def fail() -> None:
+        raise AssertionError("two threads trace a pass")
+
+    def find_slowly() -> None:
+        other = threading.Thread(target=find)
+        other.start()
+        other.join()
+
+    assert replays.of(SIZE, find_slowly) is None
+    assert sizes == [None]
 
 
 def test_replay_leaves_other_functions_of_torchscript_as_they_are() -> None:
     engine = engine_of(dense())
     before = torch._C._get_graph_executor_optimize()
+    assert before
     engine.clipped_sum(engine.passes.model.initial_parameters(), *records(ROW), L2(1.0))
     assert torch._C._get_graph_executor_optimize() == before
 
 
 def test_large_passes_and_random_models_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = Mock(side_effect=replay_of)
+    monkeypatch.setattr("algorithms.gradients.engine.replay_of", traces)
     dropout = nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.5), nn.Linear(400, 3)).train()
-    assert engine_of(dropout).replayed_sizes == ()
+    engines = [engine_of(dropout)]
     monkeypatch.setattr("algorithms.gradients.engine._REPLAYED_BYTES", 1.0)
-    assert engine_of(dense()).replayed_sizes == ()
+    engines.append(engine_of(dense()))
+    for engine in engines:
+        engine.clipped_sum(engine.passes.model.initial_parameters(), *records(ROW), L2(1.0))
+    assert not traces.called
 
 
 def test_without_torchscript_there_is_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:

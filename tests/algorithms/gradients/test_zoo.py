@@ -27,6 +27,8 @@ NAMES = [name for name in ZOO if name not in LARGE]
 BRIEFLY = [(name, BRIEF) for name in CHOSEN]
 IN_FULL = [(name, InspectionLimits()) for name in NAMES]
 
+pytestmark = pytest.mark.usefixtures("replayed_passes")
+
 
 @pytest.mark.parametrize(("name", "limits"), soak_but(BRIEFLY, BRIEFLY + IN_FULL))
 def test_a_public_architecture_is_taken_in_passes_of_many_records(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.errors import QueryFailedError
-from algorithms.gradients import L2, Engine
+from algorithms.gradients import L2, Engine, replay
 from algorithms.gradients import engine as engine_module
 from algorithms.gradients.replay import Replay
 from algorithms.models import Model
@@ -132,17 +132,18 @@ def of(*layers: nn.Module) -> Model:
     return Model("made up", module, small_model().losses, lambda outputs: outputs)
 
 
-@pytest.mark.usefixtures("recorded_passes")
+@pytest.mark.parametrize("recorded", [0, 64])
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
 def test_products_have_32_bits_whatever_the_program_has_set(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, recorded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay = Replay.__call__
+    call = Replay.__call__
 
     def replayed(self: Replay, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Any:
         SEEN.append(backends.mkldnn.matmul.fp32_precision)
-        return replay(self, parameters, inputs, labels)
+        return call(self, parameters, inputs, labels)
 
+    monkeypatch.setattr(replay, "_RECORDED", recorded)
     monkeypatch.setattr(Replay, "__call__", replayed)
     asked, before = barrier(made_up(), of(Watched(16, 3))), torch.get_float32_matmul_precision()
     SEEN.clear()
@@ -214,7 +215,6 @@ class Shrinking(nn.Linear):
         return super().forward(input)
 
 
-@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
 def test_no_answer_changes_the_point_it_was_asked_at(kind: str) -> None:
     before = PARAMETERS.clone()
@@ -238,12 +238,6 @@ class Scattered(nn.Module):
         return outputs
 
 
-def _let_fail(engine: Engine) -> None:
-    """Let a model of this kind fail from here on; replays were made of it before."""
-    engine.passes.model.module.is_ready = True
-    engine._replays.clear()
-
-
 MISTAKES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "type": (lambda values: values.double(), "same dtype"),
     "shape": (lambda values: values[:, 1:], "shapes cannot be multiplied"),
@@ -251,21 +245,19 @@ MISTAKES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
-@pytest.mark.usefixtures("recorded_passes")
 @pytest.mark.parametrize("sampling", [FullBatch(), Poisson(1e-3)], ids=["all records", "a small sample"])
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_what_fails_on_any_records_is_said_in_full(kind: str, sampling: FullBatch | Poisson) -> None:
     mistake, words = MISTAKES[kind]
     model = Model("scattered", Scattered(mistake), cross_entropy, lambda outputs: outputs)
     asked = barrier(made_up(4000), model)
-    _let_fail(vars(asked)["_Barrier__unnoised"].engine)
+    vars(asked)["_Barrier__unnoised"].engine.passes.model.module.is_ready = True
     with pytest.raises(QueryFailedError, match=rf"made-up records: \w+Error: .*{words}"):
         asked.gradient(
             model.initial_parameters(), sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0
         )
 
 
-@pytest.mark.usefixtures("recorded_passes")
 def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() -> None:
     """A record without a number fails; the made-up ones have all."""
 
@@ -276,7 +268,7 @@ def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() ->
     records = made_up()
     records.features[0] = np.nan
     asked = barrier(records, model)
-    _let_fail(vars(asked)["_Barrier__unnoised"].engine)
+    vars(asked)["_Barrier__unnoised"].engine.passes.model.module.is_ready = True
     with pytest.raises(QueryFailedError, match="cause is withheld"):
         asked.gradient(
             model.initial_parameters(),
