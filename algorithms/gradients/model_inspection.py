@@ -412,7 +412,9 @@ def _choose_passes(described: _Described) -> _Runnable:
         samples = [plain, plain.times(10.0), plain.times(_LARGE), plain.times(0.0), plain.with_holes()]
         samples.append(described.probe64.draw(_MORE, 1))
     pinned_branches, first = _resolve_branches(described.probe32, described.probe64, first, samples)
-    described = described.with_decisions(pinned_branches=pinned_branches or ())
+    described = described.with_decisions(
+        pinned_branches=pinned_branches or (), expects_zeros=first.tracer.has_products
+    )
     return _Runnable(**vars(described), first=first, pinned_branches=pinned_branches)
 
 

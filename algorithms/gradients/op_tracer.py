@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -26,6 +25,7 @@ from algorithms.gradients.passes import (
 from algorithms.gradients.patches import with_visible_calls
 from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
+from algorithms.gradients.tracer_mode import TracerMode
 
 Shapes = tuple[torch.Size, ...]
 
@@ -73,22 +73,6 @@ class Operation:
     unknown: Shapes
 
 
-class TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that does not make PyTorch import its compiler, which would take a second."""
-
-    # `TorchDispatchMode.__init_subclass__` asks this; if it is true, it wraps the method below by PyTorch's compiler.
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
-        return self.run(func, args, kwargs or {})
-
-    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Run an operation; subclasses add what they observe."""
-        return func(*args, **kwargs)
-
-
 class OpTracer(TracerMode):
     """Traces every operation within its block, whichever PyTorch function or method calls it.
 
@@ -99,7 +83,7 @@ class OpTracer(TracerMode):
     bool or one whole number, or into a number of values; "" for none. pinned_branches: the value of each bool or whole
     number that was read, None if no record can influence it. is_narrow: whether there were 16-bit numbers. is_short:
     whether values of records had 32 bits or fewer. is_drawn: whether random numbers may have been drawn. draws_masks:
-    whether these are only masks of many numbers, as dropout draws.
+    whether these are only masks of many numbers, as dropout draws. has_products: see `Passes.expects_zeros`.
     """
 
     def __init__(
@@ -108,6 +92,7 @@ class OpTracer(TracerMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_narrow = self.is_short = self.is_drawn = False
         self.draws_masks = True
+        self.has_products = False
         self.data_dependent_read = ""
         self.pinned = pinned
         self.pinned_branches: list[PinnedBranch] = []
@@ -175,6 +160,7 @@ class OpTracer(TracerMode):
         outputs, kind = tensors_in(result), func.overloadpacket
         if may_depend and self.may_depend(_tensors_read_by(kind, inputs)):
             self.note_read(kind.__name__)
+        self.has_products |= may_depend and kind is _ATEN.prod
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws_masks &= kind in _MASKS and outputs[-1].numel() >= _MANY_DRAWN
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in outputs)

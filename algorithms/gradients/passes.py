@@ -34,6 +34,7 @@ from algorithms.gradients.patches import with_visible_calls, without_autocast, w
 from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pull_back, shared_operation
 from algorithms.gradients.rules.recurrent import Unpacked
+from algorithms.gradients.tracer_mode import TracerMode
 
 _GRADIENT = with_visible_calls(torch.autograd.grad)
 """`torch.autograd.grad`; PyTorch would leave a mode for its time, in which checkpointed layers run again."""
@@ -61,6 +62,8 @@ class Passes:
         uses_double_backward: Whether the model differentiates in its forward pass, as for forces or gradient penalties.
         keeps_views: Whether small outputs of layers that are views stay so in a recorded pass, which is faster, as the
             model overwrites none.
+        expects_zeros: Whether backward passes through `prod` take PyTorch's way for factors that are zero. It has other
+            bits than the one that PyTorch takes if no record of the pass has such a factor.
     """
 
     model: PerExampleModel
@@ -72,6 +75,7 @@ class Passes:
     opaque_layers: tuple[str, ...] = ()
     uses_double_backward: bool = False
     keeps_views: bool = False
+    expects_zeros: bool = False
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -298,11 +302,12 @@ class Passes:
 
     def _pinning(self, *, again: bool = False) -> AbstractContextManager[Any]:
         """A context that pins branches. again: for a backward pass, where checkpointed layers have them out of turn."""
-        pinning = (
-            BranchPinning(self.pinned_branches, forbids_branches=again)
-            if self.pinned_branches
-            else nullcontext()
-        )
+        pinning: AbstractContextManager[Any] = nullcontext()
+        if self.pinned_branches:
+            pinning = BranchPinning(self.pinned_branches, forbids_branches=again)
+        if self.expects_zeros:
+            # Where a mode sees its operations, PyTorch does not look at the factors.
+            pinning = _both(pinning, TracerMode())  # type: ignore[no-untyped-call]
         return _both(pinning, Unpacked()) if self.unpacks else pinning
 
     def _within(self, device: torch.device) -> AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.grad_sample_recorder import Args, Kwargs
-from algorithms.gradients.op_tracer import TracerMode
+from algorithms.gradients.tracer_mode import TracerMode
 
 _TWO_VECTORS = 128
 """Bytes of two vectors of AVX-512; those of other processors divide it."""

@@ -32,7 +32,9 @@ from algorithms.gradients import (
 from algorithms.gradients import engine as engine_module
 from algorithms.gradients.arithmetic import PassCounts
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.model import copy_module
 from algorithms.gradients.model_gradients import PerExampleGradients
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.rules.convolution import ConvGrad, Window
@@ -48,6 +50,7 @@ from tests.support.gradients.problems import (
     Problem,
     Spec,
     Wired,
+    by_limits,
     cached_problem,
     problem,
     rows,
@@ -604,6 +607,55 @@ def test_samples_of_the_expected_size_have_few_more_places_than_records(expected
     engine = made.engine(expected_batch=float(expected))
     counts = PassCounts.of(engine.physical_batch, float(expected))
     assert counts.places(engine.smaller_sizes) <= expected + 1.5 * math.sqrt(expected)
+
+
+def factors(form: Callable[[Tensor], Tensor]) -> Spec:
+    """Products of eight numbers below 1, which are zero for a record of zeros."""
+    return Spec(
+        lambda: Wired(
+            lambda self, x: self.last(form(torch.tanh(self.first(x)).view(len(x), 8, 8))),
+            first=nn.Linear(6, 64, bias=False),
+            last=nn.Linear(8, 3),
+        ),
+        (6,),
+    )
+
+
+def force(x: Tensor) -> Tensor:
+    """A derivative of products, taken in the forward pass."""
+    with torch.enable_grad():
+        its = x if x.requires_grad else x.clone().requires_grad_()
+        (derivative,) = torch.autograd.grad(its.prod(dim=2).sum(), its, create_graph=True)
+    return derivative[:, 0]
+
+
+def product(x: Tensor) -> Tensor:
+    return x.prod(dim=2)
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+@pytest.mark.parametrize(("form", "limits"), by_limits([product, force], in_full=[product]))
+def test_a_record_with_a_factor_of_zero_changes_no_bit_of_the_others(
+    form: Callable[[Tensor], Tensor], limits: InspectionLimits, *, is_replayed: bool
+) -> None:
+    """PyTorch takes another way back through a product if any record has a factor of zero."""
+    made = problem(factors(form), torch.float32, count=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
+    assert engine.is_batched
+    assert engine.physical_batch == SMALL
+    if not is_replayed:
+        engine._replays = {}
+    zeros = replace(made, inputs=made.inputs.index_fill(0, torch.tensor([20]), 0.0))
+    for place in (0, 19, 63):
+        expected = alone(engine, made, [*range(SMALL)], place)
+        assert torch.equal(alone(engine, zeros, [*range(SMALL)], place), expected)
+    exact = naive.loop(
+        replace(made.model, module=copy_module(made.model.module).double()),
+        *(part.double() for part in (made.parameters, zeros.inputs)),
+        zeros.labels,
+    )
+    sums = engine.clipped_sum(*zeros.arguments, L2(0.1))
+    assert naive.relative(sums, naive.contributions(made.model, exact, L2(0.1)).sum(dim=0)) < 1e-4
 
 
 def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
