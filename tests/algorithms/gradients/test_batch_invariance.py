@@ -636,15 +636,19 @@ def product(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("is_replayed", [False, True])
 @pytest.mark.parametrize(("form", "limits"), by_limits([product, force], in_full=[product]))
 def test_a_record_with_a_factor_of_zero_changes_no_bit_of_the_others(
-    form: Callable[[Tensor], Tensor], limits: InspectionLimits, *, is_replayed: bool
+    form: Callable[[Tensor], Tensor],
+    limits: InspectionLimits,
+    request: pytest.FixtureRequest,
+    *,
+    is_replayed: bool,
 ) -> None:
     """PyTorch takes another way back through a product if any record has a factor of zero."""
+    if is_replayed:
+        request.getfixturevalue("replayed_passes")
     made = problem(factors(form), torch.float32, count=SMALL)
     engine = made.engine(physical_batch=SMALL, limits=limits)
     assert engine.is_batched
     assert engine.physical_batch == SMALL
-    if not is_replayed:
-        engine._replays = {}
     zeros = replace(made, inputs=made.inputs.index_fill(0, torch.tensor([20]), 0.0))
     for place in (0, 19, 63):
         expected = alone(engine, made, [*range(SMALL)], place)
@@ -656,6 +660,7 @@ def test_a_record_with_a_factor_of_zero_changes_no_bit_of_the_others(
     )
     sums = engine.clipped_sum(*zeros.arguments, L2(0.1))
     assert naive.relative(sums, naive.contributions(made.model, exact, L2(0.1)).sum(dim=0)) < 1e-4
+    assert bool(engine.replayed_sizes) == is_replayed
 
 
 def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
