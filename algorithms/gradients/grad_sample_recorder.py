@@ -360,6 +360,8 @@ class GradSampleRecorder:
         self.graph: dict[str, Tensor] = {}
         self.learned: list[Call] = []
         self.without_rule: set[str] = set()
+        self.not_by_rows: set[str] = set()
+        """Names of weights computed from parameters by other maps than those by rows, as far as it is known."""
         # Keeps the tensors alive, so that their ids stay unique.
         self.parameters: dict[str, Tensor] = {
             name: RecordedTensor.of(part, parameter=name if bringing else None, bringing=bringing)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -477,9 +477,14 @@ def _record(independent: _Independent) -> _Recordable:
     for left in reversed(range(_TRIES)):
         try:
             with _recording():
-                layouts, cost, without_rule = _learn_layouts(independent)
+                learned = _learn_layouts(independent)
+            independent = independent.with_decisions(not_by_rows=learned.not_by_rows)
             return _Recordable(
-                **vars(independent), layouts=layouts, reason="", cost=cost, without_rule=without_rule
+                **vars(independent),
+                layouts=learned.layouts,
+                reason="",
+                cost=learned.cost,
+                without_rule=learned.without_rule,
             )
         except OverwrittenOutputError:
             if left == 0 or not independent.probe32.passes.keeps_views:
@@ -572,8 +577,17 @@ def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick:
     return is_random
 
 
-def _learn_layouts(independent: _Independent) -> tuple[Layouts, PassCost, tuple[str, ...]]:
-    """The layouts of all uses of parameters, a pass's cost, and the operations without a rule.
+class _Learned(NamedTuple):
+    """The layouts of all uses of parameters, and what recorded passes showed; see `ModelInspection` and `Passes`."""
+
+    layouts: Layouts
+    cost: PassCost
+    without_rule: tuple[str, ...]
+    not_by_rows: frozenset[str]
+
+
+def _learn_layouts(independent: _Independent) -> _Learned:
+    """Learn the layouts, and check the gradients that are recorded with them.
 
     Raises UnrecordedError if recorded gradients differ from autograd's.
     """
@@ -593,25 +607,25 @@ def _learn_layouts(independent: _Independent) -> tuple[Layouts, PassCost, tuple[
             raise UnrecordedError("a size depends on the values of the records")
     layouts = second.recorder.layouts()
     try:
-        return (layouts, *_check_recorded(independent, layouts))
+        return _check_recorded(independent, layouts)
     except UnrecordedError as why:
         # Shapes do not tell apart whether indices of a record are interleaved with those of others.
         layouts = interleave(layouts)
         try:
-            return (layouts, *_check_recorded(independent, layouts))
+            return _check_recorded(independent, layouts)
         except UnrecordedError:
             raise why from None
 
 
-def _check_recorded(independent: _Independent, layouts: Layouts) -> tuple[PassCost, tuple[str, ...]]:
-    """The cost of a recorded pass, and the operations without a rule.
-
-    Raises UnrecordedError if its gradients differ from autograd's.
-    """
-    passes, parameters, without_rule = independent.probe32.passes, independent.probe32.parameters, set[str]()
+def _check_recorded(independent: _Independent, layouts: Layouts) -> _Learned:
+    """What recorded passes with these layouts show; raises UnrecordedError if gradients differ from autograd's."""
+    passes, parameters = independent.probe32.passes, independent.probe32.parameters
+    without_rule, not_by_rows = set[str](), set[str]()
 
     def run(records: SyntheticBatch) -> tuple[PerExampleGradients, Tensor]:
-        gradients = passes.record_gradients(parameters, records.inputs, records.labels, layouts, without_rule)
+        gradients = passes.record_gradients(
+            parameters, records.inputs, records.labels, layouts, without_rule, not_by_rows
+        )
         return gradients, gradients.finite(L2(1.0))  # norms materialise gradients, which takes memory, too
 
     few = independent.first.seen.sample
@@ -622,7 +636,7 @@ def _check_recorded(independent: _Independent, layouts: Layouts) -> tuple[PassCo
         _check_gradients_briefly(independent, layouts, compared, gradients if bool(finite.all()) else None)
     else:
         _check_gradients_fully(independent, layouts)
-    return cost, tuple(sorted(without_rule))
+    return _Learned(layouts, cost, tuple(sorted(without_rule)), frozenset(not_by_rows))
 
 
 def _check_gradients_fully(independent: _Independent, layouts: Layouts) -> None:

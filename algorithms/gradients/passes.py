@@ -64,6 +64,8 @@ class Passes:
             model overwrites none.
         expects_zeros: Whether backward passes through `prod` take PyTorch's way for factors that are zero. It has other
             bits than the one that PyTorch takes if no record of the pass has such a factor.
+        not_by_rows: A recorder's names of weights whose maps from parameters were seen not to be by rows, so that no
+            pass tries it.
     """
 
     model: PerExampleModel
@@ -76,6 +78,7 @@ class Passes:
     uses_double_backward: bool = False
     keeps_views: bool = False
     expects_zeros: bool = False
+    not_by_rows: frozenset[str] = frozenset()
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -118,10 +121,12 @@ class Passes:
         labels: Tensor,
         layouts: Layouts,
         without_rule: set[str] | None = None,
+        not_by_rows: set[str] | None = None,
     ) -> PerExampleGradients:
         """Per-example gradients from one backward pass to the outputs of the operations that use parameters.
 
-        This is the book-keeping of Bu et al. (2023). without_rule: a set to add operations without a rule to. Raises
+        This is the book-keeping of Bu et al. (2023). without_rule: a set to add operations without a rule to.
+        not_by_rows: one for the names of weights that are computed by other maps than those by rows. Raises
         UnrecordedError if an operation's gradients cannot be separated by record.
         """
         recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts)
@@ -162,6 +167,8 @@ class Passes:
             # Opaque layers run again, and may keep something of a pass.
             of_uses = self.model.inside(recorder.parameters, gradients) if self.opaque_layers else gradients()
             of_parameters = {name: combine(parts) for name, parts in pull_back(recorder, of_uses).items()}
+            if not_by_rows is not None:
+                not_by_rows |= recorder.not_by_rows
             return self.contributions(parameters, losses.detach(), of_parameters)
 
     def _recorder(
@@ -185,6 +192,7 @@ class Passes:
             bringing=self._bringer(parameters, named),
             uses_double_backward=self.uses_double_backward,
         )
+        recorder.not_by_rows |= self.not_by_rows
         recorder.keeps_views = self.keeps_views and not self.uses_double_backward
         return recorder, self._to_memory_format(inputs)
 

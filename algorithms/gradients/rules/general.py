@@ -403,9 +403,12 @@ def _in_shared_graph(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
 def pull_back(
     recorder: GradSampleRecorder, by_name: dict[str, list[PerExample]]
 ) -> dict[str, list[PerExample]]:
-    """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
+    """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter.
+
+    Adds the tensors whose maps are not by rows to those that the recorder knows.
+    """
     starts = {name: recorder.graph[name] for name in recorder.parameters if name in recorder.graph}
-    ends: list[tuple[PerExample, Tensor]] = []
+    ends: list[tuple[str, PerExample, Tensor]] = []
     for derived in reversed(recorder.derived):
         for name, end, closed in zip(derived.names, derived.outputs, derived.closed, strict=True):
             if name in by_name and name in recorder.invalidated:
@@ -414,18 +417,25 @@ def pull_back(
                 part = combine(by_name.pop(name))
                 of_sources = None if closed is None else closed(part)
                 if of_sources is None:
-                    ends.append((part, end))
+                    ends.append((name, part, end))
                 for source, gradient in (of_sources or {}).items():
                     by_name.setdefault(source, []).append(gradient)
-    numbers = sum(end.numel() for part, end in ends if isinstance(part, RowGrad))
+    by_rows: dict[str, Gradients] = {}
+    if sum(end.numel() for _, part, end in ends if isinstance(part, RowGrad)) >= _FEWEST_BY_ROWS:
+        tried = [each for each in ends if each[0] not in recorder.not_by_rows]
+        for (name, _, _), pulled in zip(
+            tried, pull_back_by_rows([(part, end) for _, part, end in tried], starts), strict=True
+        ):
+            if pulled is None:
+                recorder.not_by_rows.add(name)
+            else:
+                by_rows[name] = pulled
     through: list[tuple[Tensor, Tensor]] = []
-    are_many = numbers >= _FEWEST_BY_ROWS
-    by_rows = pull_back_by_rows(ends, starts) if are_many else [None] * len(ends)
-    for (part, end), gradients in zip(ends, by_rows, strict=True):
-        if gradients is None:
+    for name, part, end in ends:
+        if name not in by_rows:
             through.append((end, part.rows.to(end.dtype).view(len(part.rows), *end.shape)))
-        for name, gradient in (gradients or {}).items():
-            by_name.setdefault(name, []).append(gradient)
+        for source, gradient in by_rows.get(name, {}).items():
+            by_name.setdefault(source, []).append(gradient)
     at_once = _records_at_once([*recorder.graph.values(), *(end for end, _ in through)])
     for name, gradient in _through(through, starts, at_once).items() if through else ():
         by_name.setdefault(name, []).append(gradient)

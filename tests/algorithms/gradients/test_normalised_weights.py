@@ -242,9 +242,13 @@ def test_backward_passes_are_few_for_weights_without_a_common_parameter(
 
 
 @pytest.mark.parametrize(("name", "limits"), by_limits(OTHERS, in_full=["tanh"]))
-def test_maps_of_another_kind_are_pulled_back_record_by_record(name: str, limits: InspectionLimits) -> None:
+def test_maps_of_another_kind_are_pulled_back_record_by_record(
+    name: str, limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which maps these are, the inspection finds out once."""
     made = problem(OTHERS[name])
     engine = made.engine(physical_batch=SMALL, limits=limits)
+    monkeypatch.setattr(sys.modules[pull_back_by_rows.__module__], "_pull_back", None)
     check(made, engine)
     kinds = {type(each) for each in engine.contributions(*made.arguments).gradients.values()}
     assert NormalisedGrad not in kinds

@@ -54,7 +54,16 @@ def normalised() -> nn.Module:
     )
 
 
+class Masked(nn.Linear):
+    """A layer some of whose weights are zero, as in an autoregressive network."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        mask = torch.ones_like(self.weight).tril()
+        return nn.functional.linear(rows, self.weight * mask, self.bias)
+
+
 MODELS = {
+    "masked": (lambda: nn.Sequential(Masked(6, 350), nn.Tanh(), nn.Linear(350, 3)), ROW),
     "dense, tied": (dense, ROW),
     "weight norm": (normalised, ROW),
     "images": (images, IMAGE),
