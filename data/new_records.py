@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from data.card import DataCard, DataRefusedError
 from data.description import Transform
@@ -55,7 +55,11 @@ class NewRecords:
 
 
 def preparation_of(
-    card: DataCard, transform: Transform, words: bytes | None, *, encoder: Mapping[str, Any] | None = None
+    card: DataCard,
+    transform: Transform,
+    words: bytes | None,
+    *,
+    encoder: Mapping[str, JsonValue] | None = None,
 ) -> Document:
     """The part of a data card that a model's file needs to prepare records; only what this module uses.
 

@@ -92,7 +92,7 @@ def paper_protocol(method: Any, **in_effect: JsonValue) -> PaperProtocol | None:
     return PaperProtocol(switch.paper, used, tuple(name for name in used if used[name] != printed[name]))
 
 
-def _as_json(values: Mapping[str, Any]) -> dict[str, JsonValue]:
+def _as_json(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict[str, JsonValue]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 

@@ -209,7 +209,7 @@ class HistogramSpec:
 
     def to_json(self) -> str:
         document = asdict(self)
-        if not self.compared:  # as it was written before there were comparisons
+        if not self.compared:  # part of a plan, whose digest is the run's identity
             del document["compared"]
         return json.dumps(document, sort_keys=True)
 

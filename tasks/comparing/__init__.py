@@ -350,7 +350,7 @@ class Trial:
         inputs = asdict(self) | {"format": FORMAT}
         for name in ("method", "label", "setting"):
             del inputs[name]
-        # Empty values are left out, so that trials from before these keys existed stay valid.
+        # Without empty values: the noise's seed is this digest, and trials that are published keep their noise.
         if self.transform == "none":
             del inputs["transform"]
         for name in ("model_settings", "features", "encoder"):
@@ -408,7 +408,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
         ]
     recorded = comparison.record.model_dump()
     if not comparison.record.diagnostics:
-        del recorded["diagnostics"]  # left out, so that trials from before this key existed stay valid
+        del recorded["diagnostics"]  # as in `Trial.digest`
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
     problems = [
         (

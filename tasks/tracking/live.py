@@ -25,8 +25,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
+from pydantic import JsonValue
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -113,14 +114,14 @@ def live_curve(
     if settings.mode != "online":
         yield lambda *_: None
         return
-    about = {
+    about: dict[str, JsonValue] = {
         "algorithm": plan.algorithm,
         "dataset": plan.dataset,
         "steps": plan.steps,
         "delta": plan.delta,
         "target_epsilon": plan.target.epsilon,
     }
-    opening = {
+    opening: Opening = {
         "run_id": run_id,
         "group": group,
         "about": about,
@@ -141,10 +142,20 @@ def live_curve(
     sender.end(patience_seconds, finished=True)
 
 
+class Opening(TypedDict):
+    """The first line to the process. about: the run's settings. root: the checkout, for W&B's folders."""
+
+    run_id: str
+    group: str
+    about: dict[str, JsonValue]
+    settings: dict[str, JsonValue]
+    root: str
+
+
 class _Sender:
     """Writes lines to the process, and drops lines for which it would have to wait."""
 
-    def __init__(self, opening: Mapping[str, object]) -> None:
+    def __init__(self, opening: Opening) -> None:
         self._latest: tuple[int, float, float] | None = None
         self._sent = -math.inf
         self._process = subprocess.Popen(
@@ -206,7 +217,7 @@ class UnfinishedError(Exception):
     """Training did not finish, so the run at W&B counts as failed until it is resumed."""
 
 
-def log_rows(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
+def log_rows(opening: Opening, rows: Iterator[dict[str, float]]) -> None:
     """Log the rows as they come; raises UnfinishedError if they end without END.
 
     A training that took no step, such as one whose model is refused, opens no run at W&B.
