@@ -104,7 +104,7 @@ class PerExampleGradients:
         """
         self._check(clipping)
         for records, record_norms in self._finite(clipping, norms):
-            records._add(record_norms, clipping, total)
+            records._add_weighted(records._record_weights(record_norms, clipping), total, clipping)
 
     @in_full_precision()
     def add_clipped_if_finite(self, clipping: Clipping, total: Tensor, norms: Tensor | None = None) -> Tensor:
@@ -116,7 +116,7 @@ class PerExampleGradients:
         if len(self.losses) == 0:
             return torch.ones((), dtype=torch.bool, device=self.losses.device)
         norms = self.norms(clipping) if norms is None else norms
-        self._add(norms, clipping, total)
+        self._add_weighted(self._record_weights(norms, clipping), total, clipping)
         return norms.amax() < math.inf  # false for NaN, too
 
     def _check(self, clipping: Clipping) -> None:
@@ -241,19 +241,6 @@ class PerExampleGradients:
             for name in names
         }
 
-    def _add(self, norms: Tensor, clipping: Clipping, total: Tensor) -> None:
-        """Add the clipped contributions of records with these norms, all finite, to a total [d]."""
-        weights = self._record_weights(norms, clipping)
-        if isinstance(clipping, Affine) and isinstance(weights, Tensor):
-            # sum_i w_i (g_i - a) / b = (sum_i w_i g_i - a sum_i w_i) / b
-            moved = torch.zeros_like(total)
-            # One by one, as measured: where shift and gradient cancel, another rounding could exceed the bound.
-            self._add_weighted(dict.fromkeys(self.gradients, weights), moved)
-            moved -= weights.sum().to(total.device) * clipping.shift.double()
-            total += moved / clipping.scale.double()
-        else:
-            self._add_weighted(weights, total)
-
     def _zeros(self) -> Tensor:
         count = len(self.losses) + self.padding
         return torch.zeros(count, dtype=torch.float64, device=self.losses.device)
@@ -310,11 +297,19 @@ class PerExampleGradients:
         size = sum(span.stop - span.start for span in self.slices.values())
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
-    def _add_weighted(self, weights: RecordWeights, total: Tensor) -> None:
-        """Add the weighted sum of the gradients to a total [d], float64.
+    def _add_weighted(self, weights: RecordWeights, total: Tensor, clipping: Clipping | None = None) -> None:
+        """Add the weighted sum of the gradients, as an affine clipping maps them, to a total [d], float64.
 
         With the same weights for all parameters, small gradients are summed together.
         """
+        if isinstance(clipping, Affine) and isinstance(weights, Tensor):
+            # sum_i w_i (g_i - a) / b = (sum_i w_i g_i - a sum_i w_i) / b
+            moved = torch.zeros_like(total)
+            # One by one, as measured: where shift and gradient cancel, another rounding could exceed the bound.
+            self._add_weighted(dict.fromkeys(self.gradients, weights), moved)
+            moved -= weights.sum().to(total.device) * clipping.shift.double()
+            total += moved / clipping.scale.double()
+            return
         if isinstance(weights, Tensor):
             if total.device == self.losses.device:
                 self._small.add_weighted(weights.double(), total, self.slices)
