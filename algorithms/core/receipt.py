@@ -68,7 +68,7 @@ def account_of(ledger: Ledger, population: str, run_id: str) -> RunAccount:
     return RunAccount(
         **dict(_account(past.balance)),
         first=first,
-        head=ledger.verified.hash,  # of the snapshot in which the first was read
+        head=ledger.verified_head.hash,  # of the snapshot in which the first was read
         composition=past.balance.composition,
         ten_more=Amount(**vars(past.spent_after(10))),
         blocks_per_person=past.balance.blocks_per_person if past.charged_balances else None,

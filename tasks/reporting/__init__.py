@@ -104,7 +104,7 @@ def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment
     templates.filters |= {
         "source": lambda png: "data:image/png;base64," + base64.b64encode(png).decode(),
         "up": _up,
-        "spent": _spent,
+        "spent": _spent_amount,
         "allowed": lambda number: "none" if number is None else rounded_up(number, _DIGITS),
         "down": _down,
         "percent": percent,
@@ -278,7 +278,7 @@ def _up(number: float | None, digits: int = 4) -> str:
     return "infinite" if number is None else rounded_up(number, digits)
 
 
-def _spent(number: float | None, allowed: float | None, digits: int = 4) -> str:
+def _spent_amount(number: float | None, allowed: float | None, digits: int = 4) -> str:
     """What was spent, rounded up, with as many more digits as keep it from looking like more than what was allowed."""
     if number is None or allowed is None:
         return _up(number, digits)

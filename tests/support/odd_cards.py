@@ -95,5 +95,5 @@ def _state_what_follows(card: Document) -> None:
     setting |= {"guarantee": "none" if prices[held_to] is None else "private", "epsilon": prices[held_to]}
     if prices[held_to] is None:
         card["implementation"]["rounding"] = None
-    count = min(sum(n for _, n in one) for one in verify_card.shown(verify_card.rows_of(card)))
+    count = min(sum(n for _, n in one) for one in verify_card.shown_events(verify_card.rows_of(card)))
     mechanism |= {"releases": count, "queries": [mechanism["queries"][0] | {"count": count}]}

@@ -346,7 +346,7 @@ def check_promise(card: Card) -> Iterator[Check]:
     yield "rounding", made["rounding"] == (None if allowed == "none" else ROUNDING), "of sums and noise"
     asked = sum(query["count"] for query in mechanism["queries"])
     same = asked == mechanism["releases"] and asked in {
-        sum(count for _, count in trial) for trial in shown(rows)
+        sum(count for _, count in trial) for trial in shown_events(rows)
     }
     yield "releases", same, f"{asked} in the queries"
 
@@ -366,7 +366,7 @@ def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
     if fits := fits and [query["count"] for query in queries] == [1]:
         kind, multiplier = f"{queries[0]['noise'].title()}DpEvent", queries[0]["noise_multiplier"]["least"]
         histogram = [({"type": kind, "noise_multiplier": multiplier}, 1)]
-        fits = all([row for row in trial if row[1]] == histogram for trial in shown(evaluated))
+        fits = all([row for row in trial if row[1]] == histogram for trial in shown_events(evaluated))
     others = "others than one histogram, or one that the card has in some places alone"
     yield "releases of the people held out", fits, "one histogram" if fits else others
     terms = accounting | {"composition": FIXED, "epsilon": {"pld": stated}}
@@ -383,13 +383,13 @@ def disjoint_parts(rows: Rows) -> list[Rows]:
     return [parts_of(part) or [({"type": "NoOpDpEvent"}, 0)] for part in parts]
 
 
-def shown(rows: Rows) -> list[Rows]:
+def shown_events(rows: Rows) -> list[Rows]:
     """What a run with these events may have shown: of a search, which is the last of them, one of its trials.
 
     Where others evaluated each trial, the second of two disjoint parts is a search, too, of trials that are all alike.
     """
     trained, *evaluated = disjoint_parts(rows) or [rows]
-    after = [row for part in evaluated for row in shown(part)[0]]
+    after = [row for part in evaluated for row in shown_events(part)[0]]
     *before, (last, times) = trained
     is_best = last["type"] == "RepeatAndSelectDpEvent"
     search = last["event"] if is_best else last
@@ -507,7 +507,7 @@ def releases_of(event: Event, adjacency: str) -> Rows:
     if adjacency == ADDED:
         if kind == "PoissonSampledDpEvent" and of == "PureDpEvent":
             event = {"type": of, "epsilon": pure([(event, 1)])}
-        return [correlated(event) if kind == "CorrelatedDpEvent" else (event, 1)]
+        return [as_gaussian(event) if kind == "CorrelatedDpEvent" else (event, 1)]
     if kind == "PoissonSampledDpEvent" and of == "GaussianDpEvent":
         return [(event | {"type": "ReplacedInSample"}, 1)]
     if kind == "SampledGroupDpEvent":  # all of the group are in the sample, or nobody
@@ -524,7 +524,7 @@ def gaussian(z: float, rate: float = 1.0, kind: str = "PoissonSampledDpEvent") -
     return event if rate == 1 else {"type": kind, "sampling_probability": rate, "event": event}
 
 
-def correlated(event: Event) -> tuple[Event, int]:
+def as_gaussian(event: Event) -> tuple[Event, int]:
     """All steps of a run with noise C^-1 W are one Gaussian release of C G (arXiv:2202.08312, Theorem 2.1).
 
     In a fixed order a record moves it by the sum of C's columns at its steps, every parts-th one; with at most `parts`

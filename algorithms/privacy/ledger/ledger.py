@@ -593,7 +593,7 @@ class Ledger:
     def last_verified(self) -> Head:
         """The last verified row."""
         self._store.read(lambda _: None)
-        return self.verified
+        return self.verified_head
 
     def verify(self, *, since: Checkpoint | None = None, prices: bool = False) -> LedgerVerification:
         """Recompute the chain and the balances, row by row.
@@ -637,7 +637,7 @@ class Ledger:
         return self._store.read(lambda connection: read(Chain(connection)))
 
     @property
-    def verified(self) -> Head:
+    def verified_head(self) -> Head:
         """The last row that was verified so far; `last_verified` looks for later ones."""
         return self._store.verified
 

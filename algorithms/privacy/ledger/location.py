@@ -192,7 +192,7 @@ def open_newest(
         check=check_all,
     )
     if remembers:
-        _record(ledger.verified, files)
+        _record(ledger.verified_head, files)
     return ledger
 
 
@@ -211,7 +211,7 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
     """
     recorded = _recorded_heads(home)
     files = ledger.read_chain(lambda chain: _check_newest(chain, url, home, recorded))
-    _record(ledger.verified, files)  # of the snapshot that was checked
+    _record(ledger.verified_head, files)  # of the snapshot that was checked
 
 
 def _record(head: Head, files: Sequence[Path]) -> None:

@@ -220,7 +220,7 @@ def test_a_head_is_written_once_and_again_where_it_changed_or_its_file_is_damage
     ledger.retire_block("patients", "january")
     after = files()
     head = ledger.head()
-    assert {text for _, text in after.values()} == {f"{ledger.verified.seq} {head}\n".encode()}
+    assert {text for _, text in after.values()} == {f"{ledger.verified_head.seq} {head}\n".encode()}
     assert {text for _, text in before.values()}.isdisjoint(text for _, text in after.values())
     next(iter(after)).write_bytes(b"\xff")
     assert {text for _, text in files().values()} == {text for _, text in after.values()}
