@@ -4,8 +4,8 @@ A column has the figures of one checkout, by default this one; for a comparison 
 beside this one by `git worktree add`. `--names` lists the functions that are counted, to be looked at one by one.
 
 The product is the Python code in `PRODUCT`. Docstrings are counted in its lines. The code lines of a function are those
-without docstrings, comments and blank lines. `benchmarks.gradient_stack` traces the hops; "-" where
-the barrier is missing or has other arguments.
+without docstrings, comments and blank lines. `benchmarks.gradient_stack` traces the hops, except
+where the barrier is missing or has other arguments.
 """
 
 import argparse
@@ -202,17 +202,18 @@ def figures(root: Path) -> dict[str, str]:
     }
 
 
-def stack_depth(root: Path) -> str:
-    """How many functions and files lead from `Barrier.gradient` to its innermost matrix product in a checkout."""
+def stack_depths(root: Path) -> dict[str, str]:
+    """How many functions and files lead from `Barrier.gradient` to its innermost matrix product, by kind of pass."""
     if not (root / "algorithms").is_dir():  # else those of an installed one would be traced
-        return "-"
+        return {}
     environment = {**os.environ, "PYTHONPATH": str(root.resolve())}
     script = [sys.executable, "-P", str(Path(__file__).with_name("gradient_stack.py"))]
     traced = subprocess.run(script, cwd=root, env=environment, capture_output=True, text=True)
-    if traced.returncode != 0:
-        return "-"
-    stack = json.loads(traced.stdout)
-    return f"{len(stack)} functions in {len({file for file, _ in stack})} files"
+    stacks = json.loads(traced.stdout) if traced.returncode == 0 else {}
+    return {
+        f"hops to a product, {kind} pass": f"{len(stack)} functions in {len({file for file, _ in stack})} files"
+        for kind, stack in stacks.items()
+    }
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> str:
@@ -234,9 +235,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--names", action="store_true", help="also list the functions that are counted")
     settings = parser.parse_args(arguments)
     roots: dict[str, Path] = {str(root): root for root in settings.checkouts}
-    columns = {
-        title: figures(root) | {"hops to a product": stack_depth(root)} for title, root in roots.items()
-    }
+    columns = {title: figures(root) | stack_depths(root) for title, root in roots.items()}
     sys.stdout.write(table(columns) + "\n")
     sys.stdout.write(table({title: packages(modules_in(root, PRODUCT)) for title, root in roots.items()}))
     for title, root in roots.items() if settings.names else ():

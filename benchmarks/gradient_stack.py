@@ -1,7 +1,7 @@
 """Prints the functions from `Barrier.gradient` to its innermost matrix product: `python -m benchmarks.gradient_stack`.
 
 They are those of the product on the stack in a step of softmax regression: what a reader has to open to find where
-gradients are multiplied. The second step is traced, since the first one brings the records to the device.
+gradients are multiplied. Passes of the first steps are recorded, those of later ones replayed, so both are traced.
 """
 
 import json
@@ -29,6 +29,8 @@ from algorithms.privacy.mechanisms.sampling import Poisson
 Stack = list[tuple[str, str]]
 """Files and functions, outermost first."""
 
+_STEPS = {"recorded": 1, "replayed": 1000}
+"""After how many further steps a pass is such a one."""
 _PRODUCT = Path(models.__file__).parents[2]
 
 
@@ -64,8 +66,8 @@ def stack_in_product() -> Stack:
     return stack[::-1]
 
 
-def innermost_product() -> Stack:
-    """The functions from `Barrier.gradient` to its innermost matrix product, both included."""
+def innermost_products() -> dict[str, Stack]:
+    """The functions from `Barrier.gradient` to its innermost matrix product, both included, by the kind of the pass."""
     records = Records(np.ones((64, 20), dtype=np.float32), np.arange(64) % 3)
     model = models.build("softmax", input_shape=(20,), classes=3, seed=0)
     barrier = Barrier(
@@ -82,17 +84,21 @@ def innermost_product() -> Stack:
             model.initial_parameters(),
             sampling=Poisson(0.5),
             clipping=L2(1.0),
-            noise=Gaussian(10.0),
+            noise=Gaussian(100.0),
             divisor=32.0,
         )
 
-    step()
-    stacks: list[Stack] = []
-    with ProductStacks(stacks):
-        step()
-    return max(stacks, key=len)
+    deepest = {}
+    for kind, before in _STEPS.items():
+        for _ in range(before):
+            step()
+        stacks: list[Stack] = []
+        with ProductStacks(stacks):
+            step()
+        deepest[kind] = max(stacks, key=len)
+    return deepest
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(innermost_product(), indent=1) + "\n")
+    sys.stdout.write(json.dumps(innermost_products(), indent=1) + "\n")
