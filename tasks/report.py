@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
@@ -19,7 +18,6 @@ from algorithms.privacy.card import (
     build,
     load,
     public_key_of,
-    trace_schedule,
     verify,
 )
 from algorithms.privacy.documents import DataFacts, PlanDocument, Receipt
@@ -77,7 +75,7 @@ _NEEDED = (
     "plots/confusion.csv",
     "plots/per_class.csv",
 )
-_POINTS, _MAX_EVENTS = 24, 64
+_POINTS = 24
 _COURSE = TypeAdapter(list[tuple[int, float, float]])
 """Of correlated noise: after how many steps, the noise in the parameters, and that of independent steps."""
 
@@ -251,29 +249,21 @@ def _read(artifacts: Path, prepared: Path) -> RunResults:
 
 
 def epsilon_curve(run: RunResults) -> CostCurve:
-    """Epsilon of the releases so far, after about 24 steps including the last one; empty without noise.
+    """Epsilon of the releases so far, after at most 24 steps including the last one; empty without noise.
 
-    If the releases were fixed in advance and few of them differ, they are accounted like the run's total; otherwise the
-    run's own count is used.
+    It is the run's own account, which has the epsilon of some numbers of releases and is flat up to each of them, see
+    `filters.CostCurve`: so it is taken after the last step of each value.
     """
-    so_far = _trace_curve(run.trace)
-    if run.receipt.cost is None or not so_far.steps:
+    so_far, total = _trace_curve(run.trace), run.receipt.cost
+    if total is None or not so_far.steps:
         return CostCurve([], [])
-    chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
-    steps = [so_far.steps[index] for index in chosen]
-    if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MAX_EVENTS:
-        return CostCurve(steps, [so_far.epsilon[index] for index in chosen])
-    accountant, adjacency = run.receipt.accountant, adjacency_named(run.plan.adjacency)
-    costs = [
-        epsilon(
-            trace_schedule(run.trace[run.trace["step"] < step]),
-            run.receipt.delta,
-            accountant=accountant,
-            adjacency=adjacency,
-        )
-        for step in steps[:-1]
-    ]
-    return CostCurve(steps, [*costs, run.receipt.cost])
+    last_of_value = np.flatnonzero(np.append(np.diff(so_far.epsilon) > 0, True))
+    evenly = np.linspace(0, len(so_far.steps) - 1, _POINTS)
+    chosen = np.unique(last_of_value[np.searchsorted(last_of_value, evenly)])
+    costs = [so_far.epsilon[index] for index in chosen]
+    if _is_fixed(run):
+        costs = [*(min(cost, total) for cost in costs[:-1]), total]
+    return CostCurve([so_far.steps[index] for index in chosen], costs)
 
 
 def _is_fixed(run: RunResults) -> bool:
@@ -301,7 +291,7 @@ def overall_accuracy(metrics: Metrics, classes: pd.DataFrame) -> float:
 
 def _drawings(run: RunResults, curve: CostCurve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its alternative text."""
-    bound, target = _trace_curve(run.trace), run.plan.target.epsilon
+    target = run.plan.target.epsilon
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
     overall = overall_accuracy(run.metrics, run.classes)
     spent = (
@@ -311,7 +301,7 @@ def _drawings(run: RunResults, curve: CostCurve, promised: Profile | None) -> di
     )
     return {
         "epsilon": (
-            lambda theme: epsilon_figure(curve, bound, target=target, theme=theme, is_fixed=is_fixed),
+            lambda theme: epsilon_figure(curve, target=target, theme=theme, is_fixed=is_fixed),
             spent,
         ),
         "risk": (

@@ -132,16 +132,16 @@ class CostCurve:
 
 
 def epsilon_figure(
-    tight: CostCurve, bound: CostCurve, *, target: float | None, theme: Theme, is_fixed: bool = True
+    curve: CostCurve, *, target: float | None, theme: Theme, is_fixed: bool = True
 ) -> "Figure":
-    """Draw epsilon over steps; for empty curves draw a note instead.
+    """Draw epsilon over steps; for an empty curve draw a note instead.
 
-    bound: the running upper bound. target: the epsilon that the run was allowed. is_fixed: whether the releases were
-    fixed in advance; otherwise the sum so far is not a bound for a run that ends there.
+    target: the epsilon that the run was allowed. is_fixed: whether the releases were fixed in advance; otherwise the
+    sum so far is not a bound for a run that ends there.
     """
     figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="privacy spent (epsilon)")
-    if not tight.steps:
+    if not curve.steps:
         axes.text(
             0.5, 0.5, "no noise: epsilon is infinite", ha="center", color=theme.ink, transform=axes.transAxes
         )
@@ -149,11 +149,11 @@ def epsilon_figure(
         return figure
     if target is not None:
         axes.axhline(target, color=theme.muted, linestyle=":", label="allowed")
-    bound_label = "bound kept while training" if is_fixed else "added up so far, no bound for ending there"
-    axes.plot(bound.steps, bound.epsilon, color=theme.second, linestyle="--", label=bound_label)
-    if is_fixed:
-        label = "accounted afterwards"
-        axes.plot(tight.steps, tight.epsilon, color=theme.accent, marker="o", markersize=3, label=label)
+    style: dict[str, Any] = {"color": theme.accent, "marker": "o", "markersize": 3, "label": "spent so far"}
+    if not is_fixed:
+        label = "added up so far, no bound for ending there"
+        style = {"color": theme.second, "linestyle": "--", "label": label}
+    axes.plot(curve.steps, curve.epsilon, **style)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     legend(axes, theme)

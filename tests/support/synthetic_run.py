@@ -116,7 +116,7 @@ def _trace(kind: Kind, steps: int, noise_multiplier: float) -> Trace:
         releases += [gradient_release(Poisson(RATE), L2(0.5), Gaussian(noise_multiplier), BATCH)] * steps
     trace = Trace()
     schedule = run_lengths([release.event() for release in releases])
-    privacy_filter = ScheduleFilter(schedule, Budget(epsilon(schedule, DELTA), DELTA))
+    privacy_filter = ScheduleFilter(schedule, Budget(epsilon(schedule, DELTA), DELTA), accountant="pld")
     first_step = len(releases) - steps
     for index, release in enumerate(releases):
         privacy_filter.charge(release.event())

@@ -228,16 +228,15 @@ def test_a_run_without_noise_has_no_curve(tmp_path: Path) -> None:
 def test_epsilon_over_steps_is_the_account_of_the_releases_so_far(folders: Folders, finished: Report) -> None:
     curve = pd.read_csv(folders.artifacts / "plots" / "epsilon.csv")
     trace = pd.read_parquet(folders.artifacts / "trace.parquet")
-    assert len(curve) == 24
+    assert 16 <= len(curve) <= 24
     assert (curve["step"].iloc[0], curve["step"].iloc[-1]) == (1, 60)
     assert curve["epsilon"].iloc[-1] == finished.card.setting.epsilon
     assert curve["epsilon"].is_monotonic_increasing
-    middle = curve.iloc[10]
-    so_far = trace[trace["step"] < middle["step"]]
-    assert len(so_far) == middle["step"] + 1  # the count, and a gradient a step
-    exact = epsilon(trace_schedule(so_far), DELTA)
-    assert exact <= middle["epsilon"] <= exact * 1.01
-    assert middle["epsilon"] <= so_far["epsilon"].iloc[-1]
+    for step, cost in curve[["step", "epsilon"]].itertuples(index=False):
+        so_far = trace[trace["step"] < step]
+        assert len(so_far) == step + 1  # the count, and a gradient a step
+        exact = epsilon(trace_schedule(so_far), DELTA)
+        assert exact / 1.0001 <= cost <= exact * 1.01  # of the grid of `exact` a ten-thousandth is left
 
 
 def test_a_spend_chosen_on_the_way_is_drawn_as_the_run_kept_count(finished: Report) -> None:

@@ -60,7 +60,7 @@ class RenyiBudget:
 FIXED = FixedSchedule()
 _EACH, _GROWTH, _GRID = 16, 8, 1e-3
 """The epsilon so far is computed after each of the first 16 releases, then whenever their number has grown by an
-eighth, on a grid of 0.001.
+eighth, on a grid of a thousandth of the total, and of 0.001 where this is above 1.
 """
 
 _COVER_ROUNDING = 1e-9
@@ -136,6 +136,7 @@ class CostCurve:
         self._schedule, self._total = schedule, total
         self._accountant, self._adjacency = accountant, adjacency
         self._number = sum(int(count) for _, count in schedule)
+        self._grid = _GRID * min(1.0, total.epsilon) or _GRID
         self._at, self._cost = 0, 0.0
 
     def after(self, releases: int) -> float:
@@ -166,7 +167,7 @@ class CostCurve:
                 self._total.delta,
                 accountant=self._accountant,
                 adjacency=self._adjacency,
-                discretisation=_GRID,
+                discretisation=self._grid,
             )
         except RefusedError:
             return self._total.epsilon

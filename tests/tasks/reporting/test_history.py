@@ -309,10 +309,8 @@ def test_pictures_show_the_numbers() -> None:
     shares = confusion_figure(cells, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
     assert shares is not None
     assert shares.tolist() == [[0.75, 0.0, 0.25], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    tight, bound = CostCurve([1, 2], [0.5, 0.7]), CostCurve([1, 2], [0.6, 0.9])
-    allowed, dashed, solid = epsilon_figure(tight, bound, target=1.0, theme=LIGHT).axes[0].lines
-    assert np.asarray(solid.get_ydata()).tolist() == [0.5, 0.7]
-    assert np.asarray(dashed.get_ydata()).tolist() == [0.6, 0.9]
+    allowed, spent = epsilon_figure(CostCurve([1, 2], [0.5, 0.7]), target=1.0, theme=LIGHT).axes[0].lines
+    assert np.asarray(spent.get_ydata()).tolist() == [0.5, 0.7]
     assert np.asarray(allowed.get_ydata())[0] == 1.0
 
 
@@ -331,7 +329,7 @@ def test_texts_of_pictures_have_eleven_pixels_where_they_are_shown(theme: Theme)
     for figure in (
         class_figure(classes, overall=0.4, theme=theme),
         confusion_figure(pairs, CLASSES, theme=theme),
-        epsilon_figure(curve, curve, target=1.0, theme=theme),
+        epsilon_figure(curve, target=1.0, theme=theme),
         noise_figure(trace, theme=theme),
         blocks_figure(some_blocks(30), theme=theme),
     ):
@@ -377,11 +375,8 @@ def test_pictures_are_the_same_bytes_again() -> None:
 def test_a_cost_so_far_that_no_theorem_makes_the_cost_of_a_stop_is_drawn_as_one() -> None:
     curve = CostCurve([1, 2], [0.2, 0.3])
     fixed, chosen = (
-        epsilon_figure(curve, curve, target=1.0, theme=LIGHT, is_fixed=is_fixed).axes[0]
+        epsilon_figure(curve, target=1.0, theme=LIGHT, is_fixed=is_fixed).axes[0]
         for is_fixed in (True, False)
     )
-    assert [line.get_label() for line in fixed.lines][1:] == [
-        "bound kept while training",
-        "accounted afterwards",
-    ]
+    assert [line.get_label() for line in fixed.lines][1:] == ["spent so far"]
     assert [line.get_label() for line in chosen.lines][1:] == ["added up so far, no bound for ending there"]

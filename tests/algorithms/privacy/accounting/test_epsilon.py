@@ -301,6 +301,14 @@ def test_a_long_schedule_is_accounted_at_few_places_and_bounded_in_between(
     assert curve.after(10**6 + 10) == total
 
 
+@pytest.mark.parametrize("multiplier", [5.0, 500.0])
+def test_the_cost_so_far_is_close_for_small_costs_too(multiplier: float) -> None:
+    step = dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(multiplier))
+    total = Budget(epsilon([(step, 100)], 1e-5), 1e-5)
+    curve = CostCurve([(step, 100)], total, "pld", ADD_OR_REMOVE_ONE)
+    assert curve.after(10) == pytest.approx(epsilon([(step, 10)], 1e-5), rel=0.005)
+
+
 @pytest.mark.parametrize(
     ("rate", "multiplier", "count"), [(0.5, 1e-155, 1), (0.01, 1e7, 10**17), (0.3, 1e9, 10**19)]
 )
