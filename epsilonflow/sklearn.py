@@ -33,10 +33,10 @@ from algorithms.models.objectives import MARGINS, squared_error
 from algorithms.models.saved import TrainedModel
 from algorithms.models.saved import load as load_model
 from algorithms.noise_limits import Kind
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, rounded_up
 from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from algorithms.privacy.card import load_beside
-from algorithms.privacy.card.text import rounded_up, statement
+from algorithms.privacy.card.text import statement
 from data.cells import CellSettings, usual_cells
 from data.new_records import target_in
 from data.targets import Number

@@ -25,9 +25,7 @@ from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, FileSources, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
-from data.new_records import preparation_of
 from data.readers.records import OwnReader, RecordChunk
-from data.reading import Database, Digests, block_names, read, read_blocks, snapshot, word_list
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
 from tasks.config import data_mirror, database_url, first_checkout, home, params
@@ -39,6 +37,7 @@ from tasks.runs.stage_main import main_of
 if TYPE_CHECKING:
     from algorithms.encoders import Encoder
     from algorithms.encoders.encoder import Encode
+    from data.reading import Database
 
 READS = ("data",)
 _LOG = logging.getLogger(__name__)
@@ -214,6 +213,9 @@ def prepare(
     Raises DataRefusedError and then leaves `destination` unchanged; a transform that the records cannot have is refused
     before anything is fetched.
     """
+    from data.new_records import preparation_of  # here, since who only asks for facts reads no records
+    from data.reading import Digests, read, read_blocks, snapshot, word_list
+
     transform = params.data.transform
     card = data_card(params.data.dataset, cards)
     info = info_of(card, params.data)
@@ -292,7 +294,7 @@ class _ProgressLogger:
 
 
 def chosen_blocks(
-    card: DataCard, named: Sequence[str], *, root: Path, database: Database = None
+    card: DataCard, named: Sequence[str], *, root: Path, database: "Database" = None
 ) -> tuple[str, ...]:
     """The blocks to read, sorted: those named, or all blocks if none is named; none for a card without blocks.
 
@@ -301,6 +303,8 @@ def chosen_blocks(
     """
     if card.blocks is None and not named:
         return ()
+    from data.reading import block_names  # here, since it imports readers, and few data sets have blocks
+
     there_are = block_names(card, root=root, url=database or database_url(card.blocks))
     missing = [name for name in named if name not in there_are]
     if missing or not there_are:

@@ -20,7 +20,7 @@ from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES, noise_for_share
+from algorithms.lazy_imports import later
 from data.card import DataCard, DataRefusedError, RecordCounts, data_card
 from data.description import cells_of, feature_norms
 from data.documents import Document, DocumentError, load_yaml
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from algorithms.models import Model
     from algorithms.models.outlines import LinearOutline
     from algorithms.noise_limits import Kind
+    from algorithms.privacy.accounting import gaussian
+else:
+    gaussian = later("algorithms.privacy.accounting.gaussian")  # it imports SciPy
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
@@ -217,13 +220,15 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
 
     of_mean: the share of its mean, towards which a model is shrunk; None for no such release.
     """
-    noise = float(f"{noise_for_share(SHARE_OF_FEATURES, epsilon):.3g}")
+    noise = float(f"{gaussian.noise_for_share(gaussian.SHARE_OF_FEATURES, epsilon):.3g}")
     encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
     assert encoding is not None
     of_a_count = noise * math.sqrt(1 + sum(len(column.parts) for column in encoding.histograms))
     records = _records_by_noise(card, bound=10.0)
     has_enough = card.label_type.kind == "number" and records >= _DEVIATIONS_FOR_HISTOGRAMS * of_a_count
-    mean = {} if of_mean is None else {"mean_noise": float(f"{noise_for_share(of_mean, epsilon):.3g}")}
+    mean: Document = {}
+    if of_mean is not None:
+        mean = {"mean_noise": float(f"{gaussian.noise_for_share(of_mean, epsilon):.3g}")}
     trees = _trees_by_histograms(card, epsilon) if has_enough else {}
     return {"name": "histograms" if has_enough else "target_scale", "noise": noise, **trees, **mean}
 
@@ -231,7 +236,7 @@ def _features_of_a_number(card: DataCard, epsilon: float, *, of_mean: float | No
 def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
     """The trees where histograms are released: with more to learn from, more and deeper ones, split by content."""
     records = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
-    information = records / noise_for_share(1.0, epsilon)
+    information = records / gaussian.noise_for_share(1.0, epsilon)
     if records < _RECORDS_FOR_MANY_TREES or information < _INFORMATION_FOR_MANY_TREES:
         return {}
     trees: Document = {"splits": "by_content", "trees": _MANY_TREES}
@@ -267,7 +272,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
 
 
 def _reasons_of_features(name: str) -> dict[str, str]:
-    share = f"{SHARE_OF_FEATURES:.0%} of the squared mu of the budget"
+    share = f"{gaussian.SHARE_OF_FEATURES:.0%} of the squared mu of the budget"
     if name == "histograms":
         enough = f"{_DEVIATIONS_FOR_HISTOGRAMS:g} standard deviations of a count"
         return {

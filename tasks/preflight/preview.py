@@ -8,8 +8,7 @@ from pathlib import Path
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting import Budget
-from algorithms.privacy.card.text import rounded_up
+from algorithms.privacy.accounting import Budget, rounded_up
 from algorithms.privacy.ledger import (
     WHOLE_POPULATION,
     Balance,

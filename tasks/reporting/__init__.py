@@ -24,10 +24,10 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field
 
 from algorithms.plain_text import for_markdown, visible
+from algorithms.privacy.accounting import rounded_up
 from algorithms.privacy.accounting.risk import Profile, advantage, gaussian_mu, max_true_positive_rate
 from algorithms.privacy.card import CardVerification, PrivacyCard, text
 from algorithms.privacy.card.schema import words_by
-from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import Receipt
 from algorithms.privacy.ledger import WHOLE_POPULATION
 from data.files import read_json

@@ -137,7 +137,7 @@ def _encoder_has_changed(data: Mapping[str, object], prepared: Path) -> bool:
     if chosen is None or not is_own(chosen.name) or not (prepared / "public.json").exists():
         return False
     from data import DatasetInfo
-    from tasks.prepare import encoder_of  # here, since few runs need it, and it imports every reader
+    from tasks.prepare import encoder_of  # here, since few runs need it
 
     encoder = DatasetInfo.read(prepared).encoder
     return encoder is None or encoder.sha256 != encoder_of(chosen).sha256

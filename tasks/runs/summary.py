@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from algorithms.privacy.card.text import rounded_up
+from algorithms.privacy.accounting import rounded_up
 from algorithms.privacy.documents import Receipt
 from data.files import read_json
 from tasks.runs.ledger import open_ledger

@@ -37,7 +37,7 @@ from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, rounded_up
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, trials_of
 from algorithms.privacy.accounting.filters import ScheduleFilter
@@ -46,7 +46,6 @@ from algorithms.privacy.barrier.importance_sampling import LastNorms
 from algorithms.privacy.barrier.trace import ReleaseRow, Trace
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
-from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity, SearchFacts
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting import risk
+from algorithms.privacy.accounting import risk, rounded_up
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.card import load, trace_schedule, verify
-from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
+from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS
 from data import DatasetInfo
 from data.card import DataRefusedError
 from data.files import public_key

@@ -8,6 +8,7 @@ nothing else of ours but errors.
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from typing import Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
@@ -81,3 +82,8 @@ class Budget:
                 epsilon=self.epsilon,
                 delta=self.delta,
             )
+
+
+def rounded_up(number: float, digits: int = 4) -> str:
+    """A number in `digits` significant digits, never below it, as statements about privacy need it."""
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"

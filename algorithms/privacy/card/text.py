@@ -3,11 +3,10 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from decimal import ROUND_CEILING, Context
 
 from algorithms.errors import RefusedError
 from algorithms.plain_text import for_markdown
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, rounded_up
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.epsilon import adjacency_named, rare_reading_chance
 from algorithms.privacy.accounting.events import releases_in_order, trials_of
@@ -98,11 +97,6 @@ _GENERATORS = {
 }
 _CHANGE = {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced by another"}
 _OTHERWISE = {"ADD_OR_REMOVE_ONE": "without it", "REPLACE_ONE": "with any other record in its place"}
-
-
-def rounded_up(number: float, digits: int = 4) -> str:
-    """A number in `digits` significant digits, never below it, as statements about privacy need it."""
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"
 
 
 def statement(card: PrivacyCard) -> str:

@@ -14,6 +14,7 @@ import dp_accounting as dp
 import pytest
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import rounded_up
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
@@ -86,7 +87,7 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert ("starts from" in said) is started
     assert any("starts from" in item for item in text.not_protected(card)) is started
     assert ("start" in text.owner_must(card)[-1]) is started
-    number = text.rounded_up(card.cost or 0.0)
+    number = rounded_up(card.cost or 0.0)
     assert f"epsilon by PLD: {'none' if card.cost is None else number}" in page
     assert "at delta 0" not in page and "PerExample" not in page
     checks = {check.name: check.detail for check in verify(card).checks}
@@ -259,7 +260,7 @@ def test_a_card_says_of_whom_how_many_records_were_used(tmp_path: Path, most: in
     assert ("at most 3 records of a person" in said) == ("together it is" in said) == (most == 3)
     cost = card.setting.epsilon or 0.0
     delta = card.setting.delta * sum(math.exp(place * cost) for place in range(3))
-    both = f"epsilon = {text.rounded_up(3 * cost)} and delta = {text.rounded_up(delta)}"
+    both = f"epsilon = {rounded_up(3 * cost)} and delta = {rounded_up(delta)}"
     assert (f"for all records of a person together it is {both}" in said) == (most == 3)
 
 
