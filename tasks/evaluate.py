@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit, logit
 from torch import Tensor
 
 from algorithms.errors import RefusedError
@@ -676,7 +675,11 @@ def _of_release(path: Path, receipt: Receipt, info: DatasetInfo) -> tuple[dict[s
     temperature = 1.0 if recalibration is None else recalibration.temperature
 
     def recalibrate(probability: float) -> float:
-        return probability if recalibration is None else float(expit(logit(probability) / temperature))
+        if recalibration is None:
+            return probability
+        from scipy.special import expit, logit  # here, since most evaluations do without SciPy
+
+        return float(expit(logit(probability) / temperature))
 
     document = private_metrics(released, info.label_type, recalibrate=recalibrate)
     document |= uneven_metrics(released, info, recalibrate=recalibrate)

@@ -7,9 +7,9 @@ scaled to [-1, 1]. Where noise drowns a metric there is none: this is decided fr
 import math
 from collections.abc import Mapping
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from algorithms.evaluation.histogram import (
     BINARY,
@@ -38,6 +38,7 @@ from algorithms.evaluation.intervals import (
     independent,
     mean,
     mean_of_sums,
+    normal_cdf,
     proportion,
     share,
     shrunk,
@@ -406,12 +407,13 @@ def _majority(view: NoisyTables) -> Outcome:
     shares = np.clip(counts / total, 0.0, 1.0)
     variances = noise + total_noise * shares**2 + total * shares * (1 - shares)
     deviations = np.sqrt(variances)
-    every = -ndtri(ndtr(-cells.z) / classes) * deviations
+    quantile, beyond = NormalDist().inv_cdf, normal_cdf(-cells.z)
+    every = -quantile(beyond / classes) * deviations
     contenders = int(np.sum(counts + every >= (counts - every).max()))
     first = hits[int(np.argmax(counts))]
     if contenders == 1:
         return proportion(cells, first, everyone - first)
-    surely = float((counts + ndtri(2 * ndtr(-cells.z) / contenders) * deviations).max())
+    surely = float((counts + quantile(2 * beyond / contenders) * deviations).max())
     low = min(max(total / classes, surely), total)
     high = min(max(low, float((counts + cells.z * deviations).max())), total)
     largest = min(max(float(shrunk(counts, variances).max()), low), high)

@@ -13,11 +13,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 BINARY: Final = "two classes"
 MULTICLASS: Final = "classes"
@@ -581,7 +581,7 @@ class ReleasedHistogram:
     @property
     def z(self) -> float:
         """Standard deviations on each side of an interval."""
-        return -float(ndtri(0.025 / self.best_of))
+        return -NormalDist().inv_cdf(0.025 / self.best_of)
 
     def __post_init__(self) -> None:
         if self.values.shape != (self.spec.cells,) or not np.isfinite(self.values).all():

@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
 
 Floats: TypeAlias = NDArray[np.float64]
 Z = 1.959964
@@ -231,16 +231,24 @@ def _acceptance(distance: float, z: float) -> tuple[float, float]:
     return away, (away**2 + distance**2) / (2 * distance)
 
 
+def normal_cdf(z: float) -> float:
+    """The probability that a standard normal number is below z, exact to a rounding also where it is small."""
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
+_normal_cdfs = np.vectorize(normal_cdf, otypes=[float])
+
+
 @cache
 def _critical_values(z: float) -> tuple[Floats, Floats]:
     """Distances d to the bound, and roots of the critical ratio c there: Phi((c + d^2) / 2 d) - Phi(-sqrt(c)) is the
     coverage."""
-    distances, coverage = np.linspace(0.0, z, 200), 2 * ndtr(z) - 1
-    low, high = np.full(200, float(ndtri(coverage))), np.full(200, z)
+    distances, coverage = np.linspace(0.0, z, 200), 2 * normal_cdf(z) - 1
+    low, high = np.full(200, NormalDist().inv_cdf(coverage)), np.full(200, z)
     for _ in range(40):
         middle = (low + high) / 2
         beyond = (middle**2 + distances**2) / (2 * np.maximum(distances, 1e-9))
-        covers = ndtr(beyond) - ndtr(-middle) > coverage
+        covers = _normal_cdfs(beyond) - _normal_cdfs(-middle) > coverage
         low, high = np.where(covers, low, middle), np.where(covers, middle, high)
     return distances, high
 

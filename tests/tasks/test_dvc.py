@@ -137,7 +137,7 @@ OF_NO_NEED = {
     "evaluate": {
         "pandas",
         "sklearn",
-        *STATISTICS,
+        "scipy",
         "sqlalchemy",
         "dp_accounting.dp_event",
         "matplotlib",
