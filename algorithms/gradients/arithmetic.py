@@ -24,7 +24,7 @@ _SPREADS = 9
 """Standard deviations from the mean beyond which no Poisson sample is expected to be."""
 
 MOST_SMALLER, _WORTH_A_SIZE = 3, 0.01
-"""How many smaller sizes a last pass may have, each of which is compared; the share of places that one must save."""
+"""How many smaller sizes a last pass may have, each of which is compared; the share of slots that one must save."""
 
 _BLOCK = 256
 """Values that are summed in their own type, before these sums are added in 64 bits: few enough for rounding, enough for
@@ -150,22 +150,22 @@ class PassCounts:
         at_most = torch.zeros(size + 1, dtype=torch.float64).index_add_(0, left, chances).cumsum(0)
         return cls(size, float(before @ chances), tuple(at_most.tolist()))
 
-    def places(self, smaller: Sequence[int]) -> float:
-        """How many records' places they have on average if a last pass may have one of the smaller sizes, ascending.
+    def slots(self, smaller: Sequence[int]) -> float:
+        """How many slots for records they have on average if a last pass may have one of the smaller sizes, ascending.
 
         Example:
-            >>> [round(PassCounts.of(size, 64.0).places(())) for size in (64, 128)]
+            >>> [round(PassCounts.of(size, 64.0).slots(())) for size in (64, 128)]
             [94, 128]
-            >>> round(PassCounts.of(128, 64.0).places((64, 80)))
+            >>> round(PassCounts.of(128, 64.0).slots((64, 80)))
             73
         """
         sizes = (0, *smaller, self.size)
-        # A pass grows from one of its sizes to the next where there are more records than places.
+        # A pass grows from one of its sizes to the next where there are more records than slots.
         grown = ((larger - less) * (1.0 - self.at_most[less]) for less, larger in pairwise(sizes))
         return self.mean_full * self.size + sum(grown)
 
     def smaller_sizes(self, most: int = MOST_SMALLER) -> tuple[int, ...]:
-        """At most so many smaller sizes with which passes have few places, found one after another; ascending.
+        """At most so many smaller sizes with which passes have few slots, found one after another; ascending.
 
         Example:
             >>> [PassCounts.of(size, 64.0).smaller_sizes() for size in (64, 128)]
@@ -174,8 +174,8 @@ class PassCounts:
         chosen: tuple[int, ...] = ()
         for _ in range(most):
             sets = [tuple(sorted((*chosen, size))) for size in _LAST_SIZES if size < self.size]
-            best = min(sets, key=self.places, default=())
-            if self.places(best) > (1.0 - _WORTH_A_SIZE) * self.places(chosen):
+            best = min(sets, key=self.slots, default=())
+            if self.slots(best) > (1.0 - _WORTH_A_SIZE) * self.slots(chosen):
                 break
             chosen = best
         return chosen

@@ -73,9 +73,9 @@ def compare_batches(
         Losses that depend on the largest record of a pass:
 
         >>> form = InputSpec((3,), torch.float32, torch.device("cpu"))
-        >>> def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
+        >>> def compute(sample: SyntheticBatch, indices: Sequence[int]) -> PassValues:
         ...     losses = sample.inputs.sum(dim=1) / sample.inputs.abs().amax()
-        ...     return PassValues(losses, losses, losses, [0 for _ in places])
+        ...     return PassValues(losses, losses, losses, [0 for _ in indices])
         >>> def loss_alone(one: SyntheticBatch) -> Tensor:
         ...     return compute(one, []).losses
         >>> compare_batches(compute, loss_alone, form, 64, seeds=1, has_missing=False, tolerance=1e-4)

@@ -20,22 +20,22 @@ Func = Callable[..., Any]
 class Backward:
     """The backward pass of a call: a function of the gradients of its outputs and of the call's leaves.
 
-    places: of the leaves whose gradients it returns.
+    positions: of the leaves whose gradients it returns.
     """
 
     def __init__(self, func: Func, name: str, structure: TreeSpec, positions: list[int]) -> None:
         self.__name__ = f"{name} backward"
-        self._func, self._structure, self._places = func, structure, positions
+        self._func, self._structure, self._positions = func, structure, positions
 
     def __call__(self, grad_outputs: tuple[Tensor, ...], leaves: list[Any]) -> tuple[Tensor, ...]:
         def of_values(*values: Tensor) -> tuple[Tensor, ...]:
-            chosen = dict(zip(self._places, values, strict=True))
+            chosen = dict(zip(self._positions, values, strict=True))
             every_leaf = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
             args, kwargs = tree_unflatten(every_leaf, self._structure)
             return tuple(_differentiable(self._func(*args, **kwargs)))
 
         with torch._C.DisableTorchFunction():
-            back = torch.func.vjp(of_values, *(leaves[i] for i in self._places))[1]
+            back = torch.func.vjp(of_values, *(leaves[i] for i in self._positions))[1]
             return back(grad_outputs)  # type: ignore[no-any-return]
 
 

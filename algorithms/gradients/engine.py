@@ -236,8 +236,8 @@ class Engine:
         has_smaller = is_cpu and self._may_have_smaller_sizes(device)
 
         def seconds(counts: PassCounts) -> float:
-            places = counts.places(counts.smaller_sizes(self._most_smaller) if has_smaller else ())
-            return (counts.mean_full + 1.0) * fixed + places * (each if is_cpu else each / _FASTER)
+            slots = counts.slots(counts.smaller_sizes(self._most_smaller) if has_smaller else ())
+            return (counts.mean_full + 1.0) * fixed + slots * (each if is_cpu else each / _FASTER)
 
         sizes = []
         for size in pass_sizes(largest):

@@ -452,7 +452,7 @@ class RecordMap(nn.Module):
 
 
 class SparseMap(RecordMap):
-    """A map to vectors in which the same few numbers lie at other places for each record, with zeros elsewhere.
+    """A map to vectors in which the same few numbers lie at other positions for each record, with zeros elsewhere.
 
     Attributes:
         numbers: [k].
@@ -466,7 +466,7 @@ class SparseMap(RecordMap):
 
 
 class BehindSparseMap(nn.Sequential):
-    """A `SparseMap` and a model of its vectors, of which a linear layer without a bias reads the places alone.
+    """A `SparseMap` and a model of its vectors, of which a linear layer without a bias reads the positions alone.
 
     Neither its outputs nor its gradients take a vector then. Other models, and exporters, get the vectors.
     """

@@ -137,8 +137,8 @@ class SmallGradients:
             joined += [part for name, part in zip(self.layers, of_biases, strict=True) if name in self.biases]
             names += [self.biases[name] for name in self.layers if name in self.biases]
         if joined:
-            places = _places(tuple((slices[name].start, slices[name].stop) for name in names), total.device)
-            total.index_add_(0, places, torch.cat(joined))
+            indices = _indices(tuple((slices[name].start, slices[name].stop) for name in names), total.device)
+            total.index_add_(0, indices, torch.cat(joined))
 
     def _add_lookups(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
         """Add the weighted errors of lookups to a total, each number where it belongs."""
@@ -148,8 +148,8 @@ class SmallGradients:
         parts = entries[: len(weights)], self._errors_of_lookups[: len(weights)], weights
         for theirs, errors, each in few_at_a_time(4 * len(firsts), *parts):
             # [records, numbers]: of the table's first row, and the rows before the one that was looked up.
-            places = theirs[:, tables].mul_(widths).add_(firsts)
-            total.index_add_(0, places.flatten(), (errors.double() * each[:, None]).flatten())
+            indices = theirs[:, tables].mul_(widths).add_(firsts)
+            total.index_add_(0, indices.flatten(), (errors.double() * each[:, None]).flatten())
 
     @cached_property
     def _errors_of_lookups(self) -> Tensor:
@@ -296,6 +296,6 @@ def _columns_of_rows(
 
 
 @lru_cache
-def _places(spans: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+def _indices(spans: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """The indices from start to stop of each span, one after another."""
     return torch.cat([torch.arange(*span, device=device) for span in spans])

@@ -1,4 +1,4 @@
-"""A linear layer on vectors that are zero but for a few places, computed from these alone."""
+"""A linear layer on vectors that are zero but for a few positions, computed from these alone."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -7,7 +7,7 @@ from algorithms.gradients.grad_sample_recorder import RecordedTensor, active_rec
 
 
 def sparse_linear(positions: Tensor, numbers: Tensor, weight: Tensor) -> Tensor:
-    """input weight^T for inputs with `numbers` [k] at a record's places [batch, k], all different, and zeros elsewhere.
+    """input weight^T for inputs with `numbers` [k] at positions [batch, k], all different, and zeros elsewhere.
 
     weight: [outputs, width]. Returns [batch, outputs].
 

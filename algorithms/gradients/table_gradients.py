@@ -175,9 +175,9 @@ class BagGrad:
             return
         # A sparse matrix [entries, batch] of shares: its product is added entry by entry, in one order.
         records = torch.arange(len(entries)).repeat_interleave(entries.shape[1])
-        sizes, places = (self.entries, len(entries)), torch.stack([entries.flatten(), records])
+        sizes, positions = (self.entries, len(entries)), torch.stack([entries.flatten(), records])
         table.addmm_(
-            torch.sparse_coo_tensor(places, shares.flatten(), sizes, check_invariants=False), weighted
+            torch.sparse_coo_tensor(positions, shares.flatten(), sizes, check_invariants=False), weighted
         )
 
     def take(self, chosen: Tensor | slice) -> "BagGrad":
@@ -198,16 +198,16 @@ class BagGrad:
 
 @dataclass(frozen=True)
 class SparseLinearGrad:
-    """Gradients of a linear layer's weight on inputs that are zero but for a few places: [outputs, width].
+    """Gradients of a linear layer's weight on inputs that are zero but for a few positions: [outputs, width].
 
     Attributes:
-        places: [batch, k], where a record's inputs are not zero, all different.
+        positions: [batch, k], where a record's inputs are not zero, all different.
         numbers: [k], what they are there.
         grad_outputs: [batch, outputs].
         width: The number of inputs.
     """
 
-    places: Tensor
+    positions: Tensor
     numbers: Tensor
     grad_outputs: Tensor
     width: int
@@ -216,7 +216,7 @@ class SparseLinearGrad:
     @property
     def _dense(self) -> LinearGrad:
         """The same with all inputs written out."""
-        inputs = dense_inputs(self.places, self.numbers.to(self.grad_outputs.dtype), self.width)
+        inputs = dense_inputs(self.positions, self.numbers.to(self.grad_outputs.dtype), self.width)
         return LinearGrad(inputs[:, None], self.grad_outputs[:, None])
 
     @property
@@ -236,21 +236,23 @@ class SparseLinearGrad:
         numbers, table = self.numbers.double(), total.view(-1, self.width)
         # In 64 bits, for the reason given in `add_weighted_products`. Column by column: PyTorch adds single numbers by
         # index several times as fast as rows of a few.
-        for places, grad_outputs, each in slices(4 * len(numbers), self.places, self.grad_outputs, weights):
-            flat, weighted = places.flatten(), grad_outputs.double() * each[:, None]
+        for positions, grad_outputs, each in slices(
+            4 * len(numbers), self.positions, self.grad_outputs, weights
+        ):
+            flat, weighted = positions.flatten(), grad_outputs.double() * each[:, None]
             for output, column in enumerate(weighted.unbind(1)):
                 table[output].index_add_(0, flat, (column[:, None] * numbers).flatten())
 
     def take(self, chosen: Tensor | slice) -> "SparseLinearGrad":
-        return replace(self, places=self.places[chosen], grad_outputs=self.grad_outputs[chosen])
+        return replace(self, positions=self.positions[chosen], grad_outputs=self.grad_outputs[chosen])
 
     def double(self) -> "SparseLinearGrad":
         return replace(self, numbers=self.numbers.double(), grad_outputs=self.grad_outputs.double())
 
 
-def dense_inputs(places: Tensor, numbers: Tensor, width: int) -> Tensor:
-    """Inputs [n, width] with numbers [k] at the places [n, k] of each row, and zeros elsewhere."""
-    return numbers.new_zeros(len(places), width).scatter(1, places, numbers.expand(places.shape))
+def dense_inputs(positions: Tensor, numbers: Tensor, width: int) -> Tensor:
+    """Inputs [n, width] with numbers [k] at the positions [n, k] of each row, and zeros elsewhere."""
+    return numbers.new_zeros(len(positions), width).scatter(1, positions, numbers.expand(positions.shape))
 
 
 def _number_entries(indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

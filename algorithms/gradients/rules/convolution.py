@@ -81,15 +81,15 @@ class Window:
 class Cutter:
     """Cuts images into the patches that each output position sees, a few records at a time, and reuses its memory."""
 
-    def __init__(self, window: Window, places: Sequence[int]) -> None:
-        self._window, self._places = window, tuple(places)
+    def __init__(self, window: Window, positions: Sequence[int]) -> None:
+        self._window, self._positions = window, tuple(positions)
         self._pad = self._seen = torch.empty(0)
         self._is_pointwise = math.prod(window.kernel) == 1 and not any(window.padding)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[batch, channels, *image] -> [batch * groups, places, kernel x channels / groups], until the next call."""
+        """[batch, channels, *image] -> [batch * groups, positions, kernel x channels / groups], until the next call."""
         groups, (batch, channels, *image) = self._window.groups, inputs.shape
-        if self._is_pointwise and tuple(image) == self._places:
+        if self._is_pointwise and tuple(image) == self._positions:
             return torch.unflatten(inputs, 1, (groups, -1)).flatten(0, 1).flatten(start_dim=2).transpose(1, 2)
         if len(self._pad) < max(1, batch):
             self._make_room(inputs)
@@ -98,9 +98,9 @@ class Cutter:
         # The frame of zeros stays from one call to the next; only the middle is written.
         padded[:, *middle] = inputs.movedim(1, -1)
         seen = self._seen[: batch * groups]
-        apart = (batch, groups, *self._places, *self._window.kernel, channels // groups)
-        # [batch, *places, *kernel, groups, channels / groups], with the groups moved behind the batch.
-        seen.view(apart).copy_(torch.unflatten(self._places_of(padded), -1, (groups, -1)).movedim(-2, 1))
+        apart = (batch, groups, *self._positions, *self._window.kernel, channels // groups)
+        # [batch, *positions, *kernel, groups, channels / groups], with the groups moved behind the batch.
+        seen.view(apart).copy_(torch.unflatten(self._positions_of(padded), -1, (groups, -1)).movedim(-2, 1))
         return seen
 
     def _make_room(self, inputs: Tensor) -> None:
@@ -108,10 +108,10 @@ class Cutter:
         sizes = [size + 2 * edge for edge, size in zip(window.padding, image, strict=True)]
         patch = channels // window.groups * math.prod(window.kernel)
         self._pad = inputs.new_zeros(batch, *sizes, channels)
-        self._seen = inputs.new_empty(batch * window.groups, math.prod(self._places), patch)
+        self._seen = inputs.new_empty(batch * window.groups, math.prod(self._positions), patch)
 
-    def _places_of(self, padded: Tensor) -> Tensor:
-        """A view [batch, *places, *kernel, channels] of padded images [batch, *image, channels].
+    def _positions_of(self, padded: Tensor) -> Tensor:
+        """A view [batch, *positions, *kernel, channels] of padded images [batch, *image, channels].
 
         Entry (p, k) of an axis is the image's at p * stride + k * dilation, so that both are strides of one memory:
         patches overlap in it, and nothing is copied until they are multiplied.
@@ -122,7 +122,7 @@ class Cutter:
             for each in (self._window.stride, self._window.dilation)
         )
         return padded.as_strided(
-            (len(padded), *self._places, *self._window.kernel, padded.shape[-1]),
+            (len(padded), *self._positions, *self._window.kernel, padded.shape[-1]),
             (record, *moves, *steps, channel),
         )
 
@@ -131,8 +131,8 @@ class Cutter:
 class ConvGrad(RowGrad):
     """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
-    inputs: [batch, channels, *image]. grad_outputs: [batch, outputs, *places], the gradient of the output. Every output
-    position adds the outer product of its gradient and the input patch that it sees.
+    inputs: [batch, channels, *image]. grad_outputs: [batch, outputs, *positions], of the output. Every output position
+    adds the outer product of its gradient and the input patch that it sees.
     """
 
     inputs: Tensor
@@ -168,7 +168,7 @@ class ConvGrad(RowGrad):
             if self._is_formed_singly:
                 return square_norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
             return square_norms(self._materialized_sums)
-        # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
+        # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [positions, positions], no gradient.
         parts = slices(self._gram_numbers, self.inputs, self.grad_outputs)
         cut = self._cutter()
         squares = torch.cat(
@@ -306,8 +306,8 @@ class ConvGrad(RowGrad):
         cut = self._cutter()
 
         def write(inputs: Tensor, grad_outputs: Tensor, into: Tensor | None = None) -> Tensor:
-            # [records x groups, places, patch] and [records x groups, outputs / groups, places]: one product for each
-            # group of a record.
+            # [records x groups, positions, patch] and [records x groups, outputs / groups, positions]: one product
+            # for each group of a record.
             seen = cut(wide(inputs))
             back = wide(grad_outputs).reshape(len(seen), -1, seen.shape[1])
             out = None if into is None else into.view(len(seen), -1, seen.shape[2])
@@ -322,7 +322,7 @@ class ConvGrad(RowGrad):
         arXiv:1912.06015).
         """
         window, records = self.window, len(grad_outputs)
-        # [records x outputs, *image] and [records x outputs, 1, *places]: each is a group of one large convolution.
+        # [records x outputs, *image] and [records x outputs, 1, *positions]: each is a group of one large convolution.
         channels = (
             wide(inputs).repeat_interleave(grad_outputs.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
         )
@@ -428,12 +428,12 @@ def _transposed_convolution(  # noqa: PLR0913
 
 def _gradients_of_weight(inputs: Tensor, grad_outputs: Tensor, window: Window) -> PerExample:
     """The gradients of a weight; with a single output position they are a linear layer's, or one's for each group."""
-    places, groups = grad_outputs.shape[2:], window.groups
+    positions, groups = grad_outputs.shape[2:], window.groups
     outputs, patch = grad_outputs.shape[1] // groups, inputs.shape[1] // groups * math.prod(window.kernel)
-    if math.prod(places) > 1 or not (groups == 1 or are_worth_blocks(groups, outputs, patch)):
+    if math.prod(positions) > 1 or not (groups == 1 or are_worth_blocks(groups, outputs, patch)):
         return ConvGrad(inputs, grad_outputs, window)
     # [batch x groups, 1, kernel, channels / groups], in the order of the weight.
-    seen = torch.unflatten(Cutter(window, places)(wide(inputs)), 2, (-1, inputs.shape[1] // groups)).mT
+    seen = torch.unflatten(Cutter(window, positions)(wide(inputs)), 2, (-1, inputs.shape[1] // groups)).mT
     products = LinearGrad(seen.flatten(start_dim=2), grad_outputs.reshape(len(seen), 1, outputs))
     return products if groups == 1 else BlockGrad(products, groups)
 
@@ -461,7 +461,7 @@ def _record_weight_and_bias(
         if weight is not None:
             by_name[weight] = of_weight(seen, back)
         if bias is not None:
-            # The bias is added at every position: [batch, outputs, *places] -> [batch, outputs].
+            # The bias is added at every position: [batch, outputs, *positions] -> [batch, outputs].
             by_name[bias] = DenseGrad(back.flatten(start_dim=2).sum(dim=2))
         return by_name
 

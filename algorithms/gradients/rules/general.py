@@ -193,7 +193,7 @@ class _Call:
         return self._among_copies(grad_outputs)
 
     @property
-    def _places(self) -> list[int]:
+    def _positions(self) -> list[int]:
         return [i for i, name in enumerate(self.names) if name is not None]
 
     def _by_record(self) -> dict[int, Tensor]:
@@ -205,7 +205,7 @@ class _Call:
         """The function of the parameters alone."""
 
         def of_parameters(*parameters: Tensor) -> Tensor:
-            chosen = values | dict(zip(self._places, parameters, strict=True))
+            chosen = values | dict(zip(self._positions, parameters, strict=True))
             return self.run(*(chosen.get(i, leaf) for i, leaf in enumerate(self.leaves)))
 
         return of_parameters
@@ -219,7 +219,7 @@ class _Call:
 
         def gradients_of_record(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
             run = self._with(self._of_record(values))
-            backward = torch.func.vjp(run, *(self.leaves[i] for i in self._places))[1]
+            backward = torch.func.vjp(run, *(self.leaves[i] for i in self._positions))[1]
             return backward(self.out.alone(error))  # type: ignore[no-any-return]
 
         by_record = self.out.by_record(grad_outputs, self.batch), self._by_record()
@@ -258,7 +258,7 @@ class _Call:
 
     def _each(self, calls: Iterable[tuple[dict[int, Tensor], Tensor]]) -> Gradients:
         """The gradients from the values and the output's gradient in a call for each record."""
-        free, each = [self.leaves[i].requires_grad_() for i in self._places], []
+        free, each = [self.leaves[i].requires_grad_() for i in self._positions], []
         for values, error in calls:
             with torch.enable_grad():
                 output = self._with(values)(*free)
@@ -270,7 +270,7 @@ class _Call:
     def _gradients_by_name(self, gradients: tuple[Tensor, ...]) -> Gradients:
         """Gradients by name; those of a parameter used twice in one operation are added."""
         rows: dict[str, Tensor] = {}
-        for i, gradient in zip(self._places, gradients, strict=True):
+        for i, gradient in zip(self._positions, gradients, strict=True):
             name = str(self.names[i])
             rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)
         return {name: DenseGrad(gradient) for name, gradient in rows.items()}
@@ -571,13 +571,13 @@ def _gradients_of_lookup(
 ) -> PerExample:
     """Gradients of a table if every record looks up the same entries."""
     grad_outputs = gradient.rows.view(len(gradient.rows), indices.numel(), -1)
-    places = indices.reshape(-1).long()
+    flat = indices.reshape(-1).long()
     if padding is not None:
-        grad_outputs = grad_outputs * (places != padding % len(table)).to(grad_outputs.dtype)[:, None]
-    if len(table) > len(places) and table.dim() == 2:
-        return EmbeddingGrad(places.expand(len(grad_outputs), -1), grad_outputs, len(table))
+        grad_outputs = grad_outputs * (flat != padding % len(table)).to(grad_outputs.dtype)[:, None]
+    if len(table) > len(flat) and table.dim() == 2:
+        return EmbeddingGrad(flat.expand(len(grad_outputs), -1), grad_outputs, len(table))
     rows = grad_outputs.new_zeros(len(grad_outputs), len(table), grad_outputs.shape[2]).index_add_(
-        1, places, grad_outputs
+        1, flat, grad_outputs
     )
     return DenseGrad(rows.flatten(start_dim=1))
 

@@ -92,20 +92,20 @@ class FastLinear(torch.autograd.Function):
 
 
 def sparse_linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """input weight^T for inputs with `numbers` [k] at `places` [n, k], weight [o, p]; see `sparse_linear.py`."""
-    places, numbers, weight = args
-    name, layout, batch = str(recorder.name(weight)), recorder.layout(places), recorder.batch
+    """input weight^T for inputs with `numbers` [k] at `positions` [n, k], weight [o, p]; see `sparse_linear.py`."""
+    positions, numbers, weight = args
+    name, layout, batch = str(recorder.name(weight)), recorder.layout(positions), recorder.batch
     if recorder.layout_if_any(numbers) is not None or recorder.name(numbers) is not None:
         raise UnrecordedError("a sparse layer whose numbers differ between records")
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         if layout == Layout(0, 1):
-            return {name: SparseLinearGrad(places, numbers, grad_outputs.detach(), weight.shape[1])}
-        # Rows of one record may share places.
-        inputs = dense_inputs(places, numbers.to(grad_outputs.dtype), weight.shape[1])
+            return {name: SparseLinearGrad(positions, numbers, grad_outputs.detach(), weight.shape[1])}
+        # Rows of one record may share positions.
+        inputs = dense_inputs(positions, numbers.to(grad_outputs.dtype), weight.shape[1])
         return linear_gradients(inputs, grad_outputs, layout, (name, None), batch)
 
-    return recorder.keep(func(*args), gradients, places, numbers)
+    return recorder.keep(func(*args), gradients, positions, numbers)
 
 
 def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -210,11 +210,11 @@ def _lookups(
     layout: Layout, batch: int, indices: Tensor, grad_outputs: Tensor, padding: int | None, entries: int
 ) -> EmbeddingGrad:
     """The lookups of each record; lookups of the padding entry have no gradient."""
-    places = layout.by_record(indices, batch).reshape(batch, -1).long()
+    by_record = layout.by_record(indices, batch).reshape(batch, -1).long()
     back = as_sequence(layout.by_record(grad_outputs, batch))
     if padding is not None:
-        back = back * (places != padding).to(back.dtype)[:, :, None]
-    return EmbeddingGrad(places, back, entries)
+        back = back * (by_record != padding).to(back.dtype)[:, :, None]
+    return EmbeddingGrad(by_record, back, entries)
 
 
 def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -324,9 +324,9 @@ def entries(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     name, batch, count = str(recorder.name(weight)), recorder.batch, len(weight)
 
     def gradients(grad_outputs: Tensor) -> Gradients:
-        places = layout.by_record(index, batch).reshape(batch, -1).long() % count
-        back = layout.by_record(grad_outputs, batch).reshape(*places.shape, -1)
-        return {name: EmbeddingGrad(places, back, count)}
+        by_record = layout.by_record(index, batch).reshape(batch, -1).long() % count
+        back = layout.by_record(grad_outputs, batch).reshape(*by_record.shape, -1)
+        return {name: EmbeddingGrad(by_record, back, count)}
 
     return recorder.keep(func(*args), gradients, index)
 

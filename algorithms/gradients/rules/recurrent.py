@@ -709,9 +709,10 @@ def padded_recurrence(recorder: GradSampleRecorder, func: Func, args: Args, kwar
         raise UnrecordedError("a recurrent layer whose records are in another dimension")
     has_biases = len(weights) == 4 * layers * (2 if bidirectional else 1)
     settings = RecurrentSettings(has_biases, layers, dropout, training, bidirectional, batch_first=False)
-    taken, places = _within_sequence(steps, lengths), torch.arange(len(steps), device=steps.device)[:, None]
+    taken = _within_sequence(steps, lengths)
+    positions = torch.arange(len(steps), device=steps.device)[:, None]
     # Reversed within its length, each sequence starts at the first step in both directions.
-    order = torch.where(taken[..., 0], lengths - 1 - places, places)[..., None]
+    order = torch.where(taken[..., 0], lengths - 1 - positions, positions)[..., None]
 
     def layer(*of_layer: Any) -> Unrolled:
         unrolled = _LAYERS[name](*of_layer, **({"ends": lengths} if name == "lstm" else {}))
