@@ -242,7 +242,9 @@ def labels(
         return _tags(table[label.name], label_type, where)
     if not isinstance(label_type, Number):
         return classes(table[label.name], label, label_type.classes, where)
-    values, _ = numbers(table[label.name], missing, where, refuses_missing=True)
+    values, absent = numbers(table[label.name], missing, where, refuses_missing=False)
+    if absent.any():
+        raise _is_missing(where, "leave out the rows that lack what is predicted")
     return label_type.scale(values)
 
 
@@ -375,7 +377,9 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
     """31 month + day, scaled to [0, 1]; float64 [n]."""
     months = positions(table[column.month], column.months, ColumnSource(path, column.month))
     where = ColumnSource(path, column.day)
-    days, _ = numbers(table[column.day], missing, where, refuses_missing=True)
+    days, absent = numbers(table[column.day], missing, where, refuses_missing=False)
+    if absent.any():
+        raise _is_missing(where, "correct the file")
     real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
     if not real.all():
         raise DataRefusedError(
@@ -412,13 +416,18 @@ def numbers(
             expected="a finite number",
         )
     if refuses_missing and absent.any():
-        raise DataRefusedError(
-            "{where}: a number is missing; correct the file, or declare `missing` for that column.",
-            code="missing_value",
-            where=where,
-            column=where.column,
-        )
+        raise _is_missing(where, "correct the file, or declare `missing` for that column")
     return floats, absent
+
+
+def _is_missing(where: ColumnSource, remedy: str) -> DataRefusedError:
+    return DataRefusedError(
+        "{where}: a number is missing; {remedy}.",
+        code="missing_value",
+        where=where,
+        column=where.column,
+        remedy=remedy,
+    )
 
 
 def _trim(values: pa.ChunkedArray, where: ColumnSource) -> pa.ChunkedArray:

@@ -288,6 +288,18 @@ def test_parquet_with_nulls_and_nan(encode: Encode) -> None:
         encode(ages(1.0, float("nan")))
 
 
+def test_a_row_without_the_number_to_predict_is_to_be_left_out(encode: Encode, table: Document) -> None:
+    """No card can declare what stands for it, unlike for a feature."""
+    del table["classes"]
+    table["target"] = {"bounds": [0.0, 10.0]}
+    with refused_as("missing_value", DataRefusedError, column="answer") as refusal:
+        encode(rows("25,Oslo,5", "50,Rome,"))
+    assert str(refusal.value.fields["remedy"]).startswith("leave out the rows")
+    with refused_as("missing_value", DataRefusedError, column="age") as refusal:
+        encode(rows("25,Oslo,5", ",Rome,6"))
+    assert "`missing`" in str(refusal.value.fields["remedy"])
+
+
 def test_parquet_that_is_not_whole_is_refused(encode: Encode, tmp_path: Path) -> None:
     encode(PARQUET)
     whole = (tmp_path / "tiny").read_bytes()
