@@ -218,26 +218,21 @@ class Engine:
         with refuse_failures(model, form), without_shortcuts():
             self._find_invariant_size(largest, device)
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
-                counts = PassCounts.of(self.physical_batch, expected_batch)
-                self.smaller_sizes = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
+                self._find_smaller_sizes(expected_batch, device)
         is_small = self.pass_bytes <= min(_REPLAYED_BYTES, _TRACED * memory_mb * 1e6)
         if is_small and self._may_have_smaller_sizes(device):
             self._replays = Replays()
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
-        inspection, is_cpu = self.inspection, device.type == "cpu"
         if expected_batch is None:
-            return pass_sizes(min(largest, _USUAL if is_cpu else _USUAL_ON_DEVICE))[-1]
-        each = self._record_seconds
-        parameters = self.passes.model.parameter_count
-        fixed = _PASS + _EACH_KERNEL * inspection.kernels + _EACH_PARAMETER * parameters
-
-        has_smaller = is_cpu and self._may_have_smaller_sizes(device)
+            usual = _USUAL if device.type == "cpu" else _USUAL_ON_DEVICE
+            return pass_sizes(min(largest, usual))[-1]
+        has_smaller = device.type == "cpu" and self._may_have_smaller_sizes(device)
 
         def seconds(counts: PassCounts) -> float:
-            slots = counts.slots(counts.smaller_sizes(self._most_smaller) if has_smaller else ())
-            return (counts.mean_full + 1.0) * fixed + slots * (each if is_cpu else each / _FASTER)
+            smaller = counts.smaller_sizes(self._most_smaller) if has_smaller else ()
+            return self._sum_seconds(counts, smaller, device)
 
         sizes = []
         for size in pass_sizes(largest):
@@ -245,6 +240,13 @@ class Engine:
             if sizes[-1].mean_full < _SELDOM:
                 break
         return min(sizes, key=seconds).size
+
+    def _sum_seconds(self, counts: PassCounts, smaller: tuple[int, ...], device: torch.device) -> float:
+        """About how long passes over a sample take one core, if a last pass may have one of the smaller sizes."""
+        parameters = self.passes.model.parameter_count
+        fixed = _PASS + _EACH_KERNEL * self.inspection.kernels + _EACH_PARAMETER * parameters
+        each = self._record_seconds / (1 if device.type == "cpu" else _FASTER)
+        return (counts.mean_full + 1.0) * fixed + counts.slots(smaller) * each
 
     def _size_that_fills(self, size: int, physical_batch: int | None, largest: int) -> int:
         """The size, or 1 if records do not keep to their rows in passes of it."""
@@ -278,23 +280,9 @@ class Engine:
         first = self.physical_batch
         if self.is_random or first == 1:
             return
-        point = self._point_for_comparison(device)
         larger = [size for size in pass_sizes(min(largest, WHOLE)) if size > first]
         for self.physical_batch in (first, *larger):
-            try:
-                comparison = self.compare_passes(point, device)
-            except torch.OutOfMemoryError:
-                raise UnsupportedModelError(
-                    f"a pass of {self.physical_batch} records of the model {self.passes.model.name} does not fit the"
-                    f" memory of the device {device.type}; set physical_batch or memory_mb to less.",
-                    code="pass_exceeds_memory",
-                    size=self.physical_batch,
-                    model=self.passes.model.name,
-                    device=device.type,
-                ) from None
-            if not (comparison.is_same and comparison.is_like_alone) and self.shards is None:
-                check_apart_at(self.passes, replace(self.inspection.form, device=device), self.physical_batch)
-            if comparison.is_same:
+            if self._is_invariant(device):
                 return
         if device.type != "cpu":
             self.physical_batch = first
@@ -313,6 +301,23 @@ class Engine:
             first,
         )
 
+    def _is_invariant(self, device: torch.device) -> bool:
+        """Whether no record's values depend on the others in passes of the present size."""
+        try:
+            comparison = self.compare_passes(self._point_for_comparison(device), device)
+        except torch.OutOfMemoryError:
+            raise UnsupportedModelError(
+                f"a pass of {self.physical_batch} records of the model {self.passes.model.name} does not fit the"
+                f" memory of the device {device.type}; set physical_batch or memory_mb to less.",
+                code="pass_exceeds_memory",
+                size=self.physical_batch,
+                model=self.passes.model.name,
+                device=device.type,
+            ) from None
+        if not (comparison.is_same and comparison.is_like_alone) and self.shards is None:
+            check_apart_at(self.passes, replace(self.inspection.form, device=device), self.physical_batch)
+        return comparison.is_same
+
     def _may_have_smaller_sizes(self, device: torch.device) -> bool:
         """Whether passes over fewer records may be smaller: where processes and devices need not keep in step."""
         passes = self.passes
@@ -325,6 +330,32 @@ class Engine:
     def _most_smaller(self) -> int:
         """How many smaller sizes are compared: one for a large model, whose passes take long."""
         return 1 if self.inspection.is_brief else MOST_SMALLER
+
+    def _find_smaller_sizes(self, expected_batch: float, device: torch.device) -> None:
+        """Find the smaller sizes, and another usual size if it is faster with those that agree with it.
+
+        Convolutions have kernels for 16 records and others for fewer, so that 8 agree with 12, but not with 16.
+        """
+        usual = self.physical_batch
+        self.smaller_sizes, seconds = self._smaller_sizes(expected_batch, device)
+        others = [size for size in pass_sizes(usual) if size < usual]
+        if not others:
+            return
+        self.physical_batch = self._cheapest_size(others[-1], expected_batch, device)
+        counts = PassCounts.of(self.physical_batch, expected_batch)
+        at_best = self._sum_seconds(counts, counts.smaller_sizes(self._most_smaller), device)
+        if at_best < seconds and self._fills(self.physical_batch) and self._is_invariant(device):
+            smaller, others_seconds = self._smaller_sizes(expected_batch, device)
+            if others_seconds < seconds:
+                self.smaller_sizes = smaller
+                return
+        self.physical_batch = usual
+
+    def _smaller_sizes(self, expected_batch: float, device: torch.device) -> tuple[tuple[int, ...], float]:
+        """The smaller sizes that agree with the present one, and about how many seconds a sum takes with them."""
+        counts = PassCounts.of(self.physical_batch, expected_batch)
+        smaller = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
+        return smaller, self._sum_seconds(counts, smaller, device)
 
     def _sizes_that_agree(self, smaller: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
         """Of smaller sizes, those in passes of which records have the bits of those of the usual size."""

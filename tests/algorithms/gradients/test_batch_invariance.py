@@ -525,6 +525,21 @@ def test_a_size_in_which_records_have_other_bits_is_not_taken(name: str) -> None
     assert engine.smaller_sizes in ((16,), (12, 16))  # 12 has the same bits on some processors
 
 
+def test_usual_size_is_one_with_which_smaller_ones_agree() -> None:
+    """As if PyTorch chose another kernel for 16 rows than for fewer, so that passes of 16 have no smaller size."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        turn = 2.0**-22 if len(x) >= 16 else 0.0
+        return self.layer(x) * torch.full((len(x), 1), 1.0 + turn)
+
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(1000, 1000)), (1000,)), torch.float32)
+    engine = made.engine(expected_batch=8.0, limits=BRIEF)
+    assert engine.physical_batch == 12
+    assert engine.smaller_sizes
+    records = made.take([0] * engine.smaller_sizes[-1]).arguments
+    assert sizes_of(engine, partial(engine.clipped_sum, *records, L2(1.0))) == {engine.smaller_sizes[-1]}
+
+
 class RarelyOther(nn.Module):
     """Raises a number of 65 to a power, which PyTorch rounds otherwise at the end of a tensor, for one in fifty."""
 
