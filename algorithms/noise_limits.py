@@ -41,9 +41,9 @@ def usual_noise_limit(records: float, epsilon: float, of: Kind, *, is_shrunk: bo
         >>> [usual_noise_limit(480, epsilon=1.0, of=of, is_shrunk=True) for of in ("classes", "number")]
         [0.5, 0.27]
     """
-    most, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
+    maximum, of_information = _OF_CLASSES if of == "classes" else _OF_A_NUMBER
     limit = of_information * _information(records, epsilon)
-    return float(f"{min(most, max(_MIN_IF_SHRUNK[of], limit) if is_shrunk else limit):.2g}")
+    return float(f"{min(maximum, max(_MIN_IF_SHRUNK[of], limit) if is_shrunk else limit):.2g}")
 
 
 def noise_limit_of_features(records: float, epsilon: float) -> float:
@@ -89,5 +89,5 @@ def usual_momentum(records: float, epsilon: float, steps: int) -> float:
         [0.9, 0.91, 0.96, 0.97]
     """
     longer = 1.0 - _LONGER * noise_for_share(1.0, epsilon) / records
-    most = min(_MAX_MOMENTUM, 1.0 - 1.0 / (_MEMORY * steps))
-    return float(f"{max(USUAL_MOMENTUM, min(most, longer)):.2g}")
+    maximum = min(_MAX_MOMENTUM, 1.0 - 1.0 / (_MEMORY * steps))
+    return float(f"{max(USUAL_MOMENTUM, min(maximum, longer)):.2g}")

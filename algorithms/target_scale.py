@@ -182,13 +182,13 @@ def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = Fal
     middles, widths = (edges[1:] + edges[:-1]) / 2, edges.diff()
     nearest, is_above_noise = _without_negatives(counts.double()), counts >= _ABOVE_NOISE * noise
     belongs = is_above_noise if is_above_noise.any() else nearest == nearest.max()
-    least = _NEAR_AT_LEAST if is_exact_later else 0.0
+    minimum = _NEAR_AT_LEAST if is_exact_later else 0.0
     for _ in range(_PASSES):
         shares = torch.where(belongs, nearest, 0.0) / nearest[belongs].sum()
         centre = shares @ middles
         # A number is spread evenly over its cell, which adds width^2 / 12 to the variance of the middles.
         deviation = (shares @ ((middles - centre).square() + widths.square() / 12.0)).sqrt()
-        reach = (_NEAR * deviation).clamp(min=least) + widths
+        reach = (_NEAR * deviation).clamp(min=minimum) + widths
         belongs = is_above_noise | (nearest > 0.0) & ((middles - centre).abs() <= reach)
     return float(centre), max(_MIN_SCALE, _DEVIATIONS * float(deviation))
 

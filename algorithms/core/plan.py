@@ -268,14 +268,14 @@ class Plan:
                 epsilon=target,
             )
         if self.evaluation is not None:
-            least, stated = self.cost_held_out(self.evaluation.schedule), self.evaluation.epsilon
-            if stated < least * (1 - _RECOMPUTED):
+            minimum, stated = self.cost_held_out(self.evaluation.schedule), self.evaluation.epsilon
+            if stated < minimum * (1 - _RECOMPUTED):
                 raise RefusedError(
                     "the plan states epsilon {stated:g} for the people held out, their evaluation costs"
                     " {least:g}; {plan.remedy}.",
                     code="plan_understates_evaluation",
                     stated=stated,
-                    least=least,
+                    least=minimum,
                 )
         computed = {name: costs.get(name, math.inf) for name in self.epsilon}
         if any(
@@ -310,8 +310,8 @@ class Plan:
                 adjacency = adjacency_named(self.adjacency)
                 return by_accountants(self.reserved_schedule, budget.delta, adjacency, stated=self.epsilon)
             case ZCDPBudget(rho):
-                most = max([rho, *(rho_of(event) for event, _ in evaluated)])
-                return {"rdp": epsilon_of_zcdp(most, budget.delta)}
+                maximum = max([rho, *(rho_of(event) for event, _ in evaluated)])
+                return {"rdp": epsilon_of_zcdp(maximum, budget.delta)}
             case RenyiBudget(order, limit):
                 held = RenyiFilter(order, budget).limit
                 if not math.isclose(limit, held, rel_tol=_ROUNDING):
@@ -323,8 +323,8 @@ class Plan:
                         order=order,
                         held=held,
                     )
-                most = max(limit, float(rdp(evaluated, orders=(order,))[0]))
-                return {"rdp": most + conversion(order, budget.delta)}
+                maximum = max(limit, float(rdp(evaluated, orders=(order,))[0]))
+                return {"rdp": maximum + conversion(order, budget.delta)}
 
     def open_filter(self) -> Filter:
         """A new filter that enforces the training of this plan."""

@@ -98,7 +98,7 @@ def outcomes_of_view(view: NoisyTables) -> dict[str, Outcome]:
     if view.spec.kind == "number":
         return _of_numbers(view)
     cells, nodes = independent(view.tables["score"], view.noise_std, view.z), score_nodes(view.spec.bins)
-    return {"score": mean(cells, nodes, np.ones_like(nodes), has_units=False, least=0.0)}
+    return {"score": mean(cells, nodes, np.ones_like(nodes), has_units=False, minimum=0.0)}
 
 
 # Two classes
@@ -185,7 +185,7 @@ def _of_two_classes(cells: ScoredCells) -> dict[str, Outcome]:
         "precision": proportion(cells, tp, fp),
         "recall": proportion(cells, tp, fn),
         "log_loss": _unless_hidden(
-            cells, mean(cells, log_losses(bins), np.ones(2 * bins), has_units=True, least=0.0)
+            cells, mean(cells, log_losses(bins), np.ones(2 * bins), has_units=True, minimum=0.0)
         ),
         "calibration_gap": _unless_hidden(cells, _calibration_gap(cells)),
     }
@@ -305,7 +305,7 @@ def _of_classes(view: NoisyTables) -> dict[str, Outcome]:
         "accuracy": proportion(wrong_right, np.array([0.0, 1.0]), np.array([1.0, 0.0])),
         "majority_accuracy": _majority(view),
         "f1": _f1_of_classes(view),
-        "log_loss": mean(losses, np.square(nodes), np.ones_like(nodes), has_units=True, least=0.0),
+        "log_loss": mean(losses, np.square(nodes), np.ones_like(nodes), has_units=True, minimum=0.0),
     }
 
 
@@ -430,7 +430,7 @@ def _of_numbers(view: NoisyTables) -> dict[str, Outcome]:
     # Sums over nodes are exact for squares of the error, but not for squares of those: these are from the joint bins.
     fourth = float(view.tables["error x target"].sum(axis=1) @ nodes**4)
     ones = np.ones_like(nodes)
-    squared = mean(errors, np.square(nodes), ones, has_units=True, least=0.0, squares=fourth)
+    squared = mean(errors, np.square(nodes), ones, has_units=True, minimum=0.0, squares=fourth)
     explained, spread = variance_explained(
         errors.values,
         independent(view.tables["target"], view.noise_std).values,
@@ -444,7 +444,7 @@ def _of_numbers(view: NoisyTables) -> dict[str, Outcome]:
     return {
         "r2": explained,
         "rmse": squared.map(math.sqrt) if isinstance(squared, Estimate) else squared,
-        "mae": mean(errors, nodes, ones, has_units=True, least=0.0),
+        "mae": mean(errors, nodes, ones, has_units=True, minimum=0.0),
         "mean_rmse": spread.map(math.sqrt) if isinstance(spread, Estimate) else spread,
     }
 

@@ -130,4 +130,4 @@ def _mistakes(bins: int, cut: int, costs: Sequence[float]) -> Floats:
 
 def _cost(cells: ScoredCells, cut: int, costs: Sequence[float]) -> Estimate | None:
     weights = _mistakes(len(cells.by_bin), cut, costs)
-    return estimate_in(mean(cells, weights, np.ones_like(weights), has_units=True, least=0.0))
+    return estimate_in(mean(cells, weights, np.ones_like(weights), has_units=True, minimum=0.0))

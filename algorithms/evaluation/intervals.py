@@ -142,7 +142,7 @@ def mean(
     everyone: Floats,
     *,
     has_units: bool,
-    least: float = -math.inf,
+    minimum: float = -math.inf,
     squares: float | None = None,
 ) -> Outcome:
     """The mean of `top` over the cells' people: (top . x) / (everyone . x), both linear, so unbiased to first order.
@@ -152,7 +152,7 @@ def mean(
         top: [k].
         everyone: [k].
         has_units: whether noise is compared with the value rather than with 1.
-        least: lower bound of the mean.
+        minimum: lower bound of the mean.
         squares: the sum over people of the squared value, where cells at nodes do not give it.
     """
     if not cells.is_clear(everyone):
@@ -173,10 +173,10 @@ def mean(
         below,
         variance,
         by_noise,
-        max(least, value - reach),
+        max(minimum, value - reach),
         value + reach,
         z=cells.z,
-        bounds=(least, math.inf),
+        bounds=(minimum, math.inf),
         has_units=has_units,
     )
 
@@ -186,18 +186,18 @@ def _invert(
     below: float,
     variance: Callable[[float], float],
     by_noise: float,
-    least: float,
-    most: float,
+    minimum: float,
+    maximum: float,
     *,
     z: float = Z,
     bounds: tuple[float, float] = (-math.inf, math.inf),
     has_units: bool = False,
 ) -> Outcome:
-    """The t in [least, most] for which above - t below is within z standard deviations of 0, or less near a bound.
+    """The t in [minimum, maximum] for which above - t below is within z standard deviations of 0, or less near a bound.
 
     by_noise: the noise's part of the variance at the estimate. bounds: of what can be true.
     """
-    value = min(max(above / below, least), most)
+    value = min(max(above / below, minimum), maximum)
     if math.sqrt(max(by_noise, 0.0)) / below > (MAX_RELATIVE_NOISE * abs(value) if has_units else MAX_NOISE):
         return DROWNED
     lowest, highest = bounds
@@ -210,7 +210,7 @@ def _invert(
         away, beyond = _acceptance(nearer, z)
         return -away <= towards <= beyond
 
-    return Estimate(value, _edge(is_inside, value, least), _edge(is_inside, value, most))
+    return Estimate(value, _edge(is_inside, value, minimum), _edge(is_inside, value, maximum))
 
 
 def _acceptance(distance: float, z: float) -> tuple[float, float]:
@@ -306,13 +306,13 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
 
     value = top / bottom
     reach = 4 * cells.z * math.sqrt(variance(value)) / bottom
-    least = max(0.0, value - reach)
+    minimum = max(0.0, value - reach)
     return _invert(
         top,
         bottom,
         variance,
         noise_at(value),
-        least,
+        minimum,
         value + reach,
         z=cells.z,
         bounds=(0.0, math.inf),
@@ -343,8 +343,8 @@ def root_mean_square(squares: Floats, chances: Floats, between: float, z: float)
         away, beyond = _acceptance((1 - math.cbrt(by_chance / mean)) / math.sqrt(spread), z)
         return -beyond <= (math.cbrt(total / mean) - 1 + spread) / math.sqrt(spread) <= away
 
-    most = total + 5 * z * math.sqrt(constant + slope * total) + 5 * z * slope
-    return Estimate(value, _edge(is_inside, value, 0.0), _edge(is_inside, value, most)).map(math.sqrt)
+    maximum = total + 5 * z * math.sqrt(constant + slope * total) + 5 * z * slope
+    return Estimate(value, _edge(is_inside, value, 0.0), _edge(is_inside, value, maximum)).map(math.sqrt)
 
 
 def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:

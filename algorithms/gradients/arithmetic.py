@@ -115,9 +115,9 @@ _LAST_SIZES = *_SMALL_SIZES, *_LARGER_SIZES
 """The sizes of which a sample's last pass may have some that are smaller than the usual one."""
 
 
-def pass_sizes(most: int) -> list[int]:
-    """The sizes that passes may have, up to `most` records: few below 64, and its multiples."""
-    return [size for size in _SMALL_SIZES if size <= most] + [*range(WHOLE, most + 1, WHOLE)]
+def pass_sizes(maximum: int) -> list[int]:
+    """The sizes that passes may have, up to `maximum` records: few below 64, and its multiples."""
+    return [size for size in _SMALL_SIZES if size <= maximum] + [*range(WHOLE, maximum + 1, WHOLE)]
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,15 @@ class PassCounts:
         grown = ((larger - less) * (1.0 - self.at_most[less]) for less, larger in pairwise(sizes))
         return self.mean_full * self.size + sum(grown)
 
-    def smaller_sizes(self, most: int = MOST_SMALLER) -> tuple[int, ...]:
-        """At most so many smaller sizes with which passes have few slots, found one after another; ascending.
+    def smaller_sizes(self, maximum: int = MOST_SMALLER) -> tuple[int, ...]:
+        """At most `maximum` smaller sizes with which passes have few slots, found one after another; ascending.
 
         Example:
             >>> [PassCounts.of(size, 64.0).smaller_sizes() for size in (64, 128)]
             [(8, 16, 24), (64, 80)]
         """
         chosen: tuple[int, ...] = ()
-        for _ in range(most):
+        for _ in range(maximum):
             sets = [tuple(sorted((*chosen, size))) for size in _LAST_SIZES if size < self.size]
             best = min(sets, key=self.slots, default=())
             if self.slots(best) > (1.0 - _WORTH_A_SIZE) * self.slots(chosen):

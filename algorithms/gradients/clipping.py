@@ -132,14 +132,14 @@ class Affine(_Norm):
             raise ValueError(
                 f"the shift has shape {list(self.shift.shape)}, the scale {list(self.scale.shape)}; give equal shapes."
             )
-        least, most, offset, are_numbers = self._facts
-        if not (are_numbers and least > 0):
+        minimum, maximum, offset, are_numbers = self._facts
+        if not (are_numbers and minimum > 0):
             raise ValueError(
                 "the shift and the scale must be finite and the scale positive; bound them from below."
             )
-        if least < _SMALLEST_SCALE or most > _LARGEST_SCALE or offset > FARTHEST * self.norm:
+        if minimum < _SMALLEST_SCALE or maximum > _LARGEST_SCALE or offset > FARTHEST * self.norm:
             raise ValueError(
-                f"the scale goes from {least:.3g} to {most:.3g}, and the shift is {offset:.3g} of it; keep the"
+                f"the scale goes from {minimum:.3g} to {maximum:.3g}, and the shift is {offset:.3g} of it; keep the"
                 f" scale between {_SMALLEST_SCALE:g} and {_LARGEST_SCALE:g}, and the shift within {FARTHEST:g} times"
                 f" the norm {self.norm:g}."
             )
@@ -160,8 +160,8 @@ class Affine(_Norm):
         shift, scale = self.shift.double(), self.scale.double()
         are_numbers = torch.isfinite(shift).all() & torch.isfinite(scale).all()
         facts = [*scale.aminmax(), (shift / scale).norm(), are_numbers.double()]
-        least, most, offset, finite = torch.stack(facts).tolist()
-        return least, most, offset, finite == 1.0
+        minimum, maximum, offset, finite = torch.stack(facts).tolist()
+        return minimum, maximum, offset, finite == 1.0
 
     @property
     def offset(self) -> float:

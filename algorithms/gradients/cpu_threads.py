@@ -21,11 +21,11 @@ EACH_OPERATION, EACH_BYTE = 2.5e-11, 3e-10
 
 
 @contextmanager
-def threads_up_to(most: int | None) -> Iterator[None]:
+def threads_up_to(maximum: int | None) -> Iterator[None]:
     """At most so many CPU threads within the block; None: as many as before."""
     before = torch.get_num_threads()
-    if most is not None and before > most:
-        torch.set_num_threads(most)
+    if maximum is not None and before > maximum:
+        torch.set_num_threads(maximum)
     try:
         yield
     finally:

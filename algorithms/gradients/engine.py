@@ -376,8 +376,8 @@ class Engine:
             )
 
         try:
-            for most in range(1, min(threads, torch.get_num_threads()) + 1):  # as a run may have fewer
-                with threads_up_to(most):
+            for maximum in range(1, min(threads, torch.get_num_threads()) + 1):  # as a run may have fewer
+                with threads_up_to(maximum):
                     smaller = sizes_that_agree(
                         compute,
                         self.inspection.form,
@@ -872,10 +872,10 @@ def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> i
     """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
     is_cpu = device.type == "cpu"
     saved = _PASSES * (cost.saved + cost.materialized)
-    most = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
+    maximum = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / saved) if is_cpu else math.inf
     free = memory_mb * 1e6 - cost.fixed
-    return max(1, int(min(free / most, best, MOST_RECORDS if is_cpu else _MOST_ON_DEVICE)))
+    return max(1, int(min(free / maximum, best, MOST_RECORDS if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _digest(record: PerExampleGradients) -> int:
@@ -892,5 +892,5 @@ def _halves(inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _sizes(physical_batch: int) -> list[int]:
     """Batch sizes to inspect: the smallest, twice that and the largest; for a single size also half of it."""
-    least = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
-    return sorted({least, 2 * least, physical_batch})
+    minimum = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
+    return sorted({minimum, 2 * minimum, physical_batch})

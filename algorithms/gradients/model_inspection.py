@@ -206,7 +206,7 @@ def in_16_bits(name: str) -> str:
 
 
 def examine(
-    passes: Passes, least: InputSpec, limits: InspectionLimits = InspectionLimits()
+    passes: Passes, spec: InputSpec, limits: InspectionLimits = InspectionLimits()
 ) -> ModelInspection:
     """Determine how to compute a model's per-example gradients; cheap checks and refusals come first.
 
@@ -222,7 +222,7 @@ def examine(
 
     Args:
         passes: of the model.
-        least: the form of the records, as far as it is known without the number of entries of the model's tables.
+        spec: the form of the records, as far as it is known without the number of entries of the model's tables.
         limits: up to which an inspection is a full one.
 
     Raises:
@@ -248,7 +248,7 @@ def examine(
         >>> inspection.layouts is None, inspection.is_random, inspection.without_rule
         (False, False, ('cdist',))
     """
-    described = _describe_records(passes, least, limits)
+    described = _describe_records(passes, spec, limits)
     with _threads_for(described.operations):
         runnable = _choose_passes(described)
         independent = _check_independence(runnable)
@@ -346,7 +346,7 @@ def _check_parameters(model: PerExampleModel) -> None:
         )
 
 
-def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits) -> _Described:
+def _describe_records(passes: Passes, spec: InputSpec, limits: InspectionLimits) -> _Described:
     """Refuse what is known to mix records, and find the form of the records and the extent of the inspection."""
     module = passes.model.module
     _check_parameters(passes.model)
@@ -354,9 +354,9 @@ def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
     unused = copy_module(module, module.parameters())
-    parameters = near_start(passes.model).to(least.device)
+    parameters = near_start(passes.model).to(spec.device)
     with Operations() as operations:
-        form = form_of(passes, parameters, least, count=1)
+        form = form_of(passes, parameters, spec, count=1)
     # Parameter vectors are summed many times.
     is_light = operations.count + 20 * len(parameters) <= limits.full_operations
     with _threads_for(operations.count):
@@ -364,7 +364,7 @@ def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits
         needs_much = max(MANY * forward, _MORE * back) > limits.full_bytes
         is_brief = not is_light or needs_much
         if not is_brief:
-            form = form_of(passes, parameters, least, _MORE)
+            form = form_of(passes, parameters, spec, _MORE)
         in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
         probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
         return _Described(

@@ -377,9 +377,9 @@ def product_sizes(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 @lru_cache
 def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to process at once if each takes this many numbers."""
-    most = (_IN_CACHE if device.type == "cpu" else _ON_DEVICE) // max(1, numbers)
+    maximum = (_IN_CACHE if device.type == "cpu" else _ON_DEVICE) // max(1, numbers)
     # Below the smallest size that fills kernels, the largest power of two.
-    return round_batch(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
+    return round_batch(maximum) if maximum >= FEWEST else max(_AT_LEAST, 2 ** maximum.bit_length() // 2)
 
 
 def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:

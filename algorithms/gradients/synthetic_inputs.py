@@ -191,19 +191,19 @@ def near_start(model: PerExampleModel) -> Tensor:
     return moved
 
 
-def form_of(passes: Passes, parameters: Tensor, least: InputSpec, count: int) -> InputSpec:
+def form_of(passes: Passes, parameters: Tensor, spec: InputSpec, count: int) -> InputSpec:
     """The form with all entries of the model's tables, or those of a byte, and all labels that the model accepts."""
     layers = [
         layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
-    form, outputs = least, None
-    for index in (0,) if least.packing is None else least.packing.entry_parts:
+    form, outputs = spec, None
+    for index in (0,) if spec.packing is None else spec.packing.entry_parts:
         ends = (
             tables
-            if least.packing is None
-            else sorted({*tables, *_lengths(least.packing, index)}, reverse=True)
+            if spec.packing is None
+            else sorted({*tables, *_lengths(spec.packing, index)}, reverse=True)
         )
         for candidate in (_with_entries(form, entries, paddings, index) for entries in ends):
             accepted = _outputs_if_accepted(passes, parameters, candidate, count)
@@ -242,14 +242,14 @@ def _losses_with_labels(passes: Passes, outputs: Tensor, form: InputSpec) -> Ten
 
 def _with_entries(form: InputSpec, entries: int, paddings: set[int], index: int) -> InputSpec:
     """The form with this many entries in one of its parts."""
-    packing, most = form.packing, entries
+    packing, maximum = form.packing, entries
     if packing is not None:
         parts = list(packing.parts)
         parts[index] = replace(parts[index], entries=entries)
-        packing, most = Packing(tuple(parts)), max(entries, form.entries)
-    constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
-    chosen = tuple(sorted(c for c in constants if c < most))
-    return replace(form, entries=most, constants=chosen, packing=packing)
+        packing, maximum = Packing(tuple(parts)), max(entries, form.entries)
+    constants = {*paddings, *range(_SPECIAL), entries - 1, maximum - 1}
+    chosen = tuple(sorted(c for c in constants if c < maximum))
+    return replace(form, entries=maximum, constants=chosen, packing=packing)
 
 
 def _outputs_if_accepted(passes: Passes, parameters: Tensor, form: InputSpec, count: int) -> Tensor | None:

@@ -307,10 +307,10 @@ def _minimise(
     return best
 
 
-def _fast_size(least: int) -> int:
-    """The smallest size from `least` on whose prime factors are 2 and a few of 3 and 5, which transforms take fast."""
+def _fast_size(minimum: int) -> int:
+    """The smallest size of at least `minimum` whose prime factors are 2 and a few of 3 and 5: transforms are fast."""
     odd = (3**threes * 5**fives for threes in range(4) for fives in range(4))
-    sizes: list[int] = [part << (-(-least // part) - 1).bit_length() for part in odd]
+    sizes: list[int] = [part << (-(-minimum // part) - 1).bit_length() for part in odd]
     return min(sizes)
 
 

@@ -179,10 +179,10 @@ def cifar_cnn(name: str, activation: str, spec: ModelSpec) -> Model:
     return classifier(name, nn.Sequential(layers))
 
 
-def _check_images(name: str, spec: ModelSpec, least: int) -> None:
-    if len(spec.input_shape) != 3 or min(spec.input_shape[1:]) < least:
+def _check_images(name: str, spec: ModelSpec, minimum: int) -> None:
+    if len(spec.input_shape) != 3 or min(spec.input_shape[1:]) < minimum:
         raise ModelRefusedError(
-            f"the model {name!r} takes images of at least {least} x {least} pixels, not inputs of shape"
+            f"the model {name!r} takes images of at least {minimum} x {minimum} pixels, not inputs of shape"
             f" {spec.input_shape}; use 'softmax'."
         )
 

@@ -145,13 +145,13 @@ class _Forecast:
             delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
         cost = whole.composition.amount_of(Budget(self.epsilon, delta))
         if not any(cost):
-            least = whole.composition.as_budget((Fraction(1, 10**9),), delta).epsilon
+            minimum = whole.composition.as_budget((Fraction(1, 10**9),), delta).epsilon
             raise ParamsRefusedError(
                 "{composition} counts at least epsilon {least:.4g} for a retraining at delta {delta:g}, so no"
                 " forecast is one of epsilon {epsilon:g}; give a larger --epsilon, or --planned instead.",
                 code="bad_option",
                 composition=whole.composition,
-                least=least,
+                least=minimum,
                 delta=delta,
                 epsilon=self.epsilon,
                 options=("--epsilon",),

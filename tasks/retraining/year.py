@@ -43,10 +43,10 @@ class Year:
         people = f"With at most {self.people:,} people held out,"
         if self.standard_error is None:
             return f"{price} {people} noise drowns a difference, so that no model takes the place of the one in use."
-        least = _CLEAR * self.standard_error
+        minimum = _CLEAR * self.standard_error
         return (
             f"{price} {people} a difference of the mean score has a standard error of {self.standard_error:.2g}, and a"
-            f" gain that is less than {least:.2g} above minimal_gain is taken for noise."
+            f" gain that is less than {minimum:.2g} above minimal_gain is taken for noise."
         )
 
 

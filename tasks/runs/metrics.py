@@ -265,11 +265,11 @@ def _private_verdict(metrics: Metrics) -> str | None:
 
     None where noise drowns them, and for scores, of which no constant answer's is released.
     """
-    headline, most = headline_estimate(metrics), metrics.get("test_majority_accuracy")
+    headline, maximum = headline_estimate(metrics), metrics.get("test_majority_accuracy")
     kind = "number" if "test_r2" in metrics else "class"
-    if headline is None or (kind == "class" and most is None):
+    if headline is None or (kind == "class" and maximum is None):
         return None
-    constant = 0.0 if most is None else most["value"]
+    constant = 0.0 if maximum is None else maximum["value"]
     ends = {"low": headline[1] - constant, "high": headline[2] - constant}
     return verdict_of({"gain": ends}, kind, 0.0)
 

@@ -347,14 +347,14 @@ def _check_orders_reach(cost: Callable[[float], float], target: Budget) -> None:
     They state 0 once the total variation is below delta, which takes noise by which nothing is left to learn, unless
     the release is of few records.
     """
-    least = epsilon_of_rdp(np.full(len(ORDERS), 2 * target.delta**2), target.delta)
-    if target.epsilon <= least and cost(_MAX_SENSIBLE_NOISE) > target.epsilon:
+    minimum = epsilon_of_rdp(np.full(len(ORDERS), 2 * target.delta**2), target.delta)
+    if target.epsilon <= minimum and cost(_MAX_SENSIBLE_NOISE) > target.epsilon:
         raise RefusedError(
             "Rényi divergences state no epsilon up to {least:.3g} at delta {delta:g} for noise multipliers up to"
             " {noise:.0e}, and {epsilon:g} is asked for; set {target.accountant} to pld, or {target.epsilon} to more"
             " than {least:.3g}.",
             code="epsilon_below_orders",
-            least=least,
+            least=minimum,
             delta=target.delta,
             noise=_MAX_SENSIBLE_NOISE,
             epsilon=target.epsilon,

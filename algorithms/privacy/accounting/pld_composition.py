@@ -345,9 +345,9 @@ class _TiltedLosses:
 
 def _block_sizes(size: int) -> Iterator[int]:
     """Few losses at first, at all frequencies, and ever more the fewer of these are left."""
-    number, most = 1, max(1, _MAX_BLOCK // size)
+    number, maximum = 1, max(1, _MAX_BLOCK // size)
     while True:
-        yield min(number, most)
+        yield min(number, maximum)
         number *= 2
 
 

@@ -53,7 +53,7 @@ def _draws_one(event: Any) -> bool:
     return bool(event.mean == 1 and math.isfinite(event.shape))
 
 
-def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.0) -> float:
+def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], minimum: float = 0.0) -> float:
     """`shift_of_selection` for trials of several kinds, each known by the tail at the delta that decides alone.
 
     Any tail bounds all deltas. Which decides is estimated first, and taken from what was found where that was far off.
@@ -61,7 +61,7 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.
     Args:
         event: The search.
         trials: Of each kind.
-        least: A bound on all deltas of kinds that are none of these.
+        minimum: A bound on all deltas of kinds that are none of these.
     """
     if _draws_one(event):
         return 0.0
@@ -69,7 +69,7 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.
     near, shift = [_BELOW * _decisive_delta(event, side) for side in sides], math.inf
     for _ in range(_ROUNDS):
         bounds = [partial(_deltas_near, side, delta) for side, delta in zip(sides, near, strict=True)]
-        shift_near, epsilon = _shift_and_epsilon(event, partial(_largest, bounds, least))
+        shift_near, epsilon = _shift_and_epsilon(event, partial(_largest, bounds, minimum))
         shift = min(shift, shift_near)
         there = [float(bound(np.array([epsilon]))[0]) for bound in bounds]
         worst = int(np.argmax(there))
@@ -79,8 +79,8 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], least: float = 0.
     return shift
 
 
-def _largest(bounds: Sequence[Deltas], least: float, epsilons: Array) -> Array:
-    every: Array = np.max([bound(epsilons) for bound in bounds], axis=0, initial=least)
+def _largest(bounds: Sequence[Deltas], minimum: float, epsilons: Array) -> Array:
+    every: Array = np.max([bound(epsilons) for bound in bounds], axis=0, initial=minimum)
     return every
 
 

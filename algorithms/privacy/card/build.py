@@ -426,5 +426,5 @@ def _event(text: str) -> dp.DpEvent:
 
 
 def _span(lower: float, upper: float) -> Span:
-    least, most = (float(end) if math.isfinite(end) else None for end in (lower, upper))
-    return Span(least=least, most=most)
+    minimum, maximum = (float(end) if math.isfinite(end) else None for end in (lower, upper))
+    return Span(least=minimum, most=maximum)

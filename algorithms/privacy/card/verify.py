@@ -350,11 +350,11 @@ def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[CardCheck]:
         else "others than one histogram, or one that the card has in some places alone",
     )
     by: accounting.Accountant = "pld" if delta else "pure"
-    least = math.inf
+    minimum = math.inf
     with suppress(RefusedError):
-        least = accounting.epsilon(evaluated, delta, accountant=by, adjacency=adjacency)
-    covers = stated is not None and stated >= least * (1 - BELOW) - ABSOLUTE
-    detail = f"stated {_format_number(stated)}, at least {_format_number(_finite(least))}"
+        minimum = accounting.epsilon(evaluated, delta, accountant=by, adjacency=adjacency)
+    covers = stated is not None and stated >= minimum * (1 - BELOW) - ABSOLUTE
+    detail = f"stated {_format_number(stated)}, at least {_format_number(_finite(minimum))}"
     yield CardCheck("epsilon of the people held out", covers, detail)
 
 

@@ -746,27 +746,29 @@ def best_of_trials(event: Event, delta: float, eta: float) -> list[Pair]:
     else:
         gamma = float(renyi._gamma_truncated_negative_binomial(float(shape), mean))
         bounds = common.BinarySearchParameters(0.0, 10.0, tolerance=tolerance)
-        least = common.inverse_monotone_function(
+        minimum = common.inverse_monotone_function(
             lambda e: (1 - gamma) * once(e + slip) - gamma * math.expm1(e), 0.0, bounds
         )
-        require(least, "a trial tells too much for a privacy profile of the best")
-        shift = (shape + 1) * max(0.0, least - tolerance) if mean > 1 else 0.0
+        require(minimum, "a trial tells too much for a privacy profile of the best")
+        shift = (shape + 1) * max(0.0, minimum - tolerance) if mean > 1 else 0.0
     sides = []
     for loss in trial:  # the masses of losses above 0, the largest loss first
         levels = losses_of(loss) + shift - slip
         used = np.flatnonzero((levels > tolerance) & (loss._probs > 0))[::-1]
         sides.append((mean * loss._probs[used], mean * loss._probs[used] * np.exp(-levels[used])))
 
-    def pair_of(most: float) -> Pair:
+    def pair_of(maximum: float) -> Pair:
         """The largest losses of both sides that have this delta at 0."""
-        shares = [np.clip((most - np.cumsum(p - q)) / (p - q) + 1.0, 0.0, 1.0) for p, q in sides]
+        shares = [np.clip((maximum - np.cumsum(p - q)) / (p - q) + 1.0, 0.0, 1.0) for p, q in sides]
         (remove, other), (add, another) = ((p * s, q * s) for (p, q), s in zip(sides, shares, strict=True))
         return np.append(remove, another), np.append(other, add)
 
     # The same delta at 0 of both, and chances of 1 at most; the rest is loss 0.
     bounds = common.BinarySearchParameters(0.0, min((p - q).sum() for p, q in sides), tolerance=tolerance)
-    most = common.inverse_monotone_function(lambda most: pair_of(most)[0].sum(), 1.0, bounds, increasing=True)
-    p, q = (np.append(masses, max(0.0, 1.0 - masses.sum())) for masses in pair_of(most))
+    maximum = common.inverse_monotone_function(
+        lambda maximum: pair_of(maximum)[0].sum(), 1.0, bounds, increasing=True
+    )
+    p, q = (np.append(masses, max(0.0, 1.0 - masses.sum())) for masses in pair_of(maximum))
     return [(p, q), (q, p)]
 
 
@@ -817,8 +819,8 @@ def pairs_of(event: Event, tail: float) -> list[Pair]:
 
 def normals(z: float, p: dict[int, float], q: dict[int, float], tail: float) -> Pair:
     """N(j, z^2) with chance p[j] against the same with chance q[j]."""
-    least, most, reach = min(*p, *q), max(*p, *q), z * math.sqrt(-2 * math.log(tail))
-    x = least - reach + BINS * (most - least + 2 * reach)
+    minimum, maximum, reach = min(*p, *q), max(*p, *q), z * math.sqrt(-2 * math.log(tail))
+    x = minimum - reach + BINS * (maximum - minimum + 2 * reach)
 
     def masses(chances: dict[int, float]) -> Array:
         terms = (chance * normal_masses((x - j) / z) for j, chance in chances.items() if chance > 1e-30)
