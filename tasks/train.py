@@ -10,32 +10,25 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from algorithms import models
-from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
-from algorithms.core.method import MethodState
+from algorithms.core.checkpoint import CHECKPOINT
 from algorithms.core.plan import Plan
 from algorithms.core.private_evaluation import release_evaluation
-from algorithms.core.shrinkage import ShrunkState
 from algorithms.core.training import Hooks, OnStep, ResumableRun
 from algorithms.core.training import train as run_training
-from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.errors import RefusedError
 from algorithms.evaluation import recalibration_of
 from algorithms.gradients import ProcessLostError
-from algorithms.model_facts import facts_of
 from algorithms.models import Model
-from algorithms.models.feature_transforms import front_of
-from algorithms.models.public_models import in_file
 from algorithms.models.saved import load_model, set_temperature
 from algorithms.privacy.accounting import EventRow
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
@@ -48,7 +41,7 @@ from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
-from data.prepared import changed_records_error, digest_of, halves_of, load_as, load_held_out, preparation_in
+from data.prepared import changed_records_error, digest_of, halves_of, load_as, load_held_out
 from data.readers.records import RecordBatch
 from tasks.calibrate import check_plan, plan_in
 from tasks.config import home, ledger_url, params, retraining
@@ -56,6 +49,7 @@ from tasks.config.own_code import named_code
 from tasks.config.params import Params
 from tasks.evaluation_counts import Trained, count_held_out
 from tasks.model_building import features_for, model_for
+from tasks.model_file import check_comparable, save_model, shrinkage_of
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import ChargedRun, claim_run
@@ -299,21 +293,6 @@ def _comparison_model(job: Job, root: Path) -> Trained | None:
     return load_model(Path(path), allow_code=named_code(root))
 
 
-def check_comparable(path: Path, info: DatasetInfo) -> None:
-    """Raise ModelRefusedError unless the model in a file was trained on records like these, for the same target."""
-    facts, described = facts_of(path).document(), json.loads(json.dumps(_data_facts(info)))
-    names = described.keys() | {"target", "padding", "cells"}
-    if differing := [name for name in names if facts.get(name) != described.get(name)]:
-        raise ModelRefusedError(
-            "{path} has other {differing} than {dataset!r}, so its scores cannot be"
-            " compared; leave out privacy.evaluation.compare_with, or name another file.",
-            code="unlike_training",
-            path=path,
-            differing=min(differing).replace("_", " "),
-            dataset=info.dataset,
-        )
-
-
 def _check_same_records(job: Job, charged_run: ChargedRun) -> None:
     """Raise DataRefusedError unless the prepared records are those of the run; its noise is for no others."""
     if charged_run.run.run_id.rpartition("-")[0] != job.digest(charged_run.home):
@@ -371,52 +350,6 @@ def _train_into(
     )
     diagnostics.write(folder / "diagnostics.parquet")
     return trace
-
-
-def shrinkage_of(state: MethodState) -> dict[str, float] | None:
-    """What a model's file states of the shrinkage of its last state; None without one."""
-    return state.facts if isinstance(state, ShrunkState) else None
-
-
-def save_model(
-    path: Path,
-    model: Model,
-    released: Tensor,
-    info: DatasetInfo,
-    algorithm: str,
-    *,
-    prepared: Path,
-    shrinkage: Mapping[str, float] | None = None,
-) -> None:
-    """Write released parameters [d] with all facts needed to rebuild the model and to prepare records for it."""
-    front = front_of(model)
-    facts = {
-        "model": model.name,
-        "model_settings": model.settings,
-        **_data_facts(info),
-        "dataset": info.dataset,
-        "algorithm": algorithm,
-        "front": None if front is None else front.settings,
-        "preparation": preparation_in(prepared),
-        **({} if shrinkage is None else {"shrinkage": shrinkage}),
-    }
-    # All facts under one key, so that the order of keys does not change the file.
-    described = {"epsilonflow": json.dumps(facts)}
-    save_file(cpu_copies(in_file(model, model.published_tensors(released))), path, metadata=described)
-
-
-def _data_facts(info: DatasetInfo) -> dict[str, object]:
-    """The facts in a model's file about its records and its target."""
-    return {
-        "tokens": info.tokens,
-        "input_shape": info.input_shape,
-        "classes": info.label_type.names,
-        "outputs": info.outputs,
-        "predicts": info.label_type.kind,
-        **({} if info.target is None else {"target": info.target.model_dump(mode="json")}),
-        **({} if info.padding == 0 else {"padding": info.padding}),
-        **({} if info.cells is None else {"cells": asdict(info.cells)}),
-    }
 
 
 def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:

@@ -46,6 +46,7 @@ from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.config.temporary_params import check_params, override_params, restore_params
 from tasks.evaluate import metrics_of
+from tasks.model_file import check_comparable
 from tasks.preflight.preview import held_out_people
 from tasks.preflight.registration import planned_run
 from tasks.prepare import info_of
@@ -72,7 +73,6 @@ from tasks.runs.reservations import what_was_spent
 from tasks.runs.stage_main import refusals, shortage
 from tasks.runs.summary import claimed_cost
 from tasks.tracking.runs import log_promotion
-from tasks.train import check_comparable
 
 _COMPARED = "privacy.evaluation.compare_with"
 

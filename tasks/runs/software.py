@@ -19,6 +19,7 @@ _DECIDES = (
     *(
         "tasks/calibrate.py",
         "tasks/model_building.py",
+        "tasks/model_file.py",
         "tasks/planned_model.py",
         "tasks/prediction_passes.py",
         "tasks/evaluation_counts.py",

@@ -62,6 +62,7 @@ from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
 from tasks.evaluation_counts import count_held_out, passes_alone
 from tasks.model_building import features_for, model_for
+from tasks.model_file import save_model, shrinkage_of
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare
@@ -77,7 +78,7 @@ from tasks.runs.signing import signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.store import EVALUATION
 from tasks.tracking.runs import log_winner
-from tasks.train import compute_config, save_model, shrinkage_of
+from tasks.train import compute_config
 from tasks.tuning import (
     READS,
     Range,
