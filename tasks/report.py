@@ -131,7 +131,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     frame = pd.DataFrame({"step": documents.curve.steps, "epsilon": documents.curve.epsilon})
     write_csv(frame, artifacts / "plots" / "epsilon.csv")
     for name, drawn in documents.pictures.items():
-        (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
+        (artifacts / "plots" / f"{name}.png").write_bytes(drawn.wide)
     (artifacts / PAGE).write_text(documents.page, encoding="utf-8")
     return documents
 

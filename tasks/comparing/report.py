@@ -41,7 +41,7 @@ _MARKERS = "osD^v<>ph*"
 _COLOURS = (
     "#1f77b4", "#e06c0a", "#2a9d2a", "#d62728", "#9467bd", "#9a6155", "#d65cae", "#7f7f7f", "#8f8c18", "#1599aa",
 )  # fmt: skip
-"""Each at least 3:1 against the ground of a light and of a dark page (WCAG 1.4.11)."""
+"""Each at least 3:1 against the ground of a light page, and inverted of a dark one (WCAG 1.4.11)."""
 _LINES = ("-", "--", ":")
 _LONGEST = 40
 """Characters of a label that are shown."""
@@ -376,7 +376,7 @@ def report(work: ComparisonWork, *, refused: Sequence[str]) -> ComparisonReport:
     runs = len(workspace.finished_digests())
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
-        write_whole(workspace.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
+        write_whole(workspace.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.wide))
     content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
     html = environment(below=_HERE).get_template("comparison.html.j2")
     markdown = environment(below=_HERE, markdown=True).get_template("comparison.md.j2")

@@ -1,4 +1,4 @@
-"""The report's figures in a light and a dark theme, drawn only from released values and held-out metrics."""
+"""The report's figures, drawn only from released values and held-out metrics; a dark page inverts them."""
 
 import io
 import warnings
@@ -66,25 +66,22 @@ class Theme:
 Drawing = Callable[[Theme], "Figure"]
 """Draws a figure in a theme."""
 LIGHT = Theme(ground="#ffffff", ink="#1c2430", muted="#6b7684", accent="#1f5fbf", second="#b4540a")
-DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe", second="#f0a35e")
+"""The one theme, in two widths. On a dark page the browser inverts its colours, see style.css.j2."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure for a light and a dark page, wide and narrow, as PNG, with its alternative text."""
+    """A figure, wide and for a phone, as PNG, with its alternative text."""
 
-    light: bytes
-    dark: bytes
-    narrow_light: bytes
-    narrow_dark: bytes
+    wide: bytes
+    narrow: bytes
     words: str
 
 
 def picture(draw: Drawing, words: str) -> Picture:
-    """Draw a figure in both themes and widths."""
-    light, dark = _render(draw, LIGHT, DARK)
-    narrow_light, narrow_dark = _render(draw, LIGHT.narrow, DARK.narrow)
-    return Picture(light, dark, narrow_light, narrow_dark, words)
+    """Draw a figure in both widths."""
+    with _plain_texts():
+        return Picture(png(draw(LIGHT)), png(draw(LIGHT.narrow)), words)
 
 
 def rehearse_picture(draw: Drawing, words: str) -> Picture:
@@ -92,12 +89,12 @@ def rehearse_picture(draw: Drawing, words: str) -> Picture:
     with _plain_texts():
         figure = draw(LIGHT)
         figure.set_layout_engine("none")
-        return Picture(png(figure), b"", b"", b"", words)
+        return Picture(png(figure), b"", words)
 
 
 def undrawn(_draw: Drawing, words: str) -> Picture:
     """In place of a figure where only its page is rehearsed."""
-    return Picture(b"", b"", b"", b"", words)
+    return Picture(b"", b"", words)
 
 
 def _plain_texts() -> AbstractContextManager[None]:
@@ -105,22 +102,6 @@ def _plain_texts() -> AbstractContextManager[None]:
     from matplotlib import rc_context
 
     return rc_context({"text.parse_math": False, "text.usetex": False})
-
-
-def _render(draw: Drawing, *themes: Theme) -> list[bytes]:
-    """Draw a figure in themes of one width.
-
-    Its layout takes about half of a figure's time and depends on no colour, so it is found once.
-    """
-    with _plain_texts():
-        first, *others = (draw(theme) for theme in themes)
-        images = [png(first)]
-        for figure in others:
-            figure.set_layout_engine("none")
-            for axes, laid_out in zip(figure.axes, first.axes, strict=True):
-                axes.set_position(laid_out.get_position(original=True))
-            images.append(png(figure))
-    return images
 
 
 @dataclass(frozen=True)
@@ -232,8 +213,8 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
     has_numbers = len(classes) <= _MAX_LABELLED // (2 if theme.is_narrow else 1)
-    # With numbers in the cells only the lighter half of the colours is used, on which they are readable.
-    axes.imshow(shares, cmap=colours, vmin=0, vmax=2 if has_numbers else 1)
+    # With numbers in the cells only the lighter two fifths of the colours are used, on which they are readable.
+    axes.imshow(shares, cmap=colours, vmin=0, vmax=2.5 if has_numbers else 1)
     positions, names = range(len(classes)), [_class_name(name, theme) for name in classes]
     axes.set_xticks(positions, labels=names)
     if max(map(len, names)) > 3:

@@ -36,7 +36,7 @@ def _once(*asked: Any) -> Profile:
 
 def _undrawn(_draw: figures.Drawing, words: str) -> figures.Picture:
     """In the place of a rehearsal: the report makes the same figures."""
-    return figures.Picture(b"undrawn", b"", b"", b"", words)
+    return figures.Picture(b"undrawn", b"", words)
 
 
 def _made_once(made: set[tuple[str, str]], draw: figures.Drawing, words: str) -> figures.Picture:

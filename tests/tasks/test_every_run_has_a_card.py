@@ -320,7 +320,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
     # kept for no other test
     monkeypatch.setattr(epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__))
-    monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"light", b"dark", b"", b"", words))
+    monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"wide", b"", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     if not has_every_choice:
         shared = {("data", "public"), ("data", "private"), ("accountant", "pure"), ("model", "softmax")}

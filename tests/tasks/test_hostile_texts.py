@@ -162,7 +162,7 @@ def drawings() -> dict[str, Drawing]:
 def test_every_figure_draws_any_name_and_leaves_room_for_the_rest(name: str) -> None:
     with warnings.catch_warnings(), rc_context({"text.usetex": True}):  # as in somebody's matplotlibrc
         warnings.simplefilter("error")  # also where a long name leaves no room, or a font lacks a character
-        assert picture(drawings()[name], "").light.startswith(b"\x89PNG")
+        assert picture(drawings()[name], "").wide.startswith(b"\x89PNG")
 
 
 def test_a_method_that_begins_with_an_underscore_is_in_the_legend() -> None:

@@ -132,14 +132,14 @@ def test_a_gap_is_to_the_least_on_the_same_records() -> None:
     assert with_gap(curves)["gap"].tolist() == [2.0, 0.0, 1.0, 0.0]
 
 
-def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(
+def test_figures_are_drawn_for_windows_and_phones_and_kept_as_files(
     work: ComparisonWork, done: ComparisonReport
 ) -> None:
     assert set(done.pictures) == {"accuracy", "objective", "convergence", "noise"}
     for name, picture in done.pictures.items():
-        assert (work.workspace.folder / f"{name}.png").read_bytes() == picture.light
-        assert picture.light.startswith(b"\x89PNG")
-        assert len({picture.light, picture.dark, picture.narrow_light, picture.narrow_dark}) == 4
+        assert (work.workspace.folder / f"{name}.png").read_bytes() == picture.wide
+        assert picture.wide.startswith(b"\x89PNG")
+        assert picture.wide != picture.narrow
 
 
 def test_the_page_needs_nothing_else_and_says_what_it_must(
@@ -147,7 +147,7 @@ def test_the_page_needs_nothing_else_and_says_what_it_must(
 ) -> None:
     page = (work.workspace.folder / "report.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page)
-    assert page.count("data:image/png") == 4 * len(done.pictures)  # light and dark, wide and narrow
+    assert page.count("data:image/png") == 2 * len(done.pictures)  # wide and narrow
     for words in (
         "not private",
         "9 runs",
