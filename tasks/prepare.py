@@ -104,10 +104,10 @@ def encoder_of(chosen: params.EncoderParams) -> "Encoder":
 
     Raises ModelRefusedError if it is not available, and ParamsRefusedError for settings that do not fit.
     """
-    from algorithms.encoders import Frozen, encoder  # here, since torch takes seconds to import
+    from algorithms.encoders import EncoderSettings, encoder  # here, since torch takes seconds to import
 
     try:
-        settings = Frozen.model_validate(chosen.settings)
+        settings = EncoderSettings.model_validate(chosen.settings)
     except ValidationError as error:
         raise params.bad_keys("params.yaml", error, "data.encoder.settings") from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)

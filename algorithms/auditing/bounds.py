@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 CONFIDENCE, ALARM = 0.95, 1e-6
 _GRID = 1e-3
 _THRESHOLDS = np.linspace(0.02, 0.98, 49)
-Inverse = Callable[[float], float]
+InverseTradeOff = Callable[[float], float]
 """The smallest rate of false alarms at which a test can recognise a share in [0, 1]."""
 _LARGEST_EPSILON, _LARGEST_MU = 60.0, 40.0
 
@@ -140,12 +140,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, high)) if excess(high) < 0 else high
 
 
-def gaussian_inverse(mu: float) -> Inverse:
+def gaussian_inverse(mu: float) -> InverseTradeOff:
     """The trade-off of a Gaussian mechanism, as `Inverse`."""
     return lambda share: float(ndtr(ndtri(share) - mu))
 
 
-def inverse_of(claimed: Profile) -> Inverse:
+def inverse_of(claimed: Profile) -> InverseTradeOff:
     """The trade-off of a profile, as `Inverse`."""
     growth, delta = np.exp(claimed.epsilon), claimed.delta
 
@@ -202,7 +202,7 @@ def one_run_epsilon(seen: Guesses, delta: float, *, confidence: float) -> float:
     return _search_threshold(lambda e: one_run_p_value(seen, e, delta) > 1 - confidence, _LARGEST_EPSILON)
 
 
-def is_refuted(seen: Guesses, inverse: Inverse, *, confidence: float) -> bool:
+def is_refuted(seen: Guesses, inverse: InverseTradeOff, *, confidence: float) -> bool:
     """Whether the guesses refute a trade-off curve at `confidence`.
 
     If p_i is the probability of i correct guesses of c, then for each i the sum over j >= i of j/m p_j is at most what

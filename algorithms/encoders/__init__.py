@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from algorithms.encoders.encoder import Encode, Encoder, Frozen
+from algorithms.encoders.encoder import Encode, Encoder, EncoderSettings
 from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
 from algorithms.encoders.independence import in_portions
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
@@ -18,9 +18,9 @@ from algorithms.errors import ModelRefusedError
 from algorithms.extension import import_factory, is_own, source_digest
 from algorithms.models.libraries import digest
 
-__all__ = ["SHIPPED", "Encoder", "Frozen", "check_name", "encoder"]
+__all__ = ["SHIPPED", "Encoder", "EncoderSettings", "check_name", "encoder"]
 
-SHIPPED: Mapping[str, Callable[[Frozen], Encoder]] = {
+SHIPPED: Mapping[str, Callable[[EncoderSettings], Encoder]] = {
     "all-minilm-l6-v2": minilm,
     "efficientnet-lite0": efficientnet_lite0,
     "wordllama": wordllama,
@@ -39,7 +39,7 @@ def check_name(name: str) -> None:
         )
 
 
-def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
+def encoder(name: str, settings: EncoderSettings, *, checkpoint: str | None = None) -> Encoder:
     """Make the encoder with a name; its weights are read later, by `load`.
 
     Args:
@@ -53,7 +53,7 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         ModelRefusedError: If no encoder has this name, or its weights are not on this machine.
 
     Example:
-        >>> encoder("efficientnet-lite0", Frozen()).width
+        >>> encoder("efficientnet-lite0", EncoderSettings()).width
         1280
     """
     check_name(name)

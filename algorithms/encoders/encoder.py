@@ -16,7 +16,7 @@ from algorithms.models.libraries import public_folder
 UNKNOWN = "unknown"
 
 
-class Frozen(BaseModel):
+class EncoderSettings(BaseModel):
     """Settings of an encoder.
 
     size: side in pixels of the square to which images are resized; by default the encoder's own. mirror: whether to

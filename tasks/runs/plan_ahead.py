@@ -22,7 +22,7 @@ from data.files import write_text
 from tasks.config import home
 from tasks.runs.earlier_plans import may_have_earlier_plan
 
-_PLACE = "EPSILONFLOW_PLAN_AHEAD"
+_VARIABLE = "EPSILONFLOW_PLAN_AHEAD"
 _READS = ("privacy", "features", "algorithm", "model")
 
 
@@ -41,11 +41,11 @@ def offering(root: Path, document: PlanDocument, info: DatasetInfo, text: str) -
     file.parent.mkdir(parents=True, exist_ok=True)
     offer = {"basis": _basis(info, load_yaml(text)), "plan": document.to_text(sort_keys=True)}
     write_text(file, json.dumps(offer))
-    os.environ[_PLACE] = str(file)
+    os.environ[_VARIABLE] = str(file)
     try:
         yield
     finally:
-        del os.environ[_PLACE]
+        del os.environ[_VARIABLE]
         file.unlink(missing_ok=True)
 
 
@@ -54,7 +54,7 @@ def read_offer(prepared: Path) -> bytes | None:
 
     None also where an earlier run may have asked for the same, whose plan may be taken over instead.
     """
-    if (file := os.environ.get(_PLACE)) is None:
+    if (file := os.environ.get(_VARIABLE)) is None:
         return None
     try:
         offer = json.loads(Path(file).read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ from algorithms.gradients.placement import together
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from data.files import KEY_BYTES, keyed_digest, owner_key
 
-_PLACE = "EPSILONFLOW_PROCESS"
+_VARIABLE = "EPSILONFLOW_PROCESS"
 """Rank, number of processes and file of the store, for processes that the first one started."""
 
 _HERE, _POLL_SECONDS = "127.0.0.1", 0.05
@@ -44,7 +44,7 @@ _SEALED_AT_ONCE = 2**30
 
 
 def _start_process(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
-    variables = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
+    variables = {_VARIABLE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "tasks.train"],
         env=os.environ | variables,
@@ -66,7 +66,7 @@ def join_processes(
     is the same for all processes that torchrun started. start: starts another process. At the end of the block, the
     first process ends those that it started. Raises RefusedError if a process does not know the secret.
     """
-    rank_file = os.environ.get(_PLACE)
+    rank_file = os.environ.get(_VARIABLE)
     if rank_file is not None:
         number, count, path = rank_file.split("/", 2)
         with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:

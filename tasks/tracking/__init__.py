@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SECONDS_TO_BEGIN, _SECONDS_TO_FINISH, _SECONDS_TO_WRITE = 30, 120, 10
 _FOLDER = ".wandb"
-_PLACES = {
+_FOLDERS = {
     "WANDB_DIR": ".",
     "WANDB_DATA_DIR": "data",
     "WANDB_CACHE_DIR": "cache",
@@ -47,7 +47,7 @@ def wandb_folders(root: Path) -> Iterator[None]:
     Its log is one of these files. On a full disk `logging` would print a traceback for each line that it cannot write.
     """
     folder = first_checkout(root) / _FOLDER
-    missing = {name: str(folder / below) for name, below in _PLACES.items() if not os.environ.get(name)}
+    missing = {name: str(folder / below) for name, below in _FOLDERS.items() if not os.environ.get(name)}
     before = {name: os.environ.get(name) for name in (*missing, *_QUIET)}
     for folder_below in missing.values():
         Path(folder_below).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from algorithms.encoders import Frozen, encoder
+from algorithms.encoders import EncoderSettings, encoder
 from algorithms.fitting import fit
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
@@ -142,7 +142,7 @@ def test_an_encoder_has_the_features_of_the_cpu(name: str, sim: torch.device) ->
     records: Any = (
         images if name == "efficientnet-lite0" else ["a good film", "bad", "the one that nobody saw"]
     )
-    settings = Frozen(size=32) if name == "efficientnet-lite0" else Frozen(length=16)
+    settings = EncoderSettings(size=32) if name == "efficientnet-lite0" else EncoderSettings(length=16)
     with simulator.recorded() as events:
         features = encoder(name, settings).load()(records)
     assert any(event.kind == "d2h" for event in events.all)  # it was computed there

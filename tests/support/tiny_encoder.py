@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.encoders import Encoder, Frozen
+from algorithms.encoders import Encoder, EncoderSettings
 
-LOADED: list[Frozen] = []
+LOADED: list[EncoderSettings] = []
 
 
-def make(settings: Frozen) -> Encoder:
+def make(settings: EncoderSettings) -> Encoder:
     """Twelve features of an image of 8 x 8 pixels."""
 
     def load() -> Any:

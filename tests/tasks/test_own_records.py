@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from algorithms.encoders import Frozen
+from algorithms.encoders import EncoderSettings
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.extension import NotUsableError, source_digest
 from algorithms.models.saved import load as load_model
@@ -332,7 +332,7 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
     for place, image in enumerate(pixels):
         Image.fromarray(image).save(folder / f"{place}.png")
     trained = load_model(workspace.root / "artifacts/model.safetensors")
-    encode = tiny_encoder.make(Frozen()).load()
+    encode = tiny_encoder.make(EncoderSettings()).load()
     expected = trained(torch.from_numpy(encode(pixels[:, None] / np.float32(16)))).argmax(-1)
     (found,) = predict(trained, folder, allow_code=[ENCODER])
     assert found.names == tuple(f"{place}.png" for place in range(10))
@@ -342,7 +342,7 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
     )
     assert facts["encoder"]["name"] == ENCODER
     assert facts["encoder"]["sha256"] == workspace.info.encoder.sha256
-    other = replace(tiny_encoder.make(Frozen()), sha256="cd" * 32)
+    other = replace(tiny_encoder.make(EncoderSettings()), sha256="cd" * 32)
     monkeypatch.setattr(tiny_encoder, "make", lambda _settings: other)
     with refused_as("encoder_unfit", ModelRefusedError):
         next(predict(trained, folder, allow_code=[ENCODER]))

