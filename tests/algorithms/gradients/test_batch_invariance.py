@@ -540,6 +540,26 @@ def test_usual_size_is_one_with_which_smaller_ones_agree() -> None:
     assert sizes_of(engine, partial(engine.clipped_sum, *records, L2(1.0))) == {engine.smaller_sizes[-1]}
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_size_in_which_records_have_other_bits_with_some_threads_is_not_taken(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may have fewer threads than the engine takes at most."""
+    monkeypatch.setattr(engine_module, "SHORT", 0.0)  # passes so short have one thread
+    other: set[int] = set()
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        is_other = len(x) in other and torch.get_num_threads() == threads
+        outputs: Tensor = self.layer(x)
+        return outputs * (1.0 + 2.0**-22) if is_other else outputs
+
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(6, 2)), (6,)), torch.float32)
+    with cpu_threads(2):
+        (*sizes, largest) = made.engine(expected_batch=64.0).smaller_sizes
+        other.add(largest)
+        assert made.engine(expected_batch=64.0).smaller_sizes == tuple(sizes)
+
+
 class RarelyOther(nn.Module):
     """Raises a number of 65 to a power, which PyTorch rounds otherwise at the end of a tensor, for one in fifty."""
 
