@@ -434,8 +434,10 @@ def _gradients_of_weight(inputs: Tensor, grad_outputs: Tensor, window: Window) -
         return ConvGrad(inputs, grad_outputs, window)
     # [batch x groups, 1, kernel, channels / groups], in the order of the weight.
     seen = torch.unflatten(Cutter(window, positions)(wide(inputs)), 2, (-1, inputs.shape[1] // groups)).mT
-    products = LinearGrad(seen.flatten(start_dim=2), grad_outputs.reshape(len(seen), 1, outputs))
-    return products if groups == 1 else BlockGrad(products, groups)
+    sides = seen.flatten(start_dim=2), grad_outputs.reshape(len(seen), 1, outputs)
+    if groups == 1:
+        return LinearGrad(*sides)
+    return BlockGrad(*(torch.unflatten(side, 0, (-1, groups)) for side in sides))
 
 
 def _layout(recorder: GradSampleRecorder, input: Tensor) -> Layout | None:

@@ -206,12 +206,9 @@ class _Plan:
             words = apart + self.entering, apart + self.leaving
             rows = _contract((inputs, grad_outputs), words, _RECORD + self.word)
             return DenseGrad(rows.flatten(start_dim=1))
-        inputs = inputs.reshape(batch * blocks, length, width_in)
-        grad_outputs = grad_outputs.reshape(batch * blocks, length, width_out)
-
-        def of_sides(inputs: Tensor, grad_outputs: Tensor) -> PerExample:
-            products = LinearGrad(inputs, grad_outputs)
-            return BlockGrad(products, blocks) if self.blocks else products
+        around = (batch, blocks, length) if self.blocks else (batch, length)
+        inputs, grad_outputs = inputs.reshape(*around, width_in), grad_outputs.reshape(*around, width_out)
+        of_sides = BlockGrad if self.blocks else LinearGrad
 
         if self.word == self.blocks + self.entering + self.leaving:
             return of_sides(grad_outputs, inputs)

@@ -41,7 +41,7 @@ _LAST: list[Any] = []
 
 def _copied(gradient: PerExample) -> PerExample:
     match gradient:
-        case NormalisedGrad() | BlockGrad():
+        case NormalisedGrad():
             return replace(gradient, of=copy(gradient.of))  # type: ignore[arg-type]
         case RowFactorGrad():
             return replace(gradient, of=replace(gradient.of, of=copy(gradient.of.of)))
@@ -56,7 +56,9 @@ def written(gradient: PerExample) -> Tensor:
                 "bto,bti->boi", gradient.grad_outputs.double(), gradient.inputs.double()
             ).flatten(1)
         case BlockGrad():
-            return written(gradient.of).view(-1, gradient.blocks * written(gradient.of).shape[1])
+            return torch.einsum(
+                "bkto,bkti->bkoi", gradient.grad_outputs.double(), gradient.inputs.double()
+            ).flatten(1)
         case BiasGrad():
             return gradient.of.grad_outputs.double().sum(dim=1)
         case EmbeddingGrad():
@@ -90,8 +92,7 @@ def absolute(gradient: PerExample) -> PerExample:
         case BiasGrad():
             return BiasGrad(replace(gradient.of, grad_outputs=gradient.of.grad_outputs.abs()))
         case BlockGrad():
-            inputs, grad_outputs = gradient.of.inputs.abs(), gradient.of.grad_outputs.abs()
-            return BlockGrad(LinearGrad(inputs, grad_outputs), gradient.blocks)
+            return BlockGrad(gradient.inputs.abs(), gradient.grad_outputs.abs())
         case EmbeddingGrad():
             return replace(gradient, grad_outputs=gradient.grad_outputs.abs())
         case BagGrad():
@@ -156,7 +157,7 @@ def blocks(count: int, length: int, inputs: int, outputs: int, *, cancels: bool 
         kind = nearly_cancelling if cancels else products
         each = [kind(length, inputs, outputs)(draw) for _ in range(count)]
         sides = ([getattr(part, side) for part in each] for side in ("inputs", "grad_outputs"))
-        return BlockGrad(LinearGrad(*(torch.cat(side) for side in sides)), count)
+        return BlockGrad(*(torch.stack(side, dim=1) for side in sides))
 
     return drawn
 
@@ -325,6 +326,7 @@ FORMS: dict[str, Draw] = {
     "products that cancel, by Gram matrices": nearly_cancelling(8, 70, 70),
     "products that cancel, kept": nearly_cancelling(80, 8, 8),
     "blocks of one product": blocks(3, 1, 50, 30),
+    "blocks of one product, short rows": blocks(3, 1, 12, 60),
     "blocks, written": blocks(3, 8, 20, 20),
     "blocks by Gram matrices": blocks(2, 4, 60, 60),
     "blocks that cancel, written": blocks(3, 64, 20, 20, cancels=True),
