@@ -70,7 +70,7 @@ def written(gradient: PerExample) -> Tensor:
             shares = torch.einsum("ble,bl->be", chosen, gradient.shares.double())
             return torch.einsum("be,bw->bew", shares, gradient.grad_outputs.double()).flatten(1)
         case SparseLinearGrad():
-            chosen = torch.nn.functional.one_hot(gradient.places, gradient.width).double()
+            chosen = torch.nn.functional.one_hot(gradient.positions, gradient.width).double()
             inputs = torch.einsum("bkw,k->bw", chosen, gradient.numbers.double())
             return torch.einsum("bo,bw->bow", gradient.grad_outputs.double(), inputs).flatten(1)
         case ConvGrad():
@@ -223,11 +223,11 @@ def bags(length: int, entries: int, width: int) -> Draw:
 
 
 def sparse_inputs(count: int, width: int, outputs: int) -> Draw:
-    """Inputs with numbers of many sizes at a few places."""
+    """Inputs with numbers of many sizes at a few positions."""
 
     def drawn(draw: torch.Generator) -> PerExample:
-        places = torch.randperm(width, generator=draw)[None, :count]
-        return SparseLinearGrad(places, spread(draw, count), spread(draw, 1, outputs, decades=1), width)
+        positions = torch.randperm(width, generator=draw)[None, :count]
+        return SparseLinearGrad(positions, spread(draw, count), spread(draw, 1, outputs, decades=1), width)
 
     return drawn
 
