@@ -48,6 +48,7 @@ from algorithms.gradients.parameter_gradients import (
     SlicedGrad,
 )
 from algorithms.gradients.patches import APPLIED
+from algorithms.gradients.pointwise_gradients import pointwise_gradients
 from algorithms.gradients.table_gradients import EmbeddingGrad
 
 
@@ -67,6 +68,14 @@ _SAME_ORDER = _words(
     " alias"
 )
 """Functions whose output has the same numbers as the input, in the same order."""
+
+_BY_ENTRIES = _words(
+    "mul __mul__ __rmul__ multiply div __truediv__ true_divide divide where masked_fill pow __pow__ square exp exp2"
+    " expm1 log log1p sqrt rsqrt reciprocal abs absolute neg __neg__ sin cos tanh sigmoid softplus relu relu6"
+    " leaky_relu elu celu selu gelu silu mish hardtanh hardsigmoid logsigmoid softsign tanhshrink clamp clamp_min"
+    " clamp_max clip maximum minimum fmax fmin"
+)
+"""Functions of one parameter and constants each of whose numbers follows from the one in its place alone."""
 
 _MOVES = _words("add __add__ __radd__ sub __sub__")
 """Functions whose derivative by the first tensor is 1 if the other argument is a number."""
@@ -391,7 +400,8 @@ def _forms_of_one(
     (parameter,), (source,) = free.values(), sources.values()
     forms = [_sliced_form(parameter, output) for output in outputs]
     if len(outputs) == 1:
-        forms = [_closed_form(name, args, outputs[0]) or forms[0]]
+        form = _closed_form(name, args, outputs[0]) or forms[0]
+        forms = [form or _form_by_entries(name, parameter, outputs[0])]
     return [None if form is None else _named(source, form) for form in forms]
 
 
@@ -552,6 +562,19 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     if name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.long:
         return lambda gradient: _gradients_of_lookup(gradient, args[1] % len(args[0]), args[0], None)
     return None
+
+
+def _form_by_entries(name: str, parameter: Tensor, output: Tensor) -> _Form | None:
+    """The closed form of a map by entries, such as a mask; None for other maps."""
+    is_real = parameter.is_floating_point() and output.is_floating_point()
+    if name not in _BY_ENTRIES or parameter.shape != output.shape or not is_real:
+        return None
+
+    def of_parameter(gradient: PerExample) -> PerExample:
+        (slopes,) = torch.autograd.grad(output, parameter, torch.ones_like(output), retain_graph=True)
+        return pointwise_gradients(gradient, slopes.flatten())
+
+    return of_parameter
 
 
 def _scale_gradient(gradient: PerExample, factor: float) -> PerExample:

@@ -19,6 +19,7 @@ from algorithms.gradients.parameter_gradients import (
     PerExample,
     RowGrad,
 )
+from algorithms.gradients.pointwise_gradients import PointwiseGrad
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.table_gradients import BagGrad, EmbeddingGrad, SparseLinearGrad
 
@@ -59,6 +60,8 @@ def written(gradient: PerExample) -> Tensor:
             return torch.einsum(
                 "bkto,bkti->bkoi", gradient.grad_outputs.double(), gradient.inputs.double()
             ).flatten(1)
+        case PointwiseGrad():
+            return written(gradient.of) * gradient.slopes.double()
         case BiasGrad():
             return gradient.of.grad_outputs.double().sum(dim=1)
         case EmbeddingGrad():
@@ -91,6 +94,8 @@ def absolute(gradient: PerExample) -> PerExample:
             return DenseGrad(gradient.rows.abs())
         case BiasGrad():
             return BiasGrad(replace(gradient.of, grad_outputs=gradient.of.grad_outputs.abs()))
+        case PointwiseGrad():
+            return replace(gradient, of=absolute(gradient.of), slopes=gradient.slopes.abs())  # type: ignore[arg-type]
         case BlockGrad():
             return BlockGrad(gradient.inputs.abs(), gradient.grad_outputs.abs())
         case EmbeddingGrad():
@@ -158,6 +163,17 @@ def blocks(count: int, length: int, inputs: int, outputs: int, *, cancels: bool 
         each = [kind(length, inputs, outputs)(draw) for _ in range(count)]
         sides = ([getattr(part, side) for part in each] for side in ("inputs", "grad_outputs"))
         return BlockGrad(*(torch.stack(side, dim=1) for side in sides))
+
+    return drawn
+
+
+def by_entries(inputs: int, outputs: int) -> Draw:
+    """An outer product whose entries have slopes of all sizes, some of them zero."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        slopes = spread(draw, 1, outputs * inputs)[0]
+        kept = torch.rand(outputs * inputs, generator=draw) < 0.5
+        return PointwiseGrad(products(1, inputs, outputs)(draw), slopes * kept)  # type: ignore[arg-type]
 
     return drawn
 
@@ -331,6 +347,7 @@ FORMS: dict[str, Draw] = {
     "blocks by Gram matrices": blocks(2, 4, 60, 60),
     "blocks that cancel, written": blocks(3, 64, 20, 20, cancels=True),
     "blocks that cancel, by Gram matrices": blocks(2, 8, 70, 70, cancels=True),
+    "entry by entry": by_entries(50, 30),
     "sums of errors that cancel": sums(20, 9),
     "words": lookups(10, 3, 6),
     "one word": lookups(50, 1, 4),
