@@ -17,10 +17,11 @@ import os
 from importlib import import_module
 from typing import Any
 
-from algorithms.lazy_imports import import_part_by_part
+from algorithms.lazy_imports import import_on_use, import_part_by_part
 
 os.environ.setdefault("MKL_CBWR", "AUTO")
 import_part_by_part("dp_accounting")  # which imports SciPy's statistics and optimisation to calibrate noise
+import_on_use("scipy._lib.array_api_compat.numpy")  # which imports all of NumPy, also what compiles Fortran
 
 _ELSEWHERE = {
     "fit": "algorithms.fitting",

@@ -24,6 +24,26 @@ def later(name: str) -> Any:
     return _Later(name)
 
 
+class _OnUse(_Later):
+    """Stands for a module in `sys.modules`, too, until a name of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        # `inspect` and `warnings` look for these in all modules.
+        if name in ("__file__", "__warningregistry__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if sys.modules.get(self.__name__) is self:
+            sys.modules.pop(self.__name__, None)
+        return super().__getattr__(name)
+
+
+def import_on_use(name: str) -> None:
+    """Let a module be imported when a name of it is first used, whoever imports it before.
+
+    Does nothing for a module that is imported already.
+    """
+    sys.modules.setdefault(name, _OnUse(name))
+
+
 class _PartByPart(ModuleType):
     """A package whose `__init__` runs once a name is asked for that is none of its modules."""
 

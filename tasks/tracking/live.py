@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from pydantic import JsonValue
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tasks.config.params import Tracking
 from tasks.tracking import reason, session, wandb_folders
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from algorithms.core.training import OnStep
     from algorithms.privacy.documents import PlanDocument
 
@@ -49,12 +49,14 @@ _PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
 
 
 @contextmanager
-def progress(steps: int, *, console: Console | None = None) -> Iterator["OnStep"]:
+def progress(steps: int, *, console: "Console | None" = None) -> Iterator["OnStep"]:
     """A callback that shows the progress of a training of `steps` steps: steps, rate, time left, epsilon so far."""
-    console = console or Console(stderr=True)
-    if not console.is_terminal:
+    if not (sys.stderr.isatty() if console is None else console.is_terminal):
         yield _LineLogger(steps)
         return
+    from rich.console import Console  # here, since DVC gives a stage no terminal
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("training"),
         BarColumn(),
@@ -62,7 +64,7 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator["OnStep"
         TextColumn("{task.fields[rate]}, epsilon so far {task.fields[epsilon]:.3g}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console or Console(stderr=True)) as bar:
         task = bar.add_task("training", total=steps, epsilon=0.0, rate="")
 
         def on_step(step: int, epsilon: float, _noise_std: float) -> None:

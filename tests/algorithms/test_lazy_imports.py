@@ -42,3 +42,18 @@ print(type(json), "no_such_package" in sys.modules, "this" in sys.modules)
 """)
         == "<class 'module'> False False\n"
     )
+
+
+def test_scipy_is_imported_without_what_compiles_fortran() -> None:
+    assert (
+        run("""
+import numpy, scipy.special, scipy.optimize
+print("numpy.f2py" in sys.modules)
+from scipy._lib.array_api_compat import numpy as compatible
+print(hasattr(compatible, "__file__"), "numpy.f2py" in sys.modules)
+print(scipy.special.logsumexp(numpy.zeros(4)) == numpy.log(4), compatible.linalg.norm(numpy.ones(4)))
+import scipy._lib.array_api_compat.numpy as whole
+print(whole is sys.modules[whole.__name__], whole is compatible, whole.astype is compatible.astype)
+""")
+        == "False\nFalse False\nTrue 2.0\nTrue False True\n"
+    )

@@ -144,8 +144,9 @@ OF_NO_NEED = {
         "wandb",
     },
     "train": STATISTICS
-    | {"sklearn", "prefect", "wandb", "matplotlib", "sympy", "torch._dynamo", "torch.utils._sympy"},
-    "report": STATISTICS | {"torch", "sklearn", "prefect", "sqlalchemy"},
+    | {"sklearn", "prefect", "wandb", "matplotlib", "sympy", "torch._dynamo", "torch.utils._sympy"}
+    | {"numpy.f2py", "rich"},
+    "report": STATISTICS | {"torch", "sklearn", "prefect", "sqlalchemy", "numpy.f2py"},
 }
 """Large packages, by stages that do without them on digits, whose held-out records are public."""
 

@@ -78,7 +78,8 @@ OF_A_RUN = OF_A_CARD - {"sqlalchemy"}
         },
         {
             "run": OF_A_RUN | {"scipy", "dp_accounting.dp_event", "pyarrow", "PIL"},  # which is done
-            "plan": OF_A_RUN | {"scipy.stats", "scipy.signal", "dp_accounting.pld", "pyarrow", "PIL"},
+            "plan": OF_A_RUN
+            | {"scipy.stats", "scipy.signal", "dp_accounting.pld", "pyarrow", "PIL", "numpy.f2py"},
         },
         dict.fromkeys(("run --help", "card verify", "card show"), OF_A_CARD),
     ],
