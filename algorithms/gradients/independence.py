@@ -93,7 +93,7 @@ class ModelProbe:
         drawn = self.form.draw(count, seed)
         return drawn.in_64_bits() if self.is_exact else drawn
 
-    def see(self, sample: SyntheticBatch) -> ObservedLosses:
+    def observe(self, sample: SyntheticBatch) -> ObservedLosses:
         """Run a pass; the seed fixes what dropout drops."""
         with same_randomness(self.seed):
             before = torch.default_generator.get_state()
@@ -102,7 +102,7 @@ class ModelProbe:
 
     def losses(self, sample: SyntheticBatch) -> Tensor:
         """The losses [count] of a pass."""
-        return self.see(sample).losses
+        return self.observe(sample).losses
 
     def gradient(self, sample: SyntheticBatch, weight: float = 1.0) -> Tensor:
         """The gradient [d] of the sum of losses times a weight."""
@@ -131,7 +131,7 @@ class ModelProbe:
         if not seen.is_drawn:
             return False
         drawn = (replace(self, seed=seed) for seed in range(1, seeds + 1))
-        if any(differs(probe.see(seen.sample).losses) for probe in drawn):
+        if any(differs(probe.observe(seen.sample).losses) for probe in drawn):
             return True
         for value in (0.0, 1.0):
             try:
@@ -163,10 +163,10 @@ def check_apart(probe: ModelProbe) -> bool:
     among others.
     """
     constants = () if probe.form.dtype.is_floating_point else probe.form.constants
-    seen = probe.see(probe.draw(_FEW, 0))
+    seen = probe.observe(probe.draw(_FEW, 0))
     sample = seen.sample
     check_shape(probe, seen)
-    is_random = probe.varies(probe.see(probe.draw(MANY, 0)), _MANY_SEEDS)
+    is_random = probe.varies(probe.observe(probe.draw(MANY, 0)), _MANY_SEEDS)
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
         others = probe.draw(_FEW, 1)
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
@@ -183,7 +183,7 @@ def check_apart(probe: ModelProbe) -> bool:
         return False
     with still(probe.passes.model.module):
         try:
-            is_steady = not probe.varies(probe.see(probe.draw(MANY, 0)), _MANY_SEEDS)
+            is_steady = not probe.varies(probe.observe(probe.draw(MANY, 0)), _MANY_SEEDS)
         except Exception:  # the loss may reject outputs of evaluation mode
             is_steady = False
         if is_steady:
@@ -226,21 +226,21 @@ def check_apart_briefly(
         _check_same(probe, few, 1, few.sample.among(others.times(factor), 1), 1)
     for seed in range(1, _FEW_SEEDS) if is_random and not draws_masks else ():
         drawn = replace(probe, seed=seed)
-        _check_same(drawn, drawn.see(few.sample), 1, few.sample.among(others.times(_LARGE), 1), 1)
+        _check_same(drawn, drawn.observe(few.sample), 1, few.sample.among(others.times(_LARGE), 1), 1)
     with still(probe.passes.model.module) if is_random else nullcontext():
         if is_random:
             try:
-                crowded = probe.see(crowded.sample)
+                crowded = probe.observe(crowded.sample)
                 if probe.varies(crowded, seeds=1):
                     return
             except Exception:  # the loss may reject outputs of evaluation mode
                 return
-        its = probe.see(few.sample.alone(1))
+        its = probe.observe(few.sample.alone(1))
         pairs = [(crowded, 1), (crowded, 2)] if is_random else [(few, 1), (crowded, 1), (crowded, 2)]
         for seen, index in pairs:
             _check_same(probe, seen, index, its, 0)
         if is_quick:
-            many = probe.see(probe.draw(MANY, 2))
+            many = probe.observe(probe.draw(MANY, 2))
             for index in (0, MANY // 2, MANY - 1):
                 _check_same(probe, many, index, many.sample.alone(index), 0)
 
@@ -262,7 +262,7 @@ def _check_same(
     probe: ModelProbe, seen: ObservedLosses, index: int, changed: SyntheticBatch | ObservedLosses, at: int
 ) -> None:
     """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
-    other = probe.see(changed) if isinstance(changed, SyntheticBatch) else changed
+    other = probe.observe(changed) if isinstance(changed, SyntheticBatch) else changed
     if probe.close(seen.losses[index], other.losses[at]):
         return
     if not probe.close(probe.losses(seen.sample), probe.losses(seen.sample)):
@@ -330,7 +330,7 @@ def _check_places(
     alone: bool,
 ) -> None:
     """Raises RecordsNotIndependentError if a record at one of the positions has another loss elsewhere."""
-    seen = probe.see(sample)
+    seen = probe.observe(sample)
     for index in indices:
         changes = [(sample.among(others, index), index) for others in contexts]
         changes += [(sample.repeat_record(index), index)]  # this fills experts of limited capacity

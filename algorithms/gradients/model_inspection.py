@@ -192,7 +192,7 @@ def _measure(few: SyntheticBatch, run: Callable[[SyntheticBatch], T]) -> tuple[P
     for records in (few.alone(0), few):
         with MemoryTracer() as memory, same_randomness():
             result = run(records)
-        peaks.append(records.inputs.nbytes + memory.most)
+        peaks.append(records.inputs.nbytes + memory.peak)
     each = max(0, peaks[1] - peaks[0]) // (len(few.labels) - 1)
     return PassCost(max(0, peaks[0] - each), each), result
 
@@ -573,7 +573,7 @@ def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick:
         exact = _in_64_bits(probe, few.seen.sample)
         if not exact.is_exact:
             raise
-        check(exact, *(exact.see(sample) for sample in (exact.draw(2, 0), crowd(exact))))
+        check(exact, *(exact.observe(sample) for sample in (exact.draw(2, 0), crowd(exact))))
     return is_random
 
 

@@ -184,7 +184,7 @@ class MemoryTracer(TracerMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most = self._possible = 0
+        self.peak = self._possible = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def _count(self) -> None:
@@ -195,7 +195,7 @@ class MemoryTracer(TracerMode):
             if not held[0].expired()  # type: ignore[no-untyped-call]
         }
         self._possible = sum(size for _, size in self._storages.values())
-        self.most = max(self.most, self._possible)
+        self.peak = max(self.peak, self._possible)
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         storages_before = {storage._cdata for storage in _storages((args, kwargs))}
@@ -207,7 +207,7 @@ class MemoryTracer(TracerMode):
                     storage.nbytes(),
                 )
                 self._possible += storage.nbytes()
-        if self._possible > self.most:  # freed memory is counted until the peak could rise
+        if self._possible > self.peak:  # freed memory is counted until the peak could rise
             self._count()
         return result
 
@@ -279,11 +279,11 @@ class _ReadingFunctions(TorchFunctionMode):
                 return with_visible_calls(func)(*args, **kwargs)
         if is_branch_condition(func, args):
             return self._tracer.pin_branch(lambda: func(*args, **kwargs), (args, kwargs))
-        looked_at = _looked_at(func, args, kwargs)
-        if getattr(func, "__name__", "") == "one_hot" and not looked_at:
+        read = _read_arguments(func, args, kwargs)
+        if getattr(func, "__name__", "") == "one_hot" and not read:
             # It only checks that entries are below the number of classes; control flow does not depend on them.
             return self._tracer.ignoring_reads(lambda: func(*args, **kwargs))
-        if self._tracer.may_depend(looked_at):
+        if self._tracer.may_depend(read):
             self._tracer.note_read(func.__name__)
         return func(*args, **kwargs)
 
@@ -434,7 +434,7 @@ def _shapes(tensors: Iterable[Tensor]) -> Shapes:
     return tuple(tensor.shape for tensor in tensors)
 
 
-def _looked_at(func: Func, args: Args, kwargs: Kwargs) -> Args:
+def _read_arguments(func: Func, args: Args, kwargs: Kwargs) -> Args:
     """The arguments whose values a function turns into numbers, or into a number of values; none for most functions."""
     name, arguments = getattr(func, "__name__", ""), (*args, *kwargs.values())
     if name == "__getitem__":

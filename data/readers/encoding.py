@@ -101,7 +101,7 @@ def records(
 def _fill(
     features: NDArray[np.float32], column: Column, table: pa.Table, missing: tuple[str, ...], path: str
 ) -> None:
-    """Write the features of `column`, each in [0, 1], into `place`, which is zero and [n, column.width].
+    """Write the features of `column`, each in [0, 1], into `features`, which is zero and [n, column.width].
 
     missing: spellings of a missing number. Raises DataRefusedError if a number is missing but not allowed to be, is not
     a number or not finite, or if a date is invalid.

@@ -11,7 +11,7 @@ from pathlib import Path
 from algorithms.privacy.ledger import checked_url, home, ledger_url, sqlite_url
 from data.formats import Query, Source
 
-# Of `place`; what is defined here is public, too.
+# Of the ledger; what is defined here is public, too.
 __all__ = ["checked_url", "home", "ledger_url", "sqlite_url"]
 
 RETRAINING = "EPSILONFLOW_RETRAINING"

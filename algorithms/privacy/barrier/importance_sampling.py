@@ -27,21 +27,20 @@ class LastNorms:
     def __init__(self) -> None:
         self._norms: NDArray[np.float64] | None = None
         self._point: Tensor | None = None
-        self._of: Engine | None = None
+        self._engine: Engine | None = None
 
     def at(
-        self, point: Tensor, of: Engine, measured: Callable[[], NDArray[np.float64]]
+        self, point: Tensor, engine: Engine, compute: Callable[[], NDArray[np.float64]]
     ) -> NDArray[np.float64]:
         """The norms of all records at a point, [n], infinite if not finite.
 
-        of: the engine. measured: computes the norms in a pass over the records; it is not called if the last pass had
-        the same engine and point.
+        compute: a pass over the records; it is not called if the last pass had the same engine and point.
         """
-        is_here = self._of is of and self._point is not None and torch.equal(point, self._point)
+        is_here = self._engine is engine and self._point is not None and torch.equal(point, self._point)
         if self._norms is None or not is_here:
-            norms = measured()
+            norms = compute()
             self._norms = np.where(np.isfinite(norms), norms, np.inf)
-            self._point, self._of = point.clone(), of
+            self._point, self._engine = point.clone(), engine
         return self._norms
 
     def bounds(self, count: int, sampling: Importance, clip_norm: float) -> NDArray[np.float64]:
@@ -50,10 +49,10 @@ class LastNorms:
             self._norms = np.full(count, np.inf)
         return sampling.oversampling * np.clip(self._norms, sampling.floor * clip_norm, clip_norm)
 
-    def see(self, rows: Rows, norms: NDArray[np.float64]) -> None:
+    def remember(self, rows: Rows, norms: NDArray[np.float64]) -> None:
         """Remember new norms of some records, finite or not."""
         if self._norms is None:
-            raise RuntimeError("norms were seen before their records were drawn")
+            raise RuntimeError("norms were computed before their records were drawn")
         self._norms[rows] = np.where(np.isfinite(norms), norms, np.inf)
         self._point = None
 
@@ -129,7 +128,7 @@ def importance_sum(
     for rows, are_finite in zip(passes, known, strict=True) if by_weight else ():
         if not are_finite.all():
             total += sum_pass(rows, by_weight=False)[0]
-    last.see(candidates, measured)
+    last.remember(candidates, measured)
     return total
 
 

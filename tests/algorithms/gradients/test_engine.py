@@ -409,7 +409,7 @@ def test_a_sum_over_several_passes_holds_one_of_them_at_a_time() -> None:
     for count in (64, 192):
         with MemoryTracer() as memory:
             engine.clipped_sum(*made.take(slice(count)).arguments, L2(1.0))
-        peaks.append(memory.most)
+        peaks.append(memory.peak)
     assert peaks[1] <= 1.1 * peaks[0]
 
 

@@ -129,7 +129,7 @@ def test_records_in_separate_passes_take_the_memory_of_one_pass_and_of_their_gra
     passes, point = Passes(model), model.initial_parameters()
     with MemoryTracer() as memory:
         passes.one_by_one(point, torch.randn(3, 1000), torch.zeros(3))
-    assert memory.most < 4.5 * point.nbytes
+    assert memory.peak < 4.5 * point.nbytes
 
 
 def by_sign(self: Wired, inputs: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
         total = engine.clipped_sum(point, *records, L2(1.0))
     with MemoryTracer() as beside:
         again = engine.clipped_sum(point, *records, L2(1.0), out=torch.empty_like(total))
-    assert torch.equal(total, again) and alone.most <= beside.most - total.nbytes // 2
+    assert torch.equal(total, again) and alone.peak <= beside.peak - total.nbytes // 2
 
 
 SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS

@@ -152,7 +152,7 @@ def test_a_look_at_a_model_of_much_memory_is_brief(width: int, is_brief: bool) -
     with MemoryTracer() as memory:
         engine = problem(spec, torch.float32).engine(limits=A_HUNDREDTH, memory_mb=10)
     assert engine.inspection.is_brief == is_brief
-    assert memory.most < (1e7 if is_brief else 1e8)  # a full one has a pass of very many records
+    assert memory.peak < (1e7 if is_brief else 1e8)  # a full one has a pass of very many records
 
 
 def encoder(width: int, length: int) -> nn.Module:
@@ -181,7 +181,7 @@ def test_what_a_frozen_encoder_computes_counts_as_memory() -> None:
             made.parameters, made.inputs.expand(count, -1), made.labels.expand(count)
         )
         found.norms(L2(1.0))
-    assert 4e6 < memory.most < 20e6
+    assert 4e6 < memory.peak < 20e6
     exact = problem(spec)
     check(exact, exact.engine(physical_batch=SMALL, limits=BRIEF))
 
