@@ -132,7 +132,7 @@ def brief_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
 
     brief = partial(engine.InspectionLimits, full_operations=0)
     monkeypatch.setattr(engine, "InspectionLimits", brief)
-    monkeypatch.setattr(engine, "_MOST_SEEDS", 1)
+    monkeypatch.setattr(engine, "_MAX_SEEDS", 1)
 
 
 @pytest.fixture(autouse=True, scope="module")

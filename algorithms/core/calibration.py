@@ -345,7 +345,7 @@ def plan_evaluation(
         )
     limit = plan.cost.epsilon if wanted is None else min(wanted, plan.cost.epsilon)
 
-    evaluation = _least_noise(plan, spec, limit, ratios)
+    evaluation = _min_noise(plan, spec, limit, ratios)
     whole = replace(plan, evaluation=evaluation)
     if not plan.is_fixed:
         return whole
@@ -374,7 +374,7 @@ def plan_composed_evaluation(
             epsilon=target.budget.epsilon,
             adjacency=ADD_OR_REMOVE_ONE.name,
         )
-    evaluation = _least_noise(plan_at(target), spec, wanted, ratios)
+    evaluation = _min_noise(plan_at(target), spec, wanted, ratios)
     # Planned as if it came first, since the order of releases does not change their cost, and then taken out again.
     paid_first = replace(target, prior_events=(*target.prior_events, *evaluation.schedule))
     whole = plan_at(paid_first)
@@ -383,7 +383,7 @@ def plan_composed_evaluation(
     return replace(whole, target=target, schedule=schedule, evaluation=evaluation)
 
 
-def _least_noise(
+def _min_noise(
     plan: Plan, spec: HistogramSpec, limit: float, ratios: Sequence[Callable[[Schedule], float]]
 ) -> EvaluationPlan:
     """The evaluation with the least noise whose epsilon is at most the limit, and each ratio at most 1."""

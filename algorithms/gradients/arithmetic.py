@@ -23,7 +23,7 @@ _IN_CACHE = 2**16
 _SPREADS = 9
 """Standard deviations from the mean beyond which no Poisson sample is expected to be."""
 
-MOST_SMALLER, _WORTH_A_SIZE = 3, 0.01
+MAX_SMALLER_SIZES, _WORTH_A_SIZE = 3, 0.01
 """How many smaller sizes a last pass may have, each of which is compared; the share of slots that one must save."""
 
 _BLOCK = 256
@@ -164,7 +164,7 @@ class PassCounts:
         grown = ((larger - less) * (1.0 - self.at_most[less]) for less, larger in pairwise(sizes))
         return self.mean_full * self.size + sum(grown)
 
-    def smaller_sizes(self, maximum: int = MOST_SMALLER) -> tuple[int, ...]:
+    def smaller_sizes(self, maximum: int = MAX_SMALLER_SIZES) -> tuple[int, ...]:
         """At most `maximum` smaller sizes with which passes have few slots, found one after another; ascending.
 
         Example:

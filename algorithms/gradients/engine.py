@@ -19,7 +19,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import (
     FEWEST,
-    MOST_SMALLER,
+    MAX_SMALLER_SIZES,
     WHOLE,
     PassCounts,
     pad_to_multiple,
@@ -44,7 +44,7 @@ from algorithms.gradients.model import PerExampleModel, copy_module
 from algorithms.gradients.model_failures import refuse_failures, where_raised, without_wrappers
 from algorithms.gradients.model_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.model_inspection import (
-    MOST_RECORDS,
+    MAX_RECORDS,
     InspectionLimits,
     PassCost,
     check_apart_at,
@@ -70,7 +70,7 @@ _CACHED_BYTES = 128e6
 _INSPECTED = 3
 """The most records in a pass of a brief inspection."""
 
-_MOST_ON_DEVICE = 2**16
+_MAX_ON_DEVICE = 2**16
 """The largest physical batch on a device."""
 
 _USUAL, _USUAL_ON_DEVICE = 64, 1024
@@ -92,7 +92,7 @@ _ROUNDING_ALONE, _ROUNDING_IN_16_BITS = 1e-4, 3e-2
 _SELDOM = 1e-3
 """Passes beyond the first in a sample, on average, for which no larger ones are worth their memory."""
 
-_COMPARED, _MOST_SEEDS = 10**9, 8
+_COMPARED, _MAX_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
 _REPLAYED_BYTES, _TRACED = 256e6, 0.25
@@ -231,7 +231,7 @@ class Engine:
         has_smaller = device.type == "cpu" and self._may_have_smaller_sizes(device)
 
         def seconds(counts: PassCounts) -> float:
-            smaller = counts.smaller_sizes(self._most_smaller) if has_smaller else ()
+            smaller = counts.smaller_sizes(self._max_smaller_sizes) if has_smaller else ()
             return self._sum_seconds(counts, smaller, device)
 
         sizes = []
@@ -327,9 +327,9 @@ class Engine:
         return device.type == "cpu" and self.is_batched and not self.is_random and not is_placed
 
     @property
-    def _most_smaller(self) -> int:
+    def _max_smaller_sizes(self) -> int:
         """How many smaller sizes are compared: one for a large model, whose passes take long."""
-        return 1 if self.inspection.is_brief else MOST_SMALLER
+        return 1 if self.inspection.is_brief else MAX_SMALLER_SIZES
 
     def _find_smaller_sizes(self, expected_batch: float, device: torch.device) -> None:
         """Find the smaller sizes, and another usual size if it is faster with those that agree with it.
@@ -343,7 +343,7 @@ class Engine:
             return
         self.physical_batch = self._cheapest_size(others[-1], expected_batch, device)
         counts = PassCounts.of(self.physical_batch, expected_batch)
-        at_best = self._sum_seconds(counts, counts.smaller_sizes(self._most_smaller), device)
+        at_best = self._sum_seconds(counts, counts.smaller_sizes(self._max_smaller_sizes), device)
         if at_best < seconds and self._fills(self.physical_batch) and self._is_invariant(device):
             smaller, others_seconds = self._smaller_sizes(expected_batch, device)
             if others_seconds < seconds:
@@ -354,7 +354,7 @@ class Engine:
     def _smaller_sizes(self, expected_batch: float, device: torch.device) -> tuple[tuple[int, ...], float]:
         """The smaller sizes that agree with the present one, and about how many seconds a sum takes with them."""
         counts = PassCounts.of(self.physical_batch, expected_batch)
-        smaller = self._sizes_that_agree(counts.smaller_sizes(self._most_smaller), device)
+        smaller = self._sizes_that_agree(counts.smaller_sizes(self._max_smaller_sizes), device)
         return smaller, self._sum_seconds(counts, smaller, device)
 
     def _sizes_that_agree(self, smaller: tuple[int, ...], device: torch.device) -> tuple[int, ...]:
@@ -448,7 +448,7 @@ class Engine:
         if self.inspection.is_brief:
             return 1
         affordable = _COMPARED // max(1, self.inspection.operations * self.physical_batch)
-        return max(1, WHOLE // self.physical_batch, min(_MOST_SEEDS, affordable))
+        return max(1, WHOLE // self.physical_batch, min(_MAX_SEEDS, affordable))
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""
@@ -875,7 +875,7 @@ def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> i
     maximum = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / saved) if is_cpu else math.inf
     free = memory_mb * 1e6 - cost.fixed
-    return max(1, int(min(free / maximum, best, MOST_RECORDS if is_cpu else _MOST_ON_DEVICE)))
+    return max(1, int(min(free / maximum, best, MAX_RECORDS if is_cpu else _MAX_ON_DEVICE)))
 
 
 def _digest(record: PerExampleGradients) -> int:

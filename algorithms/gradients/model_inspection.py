@@ -65,7 +65,7 @@ _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
 _LITTLE = 1e8
 """Operations, and bytes, of a forward pass of very many records; it finds dependence that only large batches have."""
-MOST_RECORDS = 2**12
+MAX_RECORDS = 2**12
 """The largest number of records in a pass on a CPU."""
 _TRIES = 6
 """How often layers are added to those that are seen as opaque."""
@@ -442,7 +442,7 @@ def _check_independence(runnable: _Runnable) -> _Independent:
         # A dependence that begins with more records than a run's passes have is a mistake all the same, such as a
         # capacity per batch.
         each = max(1, runnable.operations, runnable.record_bytes)
-        check_many_apart(probe64, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
+        check_many_apart(probe64, alone=True, count=min(MAX_RECORDS, max(MANY, int(_LITTLE / each))))
     return _Independent(**vars(runnable), second=second, is_random=is_random)
 
 

@@ -139,7 +139,7 @@ def joined_briefly(rank: int, count: int, folder: Path) -> Iterator[ProcessGroup
     """
     with joined(rank, count, folder) as group, pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
-        patch.setattr(engine, "_MOST_SEEDS", 1)
+        patch.setattr(engine, "_MAX_SEEDS", 1)
         yield group
 
 
