@@ -118,7 +118,7 @@ def replay_of(passes: Passes, layouts: Layouts, form: InputSpec, size: int) -> R
     """The replay of passes over this many records; None if there is none."""
     start = near_start(passes.model)
     try:
-        replay = _traced(passes, layouts, (start, *_arguments(form.draw(size, 0))))
+        replay = _trace(passes, layouts, (start, *_arguments(form.draw(size, 0))))
         points = start, passes.model.initial_parameters()
         for seed in range(_COMPARED):
             for sample in _samples(form, size, seed):
@@ -273,7 +273,7 @@ class _Calls(OpTracer):  # type: ignore[no-untyped-call]
         return result
 
 
-def _traced(passes: Passes, layouts: Layouts, arguments: Inputs) -> Replay:
+def _trace(passes: Passes, layouts: Layouts, arguments: Inputs) -> Replay:
     """The replay of a pass, not compared yet."""
     passes.record_gradients(*arguments, layouts)  # what is computed once and kept is then there
     # Parameters count as records: what follows from their values may not be held fast either.

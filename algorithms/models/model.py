@@ -16,7 +16,7 @@ from algorithms.models.bounds import LossBounds
 
 @dataclass(frozen=True)
 class Model(PerExampleModel):
-    """An architecture with the loss of each record, and what the rest of the house knows of it.
+    """An architecture with the loss of each record, and what the rest of the project knows of it.
 
     The first three and those by keyword are as in `PerExampleModel`.
 

@@ -71,7 +71,7 @@ def predicted_number(outputs: Tensor) -> Tensor:
 
 
 def can_be_scaled(model: Model) -> bool:
-    """Whether the loss is one of this house, which is known on any scale."""
+    """Whether the loss is one of this package, which is known on any scale."""
     return model.losses is squared_error or isinstance(model.losses, CountLoss | QuantileLoss)
 
 

@@ -402,7 +402,7 @@ def _forms_of_one(
     if len(outputs) == 1:
         form = _closed_form(name, args, outputs[0]) or forms[0]
         forms = [form or _form_by_entries(name, parameter, outputs[0])]
-    return [None if form is None else _named(source, form) for form in forms]
+    return [None if form is None else _closed_form_for(source, form) for form in forms]
 
 
 def _in_shared_graph(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
@@ -458,14 +458,14 @@ _Form = Callable[[PerExample], PerExample | None]
 """From the gradients of a tensor to those of the only parameter that it follows from; None if a graph is needed."""
 
 
-def _named(source: str, form: _Form) -> Closed:
+def _closed_form_for(source: str, form: _Form) -> Closed:
     """The closed form of a tensor that was computed from a parameter of this name alone."""
 
-    def closed(part: PerExample) -> Gradients | None:
+    def gradients_of(part: PerExample) -> Gradients | None:
         gradient = form(part)
         return None if gradient is None else {source: gradient}
 
-    return closed
+    return gradients_of
 
 
 _WEIGHT_NORM = torch._weight_norm.__name__
@@ -479,7 +479,7 @@ def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) ->
     """
     norm_dim = dim + v.dim() if dim < -1 else dim
 
-    def closed(part: PerExample) -> Gradients | None:
+    def gradients_of(part: PerExample) -> Gradients | None:
         if v.numel() >= _FEWEST_BY_ROWS:
             pulled = (
                 normalised_gradients(part, v.reshape(len(v), -1), g.reshape(-1)) if norm_dim == 0 else None
@@ -493,7 +493,7 @@ def _weight_norm_form(sources: list[str], v: Tensor, g: Tensor, dim: int = 0) ->
         both = scale * (rows - unit * along), along
         return {name: DenseGrad(each.flatten(start_dim=1)) for name, each in zip(sources, both, strict=True)}
 
-    return closed
+    return gradients_of
 
 
 def _standardised_form(
@@ -518,13 +518,13 @@ def _standardised_form(
     matrix = input.detach().reshape(input.shape[1], -1)
     gain = None if weight is None else weight.detach()
 
-    def closed(part: PerExample) -> Gradients | None:
+    def gradients_of(part: PerExample) -> Gradients | None:
         pulled = zip(
             (input, weight, bias), standardised_gradients(part, matrix, gain, eps) or (), strict=False
         )
         return {sources[id(leaf)]: gradient for leaf, gradient in pulled if id(leaf) in sources} or None
 
-    return closed
+    return gradients_of
 
 
 def _sliced_form(parameter: Tensor, output: Tensor) -> _Form | None:
