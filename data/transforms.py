@@ -23,7 +23,7 @@ from data.files import write_whole
 from data.readers.records import Features, RecordBatch, RecordChunk, add_features
 from data.targets import LabelType
 
-_SCATTERED_AT_ONCE, _ENCODED_AT_ONCE = 256, 512
+SCATTERED_AT_ONCE, _ENCODED_AT_ONCE = 256, 512
 _MEANS, _DEVIATIONS = (
     np.array(values, np.float32)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 )
@@ -49,7 +49,7 @@ def scatter(card: DataCard, chunks: Iterable[RecordChunk]) -> Iterator[RecordChu
             coefficients: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
         return coefficients.reshape(-1, *shape)
 
-    for portion, features in _map_features(chunks, features_of, at_once=_SCATTERED_AT_ONCE):
+    for portion, features in _map_features(chunks, features_of, at_once=SCATTERED_AT_ONCE):
         yield replace(portion, records=replace(portion.records, features=features))
 
 

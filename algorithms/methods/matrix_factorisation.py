@@ -82,7 +82,7 @@ _BANDED_SEARCH, _BUFFERED_SEARCH = {"ftol": 1e-5, "maxfun": 20}, {"ftol": 1e-6, 
 """The change of a logarithm of noise at which a search ends, and after how many of them it does at last."""
 _MAX_LOGIT = 12.0
 """Of a buffer's share and decay in a search."""
-_DECAY_LENGTH, _NOTHING = 2**12, 1e-12
+DECAY_LENGTH, _NOTHING = 2**12, 1e-12
 """The fewest entries of C^-1's column that a search for bands computes, and below what the others count for nothing."""
 
 
@@ -370,7 +370,7 @@ def _summed_noise(update: OptimizerConfig, steps: int, length: int, *, rows: int
 
 def _decay_length(bands: int, steps: int) -> int:
     """How many entries of C^-1's column are mostly all that count."""
-    return min(steps, max(_DECAY_LENGTH, 8 * bands, 1 << (steps // 4).bit_length()))
+    return min(steps, max(DECAY_LENGTH, 8 * bands, 1 << (steps // 4).bit_length()))
 
 
 def _sums(first: Tensor, later: Tensor, count: int) -> Tensor:

@@ -41,7 +41,7 @@ _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
 _BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
 """A file with more bytes than this is not accepted as an image of that number of pixels."""
-_PIXELS_AT_ONCE, _BYTES_AT_ONCE = 2**25, 2**27
+PIXELS_AT_ONCE, _BYTES_AT_ONCE = 2**25, 2**27
 """Pixels that are decoded, and bytes of files that are read, at the same time; a larger image is decoded alone."""
 _MEMORY_A_PIXEL, _MEMORY_BESIDE = 32, 2**26
 """More bytes than Pillow and libjpeg take to decode an image of any mode and to resize it."""
@@ -124,7 +124,7 @@ def pixels(
     strict: raise DataRefusedError instead of using a stand-in, for images that need no protection. Raises
     DataRefusedError if the machine lacks memory or open files, which must make no image a stand-in.
     """
-    files, decoding = _Room(_BYTES_AT_ONCE), _Room(_PIXELS_AT_ONCE)
+    files, decoding = _Room(_BYTES_AT_ONCE), _Room(PIXELS_AT_ONCE)
 
     def read_one(source: _Source) -> tuple[NDArray[np.float32], bytes]:
         with files.of(_size_of(source)):
@@ -334,7 +334,7 @@ def load_pickle(file: IO[bytes]) -> object:
     return _Plain(file, encoding="bytes").load()
 
 
-_CIFAR_ROWS = 2000
+CIFAR_ROWS = 2000
 _BROKEN_CIFAR = (
     OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError,
     pickle.UnpicklingError, tarfile.TarError, lzma.LZMAError, zlib.error,
@@ -395,7 +395,7 @@ def _open_batches(path: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
 def _in_bytes(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_CifarRows]:
     """Read consecutive records: one label, or a coarse and a fine one, and then the pixels, one byte each."""
     labels = 2 if fine else 1
-    while content := file.read(_CIFAR_ROWS * (labels + size)):
+    while content := file.read(CIFAR_ROWS * (labels + size)):
         rows = np.frombuffer(content, np.uint8).reshape(-1, labels + size)
         yield rows[:, labels:], rows[:, labels - 1]
 
@@ -408,8 +408,8 @@ def _in_a_pickle(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_CifarRo
     labels = np.array(batch[b"fine_labels" if fine else b"labels"], np.int64)
     if labels.shape != (len(pixels),):
         raise ValueError("not one label an image")
-    for start in range(0, len(pixels), _CIFAR_ROWS):
-        yield pixels[start : start + _CIFAR_ROWS], labels[start : start + _CIFAR_ROWS]
+    for start in range(0, len(pixels), CIFAR_ROWS):
+        yield pixels[start : start + CIFAR_ROWS], labels[start : start + CIFAR_ROWS]
 
 
 def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[RecordChunk]:

@@ -51,13 +51,13 @@ from data.readers.encoding import check_columns, in_one_spelling
 from data.readers.records import PARTS, Features, Part, RecordBatch, RecordChunk
 from data.targets import Classes, LabelType, Number, Tags
 
-_BLOCK_BYTES = 4 * 2**20
-_TABLE_ROWS, _ROWS = 65536, 1024
+BLOCK_BYTES = 4 * 2**20
+TABLE_ROWS, _ROWS = 65536, 1024
 """Rows at a time, of a table and of texts or images."""
 _PARQUET_BUFFER = 2**16
 """Bytes of a column that are read ahead."""
-_LONGEST_LINE = 2**26
-csv.field_size_limit(_LONGEST_LINE)  # a long text exceeds Python's default, 2**17
+LONGEST_LINE = 2**26
+csv.field_size_limit(LONGEST_LINE)  # a long text exceeds Python's default, 2**17
 _Row: TypeAlias = Mapping[str, Any]
 _Tables: TypeAlias = Iterator[pa.Table]
 _BROKEN = (
@@ -385,10 +385,10 @@ def _table_of_text(
 ) -> Iterator[pa.Table]:
     """The file's columns as text, some megabytes at a time, or as many as its longest line needs; see `_portions`.
 
-    Raises DataRefusedError for a line beyond `_LONGEST_LINE`, which Arrow cannot read either.
+    Raises DataRefusedError for a line beyond `LONGEST_LINE`, which Arrow cannot read either.
     """
     done = 0
-    for size in (_BLOCK_BYTES, _LONGEST_LINE):
+    for size in (BLOCK_BYTES, LONGEST_LINE):
         seen = 0
         try:
             for table in _portions(path, declared, size, skip_lines=skip_lines, names_rows=names_rows):
@@ -404,7 +404,7 @@ def _table_of_text(
         " or that quote out of the file, even if its column is ignored.",
         code="unreadable_file",
         path=path,
-        largest=_LONGEST_LINE // 2**20,
+        largest=LONGEST_LINE // 2**20,
     )
 
 
@@ -591,7 +591,7 @@ def _table_of_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
     Raises DataRefusedError if it is not a complete Parquet file.
     """
     try:
-        yield from _parquet(path, declared.in_the_file, _TABLE_ROWS)
+        yield from _parquet(path, declared.in_the_file, TABLE_ROWS)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
         raise DataRefusedError(
             "{path} is not a whole Parquet file; correct it or its card.", code="unreadable_file", path=path
@@ -698,12 +698,12 @@ def _stand_in(declared: Rows, label_type: LabelType) -> _Row:
 def _lines(path: Path) -> Iterator[bytes | None]:
     """The lines without line ends; None for a line that is too long for memory."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        while line := file.readline(_LONGEST_LINE):
-            if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
+        while line := file.readline(LONGEST_LINE):
+            if line.endswith(b"\n") or len(line) < LONGEST_LINE:
                 yield line.rstrip(b"\r\n")
                 continue
             while line and not line.endswith(b"\n"):
-                line = file.readline(_LONGEST_LINE)
+                line = file.readline(LONGEST_LINE)
             yield None
 
 

@@ -39,7 +39,7 @@ NOTHING_TO_DO = 3
 _KILLED = (f"exited with -{signal.SIGKILL}", f"exited with {128 + signal.SIGKILL}")
 """How DVC's last line ends if a stage was killed; the second if a shell ran it."""
 _SECONDS_TO_LEAVE = 5.0
-_ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
+ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 """Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
 
 
@@ -211,7 +211,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     """End an interrupted command and all its child processes, so that nothing continues in the checkout or spends."""
     if process.poll() is not None:
         return
-    for ending, seconds in _ENDINGS:
+    for ending, seconds in ENDINGS:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, ending)
         deadline = time.monotonic() + seconds

@@ -39,7 +39,7 @@ _VARIABLE = "EPSILONFLOW_PROCESS"
 """Rank, number of processes and file of the store, for processes that the first one started."""
 
 _HERE, _POLL_SECONDS = "127.0.0.1", 0.05
-_SEALED_AT_ONCE = 2**30
+SEALED_AT_ONCE = 2**30
 """Bytes; the cipher takes less than twice as many."""
 
 
@@ -188,9 +188,7 @@ def broadcast_sealed(group: ProcessGroup, value: Any) -> Any:
     cipher = ChaCha20Poly1305(group.secret)
     if group.is_first:
         content = pickle.dumps(value)
-        parts = [
-            content[start : start + _SEALED_AT_ONCE] for start in range(0, len(content), _SEALED_AT_ONCE)
-        ]
+        parts = [content[start : start + SEALED_AT_ONCE] for start in range(0, len(content), SEALED_AT_ONCE)]
         nonces = [secrets.token_bytes(12) for _ in parts]
         group.broadcast_object(
             [

@@ -93,7 +93,7 @@ def read_in(files: Mapping[str, Path], declared: Cifar = DECLARED) -> Parts:
 def test_every_form_gives_the_same_records(
     tmp_path: Path, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "_CIFAR_ROWS", 2)
+    monkeypatch.setattr(images, "CIFAR_ROWS", 2)
     made, declared = batches(), FINE if fine else DECLARED
     plain = {f"{name}.bin": in_bytes(batch, fine=fine) for name, batch in made.items()}
     pickled = {name: in_a_pickle(batch, fine=fine) for name, batch in made.items()}

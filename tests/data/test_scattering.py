@@ -70,7 +70,7 @@ def test_an_image_has_the_same_features_whatever_is_beside_it(
     together = features(name, pixels)
     assert np.array_equal(features(name, *np.split(pixels, [1, 3])), together)
     for at_once, workers in ((1, 1), (3, 2)):
-        monkeypatch.setattr(transforms, "_SCATTERED_AT_ONCE", at_once)
+        monkeypatch.setattr(transforms, "SCATTERED_AT_ONCE", at_once)
         with cpu_threads(workers):
             assert np.array_equal(features(name, pixels), together)
             assert torch.get_num_threads() == workers
@@ -79,7 +79,7 @@ def test_an_image_has_the_same_features_whatever_is_beside_it(
 
 
 def test_chunks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transforms, "_SCATTERED_AT_ONCE", 2)
+    monkeypatch.setattr(transforms, "SCATTERED_AT_ONCE", 2)
     taken = []
 
     def chunks() -> Any:

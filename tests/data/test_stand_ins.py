@@ -129,7 +129,7 @@ def full_memory() -> Iterator[None]:
 def test_a_fine_image_for_which_memory_lacks_is_refused() -> None:
     """A progressive JPEG, of which libjpeg keeps all coefficients."""
     content = image((4000, 4000), 9, "JPEG", progressive=True)
-    room = images._Room(images._PIXELS_AT_ONCE)
+    room = images._Room(images.PIXELS_AT_ONCE)
     with full_memory(), refused_as("out_of_memory", DataRefusedError):
         images._decode_or_none(content, DECLARED, SHAPE, room)
     fine = images._decode_or_none(content, DECLARED, SHAPE, room)
@@ -139,7 +139,7 @@ def test_a_fine_image_for_which_memory_lacks_is_refused() -> None:
 def test_an_image_called_broken_where_memory_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As libjpeg does not tell the two apart."""
     failing(monkeypatch, lambda: OSError("broken data stream when reading image file"), place=9)
-    room = images._Room(images._PIXELS_AT_ONCE)
+    room = images._Room(images.PIXELS_AT_ONCE)
     with full_memory(), refused_as("out_of_memory", DataRefusedError):
         images._decode_or_none(image((9, 9), 9), DECLARED, SHAPE, room)
     assert images._decode_or_none(image((9, 9), 9), DECLARED, SHAPE, room) is None
@@ -162,7 +162,7 @@ def test_pixels_in_flight_are_bounded(folder: list[Path], monkeypatch: pytest.Mo
                 now[0] -= size
 
     folder[3].write_bytes(image((30, 30), 3))
-    monkeypatch.setattr(images, "_PIXELS_AT_ONCE", 200)
+    monkeypatch.setattr(images, "PIXELS_AT_ONCE", 200)
     monkeypatch.setattr(images, "in_mode", spy)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert brightness(images.pixels(folder, DECLARED, SHAPE)) == EVERY

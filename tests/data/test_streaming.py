@@ -35,8 +35,8 @@ def card(table: Document, card_of: CardOf) -> CardOf:
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few kilobytes."""
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", 8192)
-    monkeypatch.setattr(rows, "_TABLE_ROWS", 300)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 8192)
+    monkeypatch.setattr(rows, "TABLE_ROWS", 300)
 
 
 def written(card: DataCard, path: Path, folder: Path) -> dict[str, bytes]:

@@ -355,8 +355,8 @@ def test_a_field_longer_than_a_portion_stops_no_table(
     table: Document, card_of: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:
     """In a column that is ignored or not; every record before and after it is read once."""
-    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 256)
-    monkeypatch.setattr(rows_module, "_LONGEST_LINE", 8192)
+    monkeypatch.setattr(rows_module, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(rows_module, "LONGEST_LINE", 8192)
     reader = table["reader"] | {"columns": [*table["reader"]["columns"], {"name": "note", "kind": "ignored"}]}
     card, path = card_of(table | {"reader": reader}), tmp_path / "t.csv"
 

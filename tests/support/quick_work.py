@@ -23,7 +23,7 @@ _PROFILES: dict[str, Profile] = {}
 _MADE = defaultdict[str, set[tuple[str, str]]](set)
 """By module of tests, name and words, without numbers, of the figures that were made."""
 _TEMPLATES = cache(reporting.environment)
-_PRAGMAS = [store._SQLITE_PRAGMAS[0], "PRAGMA synchronous = OFF"]
+_PRAGMAS = [store.SQLITE_PRAGMAS[0], "PRAGMA synchronous = OFF"]
 """Without a log beside the file (WAL), which is made and deleted again for each transaction of a process alone."""
 
 
@@ -77,6 +77,6 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         monkeypatch.setattr(report, "picture", partial(_made_once, _MADE[request.module.__name__]))
         monkeypatch.setattr(figures, "rehearse_picture", _undrawn)
         monkeypatch.setattr(reporting, "environment", _TEMPLATES)
-        monkeypatch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
+        monkeypatch.setattr(store, "SQLITE_PRAGMAS", _PRAGMAS)
         monkeypatch.setattr(os, "fsync", lambda _file: None)
         yield

@@ -255,7 +255,7 @@ def test_the_row_of_a_wrong_value_is_named_where_it_is_public(
 def test_rows_are_counted_from_the_first_line_and_over_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.readers.rows._BLOCK_BYTES", 64)
+    monkeypatch.setattr("data.readers.rows.BLOCK_BYTES", 64)
     content = "# one\n# two\nx,y\n" + "1,no\n" * 500 + "word,no\n" + "1,yes\n" * 500
     (tmp_path / "t").write_text(content)
     files = {"train": {"path": "t", "sha256": sha256(content.encode()).hexdigest()}}

@@ -98,14 +98,14 @@ def pass_pool(compute: ComputeConfig, engine: Engine, parameters: int) -> PassPo
     return PassPool(engine, workers, lambda: fixed_arithmetic(compute, engine))
 
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 """CPU microseconds that a container may use, and the period; "max" if there is no limit."""
 
 
 def cores() -> int:
     """The number of physical cores that this process may use, at least 1; at most OMP_NUM_THREADS if that is set."""
     limits = [psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))]
-    quota, _, period = (_QUOTA.read_text() if _QUOTA.exists() else "").partition(" ")
+    quota, _, period = (QUOTA_FILE.read_text() if QUOTA_FILE.exists() else "").partition(" ")
     if quota.isdecimal():
         limits.append(int(quota) // int(period))
     allowed = os.environ.get("OMP_NUM_THREADS", "")

@@ -54,7 +54,7 @@ _ROOM_BYTES = 2**20
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
 _PATIENT = f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}"
 # Readers have a snapshot that no writer waits for (WAL), and a commit returns once the log is on the disk (FULL).
-_SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _make_private(path: Path) -> None:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say BEGIN, not where the driver guesses
-    for pragma in _SQLITE_PRAGMAS:
+    for pragma in SQLITE_PRAGMAS:
         connection.execute(pragma).close()
 
 
@@ -213,7 +213,7 @@ Decision = Callable[[LedgerState], Sequence[Draft]]
 LATEST = "0002"
 """The latest migration."""
 PAGE = 1000
-_FIRST_PAGE = PAGE // 20
+FIRST_PAGE = PAGE // 20
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _VERSIONS = "epsilonflow_ledger_version"
 _MIGRATING = threading.Lock()
@@ -384,7 +384,7 @@ class Store:
         begin = _TURN if writes else _SNAPSHOT
         turn = begin if connection.dialect.name == "postgresql" else ()
         verified = self.verified
-        rows: Statement = (_FROM, {"seq": max(verified.seq, 1), "page": _FIRST_PAGE})
+        rows: Statement = (_FROM, {"seq": max(verified.seq, 1), "page": FIRST_PAGE})
         # One round trip: the turn, the new rows, the head that balances are of, and the questions to them.
         results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
         page, ((seq, hashed),), *answers = results
@@ -515,7 +515,7 @@ def _rows(
     """Read rows page by page, so that a million need no more memory than a thousand. The first page is short, and may
     be given.
     """
-    page, rows = _FIRST_PAGE, first
+    page, rows = FIRST_PAGE, first
     while True:
         rows = rows or exchange(connection, [(statement, {"seq": seq, "page": page, **parameters})])[0]
         yield from map(Entry._make, rows)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and who verifies a card has no 
     from torch import Tensor
 
 GRID_BITS = 24
-_PART = 2**16
+DRAWS_AT_ONCE = 2**16
 """Draws that fit into a core's cache; a multiple of all SIMD lengths, so that splitting changes no bit."""
 
 _MAX_STEPS = 2.0**52
@@ -173,7 +173,7 @@ class Stream:
     def normal(self, count: int) -> NDArray[np.float64]:
         """Standard normal draws, shape [count], by Box and Muller 1958; large numbers use all cores."""
         half = (count + 1) // 2
-        numbers = self._normal_in_parts(half) if half > _PART else None
+        numbers = self._normal_in_parts(half) if half > DRAWS_AT_ONCE else None
         if numbers is None:
             numbers = np.concatenate(_box_muller(self.uniform(half), self.uniform(half)))
         return numbers[:count]
@@ -186,7 +186,7 @@ class Stream:
         numbers = np.empty((2, half))
 
         def draw(start: int) -> bool:
-            size = min(_PART, half - start)
+            size = min(DRAWS_AT_ONCE, half - start)
             # Drawn at once, the stream has four runs of `half` words: fraction and exponent of radii, then those of
             # angles.
             words = [self.later(number * half + start).words(size) for number in range(4)]
@@ -195,7 +195,7 @@ class Stream:
             numbers[:, start : start + size] = _box_muller(_join_words(*words[:2]), _join_words(*words[2:]))
             return True
 
-        if not all(_drawers().map(draw, range(0, half, _PART))):
+        if not all(_drawers().map(draw, range(0, half, DRAWS_AT_ONCE))):
             return None
         after = self.later(4 * half)
         self._cipher, self.position = after._cipher, after.position

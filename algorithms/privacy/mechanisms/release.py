@@ -345,7 +345,7 @@ def _positive_multiplier(multiplier: float) -> None:
         )
 
 
-_MANY = 2**16
+MIN_DRAWN_AHEAD = 2**16
 """The number of draws from which a separate thread pays."""
 
 ReleaseKind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count", "evaluation"]
@@ -518,7 +518,7 @@ class NoiseAhead:
 
             return upload(_noise_in_steps(release, later, dimension, correlator), there)
 
-        if dimension >= _MANY:
+        if dimension >= MIN_DRAWN_AHEAD:
             drawing = _drawer().submit(draw)
             return NoiseAhead(release, stream.position + skip, lambda: drawing.result()())
         return NoiseAhead(release, stream.position + skip, draw())

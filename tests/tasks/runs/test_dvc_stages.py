@@ -373,7 +373,7 @@ def test_a_cancelled_stage_is_interrupted_and_leaves_no_process(
         if line == "begun":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(dvc_stages, "_ENDINGS", ((signal.SIGINT, 300.0),))
+    monkeypatch.setattr(dvc_stages, "ENDINGS", ((signal.SIGINT, 300.0),))
     before = signal.signal(signal.SIGINT, handler)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -244,7 +244,7 @@ def test_whoever_connects_without_the_secret_is_told_nothing(workspace: Workspac
 def test_the_key_and_the_checkpoint_are_sent_encrypted(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one part or in several, and refused if a part was changed or left out."""
     sent: list[Any] = []
-    monkeypatch.setattr(processes, "_SEALED_AT_ONCE", size)
+    monkeypatch.setattr(processes, "SEALED_AT_ONCE", size)
     monkeypatch.setattr(ProcessGroup, "broadcast_object", lambda _, value: sent.append(value))
     start = train._Start("a run", seeded_generator(0), b"the norms of all records")
     processes.broadcast_sealed(ProcessGroup(0, 2, 2, SECRET), start)

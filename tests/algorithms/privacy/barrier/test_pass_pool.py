@@ -127,7 +127,7 @@ def test_a_process_takes_the_cores_that_it_may(
 ) -> None:
     monkeypatch.setattr(pass_pool.psutil, "cpu_count", lambda logical: 8)
     monkeypatch.setattr(pass_pool.os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(pass_pool, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(pass_pool, "QUOTA_FILE", tmp_path / "cpu.max")
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

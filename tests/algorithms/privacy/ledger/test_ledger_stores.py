@@ -249,7 +249,7 @@ def test_what_reads_sees_one_moment(ledger_url: str) -> None:
 
 def test_rows_are_read_page_by_page(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = _lived(ledger_url).history()
-    monkeypatch.setattr("algorithms.privacy.ledger.store._FIRST_PAGE", 1)
+    monkeypatch.setattr("algorithms.privacy.ledger.store.FIRST_PAGE", 1)
     monkeypatch.setattr("algorithms.privacy.ledger.store.PAGE", 2)
     again = Ledger.open(ledger_url)
     again.forfeit("b")

@@ -180,7 +180,7 @@ def test_a_search_over_a_column_that_does_not_decay_takes_all_of_it(monkeypatch:
     every = mean_squared_noise(best_banded(update, steps, 2), prefix_sums(steps))
     _summed_noise.cache_clear()
     best_banded.cache_clear()
-    monkeypatch.setattr(matrix_factorisation, "_DECAY_LENGTH", 16)
+    monkeypatch.setattr(matrix_factorisation, "DECAY_LENGTH", 16)
     assert _decay_length(2, steps) < steps
     some = mean_squared_noise(best_banded(update, steps, 2), prefix_sums(steps))
     assert some == pytest.approx(every, rel=1e-4)

@@ -178,7 +178,7 @@ def drawn_in_parts(
     drawn: Stream, count: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
     """Normal draws after seven words, in parts of a size, and the words that come next."""
-    monkeypatch.setattr(noise_module, "_PART", size)
+    monkeypatch.setattr(noise_module, "DRAWS_AT_ONCE", size)
     drawn.words(7)
     return drawn.normal(count), drawn.words(5)
 

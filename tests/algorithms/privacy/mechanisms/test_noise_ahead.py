@@ -29,7 +29,7 @@ from tests.support.waiting import HANG_SECONDS
 @pytest.fixture(autouse=True)
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every model was large."""
-    monkeypatch.setattr(releases, "_MANY", 1)
+    monkeypatch.setattr(releases, "MIN_DRAWN_AHEAD", 1)
 
 
 @pytest.mark.parametrize(
