@@ -97,6 +97,15 @@ Kwargs = dict[str, Any]
 Rule = Callable[["GradSampleRecorder", Func, Args, Kwargs], Any]
 
 
+_OF_COMPLEX = set[Rule]()
+
+
+def for_complex(rule: Rule) -> Rule:
+    """Mark a rule that takes complex numbers, too; for others these are left to the general rule."""
+    _OF_COMPLEX.add(rule)
+    return rule
+
+
 class Call(NamedTuple):
     """A call of a torch function, with the layouts of the tensors that it takes and returns.
 
@@ -472,8 +481,12 @@ class GradSampleRecorder:
         if call.is_shared:
             return self._shared(self, func, args, kwargs)
         rule = self._rules.get(func, self._general)
-        if rule is not self._general and any(leaf.is_complex() for leaf in leaves):
-            rule = self._general  # other rules do not conjugate
+        if (
+            rule is not self._general
+            and rule not in _OF_COMPLEX
+            and any(leaf.is_complex() for leaf in leaves)
+        ):
+            rule = self._general
         return rule(self, func, args, kwargs)
 
     def _learn(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:

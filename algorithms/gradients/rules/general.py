@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from algorithms.gradients.complex_gradients import of_both_parts, of_real_part
 from algorithms.gradients.grad_sample_recorder import (
     UNKNOWN,
     Args,
@@ -77,6 +78,9 @@ _BY_ENTRIES = _words(
 )
 """Functions of one parameter and constants each of whose numbers follows from the one in its place alone."""
 
+_CONVERSIONS = _words("to type type_as cfloat cdouble")
+"""Functions that may make complex numbers of real ones."""
+
 _MOVES = _words("add __add__ __radd__ sub __sub__")
 """Functions whose derivative by the first tensor is 1 if the other argument is a number."""
 
@@ -87,6 +91,7 @@ _TRANSPOSED = frozenset(
     ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", "H.__get__")
 )
 
+_REORDERED = (_SAME_ORDER | _TRANSPOSED) - {"H.__get__"}  # which conjugates
 _SUMS = _words("add __add__ __radd__ __iadd__ add_")
 _STRETCHES = _words("expand expand_as broadcast_to")
 _PRODUCTS = _words("mul __mul__ __rmul__ multiply")
@@ -531,10 +536,9 @@ def _sliced_form(parameter: Tensor, output: Tensor) -> _Form | None:
     """The closed form of a view of consecutive entries of a parameter, such as a chunk of a packed weight."""
     if (
         parameter.dtype != output.dtype
-        or parameter.is_complex()
         or parameter.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()
         or not (parameter.is_contiguous() and output.is_contiguous())
-        or output.is_neg() != parameter.is_neg()
+        or (output.is_neg(), output.is_conj()) != (parameter.is_neg(), parameter.is_conj())
     ):
         return None
     start, size = output.storage_offset() - parameter.storage_offset(), parameter.numel()
@@ -547,7 +551,15 @@ def _sliced_form(parameter: Tensor, output: Tensor) -> _Form | None:
 def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
-    if parameter is None or parameter.is_complex() or output.is_complex():
+    if parameter is None:
+        return None
+    if name == "view_as_complex":
+        return of_both_parts
+    if output.is_complex() and not parameter.is_complex() and name in _CONVERSIONS:
+        return of_real_part
+    if parameter.is_complex() and (parameter.dtype != output.dtype or name not in _REORDERED):
+        return None
+    if output.is_complex() and not parameter.is_complex():
         return None
     is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():

@@ -24,6 +24,8 @@ from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
     Kwargs,
     Layout,
+    for_complex,
+    has_gradient,
     name_of,
 )
 from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample, as_measured
@@ -86,6 +88,7 @@ class Reordered:
         return apart.permute(*range(first), *(first + i for i in order)).flatten(start_dim=first)
 
 
+@for_complex
 def product(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A product of one parameter and other values; all other products are left to `general`."""
     terms = _einsum_terms(name_of(func), args, kwargs)
@@ -107,6 +110,7 @@ def bilinear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
     return output if bias is None else elementwise(recorder, torch.add, (output, bias), {})
 
 
+@for_complex
 def product_and_sum(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = added + first second, for batches of matrices; any of the three may be the parameters."""
     if kwargs or len(args) != 3:
@@ -131,7 +135,7 @@ def _record_product(
     at = [i for i, factor in enumerate(factors) if recorder.name(factor) is not None]
     layouts = tuple(recorder.layout_if_any(factor) for factor in factors)
     shapes = tuple(factor.shape for factor in factors)
-    if len(at) != 1 or not all(factor.is_floating_point() for factor in factors):
+    if len(at) != 1 or not all(map(has_gradient, factors)):
         return general(recorder, func, args, kwargs)
     plan = _plan(at[0], tuple(words), result, shapes, layouts, recorder.output_layout)
     if plan is None:
@@ -141,7 +145,8 @@ def _record_product(
     values = [factor.detach() for factor in others]
 
     def gradients(grad_outputs: Tensor) -> Gradients:
-        return {name: plan.gradient(values, grad_outputs, batch)}
+        # Of complex factors the gradient takes the conjugates; of real ones these are the same tensors.
+        return {name: plan.gradient([value.conj() for value in values], grad_outputs, batch)}
 
     return recorder.keep(func(*args, **kwargs), gradients, *others)
 
