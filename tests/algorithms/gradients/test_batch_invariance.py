@@ -948,8 +948,13 @@ def told_apart(engine: Engine, start: Tensor, count: int) -> bool:
 WIDE, START = 1027, torch.randn(21 * 1027 + 3 * 1028, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("activation", [nn.SiLU, nn.Sigmoid, nn.Softplus])
-@pytest.mark.parametrize("count", [64, 128, 192])
+@pytest.mark.parametrize(
+    ("activation", "count"),
+    soak_but(
+        [(nn.SiLU, 64), (nn.SiLU, 128), (nn.SiLU, 192), (nn.Sigmoid, 192), (nn.Softplus, 192)],
+        [(kind, count) for kind in (nn.SiLU, nn.Sigmoid, nn.Softplus) for count in (64, 128, 192)],
+    ),
+)
 def test_two_threads_cut_passes_where_it_changes_no_record(activation: type[nn.Module], count: int) -> None:
     engine = between(activation, WIDE, 192)
     with cpu_threads(engine.max_threads):
