@@ -39,7 +39,7 @@ from tests.support.chosen_words import ChosenWords
 from tests.support.refusals import refused_as
 
 COUNT, C = 12, 1.0
-DRAWS, COPIES = 10_000, 50
+DRAWS, COPIES = 5_000, 50
 TOGETHER = 640  # so that a release is one pass
 SCALES = np.linspace(0.01, 3.0, COUNT)
 IMPORTANCE = Importance(0.2)

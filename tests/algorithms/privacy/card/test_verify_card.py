@@ -52,7 +52,7 @@ GOLDEN = Path(__file__).parents[4] / "tests/golden"
 OWNER = public_key_of(KEY)
 FIXED = {"kind": "schedule", "rho": None, "order": None, "limit": None}
 ADD, REPLACE = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
-EDITS, SOAK_EDITS = 100, 10_000
+EDITS, SOAK_EDITS = 40, 10_000
 ODD_CARDS, SOAK_ODD_CARDS = 60, 2_000
 GAP, GAP_TWICE = 0.01, 0.02
 """By so much the stated lower bound may lie below the price, and for what is put on a grid twice."""

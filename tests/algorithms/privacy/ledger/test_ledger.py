@@ -243,7 +243,7 @@ _NUMBERS = st.floats(0, 1e308, allow_nan=False)
 _TEXTS = st.text(max_size=20)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(_TEXTS, st.none() | _TEXTS, st.none() | _NUMBERS, st.floats(0, 1), st.dictionaries(_TEXTS, _TEXTS))
 def test_a_hash_is_of_the_rows_sorted_json(
     name: str, run_id: str | None, epsilon: float | None, delta: float, notes: dict[str, str]

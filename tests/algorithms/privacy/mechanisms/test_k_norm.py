@@ -26,7 +26,7 @@ from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import SHAPE, made_up
 
-DRAWS = 4000
+DRAWS = 2000
 
 
 @cache

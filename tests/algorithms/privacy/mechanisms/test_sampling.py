@@ -126,7 +126,7 @@ def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
 ) -> None:
     """Each record as often as the rate in the event that was charged says, and alike in no two releases."""
     records = MadeUp(5 * np.eye(count, dtype=np.float32), np.zeros(count, dtype=np.int64))
-    privacy_filter, releases = Free(), 200 if count > 1 else 1000
+    privacy_filter, releases = Free(), 100 if count > 1 else 500
     model = build("logistic_through_origin", input_shape=(count,), classes=2, seed=0)
     asked = barrier(records, model, privacy_filter=privacy_filter)
     took_part = np.array([shown_by(kind, asked, sampling) for _ in range(releases)])
@@ -215,7 +215,7 @@ def law(losses: np.ndarray, noise: Gumbel | Laplace) -> np.ndarray:
     scores = -losses / (0.5 * noise.multiplier)
     if isinstance(noise, Gumbel):
         return np.asarray(special.softmax(scores))
-    x = np.linspace(-60.0, 60.0, 6001)
+    x = np.linspace(-60.0, 60.0, 3001)
     below = stats.laplace.cdf(x[:, None, None] + scores[:, None] - scores)  # [x, chosen, other]
     below[:, range(len(scores)), range(len(scores))] = 1.0
     return np.asarray(np.trapezoid(stats.laplace.pdf(x)[:, None] * below.prod(axis=2), x, axis=0))
@@ -244,10 +244,13 @@ def test_the_noise_of_a_selection_has_the_sign_and_scale_of_its_law(noise: Any) 
     ],
 )
 def test_a_selection_prefers_as_its_law_says(count: int, sampling: Poisson | None, noise: Any) -> None:
-    """Of a sample, the law's mixture over how many take part at the rate that was charged."""
+    """Of a sample, the law's mixture over how many take part at the rate that was charged.
+
+    Half of the noise, or a sample of all records, is missed once in 300 times at most.
+    """
     privacy_filter, points = Free(), candidates()
     asked = barrier(ones(count), privacy_filter=privacy_filter)
-    chosen = [asked.argmin(points, bound=0.5, noise=noise, sampling=sampling) for _ in range(600)]
+    chosen = [asked.argmin(points, bound=0.5, noise=noise, sampling=sampling) for _ in range(400)]
     likely = stats.binom.pmf(np.arange(count + 1), count, charged_rate(privacy_filter.events[0]))
     laws = np.stack([law(took_part * LOSSES, noise) for took_part in range(count + 1)])
     check_law(chosen, likely @ laws)
