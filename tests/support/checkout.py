@@ -105,6 +105,7 @@ def new_checkout(root: Path, home: Path) -> Checkout:
         ["git", "config", "user.email", "test@example.org"],
         ["git", "add", "--all"],
         ["git", "commit", "--quiet", "--message", "the project"],
+        ["git", "repack", "-a", "-d", "--quiet"],  # few files, as it is copied often
     ):
         subprocess.run(command, cwd=root, check=True)
     return checkout

@@ -11,7 +11,9 @@ import pytest
 
 from algorithms.gradients import engine
 from algorithms.privacy.accounting.risk import Profile, risk_profile
+from algorithms.privacy.documents import PlanDocument, RunIdentity
 from algorithms.privacy.ledger import store
+from data import DatasetInfo
 from tasks import report, reporting
 from tasks.preflight import rehearsal
 from tasks.reporting import figures
@@ -22,6 +24,8 @@ from tests.support.onnx_exports import exports_share_translations
 _PROFILES: dict[str, Profile] = {}
 _MADE = defaultdict[str, set[tuple[str, str]]](set)
 """By module of tests, name and words, without numbers, of the figures that were made."""
+_REHEARSED = defaultdict[str, set[str]](set)
+"""By module of tests, plans and data sets, without numbers, of the runs that were rehearsed."""
 _TEMPLATES = cache(reporting.environment)
 _PRAGMAS = [store.SQLITE_PRAGMAS[0], "PRAGMA synchronous = OFF"]
 """Without a log beside the file (WAL), which is made and deleted again for each transaction of a process alone."""
@@ -49,11 +53,27 @@ def _made_once(made: set[tuple[str, str]], draw: figures.Drawing, words: str) ->
     return picture
 
 
-REHEARSE_PICTURE = figures.rehearse_picture
+REHEARSE, REHEARSE_PICTURE = rehearsal.rehearse, figures.rehearse_picture
+
+
+def _rehearse_once(
+    rehearsed: set[str], document: PlanDocument, info: DatasetInfo, known: RunIdentity, **rest: Any
+) -> None:
+    """A run is rehearsed unless one was whose plan and data set differ from it in numbers alone."""
+    kind = re.sub(r"\b[0-9a-f]{16,}\b|\d[\d.e+-]*", "", f"{document.to_text()} {info.to_json()}")
+    if kind not in rehearsed:
+        REHEARSE(document, info, known, **rest)
+        rehearsed.add(kind)
 
 
 @pytest.fixture
-def rehearsed_figures(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def every_rehearsal(quick_work: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what a rehearsal refuses."""
+    monkeypatch.setattr(rehearsal, "rehearse", REHEARSE)
+
+
+@pytest.fixture
+def rehearsed_figures(every_rehearsal: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rehearsal makes its figures, as where classes have unusual names; each kind once a test."""
     monkeypatch.setattr(rehearsal, "has_usual_figures", lambda _info: False)
     monkeypatch.setattr(figures, "rehearse_picture", partial(_made_once, set()))
@@ -64,6 +84,7 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     """Each kind of figure is made once a module, in one theme, and drawn to a few bytes.
 
     Cost, noise and risk of equal releases are computed once.
+    Runs that differ in numbers alone are rehearsed once a module.
 
     The page's template is compiled once, and equal models are inspected once, as briefly as large ones.
     Exports to ONNX share what PyTorch makes for each.
@@ -76,6 +97,8 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         monkeypatch.setattr(report, "risk_profile", _once)
         monkeypatch.setattr(report, "picture", partial(_made_once, _MADE[request.module.__name__]))
         monkeypatch.setattr(figures, "rehearse_picture", _undrawn)
+        once = partial(_rehearse_once, _REHEARSED[request.module.__name__])
+        monkeypatch.setattr(rehearsal, "rehearse", once)
         monkeypatch.setattr(reporting, "environment", _TEMPLATES)
         monkeypatch.setattr(store, "SQLITE_PRAGMAS", _PRAGMAS)
         monkeypatch.setattr(os, "fsync", lambda _file: None)

@@ -302,8 +302,10 @@ def together(runs: Runs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-WITH_EVERY_CHOICE = ("dp_sgd", "dp_agd", "matrix_factorisation", "objective_perturbation", "priv_gene")
-"""Of each kind of plan: by steps, chosen while training, of correlated noise, of a minimum, of a selection."""
+WITH_EVERY_CHOICE = ("dp_sgd", "dp_agd", "objective_perturbation")
+"""Of each kind of price: of a schedule, of a filter, and without delta."""
+WITH_BLOCKS = ("matrix_factorisation", "priv_gene")
+"""Whose events, of correlated noise and of a selection, are charged to blocks, too."""
 OWN_CHOICES = [(name, name in WITH_EVERY_CHOICE) for name in CATALOGUE]
 
 
@@ -315,7 +317,7 @@ OWN_CHOICES = [(name, name in WITH_EVERY_CHOICE) for name in CATALOGUE]
 def test_whatever_is_charged_ends_with_a_card_that_holds(
     name: str, has_every_choice: bool, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the choices that every method has, such as the data, by one method of each kind; its own by each."""
+    """With the choices that every method has, such as the data, by one method a kind of price; its own by each."""
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
     # kept for no other test
@@ -324,6 +326,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     if not has_every_choice:
         shared = {("data", "public"), ("data", "private"), ("accountant", "pure"), ("model", "softmax")}
+        shared |= {("data", "blocks")} if name in WITH_BLOCKS else set()
         others = [each for each in others if each[0].startswith("algorithm.") or each in shared]
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}

@@ -94,7 +94,7 @@ def test_a_run_whose_classes_look_like_markup_ends_with_its_card_and_page(
     assert seen.markup.isdisjoint({"script", "onerror"}) and "one <b>row</b> of $x_$" in seen.text
 
 
-@pytest.mark.usefixtures("drawn")
+@pytest.mark.usefixtures("drawn", "every_rehearsal")
 def test_a_figure_that_cannot_be_drawn_is_a_refusal_before_the_charge(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_diagnostics_change_no_result_and_end_the_promise(workspace: Workspace) 
     assert (table["error"] > 0).all()
 
 
+@pytest.mark.usefixtures("every_rehearsal")
 def test_a_run_that_could_not_be_reported_is_refused_and_nothing_is_charged(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
