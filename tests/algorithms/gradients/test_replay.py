@@ -199,6 +199,17 @@ class Keeping(nn.Linear):
         return super().forward(input)
 
 
+class OfConstants(nn.Linear):
+    """Takes the same rows from any records, so that its gradients hold memory from before the pass."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.rows = torch.ones(SIZE, sizes[0])
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(self.rows.to(input.dtype))
+
+
 def replay_uninspected(module: nn.Linear) -> Replay | None:
     """The replay of a layer's passes if the inspection, which refuses some, had taken it for a plain one."""
     inspected = engine_of(nn.Linear(6, 3))
@@ -208,7 +219,7 @@ def replay_uninspected(module: nn.Linear) -> Replay | None:
     return replay_of(passes, layouts, inspected.inspection.form, SIZE)
 
 
-@pytest.mark.parametrize("kind", [ByParameter, ByRecord, ByMask, Turning, Keeping])
+@pytest.mark.parametrize("kind", [ByParameter, ByRecord, ByMask, Turning, Keeping, OfConstants])
 def test_pass_that_follows_from_values_or_outlives_itself_is_not_replayed(kind: type[nn.Linear]) -> None:
     assert replay_uninspected(nn.Linear(6, 3)) is not None
     assert replay_uninspected(kind(6, 3)) is None
