@@ -52,11 +52,14 @@ CARD = card(
 RUN: dict[str, Any] = {
     "data": {"dataset": "clinic"},
     "privacy": {"epsilon": 3.0, "delta": 1e-5},
-    "features": {"name": "histograms"},
+    "features": {"name": "histograms", "splits": "by_content"},
     "algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 3},
     "model": {"name": "additive"},
 }
-SHRUNK = RUN | {"features": {"name": "none"}, "algorithm": RUN["algorithm"] | {"shrink_share": 0.05}}
+SHRUNK = RUN | {
+    "features": {"name": "none"},
+    "algorithm": RUN["algorithm"] | {"shrink_share": 0.05, "update": {"noise_limit": 0.5}},
+}
 PUBLIC = {"holdout": "public", "holdout_why": "Of volunteers.", "split": None}
 """With held-out records of a file of their own, which is declared public."""
 SPACE = {"algorithm.update.learning_rate": [0.5, 2.0]}
