@@ -62,6 +62,11 @@ SHRUNK = RUN | {
 }
 PUBLIC = {"holdout": "public", "holdout_why": "Of volunteers.", "split": None}
 """With held-out records of a file of their own, which is declared public."""
+PEOPLE = {
+    "person": {"column": "who", "per_person": 3},
+    "split": {"salt": "clinic", "test_fraction": 0.3},
+}
+"""Of whom each has two rows, or in the other data one of them six, of which three are kept."""
 SPACE = {"algorithm.update.learning_rate": [0.5, 2.0]}
 ODD = {
     "extreme": "1e300,Rome,a,2020-01-01,30,p,no",
@@ -77,7 +82,7 @@ def rows(count: int) -> list[str]:
     draw = np.random.default_rng(0)
     return [
         f"{draw.integers(1000)},{draw.choice(['Rome', 'Oslo'])},j{draw.integers(20)},2020-0{draw.integers(1, 9)}-11,"
-        f"{draw.integers(90)},p{place},{draw.choice(['no', 'yes'])}"
+        f"{draw.integers(90)},p{place // 2},{draw.choice(['no', 'yes'])}"
         for place in range(count)
     ]
 
@@ -170,10 +175,12 @@ def noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
-    """By what is done: a run, or another one that is compared with it, or searches."""
+    """By what is done: a run, or another one of it or compared with it, or searches."""
     if kind == "search":
         return {on: search_rates(place, base, on) for on, base in (("held_out", RUN), ("private", SHRUNK))}
-    found = {"run": run(place, RUN if kind == "private" else SHRUNK)}
+    found = {"run": run(place, RUN if kind in ("private", "people") else SHRUNK)}
+    if kind == "people":
+        found["shrunk"] = run(place, SHRUNK)
     if kind == "private":
         model = place.root / "before.safetensors"
         shutil.copyfile(place.root / "artifacts/model.safetensors", model)
@@ -182,7 +189,7 @@ def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.usefixtures("noise_alone", "log_to_pytest_alone")
-@pytest.mark.parametrize("kind", ["private", "public", "search"])
+@pytest.mark.parametrize("kind", ["private", "people", "public", "search"])
 def test_nothing_but_the_noisy_answers_depends_on_the_records(
     kind: str,
     tmp_path: Path,
@@ -200,7 +207,8 @@ def test_nothing_but_the_noisy_answers_depends_on_the_records(
         place = Workspace(tmp_path / name, tmp_path / f"{name}-home")
         for folder in (place.root, place.home):
             folder.mkdir(mode=0o700)
-        public = prepare_rows(place, lines, monkeypatch, PUBLIC if kind == "public" else {})
+        changes = {"public": PUBLIC, "people": PEOPLE}.get(kind, {})
+        public = prepare_rows(place, lines, monkeypatch, changes)
         left = all_that_leaves(place, kind)
         # Not how far a run has come, which is logged now and then.
         logged = [
