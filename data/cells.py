@@ -90,12 +90,11 @@ class Grids:
 
     def codes(self, shares: Values, cells: Sequence[int]) -> list[NDArray[np.int64]]:
         """The cell of each number in each grid, [n]; the last cell, the number of the others, for NaN."""
+        absent, scales = np.isnan(shares), [np.nan_to_num(scale) for scale in self.to_scales(shares)]
         return [
-            np.where(np.isnan(scale), count, np.minimum(np.nan_to_num(scale) * count, count - 1)).astype(
-                np.int64
-            )
+            np.where(absent, count, np.minimum(scale * count, count - 1)).astype(np.int64)
             for count in cells
-            for scale in self.to_scales(shares)
+            for scale in scales
         ]
 
     def sizes(self, cells: Sequence[int]) -> list[int]:
@@ -184,14 +183,12 @@ class CellTest:
     threshold: float = 0.0
     passing: frozenset[int] = frozenset()
 
-    def holds(self, part: Part, values: Values) -> NDArray[np.bool_]:
-        """Whether each value passes; a missing one does not."""
-        if isinstance(part, Grids):
-            passed: NDArray[np.bool_] = (
-                np.nan_to_num(part.to_scales(values)[self.scale], nan=-1.0) >= self.threshold
-            )
+    def holds(self, scales: Sequence[Values], *, is_number: bool) -> NDArray[np.bool_]:
+        """Whether each value of the part passes; a missing one, NaN, does not. scales: the values on each scale."""
+        if is_number:
+            passed: NDArray[np.bool_] = scales[self.scale] >= self.threshold
             return passed
-        return np.isin(values, sorted(self.passing))
+        return np.isin(scales[0], sorted(self.passing))
 
 
 class _Draws:
@@ -284,10 +281,15 @@ class CellEncoding:
             part_codes += (
                 part.codes(column, self.settings.grids) if isinstance(part, Grids) else part.codes(column)
             )
+        numbers = [isinstance(part, Grids) for part in self.parts]
+        scales = [
+            part.to_scales(column) if isinstance(part, Grids) else [column]
+            for part, column in zip(self.parts, values, strict=True)
+        ]
         for splits in self.trees:
             leaf = np.zeros(len(values[0]), np.int64)
             for split in splits:
-                leaf = 2 * leaf + split.holds(self.parts[split.part], values[split.part])
+                leaf = 2 * leaf + split.holds(scales[split.part], is_number=numbers[split.part])
             part_codes.append(leaf)
         if self.settings.constant_share:
             part_codes.append(np.zeros(len(values[0]), np.int64))
