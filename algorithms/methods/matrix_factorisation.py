@@ -482,14 +482,17 @@ class CorrelatedPlan:
         assert isinstance(event, CorrelatedDpEvent)
         return strategy_of(event)
 
-    def beside_independent(self, asked: Workload, *, own: float, independent: float) -> CorrelatedPlan:
-        """The same with the expected gain over independent noise. own, independent: noise multipliers of equal cost."""
-        strategies = (self.correlation(), own), (INDEPENDENT, independent)
-        correlated, other = (
-            multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies
-        )
-        steps = np.unique(np.linspace(0, len(asked.after) - 1, _POINTS).round().astype(int))
-        course = [(asked.after[i], math.sqrt(correlated[i]), math.sqrt(other[i])) for i in steps]
+    def beside_independent(
+        self, iterates: Workload, *, multiplier: float, independent: float
+    ) -> CorrelatedPlan:
+        """The same with the expected gain over independent noise.
+
+        multiplier, independent: noise multipliers of equal cost, with this strategy and with independent noise.
+        """
+        correlated = multiplier**2 * squared_noise(self.correlation(), iterates)
+        other = independent**2 * squared_noise(INDEPENDENT, iterates)
+        steps = np.unique(np.linspace(0, len(iterates.after) - 1, _POINTS).round().astype(int))
+        course = [(iterates.after[i], math.sqrt(correlated[i]), math.sqrt(other[i])) for i in steps]
         share = math.sqrt(float(correlated.mean() / other.mean()))
         return replace(self, noise_against_independent=share, course=tuple(course))
 
@@ -589,23 +592,23 @@ class MatrixFactorisation(SampledMethod):
 
     def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
-        asked, lowest_noise = workload(self.update, self.steps), math.inf
-        thinned = Workload(_some_rows(asked, None), ())
+        iterates, lowest_noise = workload(self.update, self.steps), math.inf
+        thinned = Workload(_some_rows(iterates, None), ())
 
         def noise_needed(correlation: CorrelatedPlan) -> float:
             return calibrated_multiplier(self._releases(correlation, sampled), target, facts, sampled)
 
         parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
         best = CorrelatedPlan.of(INDEPENDENT, self.participation, parts)
-        own = independent = noise_needed(best)
-        for strategy, own_parts in self._candidates(sampled):
-            correlation = CorrelatedPlan.of(strategy, self.participation, own_parts)
-            there = independent if strategy == INDEPENDENT else noise_needed(correlation)
-            noise = there * math.sqrt(mean_squared_noise(strategy, thinned))
+        multiplier = independent = noise_needed(best)
+        for strategy, parts in self._candidates(sampled):
+            correlation = CorrelatedPlan.of(strategy, self.participation, parts)
+            needed = independent if strategy == INDEPENDENT else noise_needed(correlation)
+            noise = needed * math.sqrt(mean_squared_noise(strategy, thinned))
             if noise >= (1 - _WORTH) * lowest_noise:
                 break
-            best, own, lowest_noise = correlation, there, noise
-        return best.beside_independent(asked, own=own, independent=independent), own
+            best, multiplier, lowest_noise = correlation, needed, noise
+        return best.beside_independent(iterates, multiplier=multiplier, independent=independent), multiplier
 
     def _candidates(self, sampled: Batches) -> Iterator[tuple[Strategy, int]]:
         """Strategies in the order of their memory, and the parts of the records that each goes with."""
@@ -675,7 +678,7 @@ class DPFTRL(SampledMethod):
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the count, if it is private, and the whole run fit the target."""
         sampled = in_order(self.batches(facts), facts)
-        parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
+        parts, iterates = round(1 / sampled.rate), workload(self.update, self.steps)
 
         def releases(correlation: CorrelatedPlan) -> Releases:
             return correlated_steps(correlation, sampled, L2(self.clip_norm), self.steps)
@@ -684,18 +687,18 @@ class DPFTRL(SampledMethod):
             CorrelatedPlan.of(strategy, "fixed_order", parts)
             for strategy in (Tree(min(self.restart * parts, _MAX_LEAVES)), INDEPENDENT)
         )
-        own, other = (
+        multiplier, other = (
             calibrated_multiplier(releases(correlation), target, facts, sampled)
             for correlation in (tree, independent)
         )
-        correlation = tree.beside_independent(asked, own=own, independent=other)
+        correlation = tree.beside_independent(iterates, multiplier=multiplier, independent=other)
         return plan_fixed(
             releases(correlation),
             target=target,
             facts=facts,
             sampled=sampled,
             steps=self.steps,
-            noise_multiplier=own,
+            noise_multiplier=multiplier,
             method_params=correlation,
         )
 
