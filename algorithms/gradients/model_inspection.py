@@ -257,7 +257,7 @@ def examine(
 
 
 @dataclass(frozen=True)
-class _Described:
+class _DescribedModel:
     """A model with the form of its records, and how thoroughly it can be inspected.
 
     passes: as they were given. unused: a copy of the module, before any pass. operations: of one record's forward pass.
@@ -296,7 +296,7 @@ class _Described:
 
 
 @dataclass(frozen=True)
-class _Runnable(_Described):
+class _RunnableModel(_DescribedModel):
     """The same with the passes that the model runs in.
 
     first: a pass of a few records. pinned_branches: None if the model's control flow depends on values.
@@ -307,7 +307,7 @@ class _Runnable(_Described):
 
 
 @dataclass(frozen=True)
-class _Independent(_Runnable):
+class _IndependentModel(_RunnableModel):
     """The same after the checks that records do not mix; second: a pass of more records."""
 
     second: "_Trace"
@@ -315,7 +315,7 @@ class _Independent(_Runnable):
 
 
 @dataclass(frozen=True)
-class _Recordable(_Independent):
+class _RecordableModel(_IndependentModel):
     """The same with how gradients are computed; see `ModelInspection`."""
 
     layouts: Layouts | None
@@ -346,7 +346,7 @@ def _check_parameters(model: PerExampleModel) -> None:
         )
 
 
-def _describe_records(passes: Passes, spec: InputSpec, limits: InspectionLimits) -> _Described:
+def _describe_records(passes: Passes, spec: InputSpec, limits: InspectionLimits) -> _DescribedModel:
     """Refuse what is known to mix records, and find the form of the records and the extent of the inspection."""
     module = passes.model.module
     _check_parameters(passes.model)
@@ -367,7 +367,7 @@ def _describe_records(passes: Passes, spec: InputSpec, limits: InspectionLimits)
             form = form_of(passes, parameters, spec, _MORE)
         in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
         probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
-        return _Described(
+        return _DescribedModel(
             passes=passes,
             unused=unused,
             limits=limits,
@@ -385,7 +385,7 @@ def _threads_for(operations: int) -> AbstractContextManager[None]:
     return threads_up_to(1 if MANY * operations * EACH_OPERATION < SHORT else None)
 
 
-def _choose_passes(described: _Described) -> _Runnable:
+def _choose_passes(described: _DescribedModel) -> _RunnableModel:
     """Decide how passes run, so that they can be recorded; each decision is tried on a traced pass of a few records."""
     described = described.with_decisions(unpacks=_may_unpack(described.probe32, described.probe64))
     few = described.few
@@ -415,10 +415,10 @@ def _choose_passes(described: _Described) -> _Runnable:
     described = described.with_decisions(
         pinned_branches=pinned_branches or (), expects_zeros=first.tracer.has_products
     )
-    return _Runnable(**vars(described), first=first, pinned_branches=pinned_branches)
+    return _RunnableModel(**vars(described), first=first, pinned_branches=pinned_branches)
 
 
-def _check_independence(runnable: _Runnable) -> _Independent:
+def _check_independence(runnable: _RunnableModel) -> _IndependentModel:
     """Raises RecordsNotIndependentError if a record's loss or gradient depends on others, or on earlier passes."""
     probe32, probe64, first = runnable.probe32, runnable.probe64, runnable.first
     try:
@@ -443,10 +443,10 @@ def _check_independence(runnable: _Runnable) -> _Independent:
         # capacity per batch.
         each = max(1, runnable.operations, runnable.record_bytes)
         check_many_apart(probe64, alone=True, count=min(MAX_RECORDS, max(MANY, int(_LITTLE / each))))
-    return _Independent(**vars(runnable), second=second, is_random=is_random)
+    return _IndependentModel(**vars(runnable), second=second, is_random=is_random)
 
 
-def _record_or_fall_back(independent: _Independent) -> _Recordable:
+def _record_or_fall_back(independent: _IndependentModel) -> _RecordableModel:
     """Learn how passes are recorded; a model that cannot be recorded is differentiated record by record."""
     try:
         return _record(independent)
@@ -454,7 +454,7 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
         independent, reason = independent.with_decisions(opaque_layers=()), str(why)
     passes, parameters = independent.probe32.passes, independent.probe32.parameters
     cost, _ = _measure(independent.few, lambda records: _differentiate_alone(passes, parameters, records))
-    return _Recordable(
+    return _RecordableModel(
         **vars(independent),
         layouts=None,
         reason=reason,
@@ -463,7 +463,7 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
     )
 
 
-def _record(independent: _Independent) -> _Recordable:
+def _record(independent: _IndependentModel) -> _RecordableModel:
     """Learn how passes are recorded; layers whose operations cannot be are seen as one function each, one by one.
 
     Images keep their memory format where another is what cannot be recorded. Raises UnrecordedError if the model cannot
@@ -479,7 +479,7 @@ def _record(independent: _Independent) -> _Recordable:
             with _recording():
                 learned = _learn_layouts(independent)
             independent = independent.with_decisions(not_by_rows=learned.not_by_rows)
-            return _Recordable(
+            return _RecordableModel(
                 **vars(independent),
                 layouts=learned.layouts,
                 reason="",
@@ -505,7 +505,7 @@ def _record(independent: _Independent) -> _Recordable:
     raise AssertionError("the last try returns or raises")
 
 
-def _summarize(recordable: _Recordable) -> ModelInspection:
+def _summarize(recordable: _RecordableModel) -> ModelInspection:
     """What is needed after the inspection."""
     passes, probe32 = recordable.passes, recordable.probe32
     parameters, cost = probe32.parameters, recordable.cost
@@ -577,7 +577,7 @@ def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick:
     return is_random
 
 
-class _Learned(NamedTuple):
+class _LearnedLayouts(NamedTuple):
     """The layouts of all uses of parameters, and what recorded passes showed; see `ModelInspection` and `Passes`."""
 
     layouts: Layouts
@@ -586,7 +586,7 @@ class _Learned(NamedTuple):
     not_by_rows: frozenset[str]
 
 
-def _learn_layouts(independent: _Independent) -> _Learned:
+def _learn_layouts(independent: _IndependentModel) -> _LearnedLayouts:
     """Learn the layouts, and check the gradients that are recorded with them.
 
     Raises UnrecordedError if recorded gradients differ from autograd's.
@@ -617,7 +617,7 @@ def _learn_layouts(independent: _Independent) -> _Learned:
             raise why from None
 
 
-def _check_recorded(independent: _Independent, layouts: Layouts) -> _Learned:
+def _check_recorded(independent: _IndependentModel, layouts: Layouts) -> _LearnedLayouts:
     """What recorded passes with these layouts show; raises UnrecordedError if gradients differ from autograd's."""
     passes, parameters = independent.probe32.passes, independent.probe32.parameters
     without_rule, not_by_rows = set[str](), set[str]()
@@ -636,10 +636,10 @@ def _check_recorded(independent: _Independent, layouts: Layouts) -> _Learned:
         _check_gradients_briefly(independent, layouts, compared, gradients if bool(finite.all()) else None)
     else:
         _check_gradients_fully(independent, layouts)
-    return _Learned(layouts, cost, tuple(sorted(without_rule)), frozenset(not_by_rows))
+    return _LearnedLayouts(layouts, cost, tuple(sorted(without_rule)), frozenset(not_by_rows))
 
 
-def _check_gradients_fully(independent: _Independent, layouts: Layouts) -> None:
+def _check_gradients_fully(independent: _IndependentModel, layouts: Layouts) -> None:
     """Compare recorded gradients with autograd's in 64 bits, and then in the precision of training."""
     probe32, probe64 = independent.probe32, independent.probe64
     for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shorten()):
@@ -656,7 +656,7 @@ def _check_gradients_fully(independent: _Independent, layouts: Layouts) -> None:
 
 
 def _check_gradients_briefly(
-    independent: _Independent,
+    independent: _IndependentModel,
     layouts: Layouts,
     compared: SyntheticBatch,
     gradients: PerExampleGradients | None,
