@@ -322,7 +322,9 @@ def fit(  # noqa: PLR0913
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, terms = Path(temporary), {UNIT: unit, ROWS: rows_by}
-        account = _Account.open(population, ledger, cap, folder, limit=budget, public=public, bound=terms)
+        account = _PopulationAccount.open(
+            population, ledger, cap, folder, limit=budget, public=public, bound=terms
+        )
         with account.closing(run):
             return training.run(
                 run, account, generator=generator, compute=compute, on_step=on_step, folder=folder
@@ -502,7 +504,7 @@ class _Training:
     def run(
         self,
         run: "_Run",
-        account: "_Account",
+        account: "_PopulationAccount",
         *,
         generator: Generator,
         compute: ComputeConfig,
@@ -534,7 +536,7 @@ class _Training:
 
 def _settle_and_publish(
     run: "_Run",
-    account: "_Account",
+    account: "_PopulationAccount",
     trace: Trace,
     released: Mapping[str, Tensor],
     *,
@@ -720,7 +722,7 @@ def _model_of_plan(module: nn.Module, model: Model, *, seed: int) -> PlannedMode
 
 
 @dataclass(frozen=True)
-class _Account:
+class _PopulationAccount:
     """The population that pays for a run.
 
     public, bound: its terms. cap: with which `reserve` declares it, if it is new to the ledger. url: of the
@@ -745,7 +747,7 @@ class _Account:
         limit: Budget,
         public: bool,
         bound: Mapping[str, str],
-    ) -> "_Account":
+    ) -> "_PopulationAccount":
         """Raises RefusedError if the population has other terms or another ledger, or is new with no cap of `limit`."""
         if population is None:
             if url is not None or cap is not None:
@@ -872,7 +874,11 @@ class _Run:
             build(RunRecord(self.document, receipt, self.data, trace))
 
     def settle(
-        self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[EventRow]
+        self,
+        account: _PopulationAccount,
+        files: Mapping[str, bytes],
+        trace: pd.DataFrame,
+        events: list[EventRow],
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}

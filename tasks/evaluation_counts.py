@@ -41,15 +41,15 @@ def passes_alone(model: Model, info: DatasetInfo) -> tuple[int, ComputeConfig, E
     return 1 if reads_values else engine.physical_batch, compute, engine
 
 
-Trained: TypeAlias = tuple[Model, Mapping[str, Tensor]]
+LoadedModel: TypeAlias = tuple[Model, Mapping[str, Tensor]]
 """A model and its parameters by name."""
 
 
 def count_held_out(
     spec: HistogramSpec,
-    trained: Trained,
+    trained: LoadedModel,
     data: HeldOut,
-    other: Trained | None = None,
+    other: LoadedModel | None = None,
     halves: NDArray[np.int64] | None = None,
 ) -> Floats:
     """The exact cells of the histogram, [cells]; private.
@@ -80,7 +80,7 @@ def count_held_out(
     return cells
 
 
-def _held_out_scores(trained: Trained, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
+def _held_out_scores(trained: LoadedModel, data: HeldOut) -> Iterator[tuple[Tensor, Tensor]]:
     """Scores and labels of the held-out records, pass by pass, each from its record alone."""
     size, compute, engine = passes_alone(trained[0], data.info)
     with fixed_arithmetic(compute, engine):

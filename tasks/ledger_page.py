@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0
 
 
 @dataclass(frozen=True)
-class _Account:
+class _AccountRow:
     """A population on the page.
 
     whole, blocks: the balances. runs: the newest, by what is said of them. more_runs: how many others there are. line:
@@ -51,13 +51,13 @@ def page(ledger: Ledger) -> str:
     )
 
 
-def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> _Account:
+def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> _AccountRow:
     reserved: dict[str, list[Entry]] = {}
     for row in rows:
         if row.kind == "reserve" and row.run_id is not None:
             reserved.setdefault(row.run_id, []).append(row)
     newest = list(reversed(reserved.items()))
-    return _Account(
+    return _AccountRow(
         name=name,
         whole=ledger.balance(name),
         blocks=[

@@ -41,7 +41,7 @@ from tasks.reporting import (
     shape_drawings,
 )
 from tasks.reporting.figures import (
-    CostCurve,
+    CostsByStep,
     Drawing,
     Picture,
     calibration_figure,
@@ -103,7 +103,7 @@ class Report:
 
     run: RunResults
     card: PrivacyCard
-    curve: CostCurve
+    curve: CostsByStep
     history: History
     pictures: Mapping[str, Picture]
     page: str
@@ -248,7 +248,7 @@ def _read(artifacts: Path, prepared: Path) -> RunResults:
     )
 
 
-def epsilon_curve(run: RunResults) -> CostCurve:
+def epsilon_curve(run: RunResults) -> CostsByStep:
     """Epsilon of the releases so far, after at most 24 steps including the last one; empty without noise.
 
     It is the run's own account, which has the epsilon of some numbers of releases and is flat up to each of them, see
@@ -256,14 +256,14 @@ def epsilon_curve(run: RunResults) -> CostCurve:
     """
     so_far, total = _trace_curve(run.trace), run.receipt.cost
     if total is None or not so_far.steps:
-        return CostCurve([], [])
+        return CostsByStep([], [])
     last_of_value = np.flatnonzero(np.append(np.diff(so_far.epsilon) > 0, True))
     evenly = np.linspace(0, len(so_far.steps) - 1, _POINTS)
     chosen = np.unique(last_of_value[np.searchsorted(last_of_value, evenly)])
     costs = [so_far.epsilon[index] for index in chosen]
     if _is_fixed(run):
         costs = [*(min(cost, total) for cost in costs[:-1]), total]
-    return CostCurve([so_far.steps[index] for index in chosen], costs)
+    return CostsByStep([so_far.steps[index] for index in chosen], costs)
 
 
 def _is_fixed(run: RunResults) -> bool:
@@ -271,10 +271,10 @@ def _is_fixed(run: RunResults) -> bool:
     return run.plan.filter == FIXED
 
 
-def _trace_curve(trace: pd.DataFrame) -> CostCurve:
+def _trace_curve(trace: pd.DataFrame) -> CostsByStep:
     """The cost after each step according to the trace, which counts steps from 0; empty if it is infinite."""
     costs = trace[np.isfinite(trace["epsilon"])].groupby("step")["epsilon"].last()
-    return CostCurve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
+    return CostsByStep([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
 def overall_accuracy(metrics: Metrics, classes: pd.DataFrame) -> float:
@@ -289,7 +289,9 @@ def overall_accuracy(metrics: Metrics, classes: pd.DataFrame) -> float:
     return float((classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))
 
 
-def _drawings(run: RunResults, curve: CostCurve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
+def _drawings(
+    run: RunResults, curve: CostsByStep, promised: Profile | None
+) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its alternative text."""
     target = run.plan.target.epsilon
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
@@ -350,7 +352,7 @@ def track(root: Path) -> str:
     if is_logged(card.evidence.run_id, settings, root):
         return f"{name} is logged at W&B already, {settings.mode}"
     drawn = read_csv(artifacts / "plots" / "epsilon.csv")
-    curve = CostCurve(drawn["step"].astype(int).tolist(), drawn["epsilon"].astype(float).tolist())
+    curve = CostsByStep(drawn["step"].astype(int).tolist(), drawn["epsilon"].astype(float).tolist())
     finished = tracking.FinishedRun(card, run.metrics, run.trace, run.info, curve)
     if not tracking.log_run(finished, settings, artifacts=artifacts, root=root):
         return f"{name} is not logged at W&B; `epsilonflow track` tries again"

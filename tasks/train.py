@@ -47,7 +47,7 @@ from tasks.calibrate import check_plan, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
-from tasks.evaluation_counts import Trained, count_held_out
+from tasks.evaluation_counts import LoadedModel, count_held_out
 from tasks.model_building import features_for, model_for
 from tasks.model_file import check_comparable, save_model, shrinkage_of
 from tasks.preflight import consent, rehearsal, sanity
@@ -277,7 +277,7 @@ def _evaluate_into(
     return True
 
 
-def _comparison_model(job: Job, root: Path) -> Trained | None:
+def _comparison_model(job: Job, root: Path) -> LoadedModel | None:
     """The model that the evaluation compares with, if any; raises RefusedError if it is another than the plan's."""
     path = job.settings.privacy.evaluation.compare_with
     if path is None:

@@ -23,8 +23,8 @@ from algorithms.evaluation.histogram import (
     histogram_for,
 )
 from algorithms.evaluation.imbalance import (
-    ClassMetrics,
     Decision,
+    MetricsOfClass,
     cheapest_threshold,
     class_metrics_of,
     confusion_of,
@@ -34,12 +34,12 @@ from algorithms.evaluation.recalibration import Recalibration, recalibration_of
 
 __all__ = [
     "CalibrationBin",
-    "ClassMetrics",
     "Decision",
     "Estimate",
     "GroupDifference",
     "GroupMetrics",
     "HistogramSpec",
+    "MetricsOfClass",
     "NoisyTables",
     "Recalibration",
     "ReleasedHistogram",

@@ -23,7 +23,7 @@ from algorithms.evaluation.intervals import Estimate, NoisyCells, estimate_in, m
 
 
 @dataclass(frozen=True)
-class ClassMetrics:
+class MetricsOfClass:
     """Of one class.
 
     Attributes:
@@ -52,7 +52,7 @@ class Decision:
     constant_cost: Estimate | None
 
 
-def class_metrics_of(released: ReleasedHistogram) -> tuple[ClassMetrics, ...]:
+def class_metrics_of(released: ReleasedHistogram) -> tuple[MetricsOfClass, ...]:
     """The metrics of each class, in their order; empty for other kinds of targets, and where scores are not finite."""
     if released.has_invalid or released.spec.kind not in (BINARY, MULTICLASS):
         return ()
@@ -69,7 +69,7 @@ def class_metrics_of(released: ReleasedHistogram) -> tuple[ClassMetrics, ...]:
         cells, right, of_class, predicted = class_cells(released.view())
     everyone = of_class.sum(axis=0)
     return tuple(
-        ClassMetrics(
+        MetricsOfClass(
             share=estimate_in(proportion(cells, of, everyone - of)),
             recall=estimate_in(proportion(cells, hits, of - hits)),
             precision=estimate_in(proportion(cells, hits, named - hits)),

@@ -63,7 +63,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
 
 @dataclass(frozen=True)
-class _Forecast:
+class _ForecastOptions:
     """What `forecast` was called with."""
 
     population: Annotated[str, typer.Argument(help="Population whose retrainings to forecast.")]
@@ -109,7 +109,7 @@ class _Forecast:
     ] = None
     as_json: AsJson = False
 
-    def from_file(self) -> "_Forecast":
+    def from_file(self) -> "_ForecastOptions":
         """With the settings of retrain.yaml, if it is named."""
         if self.file is None:
             return self
@@ -160,8 +160,8 @@ class _Forecast:
 
 
 @app.command()
-@takes_options(_Forecast)
-def forecast(options: _Forecast) -> None:
+@takes_options(_ForecastOptions)
+def forecast(options: _ForecastOptions) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     from algorithms.privacy.ledger import Choice, Spread
     from algorithms.privacy.ledger import forecast as play
@@ -214,7 +214,7 @@ def forecast(options: _Forecast) -> None:
 
 
 @dataclass(frozen=True)
-class _Retraining:
+class _ForecastRetraining:
     """A forecast retraining; its fields are keys of the JSON."""
 
     retraining: int
@@ -225,7 +225,7 @@ class _Retraining:
     retires: list[str]
 
 
-def _retrainings(balance: "Balance", forecast: "Forecast", every: float) -> list[_Retraining]:
+def _retrainings(balance: "Balance", forecast: "Forecast", every: float) -> list[_ForecastRetraining]:
     """The retrainings of a forecast, so many days apart, with their epsilon at the delta of the cap."""
     from fractions import Fraction
 
@@ -233,7 +233,7 @@ def _retrainings(balance: "Balance", forecast: "Forecast", every: float) -> list
         return balance.composition.as_budget(tuple(map(Fraction, price)), balance.cap.delta).epsilon
 
     return [
-        _Retraining(
+        _ForecastRetraining(
             row.number,
             every * row.number,
             list(row.blocks),
@@ -245,7 +245,7 @@ def _retrainings(balance: "Balance", forecast: "Forecast", every: float) -> list
     ]
 
 
-def _show_forecast(population: str, rows: list[_Retraining], end: str | None) -> None:
+def _show_forecast(population: str, rows: list[_ForecastRetraining], end: str | None) -> None:
     if not rows:
         say(f"The caps allow no more retrainings of population {population}: {end}")
         return

@@ -390,7 +390,7 @@ def _build_model(groups: str, info: DatasetInfo) -> Model:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainedTrial:
     model: Model
     parameters: torch.Tensor
     trace: Trace
@@ -400,7 +400,7 @@ class _Trained:
     steps: int
 
 
-def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _Trained:
+def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _TrainedTrial:
     """Train from the start and without checkpoints: trials are short, and an interrupted one runs again."""
     model, settings = deepcopy(_model(trial, data.info)), _params(trial)
     algorithm = settings.algorithm
@@ -426,10 +426,12 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
         ),
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
-    return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, steps[-1])
+    return _TrainedTrial(model, algorithm.released(state), trace, curve, diagnostics, seconds, steps[-1])
 
 
-def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, object]:
+def _results(
+    plan: Plan, trained: _TrainedTrial, data: Sides, regularisation: float | None
+) -> dict[str, object]:
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, label_type = HeldOut(data.info, data.test.features, data.test.labels), data.info.label_type
     evaluation = evaluate(trained.model, trained.model.published_tensors(trained.parameters), records)

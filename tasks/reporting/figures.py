@@ -105,7 +105,7 @@ def _plain_texts() -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class CostCurve:
+class CostsByStep:
     """The cost after selected steps, which are ascending."""
 
     steps: Sequence[int]
@@ -113,7 +113,7 @@ class CostCurve:
 
 
 def epsilon_figure(
-    curve: CostCurve, *, target: float | None, theme: Theme, is_fixed: bool = True
+    curve: CostsByStep, *, target: float | None, theme: Theme, is_fixed: bool = True
 ) -> "Figure":
     """Draw epsilon over steps; for an empty curve draw a note instead.
 

@@ -28,7 +28,7 @@ from algorithms.privacy.card.text import SO_FAR, statement
 from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
-from tasks.reporting.figures import CostCurve
+from tasks.reporting.figures import CostsByStep
 from tasks.runs.metrics import (
     Metrics,
     headline_metric,
@@ -101,7 +101,7 @@ class FinishedRun:
     metrics: Metrics
     trace: pd.DataFrame
     info: DatasetInfo
-    curve: CostCurve
+    curve: CostsByStep
 
 
 def log_run(run: FinishedRun, settings: Tracking, *, artifacts: Path, root: Path) -> bool:

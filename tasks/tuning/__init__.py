@@ -39,7 +39,7 @@ from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, bad_keys, read_yaml
 from tasks.model_building import model_for
 from tasks.prediction_passes import record_scores
-from tasks.tuning.gaussian_search import GaussianSearch, Guesses
+from tasks.tuning.gaussian_search import EpsilonGuesses, GaussianSearch
 
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
@@ -401,7 +401,7 @@ def fit_search_plan(
     """
     trials = None if releases_all else tuning.trials.trials()
     like = GaussianSearch(every[0]["privacy"]["delta"], trials, len(every))
-    guesses = Guesses(like, _AIM * tuning.epsilon, tuning.epsilon)
+    guesses = EpsilonGuesses(like, _AIM * tuning.epsilon, tuning.epsilon)
     tries = iter(range(_TRIES))
 
     def largest_of(documents: list[Document], first: float, tries: Iterable[int]) -> SearchPlan | None:
@@ -425,7 +425,7 @@ def fit_search_plan(
 def _largest_that_fits(
     plan_at: Callable[[float], SearchPlan],
     largest: float,
-    guesses: Guesses,
+    guesses: EpsilonGuesses,
     *,
     first: float,
     tries: Iterable[int],

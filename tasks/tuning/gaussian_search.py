@@ -65,7 +65,7 @@ class GaussianSearch:
         return gaussian_epsilon(mu, self.delta / self.trials.mean) + shift_of_selection(event, deltas)
 
 
-class Guesses:
+class EpsilonGuesses:
     """Guesses of the epsilon of trials with which a search costs what is wanted, each from what the last ones cost.
 
     A price rises nearly in proportion to that of Gaussian trials.

@@ -12,7 +12,7 @@ from algorithms.privacy.documents import PlanDocument
 from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
-from tasks.reporting.figures import CostCurve
+from tasks.reporting.figures import CostsByStep
 from tasks.tracking.live import live_curve
 from tasks.tracking.runs import FinishedRun, log_promotion, log_report, log_run
 
@@ -50,7 +50,7 @@ def finished(root: Path) -> FinishedRun:
         json.loads((artifacts / "metrics.json").read_bytes()),
         pd.read_parquet(artifacts / "trace.parquet"),
         DatasetInfo.from_json((root / "datasets/prepared/public.json").read_text(encoding="utf-8")),
-        CostCurve([10, card.mechanism.steps], [0.5, card.setting.epsilon or 0.0]),
+        CostsByStep([10, card.mechanism.steps], [0.5, card.setting.epsilon or 0.0]),
     )
 
 

@@ -195,7 +195,7 @@ def _json_text(value: object) -> str:
 
 Status = Literal["open", "settled", "forfeited"]
 STATES: tuple[Status, ...] = ("open", "settled", "forfeited")
-Account = tuple[str, str]
+AccountKey = tuple[str, str]
 """A population and one of its blocks."""
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
@@ -242,18 +242,18 @@ class LedgerState:
     """The state of a ledger after its rows; a cap belongs to an account, which is a population and a block."""
 
     terms: dict[str, Terms] = field(default_factory=dict)
-    caps: dict[Account, Budget] = field(default_factory=dict)
-    retired: set[Account] = field(default_factory=set)
+    caps: dict[AccountKey, Budget] = field(default_factory=dict)
+    retired: set[AccountKey] = field(default_factory=set)
     adjacencies: dict[str, str] = field(default_factory=dict)
-    content_digests: dict[Account, frozenset[str]] = field(default_factory=dict)
+    content_digests: dict[AccountKey, frozenset[str]] = field(default_factory=dict)
     """The keyed digests of a block's content at all reservations on it."""
     exemptions: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     """By decision of the data's owner: a population with a pair of blocks that may hold the same records, or with one
     that may change its content."""
     runs: dict[str, ReservedRun] = field(default_factory=dict)
-    sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
+    sums: dict[AccountKey, dict[Status, Amount]] = field(default_factory=dict)
     """The amounts of an account's runs by status."""
-    charges: dict[Account, int] = field(default_factory=dict)
+    charges: dict[AccountKey, int] = field(default_factory=dict)
     """The number of runs that were ever reserved in an account."""
 
     def add(self, entry: Entry) -> None:
@@ -411,7 +411,7 @@ class LedgerState:
         self._move(account, before, "open", sign=-1)
         self._move(account, amount, status)
 
-    def _move(self, account: Account, amount: Amount, status: Status, sign: int = 1) -> None:
+    def _move(self, account: AccountKey, amount: Amount, status: Status, sign: int = 1) -> None:
         sums = self.sums.setdefault(account, {})
         sums[status] = plus(sums.get(status, (Fraction(0),) * len(amount)), amount, sign)
 

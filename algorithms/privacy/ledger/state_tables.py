@@ -27,7 +27,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
 from algorithms.privacy.ledger.rows import (
     STATES,
-    Account,
+    AccountKey,
     Entry,
     Head,
     LedgerState,
@@ -222,7 +222,7 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
     charged = [entry for entry in entries if entry.run_id is not None]
     reserved = [entry for entry in charged if entry.kind == "reserve"]
     first: dict[str, int] = {}
-    first_rows: dict[Account, int] = {}
+    first_rows: dict[AccountKey, int] = {}
     for entry in declared:
         first.setdefault(entry.population, entry.seq)
         first_rows.setdefault((entry.population, entry.block), entry.seq)
@@ -272,7 +272,7 @@ def differing(connection: Connection, state: LedgerState) -> str | None:
     """The first difference between a replayed state and the tables, in words; None if there is none. Ended runs are not
     compared here.
     """
-    accounts: dict[str, set[Account]] = {}
+    accounts: dict[str, set[AccountKey]] = {}
     for account in state.caps:
         accounts.setdefault(account[0], set()).add(account)
     populations = connection.execute(_POPULATIONS).all()
@@ -344,7 +344,7 @@ def _population_row(state: LedgerState, population: str) -> Row:
     return {"population": population, "terms": terms, "allowed": canonical(pairs)}
 
 
-def _account_row(state: LedgerState, account: Account) -> Row:
+def _account_row(state: LedgerState, account: AccountKey) -> Row:
     cap, sums, charges = state.caps[account], state.sums.get(account, {}), state.charges.get(account, 0)
     row: Row = {status: _text(sums.get(status, ())) for status in STATES}
     row |= {"population": account[0], "block": account[1], "charges": charges}

@@ -19,14 +19,14 @@ CHANCE_BITS = 64
 _BITS, _GUARD_BITS = 128, 64
 
 
-class Words(Protocol):
+class RandomWords(Protocol):
     """A source of uniform 64-bit words."""
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next words, shape [count]."""
 
 
-def draw_binomial(count: int, chance: int, source: Words) -> int:
+def draw_binomial(count: int, chance: int, source: RandomWords) -> int:
     """Draw how many of `count` coins show heads.
 
     A uniform number is compared with the cumulative distribution. Both are known to so many bits, with an error that

@@ -36,7 +36,7 @@ from tasks.reporting import (
 )
 from tasks.reporting.figures import (
     LIGHT,
-    CostCurve,
+    CostsByStep,
     Picture,
     Theme,
     class_figure,
@@ -308,7 +308,7 @@ def test_pictures_show_the_numbers() -> None:
     shares = confusion_figure(cells, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
     assert shares is not None
     assert shares.tolist() == [[0.75, 0.0, 0.25], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    allowed, spent = epsilon_figure(CostCurve([1, 2], [0.5, 0.7]), target=1.0, theme=LIGHT).axes[0].lines
+    allowed, spent = epsilon_figure(CostsByStep([1, 2], [0.5, 0.7]), target=1.0, theme=LIGHT).axes[0].lines
     assert np.asarray(spent.get_ydata()).tolist() == [0.5, 0.7]
     assert np.asarray(allowed.get_ydata())[0] == 1.0
 
@@ -323,7 +323,7 @@ def test_texts_of_pictures_have_eleven_pixels_where_they_are_shown(theme: Theme)
     classes = pd.DataFrame({"class": list(CLASSES), "accuracy": [0.5, 0.25, 0.1], "records": [4, 4, 9]})
     pairs = pd.DataFrame({"actual": ["cat", "cat", "dog"], "predicted": ["cat", "owl", "dog"]})
     trace = pd.DataFrame({"kind": ["gradient"] * 3, "step": [0, 1, 2], "noise_std": [0.5, 0.5, 60.0]})
-    curve = CostCurve([1, 2], [0.5, 0.7])
+    curve = CostsByStep([1, 2], [0.5, 0.7])
     pixels = PHONE if theme.is_narrow else PAGE
     for figure in (
         class_figure(classes, overall=0.4, theme=theme),
@@ -366,7 +366,7 @@ def test_pictures_are_the_same_bytes_again() -> None:
 
 
 def test_a_cost_so_far_that_no_theorem_makes_the_cost_of_a_stop_is_drawn_as_one() -> None:
-    curve = CostCurve([1, 2], [0.2, 0.3])
+    curve = CostsByStep([1, 2], [0.2, 0.3])
     fixed, chosen = (
         epsilon_figure(curve, target=1.0, theme=LIGHT, is_fixed=is_fixed).axes[0]
         for is_fixed in (True, False)

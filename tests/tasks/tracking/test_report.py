@@ -13,7 +13,7 @@ import pytest
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting import History, nothing
-from tasks.reporting.figures import CostCurve
+from tasks.reporting.figures import CostsByStep
 from tasks.tracking.runs import FinishedRun, log_report, sections
 from tests.support.offline_run import write_finished
 from tests.support.tracked_run import HISTORY as PAST
@@ -156,7 +156,7 @@ def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is
 
 
 def test_a_report_on_a_run_without_noise_has_no_number_for_epsilon(run: FinishedRun) -> None:
-    told = sections(replace(run, curve=CostCurve([], [])), EMPTY)
+    told = sections(replace(run, curve=CostsByStep([], [])), EMPTY)
     assert told["epsilon"][1] == "There is no noise, so epsilon is infinite."
 
 

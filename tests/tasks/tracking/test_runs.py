@@ -23,7 +23,7 @@ from wandb.proto import wandb_internal_pb2
 from tasks import report
 from tasks import tracking as sessions
 from tasks.config.params import Tracking
-from tasks.reporting.figures import CostCurve
+from tasks.reporting.figures import CostsByStep
 from tasks.tracking import group_of, has_run_to_log, is_whole, safely, session, wandb_folders
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import FinishedRun, history, log_promotion, log_report, log_run, summary
@@ -319,11 +319,11 @@ def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: FinishedRun) -
     steps = 10_000
     noise = {"kind": "gradient", "noise_std": 0.0, "noise_multiplier": 0.0}
     trace = pd.DataFrame({"step": range(steps), "epsilon": np.inf} | noise)
-    rows = list(history(replace(run, trace=trace, curve=CostCurve([], []))))
+    rows = list(history(replace(run, trace=trace, curve=CostsByStep([], []))))
     assert len(rows) == 2000
     assert (rows[0]["privacy/step"], rows[-1]["privacy/step"]) == (1, steps)
     assert set(rows[0]) == {"privacy/step", "privacy/noise_std/gradient", "privacy/noise_multiplier/gradient"}
-    accounted = list(history(replace(run, trace=trace, curve=CostCurve([4321], [0.5]))))
+    accounted = list(history(replace(run, trace=trace, curve=CostsByStep([4321], [0.5]))))
     assert [row["privacy/epsilon"] for row in accounted if "privacy/epsilon" in row] == [0.5]
 
 
@@ -337,7 +337,7 @@ def test_each_kind_of_release_has_its_own_noise(run: FinishedRun) -> None:
             "noise_multiplier": [1.0, 4.0, 1.5, 4.0],
         }
     )
-    first, second = history(replace(run, trace=trace, curve=CostCurve([], [])))
+    first, second = history(replace(run, trace=trace, curve=CostsByStep([], [])))
     assert (first["privacy/noise_std/gradient"], second["privacy/noise_std/gradient"]) == (2.0, 3.0)
     assert first["privacy/noise_std/argmin"] == second["privacy/noise_std/argmin"] == 11529.6
     assert second["privacy/noise_multiplier/gradient"] == 1.5

@@ -1,4 +1,4 @@
-"""Guesses of the epsilon of a search's trials, beside what searches over Gaussian trials are charged."""
+"""EpsilonGuesses of the epsilon of a search's trials, beside what searches over Gaussian trials are charged."""
 
 import math
 
@@ -7,7 +7,7 @@ from dp_accounting import GaussianDpEvent
 
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import Schedule, Trials, all_shown
-from tasks.tuning.gaussian_search import GaussianSearch, Guesses
+from tasks.tuning.gaussian_search import EpsilonGuesses, GaussianSearch
 
 
 @pytest.mark.parametrize("noise", [0.3, 4.0, 300.0])
@@ -24,7 +24,7 @@ def test_a_search_over_gaussian_trials_costs_what_is_guessed(noise: float, trial
 
 def test_guesses_reach_what_is_wanted_where_a_price_is_a_power_of_the_other() -> None:
     like = GaussianSearch(1e-5, Trials(12.0))
-    guesses, cost = Guesses(like, 1.0, 1.0), 0.0
+    guesses, cost = EpsilonGuesses(like, 1.0, 1.0), 0.0
     guess: float | None = guesses.first()
     for _ in range(2):
         assert guess is not None
