@@ -33,7 +33,7 @@ def compared(spec, draw, people, gain, noise):
 )
 def test_the_interval_covers(spec, people, noise):
     draw, gain = np.random.default_rng(31), 0.02
-    seen = Intervals(600)
+    seen = Intervals(400)
     for _ in range(seen.draws):
         seen.note("difference", metrics_of(compared(spec, draw, people, gain, noise))["difference"], gain)
     seen.check(shown=1)
