@@ -250,7 +250,7 @@ def test_what_is_learned_of_many_records_is_kept(kind: str) -> None:
         assert float(said.mean()) > -math.log(2.0) + 0.077
 
 
-@pytest.mark.parametrize("tables", soak_but([3], [3, 6]))
+@pytest.mark.parametrize("tables", soak_but([2], [2, 6]))
 def test_a_content_that_nobody_had_gets_the_label_of_all_others(tables: int) -> None:
     """A table of seven contents and one label, of which one or two contents are held out, as equal rows are."""
     shares = []

@@ -36,6 +36,7 @@ from tests.support.descent import (
     stepped,
 )
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 
 GRADIENTS = [torch.tensor([30.0, -40.0]), torch.tensor([10.0, 5.0]), torch.tensor([-7.0, 2.0])]
 
@@ -192,7 +193,10 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "settings"), [*enumerate(SETTINGS)])
+CASES = [*enumerate(SETTINGS)]
+
+
+@pytest.mark.parametrize(("seed", "settings"), soak_but([CASES[place] for place in (0, 1, 2, 4)], CASES))
 def test_spends_at_most_its_rho_by_an_independent_sum(settings: dict[str, Any], seed: int) -> None:
     method = DPAGD(**settings)
     plan = planned(method)
