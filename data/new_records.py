@@ -101,15 +101,15 @@ def records_in(
     *,
     tokens: int | None = None,
     encode: Callable[[Any], Features] | None = None,
-    own: OwnReader | None = None,
+    own_reader: OwnReader | None = None,
 ) -> Iterator[NewRecords]:
     """Read the records of a file or folder in portions, as features of `shape`.
 
     path: CSV or Parquet for a table; an image, or a folder of images; a text file with one text per line, or a folder
     of text files; or, for any data, an .npy array of prepared features [n, *shape]. tokens: how many there are, if the
-    features are tokens. encode: the function of the encoder, if the preparation names one. own: the user's own reader,
-    if the preparation names one. A row that cannot
-    be read becomes the stand-in, as in training. Raises DataRefusedError if the path is missing or of another kind, or
+    features are tokens. encode: the function of the encoder, if the preparation names one. own_reader: the user's own
+    reader, if the preparation names one. A row that cannot be read becomes the stand-in, as in training. Raises
+    DataRefusedError if the path is missing or of another kind, or
     the card does not allow a record.
     """
     if not path.exists():
@@ -129,8 +129,8 @@ def records_in(
         )
     card = _card(preparation)
     reader = card.reader
-    if isinstance(reader, Own) and own is not None:
-        records = _number(block.records.features for block in own({"new": path}))
+    if isinstance(reader, Own) and own_reader is not None:
+        records = _number(block.records.features for block in own_reader({"new": path}))
     elif isinstance(reader, Table):
         if path.is_dir() and not isinstance(reader, Datasets):
             raise DataRefusedError(

@@ -151,7 +151,7 @@ def read(
     files: Mapping[str, Path],
     *,
     key: bytes = PUBLIC_KEY,
-    own: OwnReader | None = None,
+    own_reader: OwnReader | None = None,
     as_texts: bool = False,
 ) -> Iterator[RecordChunk]:
     """Read the training and test records of `card` in chunks, checked against what it declares.
@@ -162,13 +162,13 @@ def read(
         card: The card of the data set.
         files: Files by role, as `data.files.fetch` returns them.
         key: The owner key, which decides which of a person's records are used.
-        own: The reader, if the card names one of the user's own.
+        own_reader: The reader, if the card names one of the user's own.
         as_texts: Return texts for a text encoder: the features are then arrays of strings [n].
 
     Raises:
         DataRefusedError: During iteration, without a record's value in the message.
     """
-    chunks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
+    chunks = _of_the_source(card, files, key=key, own_reader=own_reader, as_texts=as_texts)
     return check_chunks(card, chunks if card.split is None else split(chunks, card.split))
 
 
@@ -203,7 +203,7 @@ def row_reader(card: DataCard, files: Mapping[str, Path], *, key: bytes, as_text
 
 
 def _of_the_source(
-    card: DataCard, files: Mapping[str, Path], *, key: bytes, own: OwnReader | None, as_texts: bool
+    card: DataCard, files: Mapping[str, Path], *, key: bytes, own_reader: OwnReader | None, as_texts: bool
 ) -> Iterator[RecordChunk]:
     if isinstance(card.reader, Idx):
         return images.read_idx(files, shape=card.input_shape)
@@ -227,9 +227,9 @@ def _of_the_source(
         )
     if isinstance(card.reader, OF_ROWS):
         return row_reader(card, files, key=key, as_texts=as_texts).read()
-    if own is None:
+    if own_reader is None:
         raise TypeError(f"the reader of {card.name!r} is not given")
-    return iter(own(files))
+    return iter(own_reader(files))
 
 
 SCHEME = "way:"

@@ -144,7 +144,7 @@ def _check_card(card: DataCard, root: Path, *, counted: bool) -> DataFindings:
                 if others:
                     counts[f"{part}: files that are not PNG or JPEG in a class's folder, ignored"] = others
         as_texts = card.has_texts and not isinstance(card.reader, Reviews)
-        for chunk in read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts):
+        for chunk in read(card, files, key=key, own_reader=reader_of(card.reader), as_texts=as_texts):
             for problem, count in _stand_ins(chunk, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
             used += len(chunk.records)

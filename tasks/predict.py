@@ -89,7 +89,12 @@ def predict(
         check_allowed(reader.factory, allow_code, "the model's file")
     tokens = model.facts.tokens
     batches = records_in(
-        Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=reader_of(reader)
+        Path(path),
+        model.preparation,
+        model.input_shape,
+        tokens=tokens,
+        encode=encode,
+        own_reader=reader_of(reader),
     )
     for records in batches:
         for start in range(0, len(records.names), size):

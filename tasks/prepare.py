@@ -228,7 +228,7 @@ def prepare(
         digests = Digests(card.population, key=key)
         as_texts = info.encoder is not None and info.encoder.takes == "texts"
         if card.blocks is None:
-            records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
+            records = read(card, files, key=key, own_reader=reader_of(card.reader), as_texts=as_texts)
         else:
             # The card has no checksum of the blocks' content, so the salt depends on the content.
             blocks = read_blocks(

@@ -162,20 +162,20 @@ class Guesses:
 
     Attributes:
         canaries: Their number m.
-        made: The number of guesses; of the other canaries the attacker says nothing.
+        count: Of guesses; of the other canaries the attacker says nothing.
         right: The number of correct guesses.
     """
 
     canaries: int
-    made: int
+    count: int
     right: int
 
 
-def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
+def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """A bound on the probability of this many correct guesses against an (epsilon, delta) mechanism.
 
     Args:
-        seen: The guesses.
+        guesses: The guesses.
         epsilon, delta: Of the mechanism.
 
     Source:
@@ -185,7 +185,7 @@ def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
         >>> round(one_run_p_value(Guesses(100, 100, 75), math.log(3), 0.0), 3)
         0.553
     """
-    m, r, v = seen.canaries, seen.made, seen.right
+    m, r, v = guesses.canaries, guesses.count, guesses.right
     # Under pure epsilon-DP each guess is right with probability at most q, whatever the others were. With delta,
     # canaries may be given away: i of them move the tail from v to v - i, and the theorem takes the worst i.
     q = 1 / (1 + math.exp(-epsilon))
@@ -197,12 +197,12 @@ def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
     return min(1.0, chance)
 
 
-def one_run_epsilon(seen: Guesses, delta: float, *, confidence: float) -> float:
+def one_run_epsilon(guesses: Guesses, delta: float, *, confidence: float) -> float:
     """The smallest epsilon at `delta` that is consistent with the guesses at `confidence` (Steinke et al. 2023)."""
-    return _search_threshold(lambda e: one_run_p_value(seen, e, delta) > 1 - confidence, _LARGEST_EPSILON)
+    return _search_threshold(lambda e: one_run_p_value(guesses, e, delta) > 1 - confidence, _LARGEST_EPSILON)
 
 
-def is_refuted(seen: Guesses, inverse: InverseTradeOff, *, confidence: float) -> bool:
+def is_refuted(guesses: Guesses, inverse: InverseTradeOff, *, confidence: float) -> bool:
     """Whether the guesses refute a trade-off curve at `confidence`.
 
     If p_i is the probability of i correct guesses of c, then for each i the sum over j >= i of j/m p_j is at most what
@@ -212,7 +212,7 @@ def is_refuted(seen: Guesses, inverse: InverseTradeOff, *, confidence: float) ->
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv:2410.22235), Theorem 9 and its recursion.
     """
-    m, c, v = seen.canaries, seen.made, seen.right
+    m, c, v = guesses.canaries, guesses.count, guesses.right
     recognised, alarms = (1 - confidence) * v / m, (1 - confidence) * (c - v) / m
     for i in range(v - 1, -1, -1):
         grown = max(alarms, inverse(min(1.0, recognised)))
@@ -223,13 +223,13 @@ def is_refuted(seen: Guesses, inverse: InverseTradeOff, *, confidence: float) ->
     return False
 
 
-def one_run_gaussian_epsilon(seen: Guesses, delta: float, *, confidence: float) -> float:
+def one_run_gaussian_epsilon(guesses: Guesses, delta: float, *, confidence: float) -> float:
     """The epsilon at `delta` of the least leaky Gaussian mechanism that is consistent with the guesses.
 
     It bounds mechanisms with a Gaussian trade-off curve, which many noisy steps have approximately.
     """
     mu = _search_threshold(
-        lambda mu: not is_refuted(seen, gaussian_inverse(mu), confidence=confidence), _LARGEST_MU
+        lambda mu: not is_refuted(guesses, gaussian_inverse(mu), confidence=confidence), _LARGEST_MU
     )
     return gaussian_epsilon(mu, delta)
 
@@ -328,7 +328,7 @@ def by_guesses(name: str, scored: Array, coins: NDArray[np.bool_], claimed: Prof
     curved = one_run_gaussian_epsilon(seen, max(delta, 1e-12), confidence=CONFIDENCE)
     refuted = is_refuted(seen, inverse_of(claimed), confidence=1 - ALARM)
     detail = (
-        f"{right} of {seen.made} guesses about {seen.canaries} canaries were right; epsilon {plain:.3g} for any"
+        f"{right} of {seen.count} guesses about {seen.canaries} canaries were right; epsilon {plain:.3g} for any"
         f" mechanism, {curved:.3g} for a trade-off like a Gaussian's"
     )
     return Attack(name, max(plain, curved), refuted, detail)

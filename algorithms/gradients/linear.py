@@ -124,11 +124,11 @@ class LineCandidates:
 class CachedOutputs:
     """The records' outputs [n, o] at a point; they depend on the records, and are as private.
 
-    asked: the tensor that the caller passed for the point. version: the count of in-place changes to it at that time.
+    source: the tensor that the caller passed. version: the count of in-place changes to it at that time.
     parameters: [d], a copy of its values.
     """
 
-    asked: Tensor
+    source: Tensor
     version: int
     parameters: Tensor
     outputs: Tensor
@@ -139,7 +139,7 @@ class CachedOutputs:
         On an accelerator the point is recognised as the same tensor alone: to compare values, the host would wait.
         """
         # PyTorch raises `_version` at every change in place, so the same object may hold another point.
-        if parameters is self.asked and parameters._version == self.version:
+        if parameters is self.source and parameters._version == self.version:
             return True
         return (
             parameters.device.type == "cpu"

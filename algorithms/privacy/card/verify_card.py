@@ -344,11 +344,11 @@ def check_promise(card: Card) -> Iterator[Check]:
         yield "target", within and delta <= accounting["target"]["delta"], f"epsilon {cost} of {limit}"
     yield from check_evaluation(card, rows)
     yield "rounding", made["rounding"] == (None if allowed == "none" else ROUNDING), "of sums and noise"
-    asked = sum(query["count"] for query in mechanism["queries"])
-    same = asked == mechanism["releases"] and asked in {
+    stated = sum(query["count"] for query in mechanism["queries"])
+    same = stated == mechanism["releases"] and stated in {
         sum(count for _, count in trial) for trial in shown_events(rows)
     }
-    yield "releases", same, f"{asked} in the queries"
+    yield "releases", same, f"{stated} in the queries"
 
 
 def check_evaluation(card: Card, rows: Rows) -> Iterator[Check]:
