@@ -275,7 +275,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
     """Check how far one record moves a sum, in units of the bound, and after how many steps it takes part again.
 
     From runs with and without the record, with the same coins and noise, so that answers differ by the record alone. As
-    soon as two runs ask different questions, which follow from different answers, they are no longer compared.
+    soon as two runs make different queries, which follow from different answers, they are no longer compared.
 
     Args:
         game: Of one canary.

@@ -1,5 +1,7 @@
 """Clipping: how one record's contribution to a sum is bounded.
 
+The norms that it bounds are computed in `parameter_gradients`, for one layer, and `model_gradients`, for all.
+
 Who plans a run names a clipping and its bound, and needs no PyTorch for that, so functions of tensors import it.
 """
 

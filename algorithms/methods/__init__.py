@@ -1,6 +1,6 @@
 """The methods, each of which reads like its paper, and their registry. Methods of one idea share a file.
 
-They import core and the barrier's questions; no method imports another one's file.
+They import core and the barrier's queries; no method imports another one's file.
 """
 
 from collections.abc import Mapping

@@ -626,7 +626,7 @@ class Ledger:
         return self.read_chain(lambda chain: chain.seq_of(head))
 
     def read_chain(self, read: Callable[["Chain"], T]) -> T:
-        """Ask several questions about the rows in one snapshot, which costs about as much as one question.
+        """Query the rows several times in one snapshot, which costs about as much as one query.
 
         Args:
             read: Gets the rows. It is called again after a lost connection.

@@ -142,20 +142,20 @@ class StatePart:
         """The same with all accounts, open runs and digests of the population."""
         return replace(self, blocks=None)
 
-    def questions(self, dialect: str) -> list[Statement]:
+    def queries(self, dialect: str) -> list[Statement]:
         """The queries: for the accounts, for runs, and for digests if they are needed."""
         population = {"population": self.population}
         runs = population | {"run": self.run, "retraining": self.retraining}
         if self.blocks is None:
-            questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS, runs)]
-            return [*questions, (_HELD, population)] if self.content_digests is not None else questions
+            queries: list[Statement] = [(_ACCOUNTS, population), (_RUNS, runs)]
+            return [*queries, (_HELD, population)] if self.content_digests is not None else queries
         accounts = population | {"blocks": _list([*self.blocks, WHOLE_POPULATION], dialect)}
-        questions = [(_NAMED_ACCOUNTS[dialect], accounts), (_ASKED_RUNS, runs)]
+        queries = [(_NAMED_ACCOUNTS[dialect], accounts), (_ASKED_RUNS, runs)]
         if self.content_digests is None:
-            return questions
+            return queries
         digests = [digest for block in self.content_digests.values() for digest in contents(block)]
         held = {"digests": _list(digests, dialect), "names": _list([*self.content_digests], dialect)}
-        return [*questions, (_NAMED_HELD[dialect], population | held)]
+        return [*queries, (_NAMED_HELD[dialect], population | held)]
 
     def state(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
         """The state from the queries' answers."""
@@ -180,7 +180,7 @@ class StatePart:
 
 def load(connection: Connection, part: StatePart) -> LedgerState:
     """Load a part of the state."""
-    return part.state(connection, exchange(connection, part.questions(connection.dialect.name)))
+    return part.state(connection, exchange(connection, part.queries(connection.dialect.name)))
 
 
 def differing_run(connection: Connection, runs: Mapping[str, ReservedRun]) -> str | None:

@@ -300,9 +300,9 @@ class Store:
         """
 
         def work(connection: Connection) -> Head:
-            questions = part.questions(connection.dialect.name) if part else ()
+            queries = part.queries(connection.dialect.name) if part else ()
             # The write has its turn before it reads: what `decide` sees is what its rows will follow.
-            head, answers = self._current(connection, writes=True, questions=questions)
+            head, answers = self._current(connection, writes=True, queries=queries)
             state = part.state(connection, answers) if part else LedgerState()
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
             # the database's, or for a file the system's
@@ -378,15 +378,15 @@ class Store:
             yield entry
 
     def _current(
-        self, connection: Connection, *, writes: bool = False, questions: Sequence[Statement] = ()
+        self, connection: Connection, *, writes: bool = False, queries: Sequence[Statement] = ()
     ) -> tuple[Head, list[Sequence[Any]]]:
         """The verified head of the chain, and the results of queries on the balances; a write takes its turn."""
         begin = _TURN if writes else _SNAPSHOT
         turn = begin if connection.dialect.name == "postgresql" else ()
         verified = self.verified
         rows: Statement = (_FROM, {"seq": max(verified.seq, 1), "page": FIRST_PAGE})
-        # One round trip: the turn, the new rows, the head that balances are of, and the questions to them.
-        results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
+        # One round trip: the turn, the new rows, the head that balances are of, and the queries to them.
+        results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *queries])[len(turn) :]
         page, ((seq, hashed),), *answers = results
         head = self._head(connection, verified, page)
         if Head(seq, hashed) != head:
