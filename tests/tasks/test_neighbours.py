@@ -67,6 +67,10 @@ PEOPLE = {
     "split": {"salt": "clinic", "test_fraction": 0.3},
 }
 """Of whom each has two rows, or in the other data one of them six, of which three are kept."""
+NUMBER = {"classes": None, "target": {"bounds": [0, 100]}}
+"""With a number in the place of each class."""
+SCALED = SHRUNK | {"features": RUN["features"] | {"mean_noise": 20.0}}
+"""The number's mean is released, too."""
 SPACE = {"algorithm.update.learning_rate": [0.5, 2.0]}
 ODD = {
     "extreme": "1e300,Rome,a,2020-01-01,30,p,no",
@@ -178,7 +182,8 @@ def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
     """By what is done: a run, or another one of it or compared with it, or searches."""
     if kind == "search":
         return {on: search_rates(place, base, on) for on, base in (("held_out", RUN), ("private", SHRUNK))}
-    found = {"run": run(place, RUN if kind in ("private", "people") else SHRUNK)}
+    asked = {"public": SHRUNK, "number": SCALED}.get(kind, RUN)
+    found = {"run": run(place, asked)}
     if kind == "people":
         found["shrunk"] = run(place, SHRUNK)
     if kind == "private":
@@ -189,7 +194,7 @@ def all_that_leaves(place: Workspace, kind: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.usefixtures("noise_alone", "log_to_pytest_alone")
-@pytest.mark.parametrize("kind", ["private", "people", "public", "search"])
+@pytest.mark.parametrize("kind", ["private", "people", "number", "public", "search"])
 def test_nothing_but_the_noisy_answers_depends_on_the_records(
     kind: str,
     tmp_path: Path,
@@ -207,7 +212,9 @@ def test_nothing_but_the_noisy_answers_depends_on_the_records(
         place = Workspace(tmp_path / name, tmp_path / f"{name}-home")
         for folder in (place.root, place.home):
             folder.mkdir(mode=0o700)
-        changes = {"public": PUBLIC, "people": PEOPLE}.get(kind, {})
+        changes = {"public": PUBLIC, "people": PEOPLE, "number": NUMBER}.get(kind, {})
+        if kind == "number":
+            lines = [re.sub("yes$", "37.5", re.sub("no$", "-1e9", line)) for line in lines]
         public = prepare_rows(place, lines, monkeypatch, changes)
         left = all_that_leaves(place, kind)
         # Not how far a run has come, which is logged now and then.
