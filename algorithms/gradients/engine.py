@@ -390,12 +390,15 @@ class Engine:
             self.physical_batch = usual
         return tuple(size for size in smaller if size not in uneven)
 
-    def _replay(self, size: int) -> Replay | None:
-        """The replay of a pass of this size; None if the pass is to be recorded."""
-        passes, layouts, form = self.passes, self.inspection.layouts, self.inspection.form
+    def _replay(self, size: int, clipping: Clipping | None) -> Replay | None:
+        """The replay of a pass of this size for a clipping; None if the pass is to be recorded."""
+        layouts, is_whole = self.inspection.layouts, _is_by_whole_norm(clipping)
         if self._replays is None or layouts is None:
             return None
-        return self._replays.of(size, lambda: replay_of(passes, layouts, form, size))
+        find = partial(replay_of, self.passes, layouts, self.inspection.form, size)
+        return self._replays.of(
+            (size, is_whole), lambda: (find(with_norms=True) if is_whole else None) or find()
+        )
 
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""
@@ -685,7 +688,7 @@ class Engine:
         size = self._size_of_pass(count, clipping)
         padded = pad_to_multiple(inputs, size), pad_to_multiple(labels, size)
         if self.inspection.layouts is not None:
-            replay = self._replay(size)
+            replay = self._replay(size, clipping)
             replayed = None if replay is None else replay(parameters, *padded)
             if replayed is not None:
                 return replayed.first(count)
@@ -808,9 +811,8 @@ class Engine:
 
         Smaller ones have the same bits in norms over the whole gradient; others, as after a map, were not compared.
         """
-        is_compared = isinstance(clipping, L2 | Normalised)
         fitting = (size for size in self.smaller_sizes if count <= size < self.physical_batch)
-        return next(fitting, self.physical_batch) if is_compared else self.physical_batch
+        return next(fitting, self.physical_batch) if _is_by_whole_norm(clipping) else self.physical_batch
 
     def _pad(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, self.physical_batch)
@@ -831,6 +833,11 @@ class Engine:
                 name,
                 ", ".join(inspection.without_rule),
             )
+
+
+def _is_by_whole_norm(clipping: Clipping | None) -> bool:
+    """Whether gradients are scaled by their L2 norms over all parameters."""
+    return isinstance(clipping, L2 | Normalised)
 
 
 def _add_to_shards(

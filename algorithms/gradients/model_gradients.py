@@ -33,6 +33,10 @@ RecordWeights: TypeAlias = Tensor | dict[str, Tensor]
 always these, never a layer's."""
 
 
+_MEASURED = ("_small", "_whole_norms")
+"""Cached properties that do not depend on how many records are padding."""
+
+
 @dataclass(frozen=True)
 class PerExampleGradients:
     """Losses and gradients of some records at one point, from one forward and one backward pass.
@@ -192,7 +196,19 @@ class PerExampleGradients:
         """
         if count == len(self.losses):
             return self
-        return replace(self, losses=self.losses[:count], padding=len(self.losses) + self.padding - count)
+        padding = len(self.losses) + self.padding - count
+        return replace(self, losses=self.losses[:count], padding=padding).with_measured(self.measured)
+
+    @property
+    def measured(self) -> dict[str, object]:
+        """What norms have left of all records, padding included, for sums to use."""
+        return {name: vars(self)[name] for name in _MEASURED if name in vars(self)}
+
+    def with_measured(self, measured: dict[str, object]) -> "PerExampleGradients":
+        """The same with what `measured` is of the same gradients."""
+        same = replace(self)
+        vars(same).update(measured)
+        return same
 
     @property
     def materialized_bytes(self) -> int:
@@ -259,6 +275,11 @@ class PerExampleGradients:
         # Small parameters are measured together only as parts of the whole gradient, without a map of it.
         if names is not self.slices or isinstance(clipping, Affine):
             return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
+        return self._whole_norms
+
+    @cached_property
+    def _whole_norms(self) -> Tensor:
+        """The L2 norms of whole gradients, padding included, float64."""
         parts = [*self._small.square_norms(), *(self.gradients[name].square_norms() for name in self._others)]
         return (sum(parts[1:], parts[0]) if parts else self._zeros()).sqrt()
 

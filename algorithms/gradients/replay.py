@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from algorithms.gradients.clipping import L2
 from algorithms.gradients.grad_sample_recorder import Args, Kwargs, Layouts, RecordedTensor, tensors_in
 from algorithms.gradients.model_gradients import PerExampleGradients
 from algorithms.gradients.op_tracer import OpTracer, held_by, tracing_by
@@ -60,8 +61,8 @@ class Replay:
     """One pass of a fixed size as a list of operations.
 
     run: from parameters, inputs and labels to the losses and all tensors of the gradients. forms: of these arguments.
-    structure: puts the tensors into gradients by parameter. like: the gradients of the pass that was traced, without
-    its tensors.
+    structure: puts the tensors into gradients by parameter, and what norms left. like: the gradients of the pass that
+    was traced, without its tensors.
     """
 
     run: Callable[..., Sequence[Tensor]]
@@ -81,49 +82,67 @@ class Replay:
                 losses, *tensors = self.run(*arguments)
         except RuntimeError:  # a recorded pass raises the error in PyTorch's own words
             return None
-        return replace(self.like, losses=losses, gradients=self.structure.fill(tensors))
+        gradients, measured = self.structure.fill(tensors)
+        return replace(self.like, losses=losses, gradients=gradients).with_measured(measured)
+
+
+_Kind = tuple[int, bool]
+"""Of a pass: how many records it has, and whether norms of whole gradients follow."""
 
 
 class Replays:
-    """The replays of an engine's passes by size, for all its threads."""
+    """The replays of an engine's passes, for all its threads."""
 
     def __init__(self) -> None:
-        self._recorded, self._found = Counter[int](), dict[int, Replay | None]()
+        self._recorded, self._found = Counter[_Kind](), dict[_Kind, Replay | None]()
         self._tracing = threading.Lock()
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of passes that have a replay by now."""
-        return tuple(size for size, replay in self._found.items() if replay is not None)
+        return tuple({size: None for (size, _), replay in self._found.items() if replay is not None})
 
-    def of(self, size: int, find: Callable[[], Replay | None]) -> Replay | None:
-        """The replay of a pass of this size, found when enough have been recorded; None if this one is to be, too.
+    def of(self, kind: _Kind, find: Callable[[], Replay | None]) -> Replay | None:
+        """The replay of a pass of this kind, found when enough have been recorded; None if this one is to be, too.
 
         One thread at a time finds a replay, as a trace takes memory; others record their passes meanwhile.
         """
-        if size in self._found:
-            return self._found[size]
-        self._recorded[size] += 1
-        if self._recorded[size] <= _RECORDED or not self._tracing.acquire(blocking=False):
+        if kind in self._found:
+            return self._found[kind]
+        self._recorded[kind] += 1
+        if self._recorded[kind] <= _RECORDED or not self._tracing.acquire(blocking=False):
             return None
         try:
-            if size not in self._found:  # another thread may have been quicker
-                self._found[size] = find()
-            return self._found[size]
+            if kind not in self._found:  # another thread may have been quicker
+                self._found[kind] = find()
+            return self._found[kind]
         finally:
             self._tracing.release()
 
 
-def replay_of(passes: Passes, layouts: Layouts, form: InputSpec, size: int) -> Replay | None:
-    """The replay of passes over this many records; None if there is none."""
+def replay_of(
+    passes: Passes, layouts: Layouts, form: InputSpec, size: int, *, with_norms: bool = False
+) -> Replay | None:
+    """The replay of passes over this many records; None if there is none.
+
+    with_norms: whether norms of whole gradients are part of it, and what they leave for their sums. Other clippings
+    take gradients as they are before.
+    """
+
+    def record(parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
+        gradients = passes.record_gradients(parameters, inputs, labels, layouts)
+        if with_norms:
+            gradients.norms(L2(1.0))
+        return gradients
+
     start = near_start(passes.model)
     try:
-        replay = _trace(passes, layouts, (start, *_arguments(form.draw(size, 0))))
+        replay = _trace(record, passes, (start, *_arguments(form.draw(size, 0))))
         points = start, passes.model.initial_parameters()
         for seed in range(_COMPARED):
             for sample in _samples(form, size, seed):
                 arguments = points[seed % len(points)], *_arguments(sample)
-                if not _is_same(replay(*arguments), passes.record_gradients(*arguments, layouts)):
+                if not _is_same(replay(*arguments), record(*arguments)):
                     return None
     except Exception:  # as of an operation that TorchScript does not know, or a model that rejects a sample
         return None
@@ -152,8 +171,8 @@ def _is_same(gradients: PerExampleGradients | None, expected: PerExampleGradient
     if gradients is None:
         return False
     first, second = _Structure(), _Structure()
-    first.add(gradients.gradients)
-    second.add(expected.gradients)
+    first.add((gradients.gradients, gradients.measured))
+    second.add((expected.gradients, expected.measured))
     pairs = zip((gradients.losses, *first.tensors), (expected.losses, *second.tensors), strict=True)
     return first.parts == second.parts and all(_has_same_bits(*pair) for pair in pairs)
 
@@ -221,7 +240,7 @@ class _Structure:
             part = _Part(name, kind, tuple(items), tuple(map(self.add, items.values())))
         elif kind in (list, tuple):
             part = _Part("sequence", kind, (), tuple(map(self.add, tree)))
-        elif isinstance(tree, int | float | str | torch.Size | slice | None):
+        elif isinstance(tree, int | float | str | torch.Size | slice | frozenset | None):
             part = _Part("value", tree)
         else:
             raise _NotReplayableError(f"a {kind.__name__} in gradients")
@@ -273,17 +292,17 @@ class _Calls(OpTracer):  # type: ignore[no-untyped-call]
         return result
 
 
-def _trace(passes: Passes, layouts: Layouts, arguments: Inputs) -> Replay:
+def _trace(record: Callable[..., PerExampleGradients], passes: Passes, arguments: Inputs) -> Replay:
     """The replay of a pass, not compared yet."""
-    passes.record_gradients(*arguments, layouts)  # what is computed once and kept is then there
+    record(*arguments)  # what is computed once and kept is then there
     # Parameters count as records: what follows from their values may not be held fast either.
     calls = _Calls(arguments, tuple(held_by(passes.model.module)))
     with tracing_by(calls, arguments[1]) as tracer:
-        traced = passes.record_gradients(*arguments, layouts)
+        traced = record(*arguments)
     if not tracer.has_no_branches or tracer.is_drawn:
         raise _NotReplayableError("a value that is read")
     structure = _Structure()
-    structure.add(traced.gradients)
+    structure.add((traced.gradients, traced.measured))
     # Otherwise the recorder's tensors would report that their shapes are read.
     with torch.no_grad(), _C.DisableTorchFunctionSubclass():
         graph = _Graph(arguments)
