@@ -19,11 +19,11 @@ import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # it takes seconds to import, and who verifies a card has no use for it
@@ -83,11 +83,16 @@ class Stream:
 
     def __init__(self, key: bytes, release: int, position: int = 0) -> None:
         self._key, self._release, self.position = key, release, position
+
+    @cached_property
+    def _cipher(self) -> CipherContext:
+        """What encrypts the words from the position on; made for the first ones, as many streams draw none."""
         # A block of the cipher is two words; it is encrypted by its number, so that a stream can start at any. The
         # first half of the counter is the release, so that no block of two releases is the same.
-        nonce = release.to_bytes(8, "big") + (position // 2).to_bytes(8, "big")
-        self._cipher = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
-        self._cipher.update(bytes(8 * (position % 2)))
+        nonce = self._release.to_bytes(8, "big") + (self.position // 2).to_bytes(8, "big")
+        cipher = Cipher(algorithms.AES(self._key), modes.CTR(nonce)).encryptor()
+        cipher.update(bytes(8 * (self.position % 2)))
+        return cipher
 
     def later(self, words: int) -> "Stream":
         """An independent copy of this stream after `words` more words."""
@@ -99,8 +104,9 @@ class Stream:
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Uniform 64-bit words, shape [count]."""
+        encrypted = self._cipher.update(bytes(8 * count))
         self.position += count
-        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
+        return np.frombuffer(encrypted, dtype=np.uint64)
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         """Uniform on (0, 1), shape [count], each with 52 random bits below a random exponent.

@@ -1,7 +1,10 @@
 """The generator: replay, independence of streams, the laws of its draws; thresholds are false-alarm rates of 1e-6."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -198,3 +201,14 @@ def test_a_later_place_of_a_stream_has_the_words_that_come_there(skip: int) -> N
     first = stream().words(3 + skip + 5)[-5:]
     (begun := stream()).words(3)
     assert np.array_equal(begun.later(skip).words(5), first)
+
+
+def test_stream_makes_its_cipher_for_its_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release opens several streams, of which not all draw."""
+    ciphers = Mock(side_effect=Cipher)
+    monkeypatch.setattr("algorithms.privacy.mechanisms.noise.Cipher", ciphers)
+    stream = seeded_generator(0).stream(3).later(3)
+    assert not ciphers.called
+    words = stream.words(2)
+    assert ciphers.call_count == 1
+    assert np.array_equal(words, seeded_generator(0).stream(3).words(5)[3:])
