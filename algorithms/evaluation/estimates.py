@@ -121,10 +121,12 @@ class ScoredCells(NoisyCells):
 
     @property
     def people(self) -> Floats:
+        """The number of people in each cell, [k]."""
         return self.counts.ravel()
 
     @property
     def by_bin(self) -> Floats:
+        """The cells of score bin x label, [bins, 2]."""
         return self.values.reshape(-1, 2)
 
 
@@ -279,6 +281,7 @@ def _calibration_gap(cells: ScoredCells) -> Outcome:
 
 
 def sigmoid(log_odds: Floats) -> Floats:
+    """1 / (1 + exp(-x)), which overflows for no log-odds."""
     return 0.5 + 0.5 * np.tanh(log_odds / 2)
 
 

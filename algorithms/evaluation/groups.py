@@ -30,6 +30,7 @@ class GroupMetrics:
 
     @property
     def name(self) -> str:
+        """The names of its groups."""
         return ", ".join(self.members)
 
 

@@ -84,6 +84,7 @@ class NoisyCells:
         return self.values
 
     def total(self, weights: Floats) -> float:
+        """The weighted sum of the cells."""
         return float(weights @ self.values)
 
     def noise(self, first: Floats, second: Floats) -> float:

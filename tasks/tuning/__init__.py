@@ -529,4 +529,5 @@ def trial_schedule(plan: PlanDocument, objective: SearchObjective) -> Schedule:
 
 
 def score_release(objective: SearchObjective) -> Any:
+    """The release of a trial's score on records that are set aside: a sum to which each adds at most 1."""
     return total_release(L2(1.0), Gaussian(objective.noise_multiplier))

@@ -272,6 +272,7 @@ def _is_scored(features: NDArray[Any], label: NDArray[Any], share: float) -> boo
 
 
 def derive_generator(key: bytes, *purpose: object, private: bool) -> Generator:
+    """A generator of the search's key for one purpose, such as the noise of a trial, independent of those of others."""
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
 
 

@@ -188,6 +188,7 @@ def compose_loss(
 
 
 def translate(schedule: Schedule, adjacency: NeighboringRelation) -> list[tuple[dp.DpEvent, int]]:
+    """A schedule in events whose price accountants know, under an adjacency."""
     return [(event_for_accountants(adjacency, event), count) for event, count in schedule]
 
 
