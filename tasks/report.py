@@ -80,6 +80,10 @@ _COURSE = TypeAdapter(list[tuple[int, float, float]])
 """Of correlated noise: after how many steps, the noise in the parameters, and that of independent steps."""
 
 
+_BY_CLASS = ("confusion", "per_class")
+"""The figures of single classes; each is a file, but not on a page that has none to show."""
+
+
 @dataclass(frozen=True)
 class RunResults:
     """Results of the earlier stages. pairs, classes: confusion.csv and per_class.csv. trace: one row per release."""
@@ -181,6 +185,8 @@ def compose(
     )
     only_on_page |= shape_drawings(explanation)
     every = pictures | {name: draw(*drawing) for name, drawing in only_on_page.items()}
+    if run.classes.empty:  # a private evaluation of a number, say, releases nothing by class
+        every = {name: drawn for name, drawn in every.items() if name not in _BY_CLASS}
     result = score(run.metrics, run.classes)
     history_text = history_variables(past, read=len(run.receipt.blocks))
     ten_more = run.receipt.ledger.ten_more

@@ -211,8 +211,8 @@ def page(
 ) -> str:
     """Make the page.
 
-    pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
-    history.
+    pictures: epsilon, risk, noise, those of the history, and confusion and per_class where there are classes. past:
+    template variables of the history.
     """
     explanation = beside.explanation
     epsilon, delta = card.setting.epsilon, card.setting.delta

@@ -873,6 +873,8 @@ def test_every_kind_of_target_is_evaluated_privately(
     declared("fruit.csv", model=model, reader=reader, holdout="private", **predicts)
     words = finish(workspace)
     assert "One noised histogram of the model's scores on the held-out records" in words
+    page = (workspace.root / "artifacts/report.html").read_text()
+    assert ("Right answers for each class" in page) is (name == "three classes")
     metrics = json.loads((workspace.root / "artifacts/metrics.json").read_text())
     assert metric in metrics
     assert (metrics[metric] is None) is (metric in metrics.get("not_shown", {}))
