@@ -322,9 +322,7 @@ def fit(  # noqa: PLR0913
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
         folder, terms = Path(temporary), {UNIT: unit, ROWS: rows_by}
-        account = _PopulationAccount.open(
-            population, ledger, cap, folder, limit=budget, public=public, bound=terms
-        )
+        account = _Payer.open(population, ledger, cap, folder, limit=budget, public=public, bound=terms)
         with account.closing(run):
             return training.run(
                 run, account, generator=generator, compute=compute, on_step=on_step, folder=folder
@@ -504,7 +502,7 @@ class _Training:
     def run(
         self,
         run: "_Run",
-        account: "_PopulationAccount",
+        account: "_Payer",
         *,
         generator: Generator,
         compute: ComputeConfig,
@@ -536,7 +534,7 @@ class _Training:
 
 def _settle_and_publish(
     run: "_Run",
-    account: "_PopulationAccount",
+    account: "_Payer",
     trace: Trace,
     released: Mapping[str, Tensor],
     *,
@@ -722,7 +720,7 @@ def _model_of_plan(module: nn.Module, model: Model, *, seed: int) -> PlannedMode
 
 
 @dataclass(frozen=True)
-class _PopulationAccount:
+class _Payer:
     """The population that pays for a run.
 
     public, bound: its terms. cap: with which `reserve` declares it, if it is new to the ledger. url: of the
@@ -747,7 +745,7 @@ class _PopulationAccount:
         limit: Budget,
         public: bool,
         bound: Mapping[str, str],
-    ) -> "_PopulationAccount":
+    ) -> "_Payer":
         """Raises RefusedError if the population has other terms or another ledger, or is new with no cap of `limit`."""
         if population is None:
             if url is not None or cap is not None:
@@ -875,7 +873,7 @@ class _Run:
 
     def settle(
         self,
-        account: _PopulationAccount,
+        account: _Payer,
         files: Mapping[str, bytes],
         trace: pd.DataFrame,
         events: list[EventRow],

@@ -39,23 +39,23 @@ class BlockGrad:
 
     @property
     def is_materialized(self) -> bool:
-        return self._length > 1 and self._joined.is_materialized
+        return self._length > 1 and self._joined_blocks.is_materialized
 
     @cached_property
     def rows(self) -> Tensor:
-        return self._by_record(self._joined.rows).flatten(start_dim=1)
+        return self._by_record(self._joined_blocks.rows).flatten(start_dim=1)
 
     def square_norms(self) -> Tensor:
         if self._length == 1:  # as of a linear layer: |e x^T| = |e| |x|
             return (_squares(self.inputs) * _squares(self.grad_outputs)).sum(dim=1)
         if self.is_materialized:
             return square_norms(self.rows)
-        return self._by_record(self._joined.square_norms()).sum(dim=1)
+        return self._by_record(self._joined_blocks.square_norms()).sum(dim=1)
 
     def absolute_norms(self) -> Tensor:
         if self._length > 1:
             return absolute_norms(self.rows)
-        return self._by_record(self._joined.absolute_norms()).sum(dim=1)
+        return self._by_record(self._joined_blocks.absolute_norms()).sum(dim=1)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         return square_distances(self.rows, shift, scale)
@@ -98,7 +98,7 @@ class BlockGrad:
         return self.inputs.shape[2]
 
     @cached_property
-    def _joined(self) -> LinearGrad:
+    def _joined_blocks(self) -> LinearGrad:
         """The gradients of each record's blocks as those of so many records."""
         return LinearGrad(self.inputs.flatten(0, 1), self.grad_outputs.flatten(0, 1))
 
