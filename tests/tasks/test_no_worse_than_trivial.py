@@ -185,10 +185,10 @@ def scores_of(
 
 
 @pytest.mark.parametrize(
-    ("kind", "tables"), soak_but([("classes", 3)], [("classes", 3), *((kind, 5) for kind in KINDS)])
+    ("kind", "tables"), soak_but([("classes", 3)], [("classes", 3), *((kind, 40) for kind in KINDS)])
 )
 def test_the_mean_is_not_below_the_trivial_model_by_two_standard_errors(kind: str, tables: int) -> None:
-    """Three tables have each epsilon, and one of them is smaller than its card allows for."""
+    """A third of the tables has each epsilon; those at epsilon 3 are ten times smaller than their cards allow for."""
     gains = np.array([gain(seed, kind) for seed in range(tables)])
     assert gains.mean() > -2 * gains.std(ddof=1) / math.sqrt(len(gains)), gains
     assert gains.min() > -0.15, gains  # nor far below on any
