@@ -45,7 +45,7 @@ _ATEN = torch.ops.aten
 _SAME_TENSOR = (_ATEN.detach, _ATEN.alias)
 """Operations that return the same numbers in the same memory; without autograd they do nothing."""
 
-_RECORDED = 64
+RECORDED = 64
 """How many passes of a size are recorded before one is traced."""
 
 _COMPARED, _LARGE = 2, 1e3
@@ -110,7 +110,7 @@ class Replays:
         if kind in self._found:
             return self._found[kind]
         self._recorded[kind] += 1
-        if self._recorded[kind] <= _RECORDED or not self._tracing.acquire(blocking=False):
+        if self._recorded[kind] <= RECORDED or not self._tracing.acquire(blocking=False):
             return None
         try:
             if kind not in self._found:  # another thread may have been quicker

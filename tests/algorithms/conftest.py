@@ -19,4 +19,4 @@ def usual_inspections(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def replayed_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that have a replay are replayed from the first one on."""
-    monkeypatch.setattr(replay, "_RECORDED", 0)
+    monkeypatch.setattr(replay, "RECORDED", 0)

@@ -125,7 +125,7 @@ def test_replayed_pass_has_the_bits_of_a_recorded_one(name: str) -> None:
 
 def test_first_passes_of_a_size_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short run pays for no trace; the sums are the same."""
-    monkeypatch.setattr(replay_module, "_RECORDED", 3)
+    monkeypatch.setattr(replay_module, "RECORDED", 3)
     traces = Mock(side_effect=replay_of)
     monkeypatch.setattr("algorithms.gradients.engine.replay_of", traces)
     engine = engine_of(dense())
@@ -325,7 +325,7 @@ def test_record_that_is_not_finite_adds_nothing_to_a_replayed_sum() -> None:
 @pytest.mark.parametrize("recorded", [0, 11])
 def test_threads_replay_side_by_side(recorded: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first pass on, or from one amid the others', by a trace that one of them makes."""
-    monkeypatch.setattr(replay_module, "_RECORDED", recorded)
+    monkeypatch.setattr(replay_module, "RECORDED", recorded)
     engine = engine_of(Words(frozen=False), TEXT)
     point, batch = engine.passes.model.initial_parameters(), records(TEXT)
     expected, sums = engine.clipped_sum(point, *batch, L2(1.0)), list[Tensor]()

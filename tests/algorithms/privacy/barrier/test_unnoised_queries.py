@@ -143,7 +143,7 @@ def test_products_have_32_bits_whatever_the_program_has_set(
         SEEN.append(backends.mkldnn.matmul.fp32_precision)
         return call(self, parameters, inputs, labels)
 
-    monkeypatch.setattr(replay, "_RECORDED", recorded)
+    monkeypatch.setattr(replay, "RECORDED", recorded)
     monkeypatch.setattr(Replay, "__call__", replayed)
     asked, before = barrier(made_up(), of(Watched(16, 3))), torch.get_float32_matmul_precision()
     SEEN.clear()
