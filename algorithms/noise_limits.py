@@ -18,6 +18,8 @@ CLIP_OF_COUNTS = 2.0
 """The clip norm of a count's gradients, in which the few large counts weigh: clipped at 1, rates would be too low."""
 _FEW = 272.0
 """Records in standard deviations of a count, up to which `shrink_share` is the largest."""
+_FEW_OF_FEATURES = 136.0
+"""The same for a head on a public encoder, whose features tell so much that what is spent on it would be missed."""
 _MIN_SHARE = 1e-4
 USUAL_MOMENTUM, _MAX_MOMENTUM = 0.9, 0.99  # 1 would never forget
 _LONGER = 1000.0
@@ -63,17 +65,22 @@ def _information(records: float, epsilon: float) -> float:
     return math.sqrt(records / noise_for_share(1.0, epsilon))
 
 
-def shrink_share(records: float, epsilon: float) -> float:
+def shrink_share(records: float, epsilon: float, *, of_features: bool = False) -> float:
     """The share of the squared mu for each release by which a model is shrunk.
 
     With nothing to learn, the noise in a model becomes harmless only with very many records. The share falls as their
     number grows, since releases of a smaller share of more records are still more exact.
 
+    of_features: of a head on the features of a public encoder.
+
     Example:
         >>> [shrink_share(records, epsilon=1.0) for records in (480, 2000, 5000, 100_000)]
         [0.05, 0.025, 0.01, 0.00051]
+        >>> [shrink_share(records, epsilon=1.0, of_features=True) for records in (480, 2000, 5000, 100_000)]
+        [0.05, 0.013, 0.0051, 0.00025]
     """
-    share = SHARE_OF_FEATURES * min(1.0, _FEW * noise_for_share(1.0, epsilon) / records)
+    few = _FEW_OF_FEATURES if of_features else _FEW
+    share = SHARE_OF_FEATURES * min(1.0, few * noise_for_share(1.0, epsilon) / records)
     return float(f"{max(_MIN_SHARE, share):.2g}")
 
 

@@ -154,7 +154,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
             known = _records_by_noise(card, bound=_BOUND_OF_RECORDS)
             update["noise_limit"] = noise_limit_of_features(known, epsilon)
             if card.label_type.kind == "class":
-                settings["shrink_share"] = shrink_share(known, epsilon)
+                settings["shrink_share"] = shrink_share(known, epsilon, of_features=True)
         settings["update"] = update
     return Recipe(
         entry["model"],

@@ -133,7 +133,12 @@ def test_a_head_s_constant_says_the_frequencies_to_which_it_is_shrunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "share"), [({"train": 1000, "test": 100}, 0.05), ({"train": 60_000, "test": 100}, 0.00085)]
+    ("records", "share"),
+    [
+        ({"train": 500, "test": 100}, 0.05),
+        ({"train": 1014, "test": 100}, 0.025),  # twice 136 standard deviations of a count, 3.73
+        ({"train": 60_000, "test": 100}, 0.00042),
+    ],
 )
 def test_heads_are_shrunk_for_a_share_that_falls_as_records_grow(
     records: dict[str, int], share: float
