@@ -8,7 +8,7 @@ function of the data card and of one row.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
@@ -276,9 +276,14 @@ class CellEncoding:
 
     def codes(self, values: Sequence[Values]) -> NDArray[np.float32]:
         """The active cell of each position, [n, positions], as whole numbers from 0. values: of each part."""
-        part_codes: list[NDArray[np.int64]] = []
+        codes = np.empty((len(values[0]), len(self.facts.sizes)), np.float32)
+        for position, column in enumerate(self._codes_of_positions(values)):
+            codes[:, position] = column
+        return codes
+
+    def _codes_of_positions(self, values: Sequence[Values]) -> Iterator[NDArray[np.int64]]:
         for part, column in zip(self.parts, values, strict=True):
-            part_codes += (
+            yield from (
                 part.codes(column, self.settings.grids) if isinstance(part, Grids) else part.codes(column)
             )
         numbers = [isinstance(part, Grids) for part in self.parts]
@@ -290,7 +295,6 @@ class CellEncoding:
             leaf = np.zeros(len(values[0]), np.int64)
             for split in splits:
                 leaf = 2 * leaf + split.holds(scales[split.part], is_number=numbers[split.part])
-            part_codes.append(leaf)
+            yield leaf
         if self.settings.constant_share:
-            part_codes.append(np.zeros(len(values[0]), np.int64))
-        return np.stack(part_codes, axis=1).astype(np.float32)
+            yield np.zeros(len(values[0]), np.int64)

@@ -1,5 +1,6 @@
 """Rows as the cells that they activate: where each value goes, and what no other row or encoding may change."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +198,14 @@ def test_a_missing_date_is_refused_where_the_card_says_so(tmp_path: Path, card_o
     with refused_as("bad_value", DataRefusedError, column="seen", expected="a date") as refusal:
         records_of(document, lines(40), tmp_path / "t.csv", card_of)
     assert "soon" not in str(refusal.value)
+
+
+def test_encoding_takes_little_more_memory_than_the_cells_themselves() -> None:
+    encoding = CellEncoding(CellSettings(trees=128), ((Grids(1.0),), (Categories(3),)))
+    values = [np.linspace(0.0, 1.0, 20_000), np.arange(20_000) % 3.0]
+    encoding.codes([column[:1] for column in values])  # what is computed once
+    tracemalloc.start()
+    cells = encoding.codes(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * cells.nbytes
