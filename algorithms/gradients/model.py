@@ -1,6 +1,7 @@
 """A module with the loss of each record, whose trained parameters are one flat vector: what the engine takes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -127,15 +128,17 @@ class PerExampleModel:
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The module's outputs for given parameters, shape [batch, outputs]; changes to its buffers are discarded."""
-        outputs: Tensor = self.inside(parameters, lambda: self.module(inputs))
+        with self.using(parameters):
+            outputs: Tensor = self.module(inputs)
         return outputs
 
-    def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
-        """Call `run` while the module has the given parameters instead of its own, and copies of its buffers.
+    @contextmanager
+    def using(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within the block, the module has the given parameters instead of its own, and copies of its buffers.
 
         What layers keep of a pass in other attributes is discarded, too: some keep what they computed from their
-        parameters, as biases of attention, for later passes. Backward passes must run inside too: they run checkpointed
-        layers again, which would otherwise use the module's own parameters.
+        parameters, as biases of attention, for later passes. Backward passes must run within it too: they run
+        checkpointed layers again, which would otherwise use the module's own parameters.
         """
         slots = [
             (owner, key, prefix + key, tensor, is_buffer)
@@ -154,7 +157,7 @@ class PerExampleModel:
         try:
             for owner, key, tensor in replaced:
                 owner[key] = held[id(tensor)]
-            return run()
+            yield
         finally:
             for owner, key, tensor in replaced:
                 owner[key] = tensor

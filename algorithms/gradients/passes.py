@@ -22,7 +22,6 @@ from algorithms.gradients.grad_sample_recorder import (
     Layouts,
     Shapes,
     UnrecordedError,
-    Use,
     reporting_functions,
     running_opaque,
 )
@@ -101,16 +100,17 @@ class Passes:
         before = None if other is None else (other.shapes, other.batch)
         recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts, before)
 
-        def run() -> Tensor:
+        with (
+            torch.enable_grad(),
+            self._precision(inputs.device),
+            self._pinning(),
+            reporting_functions(),
+            self.model.using(recorder.parameters),
+            recorder,
+            self._within(inputs.device),
+        ):
             # The loss is included, which may read values or use parameters.
-            with (
-                recorder,
-                self._within(inputs.device),
-            ):
-                return self.model.losses(self.model.module(inputs), labels)
-
-        with torch.enable_grad(), self._precision(inputs.device), self._pinning(), reporting_functions():
-            losses = self.model.inside(recorder.parameters, run)
+            losses = self.model.losses(self.model.module(inputs), labels)
         return recorder, losses.detach()
 
     @without_shortcuts()
@@ -131,41 +131,35 @@ class Passes:
         """
         recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts)
 
-        def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
-            with torch.enable_grad(), self._precision(inputs.device), self._pinning(), recorder.saving():
-                with recorder, self._within(inputs.device):
-                    outputs = self.model.module(inputs)
-                losses = self.model.losses(outputs, labels)
-            uses = recorder.take_uses()
-            if not uses:
-                return losses, uses, ()
-            # Packed sequences in layers that run again would not save what they saved for the recorder.
-            with replace(self, unpacks=False)._pinning(again=True):
-                # To the outputs of uses, not to parameters, which are tensors without a gradient here.
-                # Of a sum, since PyTorch imports SymPy to compare the shapes of losses with those of given gradients.
-                back = _GRADIENT(losses.sum(), [use.edge for use in uses], allow_unused=True)
-            return losses, uses, back
-
+        grad_outputs: tuple[Tensor | None, ...] = ()
         try:
-            with reporting_functions():  # also where checkpointed layers run again in the backward pass
-                losses, uses, grad_outputs = self.model.inside(recorder.parameters, run)
+            # The backward pass is within, too, as checkpointed layers run again in it.
+            with reporting_functions(), self.model.using(recorder.parameters):
+                with torch.enable_grad(), self._precision(inputs.device), self._pinning(), recorder.saving():
+                    with recorder, self._within(inputs.device):
+                        outputs = self.model.module(inputs)
+                    losses = self.model.losses(outputs, labels)
+                    del outputs
+                if uses := recorder.take_uses():
+                    # Packed sequences in layers that run again would not save what they saved for the recorder.
+                    with replace(self, unpacks=False)._pinning(again=True):
+                        # To the outputs of uses, not to parameters, which are tensors without a gradient here. Of a
+                        # sum: PyTorch imports SymPy to compare the shapes of losses with those of given gradients.
+                        grad_outputs = _GRADIENT(losses.sum(), [use.edge for use in uses], allow_unused=True)
         except CheckpointError as reason:
             # They run again without the recorder, and save nothing if no trained layer comes before them.
             raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason
         if without_rule is not None:
             without_rule |= recorder.without_rule
 
-        def gradients() -> dict[str, list[PerExample]]:
-            uses_by_name: dict[str, list[PerExample]] = {}
-            for use, error in zip(uses, grad_outputs, strict=True):
-                use.check()
-                for name, gradient in (use.gradients(error) if error is not None else {}).items():
-                    uses_by_name.setdefault(name, []).append(gradient)
-            return uses_by_name
-
+        of_uses: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             # Opaque layers run again, and may keep something of a pass.
-            of_uses = self.model.inside(recorder.parameters, gradients) if self.opaque_layers else gradients()
+            with self.model.using(recorder.parameters) if self.opaque_layers else nullcontext():
+                for use, error in zip(uses, grad_outputs, strict=True):
+                    use.check()
+                    for name, gradient in (use.gradients(error) if error is not None else {}).items():
+                        of_uses.setdefault(name, []).append(gradient)
             of_parameters = {name: combine(parts) for name, parts in pull_back(recorder, of_uses).items()}
             if not_by_rows is not None:
                 not_by_rows |= recorder.not_by_rows
@@ -228,8 +222,8 @@ class Passes:
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         try:
             named = self.model.by_name(parameters.detach())
-            with self._precision(inputs.device):
-                gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
+            with self._precision(inputs.device), self.model.using(named):
+                gradients, losses = each(named, inputs, labels)
         except RuntimeError as error:
             # Control flow depends on values, or an operation has no batched form.
             if lacks_memory(error):  # other passes would round otherwise
@@ -275,8 +269,8 @@ class Passes:
             return losses, {}
         turn()
         leaves = tuple(named.values())
-        with self._pinning(again=True):
-            results = self.model.inside(named, lambda: _GRADIENT(total, leaves, allow_unused=True))
+        with self._pinning(again=True), self.model.using(named):
+            results = _GRADIENT(total, leaves, allow_unused=True)
         if any(leaf.grad is not None for leaf in leaves):
             raise UnsupportedModelError(
                 f"the model {self.model.name} calls backward() inside the backward pass, as reversible layers do, so"

@@ -37,7 +37,8 @@ def test_padding_changes_nothing() -> None:
     with torch.no_grad():
         short = model.outputs(at, texts[:, :2])
         found = model.outputs(at, texts)
-        unmasked = model.inside(at, lambda: own(input_ids=texts).logits)
+        with model.using(at):
+            unmasked = own(input_ids=texts).logits
     torch.testing.assert_close(found[0], short[0])
     assert not torch.allclose(unmasked[0], short[0])
 
