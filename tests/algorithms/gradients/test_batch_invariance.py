@@ -631,7 +631,7 @@ def test_the_places_of_passes_are_those_of_poisson_samples(expected: int) -> Non
                 )
                 chance *= expected / (count + 1)
             counts = PassCounts.of(size, float(expected))
-            assert counts.places(smaller) == pytest.approx(mean)
+            assert counts.slots(smaller) == pytest.approx(mean)
             assert counts.mean_full == pytest.approx(full, abs=1e-9)
 
 
@@ -641,7 +641,7 @@ def test_samples_of_the_expected_size_have_few_more_places_than_records(expected
     made = small_network()
     engine = made.engine(expected_batch=float(expected))
     counts = PassCounts.of(engine.physical_batch, float(expected))
-    assert counts.places(engine.smaller_sizes) <= expected + 1.5 * math.sqrt(expected)
+    assert counts.slots(engine.smaller_sizes) <= expected + 1.5 * math.sqrt(expected)
 
 
 def factors(form: Callable[[Tensor], Tensor]) -> Spec:
