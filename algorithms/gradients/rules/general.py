@@ -105,7 +105,7 @@ _FEWEST_BY_ROWS = 2048
 """The size of a model's computed weights, together, from which each map is read off instead of used for each record."""
 
 
-_LARGE_GRAPH, _FEW_RECORDS = 2**16, 16
+_LARGE_GRAPH, _FEW_RECORDS = 2**16, 8
 """Numbers of computed values from which so many records at a time are pulled back through their graph on a CPU."""
 
 _TWO_VECTORS = 32
