@@ -80,9 +80,14 @@ def prefers_gram(
 
 def materialize(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
-    parts = slices(inputs.shape[2] * grad_outputs.shape[2], inputs, grad_outputs)
-    first, *others = (_materialize_slice(*part) for part in parts)
-    return (torch.cat([first, *others]) if others else first).flatten(start_dim=1)
+    (batch, _, p), o = inputs.shape, grad_outputs.shape[2]
+    if slice_of(p * o, inputs.device) >= batch:
+        return _materialize_slice(inputs, grad_outputs).flatten(start_dim=1)
+    dtype = torch.promote_types(wide(inputs).dtype, wide(grad_outputs).dtype)
+    rows = torch.empty(batch, o, p, dtype=dtype, device=inputs.device)
+    for part in slices(p * o, inputs, grad_outputs, rows):
+        _materialize_slice(*part)
+    return rows.flatten(start_dim=1)
 
 
 def add_weighted_products(

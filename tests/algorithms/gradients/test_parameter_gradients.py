@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
-from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, LinearGrad
+from algorithms.gradients.op_tracer import MemoryTracer
+from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, LinearGrad, materialize
 from algorithms.gradients.rules.convolution import ConvGrad
 from algorithms.gradients.table_gradients import EmbeddingGrad
 from algorithms.models import Model
@@ -496,3 +497,14 @@ def test_sums_whose_gradients_are_written_over_each_other_miss_none(sizes: tuple
     LinearGrad(seen, back).add_weighted(weights, total)
     exact = torch.einsum("b,bto,btp->op", weights, back.double(), seen.double()).flatten()
     assert torch.allclose(total - 1.0, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 16])
+def test_gradients_are_written_out_once(length: int) -> None:
+    """Though they are computed for a few records at a time."""
+    inputs, grad_outputs = torch.randn(64, length, 64), torch.randn(64, length, 256)
+    with MemoryTracer() as memory:
+        rows = materialize(inputs, grad_outputs)
+    assert memory.peak == rows.nbytes
+    expected = torch.einsum("bto,bti->boi", grad_outputs.double(), inputs.double()).flatten(1)
+    assert naive.relative(rows, expected) < 1e-6
