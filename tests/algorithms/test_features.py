@@ -21,7 +21,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features import FEATURES, from_settings
-from algorithms.gradients import L2, LinearRecords
+from algorithms.gradients import L2, LinearRecords, replay
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import (
     Standardisation,
@@ -486,6 +486,7 @@ def test_a_model_s_first_maps_are_computed_once_without_learned_features_too(
         return forward(self, inputs)
 
     monkeypatch.setattr(UnitRecords, "forward", noted)
+    monkeypatch.setattr(replay, "RECORDED", 10_000)  # a replay calls no `forward`
 
     def run(memory_mb: int) -> tuple[training.Trained, int]:
         counted.clear()

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from data import DataRefusedError, dataset_info, prepared
+from data import DataRefusedError, dataset_info, prepared, reading
 from data.card import DataCard, data_card
 from data.files import PUBLIC_KEY
 from data.readers.records import RecordBatch, RecordChunk
 from data.readers.rows import RowReader
 from data.reading import Digests, block_names, read_blocks
-from tasks import prepare as prepare_stage
 from tasks.check_data import check_data
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import prepare
@@ -109,17 +108,17 @@ def test_a_row_that_moves_between_blocks_while_they_are_read_is_in_one_of_them(
         with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
             connection.execute(sa.text("UPDATE visits SET week = :week WHERE week IS NOT NULL"), {"week": to})
 
-    reading, encode = prepare_stage.read_blocks, RowReader.records
+    read, encode = reading.read_blocks, RowReader.records
 
     def after_the_names(*given: Any, **named: Any) -> Iterator[RecordChunk]:
         move("2026-W09")
-        return reading(*given, **named)
+        return read(*given, **named)
 
     def after_a_block(reader: RowReader, *given: Any) -> RecordBatch:
         move("2026-W03")
         return encode(reader, *given)
 
-    monkeypatch.setattr(prepare_stage, "read_blocks", after_the_names)
+    monkeypatch.setattr(reading, "read_blocks", after_the_names)
     monkeypatch.setattr(RowReader, "records", after_a_block)
     found = prepared.load(run([], document, store, tmp_path))
     assert found.info.blocks == WEEKS

@@ -618,7 +618,7 @@ def test_passes_have_one_size_where_other_sizes_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("expected", [4, 16, 40, 64, 150])
-def test_the_places_of_passes_are_those_of_poisson_samples(expected: int) -> None:
+def test_the_slots_of_passes_are_those_of_poisson_samples(expected: int) -> None:
     """By the law of the sample, one number of records after another."""
     for size in (8, 16, 32, 48, 128):
         for smaller in ((), (1,), (size // 4, size // 2)):
@@ -636,7 +636,7 @@ def test_the_places_of_passes_are_those_of_poisson_samples(expected: int) -> Non
 
 
 @pytest.mark.parametrize("expected", [16, 32, 64, 128])
-def test_samples_of_the_expected_size_have_few_more_places_than_records(expected: int) -> None:
+def test_samples_of_the_expected_size_have_few_more_slots_than_records(expected: int) -> None:
     """At most one and a half standard deviations, whatever the model costs."""
     made = small_network()
     engine = made.engine(expected_batch=float(expected))

@@ -35,7 +35,7 @@ from data.card import DataCard
 from data.prepared import block_digests
 from data.reading import SCHEME
 from flows.cli import main
-from tasks import calibrate, evaluate, train
+from tasks import calibrate, evaluate, model_file, train
 from tasks.config import params
 from tasks.preflight import preview
 from tasks.runs.dvc_stages import StageRefusedError
@@ -431,7 +431,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed when it was settled and before its result was kept, then repeated with the same noise."""
-    settle, copies = Ledger.settle, train.cpu_copies
+    settle, copies = Ledger.settle, model_file.cpu_copies
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
 
@@ -442,7 +442,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     with killed_in(Ledger, "settle", killed):
         train.main()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="settled with another model"):
-        patch.setattr(train, "cpu_copies", lambda model: {k: v + 1 for k, v in copies(model).items()})
+        patch.setattr(model_file, "cpu_copies", lambda model: {k: v + 1 for k, v in copies(model).items()})
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
     train.main()
