@@ -156,6 +156,31 @@ def test_products_have_32_bits_whatever_the_program_has_set(
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_answers_are_the_same_whenever_passes_begin_to_be_replayed(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of about 20 records have passes of several sizes, whose traces are made amid the steps."""
+    answers, sizes = list[list[Tensor]](), list[tuple[int, ...]]()
+    for recorded in (0, 3, 10**6):
+        monkeypatch.setattr(replay, "RECORDED", recorded)
+        compute = ComputeConfig(expected_batch=8.0, workers=workers)
+        asked = barrier(made_up(200), of(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)), compute=compute)
+        point, gradients = torch.linspace(-1.0, 1.0, 16 * 8 + 8 + 8 * 3 + 3), list[Tensor]()
+        for _ in range(12):
+            gradients.append(
+                asked.gradient(
+                    point, sampling=Poisson(0.1), clipping=L2(0.1), noise=Gaussian(1.0), divisor=20.0
+                )
+            )
+            point = point - gradients[-1]
+        answers.append(gradients)
+        sizes.append(vars(asked)["_Barrier__unnoised"].engine.replayed_sizes)
+    assert sizes[0] and sizes[1] and not sizes[2]
+    for others in answers[1:]:
+        assert all(map(torch.equal, others, answers[0]))
+
+
 def test_what_is_done_to_the_model_after_it_was_examined_changes_nothing() -> None:
     """A layer that would mix records in training was let through as it does not when it evaluates."""
     model = of(nn.BatchNorm1d(16, affine=False).eval(), nn.Linear(16, 3))
