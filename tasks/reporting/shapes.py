@@ -20,7 +20,6 @@ from safetensors import safe_open
 from algorithms.model_facts import ModelFacts, facts_of
 from data.cells import CellEncoding, Grids, Part
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
-from data.new_records import reader_in, target_in
 from data.targets import Number
 
 _MAX_DRAWN = 6
@@ -91,10 +90,14 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
 
     settings, trace: of its method and its run, which say how much noise is in each parameter.
     """
+    facts = facts_of(model)
+    if facts.model != "additive":
+        return None
+    from data.new_records import reader_in  # here and below, since it imports readers of all kinds
+
     with safe_open(model, framework="np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    facts = facts_of(model)
-    reader = reader_in(facts.preparation) if facts.model == "additive" else None
+    reader = reader_in(facts.preparation)
     encoding = reader.cell_encoding if isinstance(reader, Table) else None
     if encoding is None or not isinstance(reader, Table):
         return None
@@ -113,6 +116,8 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
 
 def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
     """What outputs are multiplied with to be in their unit, that unit in words, and the names of the outputs."""
+    from data.new_records import target_in
+
     target, classes = target_in(facts.target), facts.classes
     if target is None:
         if len(classes) == 2:

@@ -145,7 +145,7 @@ OF_NO_NEED = {
     },
     "train": STATISTICS
     | {"sklearn", "prefect", "wandb", "matplotlib", "sympy", "torch._dynamo", "torch.utils._sympy"}
-    | {"numpy.f2py", "rich"},
+    | {"numpy.f2py", "rich", "data.new_records", "PIL"},
     "report": STATISTICS | {"torch", "sklearn", "prefect", "sqlalchemy", "numpy.f2py"},
 }
 """Large packages, by stages that do without them on digits, whose held-out records are public."""
