@@ -46,15 +46,16 @@ class PointwiseGrad:
 
     def square_norms(self) -> Tensor:
         # sum_oi (e_o s_oi x_i)^2 is the bilinear form (e^2)^T s^2 (x^2): all terms are positive, none is materialised.
-        # In 64 bits, where no square of a number of 32 underflows.
+        # In 64 bits, where no square of a number of 32 underflows; the margin is for those of 64.
         squares = self._matrix.double().square()
+        lost = 8.0 * torch.finfo(torch.float64).tiny * squares.numel() * (1.0 + squares.amax())
         parts = slices(2 * sum(squares.shape), self.of.inputs[:, 0], self.of.grad_outputs[:, 0])
-        return torch.cat(
-            [
-                torch.linalg.vecdot(errors.double().square() @ squares, inputs.double().square())
-                for inputs, errors in parts
-            ]
-        )
+        sums = []
+        for inputs, errors in parts:
+            e, x = errors.double().square(), inputs.double().square()
+            margin = lost * (1.0 + e.sum(dim=1)) * (1.0 + x.sum(dim=1))
+            sums.append(torch.linalg.vecdot(e @ squares, x) + margin)
+        return torch.cat(sums)
 
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self.rows)

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize, prune
 
+from algorithms.gradients import L2, PerExampleGradients
 from algorithms.gradients.model_inspection import InspectionLimits
-from algorithms.gradients.pointwise_gradients import PointwiseGrad
+from algorithms.gradients.parameter_gradients import LinearGrad
+from algorithms.gradients.pointwise_gradients import PointwiseGrad, pointwise_gradients
 from tests.support.gradients import naive
 from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, problem
 
@@ -102,3 +104,22 @@ def test_no_gradient_of_a_weight_behind_a_map_by_entries_is_materialised(name: s
     found.clipped_sum(naive.clippings(made.model, made.gradients)["L2"])
     assert any(isinstance(each, PointwiseGrad) for each in found.gradients.values())
     assert found.materialized_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "slope", "value"), [(1e-163, 1e10, 1e155), (1e150, 1e-165, 1e30), (1e-90, 1e-80, 1e153)]
+)
+def test_contribution_is_within_the_bound_where_squares_of_64_bits_underflow(
+    error: float, slope: float, value: float
+) -> None:
+    numbers = torch.tensor([error, value, slope], dtype=torch.float64)
+    errors, inputs, slopes = (
+        part.expand(size) for part, size in zip(numbers, [(2, 1, 48), (2, 1, 40), (48 * 40,)], strict=True)
+    )
+    gradient = pointwise_gradients(LinearGrad(inputs, errors), slopes)
+    assert isinstance(gradient, PointwiseGrad)
+    of_sum = PerExampleGradients(
+        torch.zeros(2), {"w": gradient}, {"w": slice(0, 1920)}, (("w",),), torch.float64
+    )
+    bound = 1e-12
+    assert float(of_sum.clipped_sum(L2(bound)).norm()) <= 2 * bound
