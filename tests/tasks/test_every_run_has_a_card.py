@@ -302,10 +302,8 @@ def together(runs: Runs, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-WITH_EVERY_CHOICE = ("dp_sgd", "dp_agd", "objective_perturbation")
-"""Of each kind of price: of a schedule, of a filter, and without delta."""
-WITH_BLOCKS = ("matrix_factorisation", "priv_gene")
-"""Whose events, of correlated noise and of a selection, are charged to blocks, too."""
+WITH_EVERY_CHOICE = ("dp_sgd", "dp_agd", "objective_perturbation", "priv_gene")
+"""Of each kind of price: of a schedule, of a filter, without delta, and of selections, which few populations take."""
 OWN_CHOICES = [(name, name in WITH_EVERY_CHOICE) for name in CATALOGUE]
 
 
@@ -326,7 +324,8 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     if not has_every_choice:
         shared = {("data", "public"), ("data", "private"), ("accountant", "pure"), ("model", "softmax")}
-        shared |= {("data", "blocks")} if name in WITH_BLOCKS else set()
+        # correlated noise, whose price is of all steps together, is charged to blocks, too
+        shared |= {("data", "blocks")} if name == "matrix_factorisation" else set()
         others = [each for each in others if each[0].startswith("algorithm.") or each in shared]
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}
