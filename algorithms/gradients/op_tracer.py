@@ -160,7 +160,7 @@ class OpTracer(TracerMode):
         outputs, kind = tensors_in(result), func.overloadpacket
         if may_depend and self.may_depend(_tensors_read_by(kind, inputs)):
             self.note_read(kind.__name__)
-        self.has_products |= may_depend and kind is _ATEN.prod
+        self.has_products |= kind is _ATEN.prod
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws_masks &= kind in _MASKS and outputs[-1].numel() >= _MANY_DRAWN
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in outputs)

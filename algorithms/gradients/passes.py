@@ -62,7 +62,7 @@ class Passes:
         keeps_views: Whether small outputs of layers that are views stay so in a recorded pass, which is faster, as the
             model overwrites none.
         expects_zeros: Whether backward passes through `prod` take PyTorch's way for factors that are zero. It has other
-            bits than the one that PyTorch takes if no record of the pass has such a factor.
+            bits than the one that PyTorch takes if no factor of the pass is zero, and a traced pass takes it, too.
         not_by_rows: A recorder's names of weights whose maps from parameters were seen not to be by rows, so that no
             pass tries it.
     """
@@ -153,7 +153,7 @@ class Passes:
             without_rule |= recorder.without_rule
 
         of_uses: dict[str, list[PerExample]] = {}
-        with torch.no_grad():
+        with torch.no_grad(), self._expecting_zeros():
             # Opaque layers run again, and may keep something of a pass.
             with self.model.using(recorder.parameters) if self.opaque_layers else nullcontext():
                 for use, error in zip(uses, grad_outputs, strict=True):
@@ -308,9 +308,13 @@ class Passes:
         if self.pinned_branches:
             pinning = BranchPinning(self.pinned_branches, forbids_branches=again)
         if self.expects_zeros:
-            # Where a mode sees its operations, PyTorch does not look at the factors.
-            pinning = _both(pinning, TracerMode())  # type: ignore[no-untyped-call]
+            pinning = _both(pinning, self._expecting_zeros())
         return _both(pinning, Unpacked()) if self.unpacks else pinning
+
+    def _expecting_zeros(self) -> AbstractContextManager[Any]:
+        """A context in which products are differentiated as if a factor were zero, if the model has any."""
+        # Where a mode sees its operations, PyTorch does not look at the factors.
+        return TracerMode() if self.expects_zeros else nullcontext()  # type: ignore[no-untyped-call]
 
     def _within(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context within a recorder's, which sees what packed sequences are replaced by, and opaque layers."""

@@ -16,6 +16,7 @@ from algorithms.gradients import replay as replay_module
 from algorithms.gradients.clipping import Affine, Normalised
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.replay import Replay, Replays, replay_of
+from algorithms.gradients.tracer_mode import TracerMode
 
 SIZE, ROW, TEXT, IMAGE = 8, (6,), (5,), (3, 8, 8)
 LOSSES = nn.CrossEntropyLoss(reduction="none")
@@ -255,6 +256,29 @@ def test_branch_on_a_parameter_follows_the_parameter() -> None:
             engine.clipped_sum(sign * start, *batch, L2(1e3)), gradients[-1], rtol=1e-5, atol=1e-6
         )
     assert not torch.allclose(*gradients)
+
+
+class ByProduct(nn.Module):
+    """Uses a product of parameters, of which PyTorch looks at the factors unless a pass is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.factors = nn.Parameter(1.0 + 0.1 * torch.randn(200))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.layer(input) * self.factors.prod()
+
+
+def test_pass_with_a_product_of_parameters_has_the_bits_that_it_has_while_traced() -> None:
+    torch.manual_seed(2)
+    engine = engine_of(ByProduct())
+    arguments = engine.passes.model.initial_parameters(), *records(ROW)
+    plain = recorded(engine, *arguments)
+    with TracerMode():  # type: ignore[no-untyped-call]
+        traced = recorded(engine, *arguments)
+    for name, gradient in plain.gradients.items():
+        assert torch.equal(gradient.rows, traced.gradients[name].rows), name
 
 
 def test_buffer_that_a_pass_writes_into_is_new_in_each_replay() -> None:
