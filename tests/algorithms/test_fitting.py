@@ -1772,10 +1772,7 @@ def test_records_and_people_have_the_units_that_they_are() -> None:
 def test_the_card_of_grouped_rows_promises_the_person_what_was_charged(own_home: Path) -> None:
     """A person's rows are one record: no group of records costs more, and the account was charged for one."""
     card = call(**PEOPLE, population="visits", cap=(20.0, 1e-2)).card
-    assert (
-        text.unit_in_words(card)
-        == "one person (one person), of whose records 2 were used at most, together as one,"
-    )
+    assert text.unit_in_words(card) == "one person, of whose records 2 were used at most, together as one,"
     assert "for all records of a person together it is" not in text.markdown(card)
     check_charged(card, Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
 

@@ -87,10 +87,10 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     words = finish(workspace)
     spent = workspace.ledger.balance("mine").spent
     assert most * 2.9 < spent.epsilon <= most * 3.0 and (spent.delta > 5e-5) == (most > 1)
-    assert ("one person (one person), of whose records one was used" in words) == (most == 1)
+    assert ("one person, of whose records one was used" in words) == (most == 1)
     assert ("for all records of a person together it is epsilon = " in words) == (most == 3)
     whose = {
-        1: "one person (one person), of whose records one",
+        1: "one person, of whose records one",
         3: "one of the at most 3 records of a person",
     }
     assert f"find out whether {whose[most]}" in (workspace.root / "artifacts/report.html").read_text()
@@ -120,7 +120,7 @@ def test_the_rows_of_a_person_are_clipped_together_at_the_price_of_one(
     words = finish(workspace)
     spent = workspace.ledger.balance("mine").spent
     assert 2.9 < spent.epsilon <= 3.0 and spent.delta == 1e-5
-    assert "one person (one person), of whose records 3 were used at most, together as one, is" in words
+    assert "one person, of whose records 3 were used at most, together as one, is" in words
     (workspace.root / "new.csv").write_text("x\n0.1\n0.9\n")
     (found,) = predict(workspace.root / "artifacts/model.safetensors", workspace.root / "new.csv")
     assert len(found.predicted) == 2

@@ -134,7 +134,8 @@ def unit_in_words(card: PrivacyCard) -> str:
         case 1 if card.accounting.blocks is not None:
             return f"what one person has in one block ({setting.unit}), of whose records there {_rows_used(setting)},"
         case 1:
-            return f"one person ({setting.unit}), of whose records {_rows_used(setting)},"
+            unit = "" if setting.unit == "one person" else f" ({setting.unit})"
+            return f"one person{unit}, of whose records {_rows_used(setting)},"
         case max_rows:
             return f"one of the at most {max_rows} records of a person ({setting.unit})"
 
