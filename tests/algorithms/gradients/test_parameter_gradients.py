@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
+from algorithms.gradients.block_gradients import BlockGrad
 from algorithms.gradients.op_tracer import MemoryTracer
 from algorithms.gradients.parameter_gradients import BiasGrad, DenseGrad, LinearGrad, materialize
 from algorithms.gradients.rules.convolution import ConvGrad
@@ -33,6 +34,20 @@ from tests.support.gradients.layers import LAYERS
 from tests.support.gradients.networks import ON_TOKENS, REPEATS, SPECS, TYPICAL
 from tests.support.gradients.problems import cached_problem, problem
 from tests.support.soak import soak_but
+
+
+@pytest.mark.parametrize("lies", product(("records", "blocks"), repeat=2))
+def test_norms_of_blocks_belong_to_their_records_whichever_comes_first_in_memory(
+    lies: tuple[str, str],
+) -> None:
+    sides = [torch.randn(7, 5, 1, width, dtype=torch.float64) for width in (3, 4)]
+    products = torch.einsum("nbti,nbto->nboi", *sides)
+    in_memory = [
+        side.transpose(0, 1).contiguous().transpose(0, 1) if first == "blocks" else side
+        for side, first in zip(sides, lies, strict=True)
+    ]
+    found = BlockGrad(*in_memory).square_norms()
+    torch.testing.assert_close(found, products.square().sum(dim=(1, 2, 3)))
 
 
 @pytest.mark.parametrize("name", FORMS)
