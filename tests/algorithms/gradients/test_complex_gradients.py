@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.model_inspection import InspectionLimits
-from tests.support.gradients import naive
-from tests.support.gradients.problems import SMALL, Spec, Wired, by_limits, check, problem
+from tests.support.gradients.problems import Spec, Wired, by_limits, check_batched
 
 
 def pairs(*sizes: int) -> nn.Parameter:
@@ -75,10 +74,4 @@ PRODUCTS = {
     ("name", "limits"), by_limits(PRODUCTS, in_full=["a vector", "large blocks", "of real numbers"])
 )
 def test_gradients_of_a_complex_weight_are_those_of_the_loop(name: str, limits: InspectionLimits) -> None:
-    made = problem(PRODUCTS[name])
-    engine = made.engine(physical_batch=SMALL, limits=limits)
-    assert engine.is_batched and not engine.operations_without_rule
-    check(made, engine)
-    for clipping in naive.clippings(made.model, made.gradients).values():
-        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
-        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-9
+    check_batched(PRODUCTS[name], limits)

@@ -13,7 +13,7 @@ from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.parameter_gradients import LinearGrad
 from algorithms.gradients.pointwise_gradients import PointwiseGrad, pointwise_gradients
 from tests.support.gradients import naive
-from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check, problem
+from tests.support.gradients.problems import BRIEF, SMALL, Spec, Wired, by_limits, check_batched, problem
 
 
 class Positive(nn.Module):
@@ -88,13 +88,7 @@ WRITTEN = {
 def test_gradients_of_a_weight_behind_a_map_by_entries_are_those_of_the_loop(
     name: str, limits: InspectionLimits
 ) -> None:
-    made = problem((MAPS | WRITTEN)[name])
-    engine = made.engine(physical_batch=SMALL, limits=limits)
-    assert engine.is_batched and not engine.operations_without_rule
-    check(made, engine)
-    for clipping in naive.clippings(made.model, made.gradients).values():
-        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
-        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-9
+    check_batched((MAPS | WRITTEN)[name], limits)
 
 
 @pytest.mark.parametrize("name", [name for name in MAPS if name != "transposed before"])

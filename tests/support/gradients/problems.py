@@ -200,6 +200,17 @@ def check(made: Problem, engine: Engine | None = None) -> None:
     assert naive.relative(norms, naive.norms(made.model, made.gradients, L2(1.0))) < 1e-10
 
 
+def check_batched(spec: Spec, limits: InspectionLimits) -> None:
+    """The model runs in passes of many records; gradients, norms and sums by each clipping are those of the loop."""
+    made = problem(spec)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
+    assert engine.is_batched and not engine.operations_without_rule
+    check(made, engine)
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-9
+
+
 def frozen(module: nn.Module, *names: str) -> nn.Module:
     """The module with some parameters, or all of them, not trained."""
     parameters = dict(module.named_parameters())
