@@ -95,7 +95,7 @@ def test_what_is_printed_has_a_column_for_each_checkout(
 
 
 def test_stacks_lead_from_the_barrier_to_a_layer_or_to_a_sum_of_rows() -> None:
-    script = [sys.executable, "-P", "-m", "benchmarks.gradient_stack"]
+    script = [sys.executable, "-m", "benchmarks.gradient_stack"]
     stacks = json.loads(subprocess.run(script, cwd=PROJECT, check=True, capture_output=True).stdout)
     for stack in stacks.values():
         assert stack[0] == ["algorithms/privacy/barrier/barrier.py", "gradient"]
