@@ -249,11 +249,11 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
     if bound > _EXPONENT:
         return _sums(functional.softplus(negated), bound)
     factors = negated.exp_().add_(1.0)
-    # Below 0.1 the margin in `most` would be more than 5e-6 of the bound; above the other limit products overflow.
+    # Below 0.1 the margin in `maximum` would be more than 5e-6 of the bound; above the other limit products overflow.
     if not 0.1 <= bound <= _WIDE_EXPONENT / 2**_HALVINGS:
         return _sums(factors.log_(), bound)
     maximum = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
-    # The logarithm of `most` is within the bound, rounding included.
+    # The logarithm of `maximum` is within the bound, rounding included.
     factors = factors.nan_to_num_(nan=1.0).clamp_(max=maximum).double()
     # log a + log b = log ab: the second half of the columns is multiplied into the first, several times. No product
     # overflows, since `bound` is at most _WIDE_EXPONENT / 2^_HALVINGS. Of an odd number the middle column stays.

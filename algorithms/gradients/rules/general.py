@@ -451,9 +451,10 @@ def pull_back(
             through.append((end, part.rows.to(end.dtype).view(len(part.rows), *end.shape)))
         for source, gradient in by_rows.get(name, {}).items():
             by_name.setdefault(source, []).append(gradient)
-    at_once = _records_at_once([*recorder.graph.values(), *(end for end, _ in through)])
-    for name, gradient in _through(through, starts, at_once).items() if through else ():
-        by_name.setdefault(name, []).append(gradient)
+    if through:
+        at_once = _records_at_once([*recorder.graph.values(), *(end for end, _ in through)])
+        for name, gradient in _through(through, starts, at_once).items():
+            by_name.setdefault(name, []).append(gradient)
     recorder.derived.clear()
     recorder.graph.clear()
     return by_name
