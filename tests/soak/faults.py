@@ -39,7 +39,7 @@ from tests.soak.troubles import Trouble
 from tests.support.wandb_stand_in import standing_in
 
 MOMENTS = ("before", *STAGES, "after")
-_DISK_MB, _YEAR_MB, _PAGE, _MOST_DELIVERIES = 48, 256, 4096, 3
+_DISK_MB, _YEAR_MB, _PAGE, _MAX_DELIVERIES = 48, 256, 4096, 3
 _LONG = 5
 """Deliveries that a long fault lasts."""
 _NO_SENTENCE = re.compile(r"Traceback|\[Errno|Error\(|exit(ed)? (status|with)|File \"")
@@ -148,7 +148,7 @@ def _under(fault: Fault, week: int, moment: str) -> dict[str, Any]:
         said = [first, *(_delivered(fault, week, None) for _ in range(1, fault.lasts))]
     finally:
         fault.mend()
-    while len(said) < fault.lasts + _MOST_DELIVERIES and said[-1][0] not in ("promoted", "kept", "done"):
+    while len(said) < fault.lasts + _MAX_DELIVERIES and said[-1][0] not in ("promoted", "kept", "done"):
         said.append(_delivered(fault, week, None))
     rows = kills_check.rows_of(fault.place)
     wrong = kills_check.problems(fault.place, before, rows)
