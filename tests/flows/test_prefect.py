@@ -503,16 +503,20 @@ def _state(server: str, run: str) -> dict[str, Any]:
     return state
 
 
-def _tell(server: str, name: str, run: str, related: list[dict[str, str]]) -> None:
-    """Send the server an event of a run."""
+def _tell(
+    server: str, name: str, run: str, related: list[dict[str, str]], *, follows: str | None = None
+) -> str:
+    """Send the server an event of a run; it takes up events in any order, but none before the one it follows."""
     event = {
         "id": str(uuid4()),
         "occurred": datetime.now(UTC).isoformat(),
         "event": f"prefect.flow-run.{name}",
         "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
         "related": related,
+        "follows": follows,
     }
     post(f"{server}/events", [event])
+    return str(event["id"])
 
 
 def _tell_again(server: str, run: str, name: str) -> None:
@@ -545,24 +549,20 @@ class SilentRuns:
         """All give a sign of life; that of `other` has not our tag, and that of `ended` is followed by its end."""
         flow = post(f"{server}/flows/", {"name": "nightly"})["id"]
         running = {"flow_id": flow, "state": {"type": "RUNNING"}}
-        dead, ended, other, cancelled = (
-            post(f"{server}/flow_runs/", running | {"tags": tags})["id"] for tags in ([TAG], [TAG], [], [TAG])
+        cancelled, dead, ended, other = (
+            post(f"{server}/flow_runs/", running | {"tags": tags})["id"] for tags in ([TAG], [TAG], [TAG], [])
         )
+        _tell(
+            server, "heartbeat", cancelled, [_TAGGED]
+        )  # first, as what its state says later follows nothing
+        _tell(server, "heartbeat", dead, [_TAGGED])
+        _tell(server, "heartbeat", other, [])
+        _tell(server, "Refused", ended, [_TAGGED], follows=_tell(server, "heartbeat", ended, [_TAGGED]))
         scheduled = {"flow_id": flow, "state": {"type": "SCHEDULED", "name": "AwaitingConcurrencySlot"}}
         waiting = post(f"{server}/flow_runs/", scheduled | {"tags": [TAG]})["id"]
-        for one, name, related in (
-            (other, "heartbeat", []),
-            (ended, "heartbeat", [_TAGGED]),
-            (dead, "heartbeat", [_TAGGED]),
-            (cancelled, "heartbeat", [_TAGGED]),
-        ):
-            _tell(server, name, one, related)
         # as its page does; nobody is there to end it
         body = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
         post(f"{server}/flow_runs/{cancelled}/set_state", body)
-        _tell(
-            server, "Refused", ended, [_TAGGED]
-        )  # later, as the server takes up events at once in any order
         return cls(dead, ended, other, cancelled, waiting)
 
     def waits_no_longer(self, server: str) -> bool:
