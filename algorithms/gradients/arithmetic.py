@@ -42,10 +42,10 @@ def square_norms(rows: Tensor) -> Tensor:
     Infinite if the squares overflow the rows' type.
     """
     rows = wide(rows.flatten(start_dim=1)).contiguous()  # with other strides PyTorch sums one value at a time
-    if rows.shape[1] <= _BLOCK:
+    if rows.shape[1] <= _BLOCK:  # few enough to be summed in their own type
         return _squares(rows, 1)
     block = _block(rows.shape[1])
-    whole = rows.shape[1] // block * block
+    whole = rows.shape[1] // block * block  # values in full blocks; the rest is a block of its own
     blocks = _squares(torch.unflatten(rows[:, :whole], 1, (-1, block)), 2).sum(dim=1)
     return blocks + _squares(rows[:, whole:], 1) if whole < rows.shape[1] else blocks
 
@@ -68,11 +68,12 @@ def rounding(terms: int, dtype: torch.dtype) -> float:
     are rounded the same way, each relative to the sum so far, which is half of the total on average (Higham 2002,
     "Accuracy and Stability of Numerical Algorithms", section 4.2). The general worst case is twice as large.
     """
-    return torch.finfo(dtype).eps / 2 * (6.0 + 0.5 * terms)
+    return torch.finfo(dtype).eps / 2 * (6.0 + 0.5 * terms)  # `eps / 2` is the unit roundoff
 
 
 def add_rounding_margin(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
     """Squared norms plus a margin for rounding in a sum of `terms` products of given sizes, all [batch], float64."""
+    # Norms add, squares do not: the margin is a length by the triangle inequality.
     return (squares.clamp(min=0.0).sqrt() + rounding(terms, dtype) * sizes).square()
 
 
@@ -80,7 +81,7 @@ def square_distances(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Squared L2 norms of (row - shift) / scale, with a margin for rounding under cancellation; [batch], float64."""
     shift, scale = shift.to(wide(rows).dtype), scale.to(wide(rows).dtype)
     moved, inverse = shift / scale, scale.reciprocal()
-    size = max(1, _IN_CACHE // max(1, rows.shape[1]))
+    size = max(1, _IN_CACHE // max(1, rows.shape[1]))  # rows at a time
     return torch.cat([_square_distances(wide(part), moved, inverse) for part in torch.split(rows, size)])
 
 
@@ -142,10 +143,13 @@ class PassCounts:
         """
         spread = _SPREADS * math.sqrt(expected_batch) + _SPREADS
         first, last = int(max(0.0, expected_batch - spread)), int(expected_batch + spread)
+        # Log-probabilities of Poisson(expected_batch), up to a constant that `softmax` divides out.
         counts = torch.arange(first, last + 1, dtype=torch.float64)
         logs = counts * math.log(max(expected_batch, 1e-9)) - torch.lgamma(counts + 1.0)
         chances = torch.softmax(logs, dim=0)
+        # Full passes before the last one, which is never empty.
         before = counts.sub(1.0).clamp(min=0.0).div(size, rounding_mode="floor")
+        # Records of the last pass; an empty sample has a pass of one.
         left = (counts.clamp(min=1.0) - before * size).long()
         at_most = torch.zeros(size + 1, dtype=torch.float64).index_add_(0, left, chances).cumsum(0)
         return cls(size, float(before @ chances), tuple(at_most.tolist()))
@@ -211,5 +215,5 @@ def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:
         >>> pad_to_multiple(torch.tensor([5.0, 7.0, 9.0]), 2)
         tensor([5., 7., 9., 9.])
     """
-    missing = -len(values) % step
+    missing = -len(values) % step  # 0 to step - 1
     return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values

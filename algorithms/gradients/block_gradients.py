@@ -61,24 +61,26 @@ class BlockGrad:
         return square_distances(self.rows, shift, scale)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        totals = total.view(self._blocks, -1)
+        totals = total.view(self._blocks, -1)  # [blocks, outputs * inputs], a view
         if self._length > 1:
             for block, into in enumerate(totals):
                 LinearGrad(self.inputs[:, block], self.grad_outputs[:, block]).add_weighted(weights, into)
             return
         # [blocks, outputs, batch] x [blocks, batch, inputs] in 64 bits, as in `add_weighted_products`.
+        # [blocks, batch, width], views
         seen, back = (part[:, :, 0].transpose(0, 1) for part in (self.inputs, self.grad_outputs))
         size = slice_of(2 * len(weights) * (seen.shape[2] + back.shape[2]), total.device)
         for entering, leaving, into in zip(
             *(torch.split(part, size) for part in (seen, back, totals)), strict=True
         ):
-            x, e = entering.double(), leaving.double()
+            x, e = entering.double(), leaving.double()  # a few blocks, in 64 bits
             if x.shape[2] < e.shape[2]:  # weights go to the narrower factor
                 x = x * weights[:, None]
             else:
                 e = e * weights[:, None]
             products = into.view(len(into), e.shape[2], -1)
             if _HAS_SHORT_ROWS * x.shape[2] <= e.shape[2]:
+                # [few, inputs, outputs], transposed
                 products.add_(torch.bmm(x.transpose(1, 2), e).transpose(1, 2))
             else:
                 products.baddbmm_(e.transpose(1, 2), x)
@@ -110,6 +112,6 @@ class BlockGrad:
 def _squares(side: Tensor) -> Tensor:
     """Squared L2 norms of one side without a sequence, [batch, blocks, 1, width] -> [batch, blocks], float64."""
     blocks_first = side.transpose(0, 1)
-    if blocks_first.is_contiguous():
+    if blocks_first.is_contiguous():  # as the model has it, so that no side is copied
         return square_norms(blocks_first.flatten(0, 1)).view(blocks_first.shape[:2]).T
     return square_norms(side.flatten(0, 1)).view(side.shape[:2])

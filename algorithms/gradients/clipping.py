@@ -151,6 +151,7 @@ class Affine(_Norm):
         """The same clipping with the shift shortened, if necessary, to the largest that this scale allows."""
         offset = (shift.double() / scale.double()).norm()
         # Computed as a tensor, so that nothing waits for a device.
+        # A little less than the limit, which `__post_init__` compares with the shift after rounding.
         reach = (0.999 * FARTHEST * norm / offset.clamp(min=norm)).clamp(max=1.0)
         return cls(norm, shift * reach.to(shift.dtype), scale)
 
@@ -231,11 +232,12 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     """
     import torch
 
+    # Norms, factors and products are each rounded: the margin keeps the rounded contribution within the bound.
     room = bound * (1.0 - rounding_margin(dtype))
     if isinstance(clipping, Normalised):
         scales = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
-        scales = torch.clamp(room / norms, max=1.0)
+        scales = torch.clamp(room / norms, max=1.0)  # a zero gradient has infinity here, and so 1
     # Rounding could raise smaller factors by any amount.
     return torch.nn.functional.hardshrink(scales, torch.finfo(dtype).tiny)
 

@@ -69,6 +69,7 @@ class Layout(NamedTuple):
 
     def alone(self, value: Tensor) -> Tensor:
         """One record's part of `by_record`, in the shape that the tensor would have for this record alone."""
+        # A dimension of size 1 comes back where the batch was; several rows are in it already.
         return (
             value.unsqueeze(self.dimension) if self.rows_per_record == 1 else value.movedim(0, self.dimension)
         )
@@ -78,11 +79,12 @@ def layout_of(shape: tuple[int, ...], other: tuple[int, ...], batch: int, other_
     """The layout of a tensor from its shapes for two batch sizes; None unless exactly one dimension grows with them."""
     if len(shape) != len(other):
         return None
+    # Dimensions whose size follows the batch.
     moved = [i for i, (size, changed) in enumerate(zip(shape, other, strict=True)) if size != changed]
     if len(moved) != 1:
         return None
     size, changed = shape[moved[0]], other[moved[0]]
-    rows_per_record, rest = divmod(size, batch)
+    rows_per_record, rest = divmod(size, batch)  # 1 or more; a rest means a size like batch + 1
     return (
         Layout(moved[0], rows_per_record) if rest == 0 and rows_per_record * other_batch == changed else None
     )
@@ -227,6 +229,7 @@ class RecordedTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         recorder, keywords = _HERE.recorder, kwargs or {}
+        # Within, calls of a rule on recorded tensors are not reported again.
         with torch._C.DisableTorchFunctionSubclass():
             use, bringing = (_run_again, None) if recorder is None else (recorder.use, recorder.bringing)
             if recorder is None:
@@ -576,6 +579,7 @@ class GradSampleRecorder:
                 self._views.append((output, output._version))  # which its base and all its views share
             else:
                 output = torch.ops.aten._unsafe_view.default(output, output.shape)
+        # PyTorch counts a tensor's changes in place
         versions = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, versions))
         return output
@@ -605,6 +609,7 @@ class GradSampleRecorder:
         address = target.untyped_storage().data_ptr()
         for tensor in self._held[:]:
             if tensor.untyped_storage().data_ptr() == address:
+                # Memory, not identity: views of the target are other objects, whose values have changed as well.
                 old = self._names[id(tensor)]
                 name = f"#{len(self._held)}"
                 self._held.append(tensor)
@@ -690,7 +695,7 @@ class _Anchored(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(output)
+        ctx.mark_dirty(output)  # autograd then takes the same object for this function's result
         return output
 
     @staticmethod

@@ -175,16 +175,17 @@ class Losses:
         outputs: [k, len(records), o]. A loss that is NaN counts as zero.
         """
         count, labels = outputs.shape[1], pad_to_multiple(self.labels[records])
-        full = pad_to_multiple(outputs.transpose(0, 1)).transpose(0, 1)
+        full = pad_to_multiple(outputs.transpose(0, 1)).transpose(0, 1)  # [k, a multiple of 64, o]
         with torch.no_grad():
+            # [k * records, ...], candidate after candidate
             repeated = labels.expand(len(full), *labels.shape).flatten(end_dim=1)
             losses = self.model.losses(full.flatten(end_dim=1), repeated)
-        return _sums(losses.view(full.shape[:2])[:, :count], bound)
+        return _sums(losses.view(full.shape[:2])[:, :count], bound)  # [k, records], without the padding
 
     def along(self, outputs: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:
         """The sums [k], float64, of all records' clipped losses at the outputs `outputs - steps[j] * slopes`."""
         total = torch.zeros(len(steps), dtype=torch.float64, device=outputs.device)
-        factors = -steps.to(outputs.dtype)[:, None, None]
+        factors = -steps.to(outputs.dtype)[:, None, None]  # [k, 1, 1]
         for records in blocks(len(outputs), len(steps) * outputs.shape[1]):
             total += self.at(torch.addcmul(outputs[records], factors, slopes[records]), records, bound)
         return total
@@ -222,7 +223,7 @@ def losses_of(model: PerExampleModel, labels: Tensor) -> Losses:
 
 def blocks(records: int, numbers: int) -> list[slice]:
     """Slices of records to compute together if each needs this many numbers."""
-    size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)
+    size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)  # a multiple of 64, as passes have
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 
@@ -236,7 +237,7 @@ def _below(bound: float, dtype: torch.dtype) -> float:
     """The largest number of a float type up to the bound."""
     nearest = torch.tensor(bound, dtype=dtype)
     if nearest.double() > bound:
-        nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
+        nearest = torch.nextafter(nearest, torch.zeros_like(nearest))  # the bound in 32 bits was rounded up
     return float(nearest)
 
 
@@ -313,14 +314,15 @@ class LinearRecords:
         if layer is None:
             raise ValueError(f"the model {model.name!r} is not one linear layer; take the general engine.")
         self._layer, self._product = layer, product
+        # [p + 1, n] with a bias, else [p, n]
         features = _by_feature(layer_inputs(model.module, inputs), layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
-        usual = norms[1] <= _LONGEST
+        usual = norms[1] <= _LONGEST  # [n]; false for NaN, too
         # For other records, outputs that are affine in the step would be inf - inf, so their losses are computed for
         # each candidate. Zeros replace them here, which keeps the other records' positions.
         self._odd = torch.nonzero(~usual)[:, 0]  # the one wait for a device
         self._odd_losses = losses_of(model, labels[self._odd])
-        self._odd_features = self._odd_losses.orient(features[:, self._odd])
+        self._odd_features = self._odd_losses.orient(features[:, self._odd])  # [p, odd]
         features.index_fill_(1, self._odd, 0.0)
         self._losses = losses_of(model, labels)
         self._whole_products = _fill_products(self._losses.orient(features), product)
@@ -355,6 +357,7 @@ class LinearRecords:
 
         A loss that is NaN counts as zero.
         """
+        # [n, o], by how much outputs fall along the line for a step of 1
         slopes = self._outputs(line.direction[None], self._whole_products)[0, : len(self._losses.labels)]
         outputs, odd = self._outputs_at(line.origin), self._odd
         sums = self._losses.along(outputs, slopes.contiguous(), line.step_sizes, bound)
@@ -367,7 +370,7 @@ class LinearRecords:
         zeros = self._odd_sums(candidates, torch.zeros_like(self._odd_features), bound)
         sums = self._odd_sums(candidates, self._odd_features, bound) - zeros
         for start in range(0, len(self._losses.labels), self._product):
-            whole = self._whole_products[:, start : start + self._product]
+            whole = self._whole_products[:, start : start + self._product]  # [p, product]
             count = min(self._product, len(self._losses.labels) - start)
             outputs = self._outputs(candidates, whole)[:, :count].double()
             sums += self._losses.at(outputs, slice(start, start + count), bound)
@@ -391,8 +394,9 @@ class LinearRecords:
         # [k o, p + 1] times [p + 1, product]: the features' last row is ones, by which the biases are multiplied.
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
         joined = torch.cat(columns, dim=1)
+        # [k o, product] each
         products = [joined @ columns for columns in torch.split(features, self._product, dim=1)]
-        return torch.cat(products, dim=1).view(count, outputs, -1).transpose(1, 2)
+        return torch.cat(products, dim=1).view(count, outputs, -1).transpose(1, 2)  # [k, n, o]
 
     def _multiply_features(self, grad_outputs: Tensor) -> Tensor:
         """Features times grad_outputs [n, o] -> [p, o], in 64 bits, so that no record affects another's rounding."""
@@ -413,12 +417,13 @@ class LinearRecords:
         order = 1 if isinstance(clipping, L1) else 2
         if grad_outputs.shape[1] == 1 and not isinstance(clipping, Normalised):
             # The norm of a single error is its absolute value, so clamping it clips the gradient.
-            limits = self._inverse_norms[order][:, None] * (
+            limits = self._inverse_norms[order][:, None] * (  # |e| <= bound / |x|, [n, 1]
                 bound * (1.0 - rounding_margin(grad_outputs.dtype))
             )
             return grad_outputs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
         grad_outputs = torch.where(torch.isfinite(grad_outputs).all(dim=1, keepdim=True), grad_outputs, 0.0)
-        sizes = torch.linalg.vector_norm(grad_outputs, order, dim=1, dtype=torch.float64)
+        sizes = torch.linalg.vector_norm(grad_outputs, order, dim=1, dtype=torch.float64)  # |e|, [n]
+        # |e x^T| = |e| |x| in both norms
         scale = factors(sizes * self._norms[order], clipping, bound, grad_outputs.dtype)
         return grad_outputs * scale[:, None].to(grad_outputs.dtype)
 
@@ -559,6 +564,6 @@ def _norms(features: Tensor, order: int) -> Tensor:
     for records in blocks(count, len(features)):  # `vector_norm` takes 3 times as long along this dimension
         # Whole vectors of records: what is left at a tensor's end is summed one by one, with other last bits.
         values = _fill_products(features[:, records], WHOLE).abs().double()
-        sums = (values if order == 1 else values.square()).sum(dim=0)
+        sums = (values if order == 1 else values.square()).sum(dim=0)  # over features, [records]
         norms[records] = sums[: records.stop - records.start]
     return norms if order == 1 else norms.sqrt_()

@@ -80,6 +80,7 @@ class PerExampleGradients:
         [batch], or [batch, layers] for per-layer clipping.
         """
         if isinstance(clipping, PerLayer):
+            # [batch, layers]
             norms = torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
         elif isinstance(clipping, L1):
             norms = sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
@@ -241,6 +242,7 @@ class PerExampleGradients:
             return
         # Squares overflow in 32 bits from gradients of about 1e19 on, which are numbers all the same.
         finite = all_finite(norms)
+        # All finite: yields at most once.
         yield from self.take(torch.nonzero(finite)[:, 0])._finite(clipping, norms[finite])
         if self.dtype != torch.float64:
             others = self.take(torch.nonzero(~finite)[:, 0])
@@ -259,14 +261,14 @@ class PerExampleGradients:
 
     def _zeros(self) -> Tensor:
         count = len(self.losses) + self.padding
-        return torch.zeros(count, dtype=torch.float64, device=self.losses.device)
+        return torch.zeros(count, dtype=torch.float64, device=self.losses.device)  # [batch], padding included
 
     def _widths(self) -> Tensor:
         """The largest coordinate above 0 plus the largest below, [batch], float64, with a margin for rounding."""
         above, below = self._zeros(), self._zeros()
         for gradient in self.gradients.values():
             rows = gradient.rows
-            above = torch.maximum(above, rows.amax(dim=1).double())
+            above = torch.maximum(above, rows.amax(dim=1).double())  # at least 0, as the box has both signs
             below = torch.maximum(below, -rows.amin(dim=1).double())
         return (above + below) * (1.0 + rounding_margin(self.dtype))
 
@@ -281,6 +283,7 @@ class PerExampleGradients:
     def _whole_norms(self) -> Tensor:
         """The L2 norms of whole gradients, padding included, float64."""
         parts = [*self._small.square_norms(), *(self.gradients[name].square_norms() for name in self._others)]
+        # Squared norms of disjoint parameters add up to that of the whole vector.
         return (sum(parts[1:], parts[0]) if parts else self._zeros()).sqrt()
 
     @cached_property
@@ -389,12 +392,14 @@ def combine(parts: list[PerExample]) -> PerExample:
         inputs, grad_outputs = (
             [getattr(part, side) for part in parts] for side in ("inputs", "grad_outputs")
         )
+        # The outer products of all uses: the gradient is their sum.
         return LinearGrad(torch.cat(inputs, dim=1), torch.cat(grad_outputs, dim=1))
     lookups = [part.lookups if isinstance(part, BagGrad) else part for part in parts]
     if all(isinstance(part, EmbeddingGrad) for part in lookups):
         indices, grad_outputs = (
             [getattr(part, side) for part in lookups] for side in ("indices", "grad_outputs")
         )
+        # The lookups of all uses, which are added up by entry later.
         return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(grad_outputs, dim=1), lookups[0].entries)  # type: ignore[attr-defined]
     if all(isinstance(part, SlicedGrad) for part in parts):
         slices = _by_slice(parts)  # type: ignore[arg-type]

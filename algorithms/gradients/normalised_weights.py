@@ -60,9 +60,11 @@ class RowMap:
 
     def apply(self, vectors: Tensor) -> Tensor:
         """The map of vectors [..., rows * width], float64."""
-        matrices = vectors.view(*vectors.shape[:-1], *self.direction.shape)
+        matrices = vectors.view(*vectors.shape[:-1], *self.direction.shape)  # [..., rows, width]
         root = math.sqrt(self.direction.shape[1])
+        # [2, ..., rows]: Q^T e
         along = torch.stack([matrices.sum(dim=-1) / root, torch.linalg.vecdot(matrices, self.direction)])
+        # (inner - scale) Q^T e, as the next line scales all of e
         first, second = self._inner_of(along) - self.scale * along
         mapped = matrices * self.scale[:, None]
         mapped.add_(first[..., None] / root).addcmul_(self.direction, second[..., None])
@@ -70,7 +72,9 @@ class RowMap:
 
     def square_norms(self, products: RowProducts) -> Tensor:
         """Squared norms of the mapped gradients, [batch], with a margin for the rounding of what they follow from."""
+        # across: |e|^2 - |Q^T e|^2, [batch, rows]
         along, across = products.along, products.squares - products.along.square().sum(dim=0)
+        # scale^2 times what is orthogonal to the plane, plus the mapped plane's, summed over rows: [batch].
         squares = across.clamp_(min=0.0) @ self.scale.square() + self._inner_of(along).square_().sum(
             dim=(0, 2)
         )
@@ -79,6 +83,7 @@ class RowMap:
         sizes = products.squares @ self.lengthening.square()
         room = lost * sizes.sqrt()
         if products.slack is not None:
+            # Slacks of rows are lengths, mapped at most so much longer.
             room = room + torch.linalg.vector_norm(products.slack * self.lengthening, dim=1)
         norms: Tensor = (squares + lost * sizes).sqrt() + room
         return norms.square()
@@ -138,7 +143,7 @@ class RowFactorGrad(FromRows):
 
     @cached_property
     def rows(self) -> Tensor:
-        values = (self.coefficients[:, None] * self.of.products.along).sum(dim=0)
+        values = (self.coefficients[:, None] * self.of.products.along).sum(dim=0)  # [batch, rows]
         return values.to(wide(self.of.of.grad_outputs).dtype)
 
     def take(self, chosen: Tensor | slice) -> "RowFactorGrad":
@@ -181,20 +186,22 @@ def standardised_gradients(
     assert isinstance(part, RowGrad)
     rows, width = weight.shape
     centred = weight.double()
-    centred = centred - centred.mean(dim=1, keepdim=True)
+    centred = centred - centred.mean(dim=1, keepdim=True)  # [rows, width]
     length = _length(centred)
     direction = centred.div_(torch.where(length > 0, length, 1.0)[:, None])
     # J^T e = scale (e - u u.e - share d d.e), for u along 1 and the direction d, where share is variance / (variance +
     # eps): what the result's row is along d has the square width * share.
     variance = length.square() / width
-    share = variance / (variance + eps)
+    share = variance / (variance + eps)  # below 1 by eps alone, [rows]
     scale = (variance + eps).rsqrt()
     if gain is not None:
         scale = scale * gain.double()
     zeros = torch.zeros_like(scale)
+    # 1 goes to 0, and d to scale (1 - share) d
     inner = torch.stack([zeros, zeros, zeros, scale * (1.0 - share)]).view(2, 2, rows)
     of_weight = NormalisedGrad(part, RowMap(scale, direction, inner))
     of_gain = torch.stack([zeros, (width * share).sqrt()])
+    # The sum of e is sqrt(width) times its component along 1.
     of_shift = torch.stack([torch.full_like(scale, math.sqrt(width)), zeros])
     return of_weight, RowFactorGrad(of_weight, of_gain), RowFactorGrad(of_weight, of_shift)
 
@@ -212,8 +219,10 @@ def normalised_gradients(
     vectors = weight.double()
     length, direction = _length(vectors), _direction_of(vectors)
     # The unit row w / |w| in the plane of 1 and the direction d; J^T e is scale times e without its part along it.
+    # [2, rows], components along 1 and d
     unit = torch.stack([vectors.sum(dim=1) / math.sqrt(weight.shape[1]), _dot(vectors, direction)]) / length
     scale = gain.double() / length
+    # scale (I - unit unit^T), [2, 2, rows]
     inner = scale * (torch.eye(2, dtype=scale.dtype, device=scale.device)[:, :, None] - unit[:, None] * unit)
     of_weight = NormalisedGrad(part, RowMap(scale, direction, inner))
     return of_weight, RowFactorGrad(of_weight, unit)
@@ -252,6 +261,7 @@ def _candidate(
         return None
     of_graph = [names[id(leaf)] for leaf in _leaves_of(end) if id(leaf) in names]
     weights = [name for name in of_graph if starts[name].numel() == end.numel()]
+    # A parameter with one number a row is a gain or a shift.
     factors = tuple(name for name in of_graph if starts[name].numel() == rows)
     if len(weights) != 1 or len(factors) + 1 < len(of_graph):
         return None
@@ -309,6 +319,7 @@ def _pull_back(
     ones = [_ones(each) for each in group]
     multiples = [_multiples(rows) for rows in across]
     mixed = [_mix(*parts) for parts in zip(across, ones, along, multiples, strict=True)]
+    # Three passes, each for all weights of the group: images of 1, of the direction, of a mix with the rest.
     images = back(ones), back(along), back(mixed)
     of_weights, of_factors = list[list[Tensor]](), list[list[Tensor]]()
     for each, own in zip(group, multiples, strict=True):
@@ -350,7 +361,9 @@ def _row_maps(
     counts, parts = [len(direction) for direction in directions], []
     for direction, other, of_map in zip(along, across, images, strict=True):
         stacked = torch.stack([*of_map])
+        # Components of two images along 1, [2, rows]
         ones = stacked[:2].sum(dim=2).div_(math.sqrt(direction.shape[1]))
+        # [rows] and [3, rows]
         stretch, lengths = _dot(stacked[2], other), torch.linalg.vector_norm(stacked, dim=2)
         parts.append(
             torch.cat([ones, _dot(stacked[:2], direction), stretch[None], lengths, _length(other)[None]])
@@ -358,7 +371,8 @@ def _row_maps(
     # Of all rows of all maps, [9, rows]; `plane` has components along 1, then along the direction, of both images.
     numbers = torch.cat(parts, dim=1).double()
     plane, stretch, squares, length = numbers[:4], numbers[4], numbers[5:8].square(), numbers[8]
-    stretch = torch.where(length > 0, stretch / length, 0.0)
+    stretch = torch.where(length > 0, stretch / length, 0.0)  # along `other`, of unit length
+    # By how much `other` is stretched, of which |other| is the length.
     scale = torch.where(length > 0, stretch / length, 0.0)
     # What an image has besides, by Pythagoras.
     inner = plane.view(2, 2, -1)
@@ -399,6 +413,7 @@ def _are_little(rests: Tensor, sizes: Tensor, counts: list[int], dtype: torch.dt
     """
     largest = torch.stack([part.amax() for part in torch.split(sizes, counts)])
     floors = largest.repeat_interleave(torch.tensor(counts, device=sizes.device))
+    # The floor is for rows that the map takes to zero.
     are_little = rests <= _TOLERANCE[dtype] ** 2 * (sizes + 1e-6 * floors)
     of_parts: list[bool] = torch.stack([part.all() for part in torch.split(are_little, counts)]).tolist()
     return of_parts
@@ -414,6 +429,7 @@ def _direction_of(weight: Tensor) -> Tensor:
 def _across(candidate: _Candidate, along: Tensor) -> Tensor:
     """Rows orthogonal to 1 and to their directions."""
     rows = _random_rows(candidate.shape, candidate.end)
+    # Minus their components along the direction.
     return rows.addcmul_(along, _dot(rows, along)[:, None], value=-1.0)
 
 

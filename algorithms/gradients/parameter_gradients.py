@@ -103,7 +103,7 @@ def add_weighted_products(
     """
     for x, e, w in _in_64_bits(inputs, grad_outputs, weights):
         if bias is not None:
-            bias.addmv_(e.T, w)
+            bias.addmv_(e.T, w)  # sum_i w_i e_i
         # E^T diag(w) X: the weights go to the narrower factor, so one matrix product sums all records.
         if x.shape[1] < e.shape[1]:
             x = x * w[:, None]
@@ -121,6 +121,7 @@ def _in_64_bits(
     if len(weights) <= size:
         yield inputs.double(), grad_outputs.double(), weights
         return
+    # Buffers of one size, reused: a conversion of all rows would need twice their memory again.
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
     parts = (torch.split(part, size) for part in (inputs, grad_outputs, weights))
     for their_inputs, their, each in zip(*parts, strict=True):
@@ -133,6 +134,7 @@ def rows_of_product(p: int, o: int, device: torch.device) -> int:
 
     As many as fit into the cache, or enough to pay for reading and writing the [o, p] total, which may not fit.
     """
+    # `p * o // (p + o)` rows have as many numbers, n (p + o), as the [o, p] total that each product rereads.
     return max(slice_of(2 * (p + o), device), min(_ROWS, p * o // max(1, p + o)))
 
 
@@ -174,6 +176,7 @@ def add_single(
 ) -> None:
     """Add the weighted sum of the gradients of `square_norms_of_single` to a total [numbers], float64."""
     for record, weight in zip(_singly(inputs, grad_outputs), weights.tolist(), strict=True):
+        # The type is promoted to 64 bits before the addition.
         total.add_(form(*record).view_as(total), alpha=weight)
 
 
@@ -192,6 +195,7 @@ def add_short(inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tens
     [batch, length, p], [batch, length, o], [batch], and [o, p], float64.
     """
     length = inputs.shape[1]
+    # Every outer product of a record has its record's weight.
     each = weights.repeat_interleave(length) if length > 1 else weights
     add_weighted_products(inputs.flatten(0, 1), grad_outputs.flatten(0, 1), each, total)
 
@@ -208,6 +212,7 @@ def add_materialized(
     size = min(slice_of(numbers, total.device), len(weights))
     # The next records overwrite the last ones, which are still in the cache.
     rows = wide(grad_outputs).new_empty(size, len(total))
+    # A buffer in 64 bits as long as both fit into the cache; above, `add_rows` converts by columns.
     wider = torch.empty_like(rows, dtype=torch.float64) if rows.numel() <= _IN_CACHE else None
     for their_inputs, their, each in slices(numbers, inputs, grad_outputs, weights):
         part = rows[: len(each)]
@@ -224,6 +229,7 @@ def product_square_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     inputs: [batch, length, p]. grad_outputs: [batch, length, o]. Returns [batch], float64.
     """
     _, length, p = inputs.shape
+    # In 32-bit numbers: both sides and two Gram matrices of each record, all in 64 bits, hence twice.
     parts = slices(2 * (length * (p + grad_outputs.shape[2]) + 2 * length**2), inputs, grad_outputs)
     return torch.cat([gram_square_norms(*part) for part in parts])
 
@@ -236,7 +242,7 @@ def gram_square_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(
         grad_outputs, grad_outputs.transpose(1, 2)
     )
-    return products.sum(dim=(1, 2)).clamp(min=0.0)
+    return products.sum(dim=(1, 2)).clamp(min=0.0)  # cancellation can leave a small negative square
 
 
 class RowProducts(NamedTuple):
@@ -260,12 +266,12 @@ def row_products(rows: Tensor, directions: Tensor) -> RowProducts:
     values, scaled = torch.empty(
         2, min(size, len(rows)), *directions.shape, dtype=torch.float64, device=rows.device
     )
-    for portion in torch.split(rows, size):
+    for portion in torch.split(rows, size):  # [few, rows, width]
         wider, products = values[: len(portion)].copy_(portion), scaled[: len(portion)]
         along = torch.mul(wider, directions, out=products).sum(dim=2)
         squares = torch.linalg.vector_norm(wider, dim=2).square_()
         parts.append(torch.stack([wider.sum(dim=2) / root, along, squares]))
-    ones, along, squares = torch.cat(parts, dim=1)
+    ones, along, squares = torch.cat(parts, dim=1)  # [batch, rows] each
     return RowProducts(squares, torch.stack([ones, along]), None)
 
 
@@ -286,9 +292,11 @@ def row_products_of_factors(
     # A row of the gradient, of output r, is sum_t e_tr x_t: its square sum_st e_sr e_tr (x_s . x_t), and its component
     # along a direction q sum_t e_tr (x_t . q).
     inputs, grad_outputs = inputs.double(), grad_outputs.double()
-    gram = torch.bmm(inputs, inputs.transpose(1, 2))
-    squares = (torch.bmm(gram, grad_outputs) * grad_outputs).sum(dim=1)
+    gram = torch.bmm(inputs, inputs.transpose(1, 2))  # x_s . x_t: [batch, length, length]
+    squares = (torch.bmm(gram, grad_outputs) * grad_outputs).sum(dim=1)  # sum_s (sum_t gram_st e_tr) e_sr
+    # Along 1 / sqrt(p): sum_t e_tr (x_t . 1) / sqrt(p).
     ones = torch.bmm(inputs.sum(dim=2)[:, None], grad_outputs)[:, 0] / math.sqrt(inputs.shape[2])
+    # Inputs @ directions^T: [batch, length, o]
     along = (torch.matmul(inputs, directions.mT) * grad_outputs).sum(dim=1)
     return squares.clamp_(min=0.0), torch.stack([ones, along])
 
@@ -300,6 +308,7 @@ def row_slack(input_squares: Tensor, grad_outputs: Tensor, length: int) -> Tenso
     """
     dtype = wide(grad_outputs).dtype
     columns = grad_outputs.double().square().sum(dim=1).sqrt()  # `vector_norm` takes 25 times as long
+    # By Cauchy and Schwarz: sum_t |e_tr| |x_t| is at most |x| times column r's norm.
     sizes = input_squares.sqrt()[:, None] * columns
     return rounding(length, dtype) * torch.where(sizes > torch.finfo(dtype).max / 4, torch.inf, sizes)
 
@@ -315,6 +324,7 @@ def product_distances(
     change the result of another.
     """
     inputs, grad_outputs = wide(inputs), wide(grad_outputs)
+    # `cancels` is the largest ratio of the terms to the distance at the bound, so this is a relative error there.
     is_vague = expansion_room(inputs.shape[1] + grad_outputs.shape[1], grad_outputs.dtype) * cancels > _VAGUE
     dtype = torch.float64 if is_vague else grad_outputs.dtype
     squares, sizes, room = _distances(inputs, grad_outputs, shift.to(dtype), scale.to(dtype))
@@ -342,7 +352,9 @@ def _distances(
     # product e x^T, the first two are the bilinear forms (e^2)^T w (x^2) and e^T m x: matrix products, without any g.
     inverse = scale.reciprocal().view(shape)
     ratio = shift.view(shape) * inverse
+    # [o, p], [o, p] and []
     weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
+    # At least 1, as are the factors below, so that the product bounds each of its parts.
     largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
     if inputs.shape[1] > grad_outputs.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, grad_outputs, weights, moved = grad_outputs, inputs, weights.T, moved.T
@@ -351,6 +363,7 @@ def _distances(
         _expand_squares(their_inputs.to(dtype), their.to(dtype), weights, moved)
         for their_inputs, their in pairs
     ]
+    # [batch] each, float64
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # Each product may underflow; it has at most four factors of these sizes.
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
@@ -363,7 +376,7 @@ def _expand_squares(
     inputs: Tensor, grad_outputs: Tensor, weights: Tensor, moved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums of g^2 / b^2 and g a / b^2 in (g - a)^2 / b^2, and (1 + |outputs|^2) (1 + |inputs|^2); each [batch]."""
-    mixed = torch.linalg.vecdot(grad_outputs @ moved, inputs)
+    mixed = torch.linalg.vecdot(grad_outputs @ moved, inputs)  # e^T m x, row by row
     grad_outputs, inputs = grad_outputs.square(), inputs.square()
     sizes = (1.0 + grad_outputs.sum(dim=1)) * (1.0 + inputs.sum(dim=1))
     return torch.linalg.vecdot(grad_outputs @ weights, inputs), mixed, sizes
@@ -375,6 +388,7 @@ def product_sizes(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
 
     Infinite if the sum might overflow in their type, which a norm by 64-bit Gram matrices would not show.
     """
+    # Cauchy and Schwarz over t: sum_t |x_t| |e_t| is at most the product of the two whole norms.
     sizes = (square_norms(inputs) * square_norms(grad_outputs)).sqrt()
     return torch.where(sizes > torch.finfo(wide(grad_outputs).dtype).max / 4, torch.inf, sizes)
 
@@ -396,7 +410,7 @@ def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _materialize_slice(inputs: Tensor, grad_outputs: Tensor, into: Tensor | None = None) -> Tensor:
-    back, seen = wide(grad_outputs).transpose(1, 2), wide(inputs)
+    back, seen = wide(grad_outputs).transpose(1, 2), wide(inputs)  # [few, o, length] and [few, length, p]
     out = None if into is None else into.view(len(back), back.shape[1], seen.shape[2])
     return torch.mul(back, seen, out=out) if seen.shape[1] == 1 else torch.bmm(back, seen, out=out)
 
@@ -504,6 +518,7 @@ class RowGrad(_Base):
 
 def as_measured(gradient: PerExample) -> PerExample:
     """The same gradients; as rows if the norms materialised them, since recomputing them could round differently."""
+    # In `__dict__` only if the cached property was read, that is, by the norms.
     return DenseGrad(gradient.rows) if "rows" in gradient.__dict__ else gradient
 
 
@@ -540,6 +555,7 @@ class LinearGrad(RowGrad):
     @property
     def _prefers_gram(self) -> bool:
         sizes = self.length, self.inputs.shape[2], self.grad_outputs.shape[2]
+        # The sum of so few outer products needs no gradient, which makes Gram matrices worth more.
         return self._numbers > FEW_NUMBERS and prefers_gram(
             *sizes, self.inputs.device, is_summed_by_products=self.length <= _FEW
         )
@@ -573,11 +589,14 @@ class LinearGrad(RowGrad):
         pairs = zip(self.inputs, self.grad_outputs, strict=True)
         if self.length > 1 and not self._prefers_gram:
             return join_row_products(
+                # [1, o, p] each
                 [row_products(_materialize_slice(x[None], error[None]), directions) for x, error in pairs]
             )
+        # In 32-bit numbers: the Gram matrix and both sides, in 64 bits.
         numbers = 2 * self.length * (self.length + sum(directions.shape))
         parts = slices(numbers, self.inputs, self.grad_outputs)
         each = [row_products_of_factors(their_inputs, their, directions) for their_inputs, their in parts]
+        # [batch, o] and [2, batch, o]
         squares, along = (torch.cat(part, dim=-2) for part in zip(*each, strict=True))
         slack = row_slack(square_norms(self.inputs), self.grad_outputs, self.length)
         return RowProducts(squares, along, slack)
@@ -595,6 +614,7 @@ class LinearGrad(RowGrad):
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         parts, numbers = (self.inputs, self.grad_outputs, weights), self._numbers
+        # A view of the total as the weight's matrix.
         products = total.view(self.grad_outputs.shape[2], self.inputs.shape[2])
         if self._is_summed_by_products:
             add_short(*parts, products)
@@ -637,7 +657,7 @@ class BiasGrad(FromRows):
     @cached_property
     def rows(self) -> Tensor:
         grad_outputs = wide(self.of.grad_outputs)
-        return grad_outputs[:, 0] if self.of.length == 1 else grad_outputs.sum(dim=1)
+        return grad_outputs[:, 0] if self.of.length == 1 else grad_outputs.sum(dim=1)  # [batch, outputs]
 
     def square_norms(self) -> Tensor:
         return self.of.grad_output_squares if self.of.length == 1 else square_norms(self.rows)

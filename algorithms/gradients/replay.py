@@ -180,6 +180,7 @@ def _is_same(gradients: PerExampleGradients | None, expected: PerExampleGradient
 def _has_same_bits(values: Tensor, expected: Tensor) -> bool:
     if (values.dtype, values.shape, values.stride()) != (expected.dtype, expected.shape, expected.stride()):
         return False
+    # As bytes, NaN equals NaN, and 0 differs from -0.
     return torch.equal(*(part.contiguous().view(-1).view(torch.uint8) for part in (values, expected)))
 
 
@@ -415,7 +416,7 @@ class _Graph:
     def _constant(self, given: Any) -> Any:
         if isinstance(given, torch.dtype | torch.memory_format | torch.layout):
             given = _CODES[given]
-        key = type(given), repr(given)
+        key = type(given), repr(given)  # 1, 1.0 and True are equal, their types are not
         if key not in self._constants:
             self._constants[key] = self._graph.insertConstant(given)
         return self._constants[key]

@@ -118,7 +118,7 @@ class SmallGradients:
         squares = values.square()
         if sum(self._widths) <= _FEW_SIDES:
             # One product for all sides: its columns are ones where a side lies.
-            return squares @ _columns(self._widths, self._device)
+            return squares @ _columns(self._widths, self._device)  # [records, width] x [width, sides]
         return torch.stack([side.sum(dim=1) for side in squares.split_with_sizes(self._widths, dim=1)], dim=1)
 
     def add_weighted(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
@@ -130,6 +130,7 @@ class SmallGradients:
             self._add_lookups(weights, total, slices)
         joined, names = [], [*self.materialized]
         if self.materialized:
+            # [numbers]
             joined.append(torch.zeros(self._rows.shape[1], dtype=torch.float64, device=total.device))
             add_rows(self._rows[: len(weights)], weights, joined[0])
         if self.layers:
@@ -137,6 +138,7 @@ class SmallGradients:
             joined += [part for name, part in zip(self.layers, of_biases, strict=True) if name in self.biases]
             names += [self.biases[name] for name in self.layers if name in self.biases]
         if joined:
+            # One addition by index for all of them, however the parameters lie in the flat vector.
             indices = _indices(tuple((slices[name].start, slices[name].stop) for name in names), total.device)
             total.index_add_(0, indices, torch.cat(joined))
 
@@ -144,10 +146,11 @@ class SmallGradients:
         """Add the weighted errors of lookups to a total, each number where it belongs."""
         rows = tuple((slices[name].start, each.grad_outputs.shape[2]) for name, each in self.lookups.items())
         firsts, widths, tables = _columns_of_rows(rows, total.device)
-        entries = torch.cat([each.indices for each in self.lookups.values()], dim=1)
+        entries = torch.cat([each.indices for each in self.lookups.values()], dim=1)  # [batch, tables]
         parts = entries[: len(weights)], self._errors_of_lookups[: len(weights)], weights
         for theirs, errors, each in few_at_a_time(4 * len(firsts), *parts):
             # [records, numbers]: of the table's first row, and the rows before the one that was looked up.
+            # entry times row width, plus where the table starts
             indices = theirs[:, tables].mul_(widths).add_(firsts)
             total.index_add_(0, indices.flatten(), (errors.double() * each[:, None]).flatten())
 
@@ -161,11 +164,13 @@ class SmallGradients:
         widths, first = self._widths[: len(self.layers)], total.storage_offset()
         of_outputs = self._widths[len(self.layers) :]
         matrices = [
+            # The total may be a slice of a longer vector: strides count from its memory's beginning.
             total.as_strided((outputs, inputs), (inputs, 1), first + slices[name].start)
             for name, outputs, inputs in zip(self.layers, of_outputs, widths, strict=True)
         ]
         of_biases = torch.zeros(sum(of_outputs), dtype=torch.float64, device=total.device)
         for values, each in zip(self._slices(), torch.split(weights, self._size), strict=False):
+            # [records, all inputs] and [records, all outputs]
             seen, back = values[: len(each)].split_with_sizes([sum(widths), sum(of_outputs)], dim=1)
             # Weights go to the narrower factor, once for all layers; a bias's sum is that of the weighted errors.
             back = back * each[:, None]
@@ -174,7 +179,7 @@ class SmallGradients:
                 back.T.split_with_sizes(of_outputs), seen.split_with_sizes(widths, dim=1), strict=True
             )
             for matrix, (grad_outputs, inputs) in zip(matrices, sides, strict=True):
-                matrix.addmm_(grad_outputs, inputs)
+                matrix.addmm_(grad_outputs, inputs)  # [outputs, records] x [records, inputs]
         return of_biases.split_with_sizes(of_outputs)
 
     @cached_property
@@ -236,6 +241,7 @@ def _materialize_alike(gradients: Iterable[PerExample]) -> None:
     for layers in products.values():
         if len(layers) >= _FEWEST_ALIKE:
             sides = ([each.inputs for each in layers], [each.grad_outputs for each in layers])
+            # [layers * batch, outputs * inputs], layer after layer
             rows = materialize(*(torch.cat(side) for side in sides))
             for layer, part in zip(layers, rows.tensor_split(len(layers)), strict=True):
                 vars(layer)["rows"] = part
@@ -243,13 +249,14 @@ def _materialize_alike(gradients: Iterable[PerExample]) -> None:
         if len(biases) >= _FEWEST_ALIKE:
             errors = [wide(each.of.grad_outputs) for each in biases]
             widths = [error.shape[2] for error in errors]
+            # [batch, all outputs], cut by layer
             parts = torch.cat(errors, dim=2).sum(dim=1).split_with_sizes(widths, dim=1)
             for bias, part in zip(biases, parts, strict=True):
                 vars(bias)["rows"] = part
 
 
 def _join_sides(sides: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(sides), dim=2)[:, 0].double()
+    return torch.cat(list(sides), dim=2)[:, 0].double()  # [records, width]
 
 
 def _is_narrow(layer: LinearGrad) -> bool:
@@ -262,7 +269,7 @@ def _columns(widths: tuple[int, ...], device: torch.device) -> Tensor:
     """A matrix whose product with rows of sides sums up each side."""
     columns = torch.zeros(sum(widths), len(widths), dtype=torch.float64, device=device)
     for side, rows in enumerate(columns.split_with_sizes(widths)):
-        rows[:, side] = 1.0
+        rows[:, side] = 1.0  # a column is 1 where its side lies
     return columns
 
 

@@ -37,7 +37,9 @@ class EmbeddingGrad:
 
     @cached_property
     def rows(self) -> Tensor:
+        # [batch, entries, width]
         table = self._materialized_sums.new_zeros(len(self.indices), self.entries, self.grad_outputs.shape[2])
+        # [batch, slots, width]
         entries = self._slot_entries[:, :, None].expand(self._materialized_sums.shape)
         return (
             table.scatter_add_(1, entries, self._materialized_sums)
@@ -69,6 +71,7 @@ class EmbeddingGrad:
             return torch.arange(self.entries, device=self.indices.device).expand(len(self.indices), -1)
         if self.indices.shape[1] == 1:
             return self.indices
+        # Lookups of one slot all write the same entry.
         return torch.zeros_like(self.indices).scatter_(1, self._slots, self.indices)
 
     @cached_property
@@ -87,9 +90,13 @@ class EmbeddingGrad:
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         """Expand to |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only used entries are needed."""
+        # [numel] each: 1 / b and a / b
         inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
+        # [batch, slots, width]; unused slots are zeros
         scaled = self._materialized_sums * inverse.view(self.entries, -1)[self._slot_entries]
+        # Sum of (g / b) (a / b), [batch]
         mixed = (scaled * moved.view(self.entries, -1)[self._slot_entries]).sum(dim=(1, 2))
+        # The constant counts entries that no record used.
         squares, constant = square_norms(scaled), moved.square().sum()
         sizes = squares + constant
         room = expansion_room(scaled[0].numel(), torch.float64) * sizes
@@ -99,7 +106,8 @@ class EmbeddingGrad:
         if self._is_small:
             total.addmv_(self._materialized_sums.flatten(start_dim=1).T, weights)
             return
-        weighted = (self._materialized_sums * weights[:, None, None]).flatten(0, 1)
+        weighted = (self._materialized_sums * weights[:, None, None]).flatten(0, 1)  # [batch * slots, width]
+        # Unused slots add zeros to entry 0.
         total.view(self.entries, -1).index_add_(0, self._slot_entries.reshape(-1), weighted)
 
     def take(self, chosen: Tensor | slice) -> "EmbeddingGrad":
@@ -155,6 +163,7 @@ class BagGrad:
         if self.indices.shape[1] == 1:
             return self.indices, shares
         entries, order, slots = _number_entries(self.indices)
+        # `order`: where the sorted entries' shares are
         totals = torch.zeros_like(shares).scatter_add_(1, slots, shares.gather(1, order))
         return torch.zeros_like(entries).scatter_(1, slots, entries), totals
 
@@ -174,6 +183,7 @@ class BagGrad:
             table.index_add_(0, entries.flatten(), (weighted[:, None] * shares[:, :, None]).flatten(0, 1))
             return
         # A sparse matrix [entries, batch] of shares: its product is added entry by entry, in one order.
+        # [batch * length], as the entries are flattened
         records = torch.arange(len(entries)).repeat_interleave(entries.shape[1])
         sizes, positions = (self.entries, len(entries)), torch.stack([entries.flatten(), records])
         table.addmm_(
@@ -239,6 +249,7 @@ class SparseLinearGrad:
         for positions, grad_outputs, each in slices(
             4 * len(numbers), self.positions, self.grad_outputs, weights
         ):
+            # [few * k] and [few, outputs]
             flat, weighted = positions.flatten(), grad_outputs.double() * each[:, None]
             for output, column in enumerate(weighted.unbind(1)):
                 table[output].index_add_(0, flat, (column[:, None] * numbers).flatten())

@@ -68,12 +68,14 @@ class Window:
         # With dilation the positions that see a pixel are not neighbours; the number of kernel entries is a bound.
         if any(step != 1 for step in self.dilation):
             return math.prod(self.kernel)
+        # ceil(kernel / stride) for each axis.
         return math.prod(-(-size // step) for size, step in zip(self.kernel, self.stride, strict=True))
 
     def over(self, layout: Layout) -> "Window":
         """The window for records with several images, which become one more dimension."""
         if layout.rows_per_record == 1:
             return self
+        # A kernel of 1 along a record's rows, without padding there: no patch spans two images.
         kernel, stride, dilation = ((1, *each) for each in (self.kernel, self.stride, self.dilation))
         return Window(kernel, stride, (0, *self.padding), dilation, self.groups)
 
@@ -90,14 +92,17 @@ class Cutter:
         """[batch, channels, *image] -> [batch * groups, positions, kernel x channels / groups], until the next call."""
         groups, (batch, channels, *image) = self._window.groups, inputs.shape
         if self._is_pointwise and tuple(image) == self._positions:
+            # A view: each pixel is its own patch.
             return torch.unflatten(inputs, 1, (groups, -1)).flatten(0, 1).flatten(start_dim=2).transpose(1, 2)
         if len(self._pad) < max(1, batch):
             self._make_room(inputs)
         padded = self._pad[:batch]
         middle = [slice(edge, edge + size) for edge, size in zip(self._window.padding, image, strict=True)]
         # The frame of zeros stays from one call to the next; only the middle is written.
+        # Channels come last, so that a patch's numbers for one pixel are next to each other.
         padded[:, *middle] = inputs.movedim(1, -1)
         seen = self._seen[: batch * groups]
+        # What `_seen` holds, before positions and patches are flattened.
         apart = (batch, groups, *self._positions, *self._window.kernel, channels // groups)
         # [batch, *positions, *kernel, groups, channels / groups], with the groups moved behind the batch.
         seen.view(apart).copy_(torch.unflatten(self._positions_of(padded), -1, (groups, -1)).movedim(-2, 1))
@@ -107,7 +112,8 @@ class Cutter:
         window, (batch, channels, *image) = self._window, inputs.shape
         sizes = [size + 2 * edge for edge, size in zip(window.padding, image, strict=True)]
         patch = channels // window.groups * math.prod(window.kernel)
-        self._pad = inputs.new_zeros(batch, *sizes, channels)
+        self._pad = inputs.new_zeros(batch, *sizes, channels)  # [batch, *padded image, channels]
+        # Uninitialised, as each call writes all of it.
         self._seen = inputs.new_empty(batch * window.groups, math.prod(self._positions), patch)
 
     def _positions_of(self, padded: Tensor) -> Tensor:
@@ -169,6 +175,7 @@ class ConvGrad(RowGrad):
                 return square_norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
             return square_norms(self._materialized_sums)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [positions, positions], no gradient.
+        # Per record: patches [groups * positions, patch], and a Gram matrix of each group.
         parts = slices(self._gram_numbers, self.inputs, self.grad_outputs)
         cut = self._cutter()
         squares = torch.cat(
@@ -186,21 +193,24 @@ class ConvGrad(RowGrad):
         return self.grad_outputs.shape[1]
 
     def row_products(self, directions: Tensor) -> RowProducts:
+        # Rows of `directions` are outputs, so only the order within a row changes.
         directions = self._in_patch_order(directions).view(directions.shape)
         if not self._prefers_gram:
             if not self._is_formed_singly:
                 return row_products(self._materialized_sums, directions)
             write = self._materializer()
             pairs = zip(self.inputs, self.grad_outputs, strict=True)
+            # [1, outputs, patch]
             each = (write(image[None], error[None]).view(1, *directions.shape) for image, error in pairs)
             return join_row_products([row_products(part, directions) for part in each])
         cut, groups, parts = self._cutter(), self.window.groups, []
         for their_inputs, their in slices(self._gram_numbers, self.inputs, self.grad_outputs):
+            # [records * groups, positions, outputs / groups]
             back = their.reshape(len(their) * groups, -1, self.length).transpose(1, 2)
             parts.append(_row_products(cut(wide(their_inputs)), back, directions, groups))
         # Along the batch: [batch, rows] and [2, batch, rows].
         squares, along = (torch.cat(part, dim=-2) for part in zip(*parts, strict=True))
-        back = self.grad_outputs.flatten(start_dim=2).transpose(1, 2)
+        back = self.grad_outputs.flatten(start_dim=2).transpose(1, 2)  # [batch, positions, outputs]
         slack = row_slack(self.window.overlap * square_norms(self.inputs), back, self.length)
         return RowProducts(squares, along, slack)
 
@@ -216,6 +226,7 @@ class ConvGrad(RowGrad):
         if "_materialized_sums" not in self.__dict__ and self._is_summed_by_products:
             return self._add_products(*parts, total.view(self.grad_outputs.shape[1], -1))
         in_patch_order = torch.zeros_like(total)
+        # What the norms have left; else formed record by record, or a few records at a time.
         if "_materialized_sums" in self.__dict__:
             add_rows(self._materialized_sums.flatten(start_dim=1), weights, in_patch_order)
         elif self._is_formed_singly:
@@ -224,7 +235,7 @@ class ConvGrad(RowGrad):
             add_materialized(self._materializer(), *parts, total=in_patch_order, numbers=self._numbers)
         apart = in_patch_order.view(self.grad_outputs.shape[1], -1)
         ordered = self._in_weight_order(apart)
-        total.view(ordered.shape).add_(ordered)
+        total.view(ordered.shape).add_(ordered)  # [outputs, channels / groups, kernel]
         return None
 
     @property
@@ -236,9 +247,12 @@ class ConvGrad(RowGrad):
 
     def _add_products(self, inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor) -> None:
         cut, rows = self._cutter(), rows_of_product(self._patch, grad_outputs.shape[1], grad_outputs.device)
+        # A record has `length` rows in the product, one for each position.
         parts = (torch.split(part, max(1, rows // self.length)) for part in (inputs, grad_outputs, weights))
         for their_inputs, their, each in zip(*parts, strict=True):
+            # [records, positions, channels * kernel]
             seen = self._in_weight_order(cut(wide(their_inputs))).flatten(start_dim=2)
+            # back: [records, positions, outputs]
             add_short(seen, wide(their).flatten(start_dim=2).transpose(1, 2), each, total)
 
     def take(self, chosen: Tensor | slice) -> "ConvGrad":
@@ -273,6 +287,7 @@ class ConvGrad(RowGrad):
         """Memory for one record's products, in numbers: its patches, or its gradient."""
         if self._is_depthwise:
             return self.inputs[0].numel() + self.grad_outputs[0].numel()
+        # The larger of all patches [positions * groups, patch] and one gradient [outputs, patch].
         return self._patch * max(self.length * self.window.groups, self.grad_outputs.shape[1])
 
     @property
@@ -309,6 +324,7 @@ class ConvGrad(RowGrad):
             # [records x groups, positions, patch] and [records x groups, outputs / groups, positions]: one product
             # for each group of a record.
             seen = cut(wide(inputs))
+            # Outputs of one group are consecutive, so this reshape gives each group its own matrix.
             back = wide(grad_outputs).reshape(len(seen), -1, seen.shape[1])
             out = None if into is None else into.view(len(seen), -1, seen.shape[2])
             return torch.bmm(back, seen, out=out).view(len(grad_outputs), -1)
@@ -327,18 +343,20 @@ class ConvGrad(RowGrad):
             wide(inputs).repeat_interleave(grad_outputs.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
         )
         kernels = wide(grad_outputs).reshape(-1, 1, *grad_outputs.shape[2:])
+        # PyTorch's argument order: stride, padding, dilation, groups. Stride and dilation are swapped on purpose.
         move = _MOVES[len(window.kernel) - 1]
         moved = move(
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
         )
         reached = [slice(size) for size in window.kernel]  # drops positions that no kernel reaches
-        sums = moved[0][:, *reached].reshape(records, -1)
+        sums = moved[0][:, *reached].reshape(records, -1)  # [records, outputs * kernel]
         return sums if into is None else into.view_as(sums).copy_(sums)
 
 
 def _square_norms(seen: Tensor, grad_outputs: Tensor, groups: int) -> Tensor:
     """Squared norms for a few records, by products of patches and output gradients."""
     batch, length = len(grad_outputs), math.prod(grad_outputs.shape[2:])
+    # [records * groups, positions, outputs / groups]
     back = wide(grad_outputs).reshape(batch * groups, -1, length).transpose(1, 2)
     return product_square_norms(seen, back).view(batch, groups).sum(dim=1)
 
@@ -347,8 +365,10 @@ def _row_products(seen: Tensor, back: Tensor, directions: Tensor, groups: int) -
     """`row_products_of_factors` for patches and output gradients of several groups, each with rows of its own."""
     if groups == 1:
         return row_products_of_factors(seen, back, directions)
+    # [records * groups, outputs / groups, patch]
     of_groups = directions.view(groups, -1, directions.shape[1]).repeat(len(seen) // groups, 1, 1)
     squares, along = row_products_of_factors(seen, back, of_groups)
+    # A record's groups are consecutive, so its rows join to [records, outputs]
     return squares.view(-1, len(directions)), along.view(2, -1, len(directions))
 
 
@@ -432,11 +452,14 @@ def _gradients_of_weight(inputs: Tensor, grad_outputs: Tensor, window: Window) -
     outputs, patch = grad_outputs.shape[1] // groups, inputs.shape[1] // groups * math.prod(window.kernel)
     if math.prod(positions) > 1 or not (groups == 1 or are_worth_blocks(groups, outputs, patch)):
         return ConvGrad(inputs, grad_outputs, window)
-    # [batch x groups, 1, kernel, channels / groups], in the order of the weight.
+    # From patch order, kernel before channels, to the weight's, channels before kernel.
+    # [batch * groups, 1, channels / groups, kernel]
     seen = torch.unflatten(Cutter(window, positions)(wide(inputs)), 2, (-1, inputs.shape[1] // groups)).mT
+    # One output position is an outer product without a sequence: [batch * groups, 1, patch] and [.., outputs].
     sides = seen.flatten(start_dim=2), grad_outputs.reshape(len(seen), 1, outputs)
     if groups == 1:
         return LinearGrad(*sides)
+    # [batch, groups, 1, width] each
     return BlockGrad(*(torch.unflatten(side, 0, (-1, groups)) for side in sides))
 
 
@@ -488,8 +511,10 @@ def _pad(
     if padding == "valid":
         return input, 0
     spread = _by_dimension(dilation, len(kernel))
+    # Of both sides: a kernel covers step * (size - 1) + 1 pixels.
     totals = [step * (size - 1) for step, size in zip(spread, kernel, strict=True)]
     if all(total % 2 == 0 for total in totals):
         return input, tuple(total // 2 for total in totals)
+    # `functional.pad` takes the last axis first. As in PyTorch, "same" pads the odd pixel at the end.
     sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
     return functional.pad(input, sides), 0

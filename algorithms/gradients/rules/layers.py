@@ -126,6 +126,7 @@ def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) 
         by_name = linear_gradients(input, grad_outputs, layout, names, batch)
         products = by_name[str(names[0])]
         assert isinstance(products, LinearGrad)
+        # The weight of `addmm` is the transpose of a linear layer's, so the two sides of its products are swapped.
         return by_name | {str(names[0]): LinearGrad(products.grad_outputs, products.inputs)}
 
     return recorder.keep(func(*args), gradients, input)
@@ -145,7 +146,9 @@ def prelu(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) 
     layout, batch = recorder.layout(input), recorder.batch
 
     def gradients(grad_outputs: Tensor) -> Gradients:
+        # The derivative by the weight is the input where that is negative, and 0 elsewhere: [batch, channels, ...].
         each = layout.with_channels(wide(grad_outputs) * input.detach().clamp(max=0.0), batch)
+        # A weight [1] is summed over channels, too.
         return {name: DenseGrad(each.reshape(batch, weight.numel(), -1).sum(dim=2))}
 
     return recorder.keep(func(input, weight), gradients, input)
@@ -156,6 +159,7 @@ def linear_gradients(
 ) -> Gradients:
     """The gradients of a weight and a bias, by name; a name is None if it is not trained or absent."""
     weight, bias = names
+    # [batch, length, p] and [batch, length, o]
     seen, back = (as_sequence(layout.by_record(part, batch)) for part in (inputs, grad_outputs))
     products, by_name = LinearGrad(seen, back), Gradients()
     if weight is not None:
@@ -198,7 +202,7 @@ def _record_embedding(
     if name is None:
         return func(input, weight, padding_idx)
     output, entries = func(input, weight, padding_idx), weight.shape[0]
-    padding = None if padding_idx is None else padding_idx % entries
+    padding = None if padding_idx is None else padding_idx % entries  # a negative index counts from the end
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         return {name: _lookups(layout, recorder.batch, input, grad_outputs, padding, entries)}
@@ -210,8 +214,8 @@ def _lookups(
     layout: Layout, batch: int, indices: Tensor, grad_outputs: Tensor, padding: int | None, entries: int
 ) -> EmbeddingGrad:
     """The lookups of each record; lookups of the padding entry have no gradient."""
-    by_record = layout.by_record(indices, batch).reshape(batch, -1).long()
-    back = as_sequence(layout.by_record(grad_outputs, batch))
+    by_record = layout.by_record(indices, batch).reshape(batch, -1).long()  # [batch, lookups]
+    back = as_sequence(layout.by_record(grad_outputs, batch))  # [batch, lookups, width]
     if padding is not None:
         back = back * (by_record != padding).to(back.dtype)[:, :, None]
     return EmbeddingGrad(by_record, back, entries)
@@ -248,11 +252,13 @@ def _largest_of_bags(call: Kwargs, batch: int) -> tuple[Tensor, Callable[[Tensor
         torch.arange(0, input.numel(), input.shape[1], device=input.device) if is_matrix else call["offsets"]
     )
     settings = (False, _BY_MAXIMUM, False, None, includes_last and not is_matrix, call.get("padding_idx"))
+    # chosen: [bags, width], rows of the table
     output, _, sizes, chosen = torch.embedding_bag(call["weight"], input.reshape(-1), offsets, *settings)
     sizes = sizes[: len(output)]
 
     def gradient(grad_outputs: Tensor) -> PerExample:
         # Every column chooses an entry: lookups in a table of single numbers. Empty bags learn nothing.
+        # [bags, width], in the flat table
         numbers = chosen * width + torch.arange(width, device=chosen.device)
         back = torch.where(sizes[:, None] > 0, grad_outputs, 0.0)
         return EmbeddingGrad(numbers.view(batch, -1), back.reshape(batch, -1, 1), count * width)
@@ -277,6 +283,7 @@ def _bags(call: Kwargs, grad_outputs: Tensor, batch: int) -> PerExample:
     indices, bag = input.reshape(batch, -1) if is_single else input, None
     if indices.dim() == 1:
         order = torch.arange(len(input), device=input.device)
+        # [entries]: that of the last offset not after the entry
         bag = torch.searchsorted(call["offsets"], order, right=True) - 1
     # share: how much of an entry its bag takes, shaped as the indices. bag: of an entry.
     ones = grad_outputs.new_ones(1)
@@ -284,6 +291,7 @@ def _bags(call: Kwargs, grad_outputs: Tensor, batch: int) -> PerExample:
     if padding is not None:
         share = share * (indices != padding % count)
     if is_mean:
+        # How many entries of a bag count for its mean; an empty bag is divided by 1.
         sizes = share.sum(dim=1, keepdim=True) if bag is None else _by_bag(bag, share, len(grad_outputs))[bag]
         share = share / sizes.clamp(min=1.0)
     # A product with all entries takes less time if these are few; bags of several a record are then compared by memory.
@@ -294,12 +302,15 @@ def _bags(call: Kwargs, grad_outputs: Tensor, batch: int) -> PerExample:
     )
     if is_short:
         if bag is None:
+            # [bags, count]
             shares = share.new_zeros(len(grad_outputs), count).scatter_add_(1, indices.long(), share)
         else:
             shares = _by_bag(bag * count + indices, share, len(grad_outputs) * count)
+        # Several bags of a record are the sequence of its products.
         return LinearGrad(grad_outputs.view(batch, -1, width), shares.view(batch, -1, count))
     if is_single:
         return BagGrad(indices.long(), share, grad_outputs, count)
+    # [bags, length, width], or [entries, width]
     back = (grad_outputs[:, None] if bag is None else grad_outputs[bag]) * share[..., None]
     return EmbeddingGrad(indices.reshape(batch, -1).long(), back.view(batch, -1, width), count)
 
@@ -324,6 +335,7 @@ def entries(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     name, batch, count = str(recorder.name(weight)), recorder.batch, len(weight)
 
     def gradients(grad_outputs: Tensor) -> Gradients:
+        # [batch, lookups]; negative indices count from the end
         by_record = layout.by_record(index, batch).reshape(batch, -1).long() % count
         back = layout.by_record(grad_outputs, batch).reshape(*by_record.shape, -1)
         return {name: EmbeddingGrad(by_record, back, count)}
@@ -336,11 +348,12 @@ def tile(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -
     parameter, *times = args
     times = list(times[0] if len(times) == 1 and isinstance(times[0], Sequence) else times)
     out, batch, name = recorder.output_layout, recorder.batch, str(recorder.name(parameter))
+    # Dimensions that repeating adds come first.
     shape = (1,) * (len(times) - parameter.dim()) + tuple(parameter.shape)
     times = [1] * (len(shape) - len(times)) + times
     if kwargs or out.interleaved or out.rows_per_record % shape[out.dimension]:
         return general(recorder, func, args, kwargs)
-    times[out.dimension] = out.rows_per_record // shape[out.dimension]
+    times[out.dimension] = out.rows_per_record // shape[out.dimension]  # how often for one record
     # Split every dimension into repetitions and the parameter's own, with the batch first as in `by_record`.
     order = [out.dimension, *(i for i in range(len(shape)) if i != out.dimension)]
     apart = [size for i in order for size in (times[i], shape[i])]
@@ -349,6 +362,7 @@ def tile(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -
         # [batch, times, size, times, size, ...], to be summed over all times.
         each = out.by_record(grad_outputs, batch).reshape(batch, *apart)
         each = each.sum(dim=[1 + 2 * dimension for dimension in range(len(shape))])
+        # The dimension that came second returns to where it was.
         return {name: DenseGrad(each.movedim(1, 1 + out.dimension).reshape(batch, -1))}
 
     return recorder.keep(func(*args), gradients)
@@ -440,12 +454,16 @@ def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, k
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Only the linear layers before and after have parameters; the attention between them is separate for each record.
+    # [targets, batch, width], and [sources, batch, width] twice
     target, *sources = _project(recorder, call, layout)
     for side, entry in enumerate((call["bias_k"], call["bias_v"])):
         if entry is not None:
+            # `bias_k` and `bias_v` are one more source at the end, the same for all records.
             sources[side] = torch.cat([sources[side], _expand_rows(recorder, entry, target.shape[1], layout)])
     if call["add_zero_attn"]:
+        # One more source of zeros: `pad` takes the last dimension first, so the last pair is that of the sources.
         sources = [functional.pad(part, (0, 0, 0, 0, 0, 1)) for part in sources]
+    # [batch, heads, length, width / heads]
     query, key, value = (_by_head(part, heads) for part in (target, *sources))
     mask = _mask(call, query)
     if mask is not None:  # entries of the layer's own are never masked
@@ -478,7 +496,7 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
     scale = call.get("scale")
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    scores = (query @ key.transpose(-2, -1)) * scale
+    scores = (query @ key.transpose(-2, -1)) * scale  # [batch, heads, targets, sources]
     layout, shape, name, batch = (
         Layout(0, rows_per_record),
         mask.shape,
@@ -499,6 +517,7 @@ def _project(recorder: GradSampleRecorder, call: Kwargs, layout: Layout) -> list
     parts = [call["query"], call["key"], call["value"]]
     bias, packed = call["in_proj_bias"], call["in_proj_weight"]
     width = call["embed_dim_to_check"]
+    # Rows of the packed weight for query, key and value.
     thirds = [slice(i * width, (i + 1) * width) for i in range(3)]
     whole = slice(0, 3 * width)
     if call["use_separate_proj_weight"]:
@@ -566,9 +585,10 @@ def _mask(call: Kwargs, query: Tensor) -> Tensor | None:
     added = None
     if call["attn_mask"] is not None:
         added = _additive_mask(call["attn_mask"], query)
+        # [batch * heads, targets, sources], batch first
         added = torch.unflatten(added, 0, query.shape[:2]) if added.dim() == 3 else added
     if call["key_padding_mask"] is not None:
-        padding = _additive_mask(call["key_padding_mask"], query)[:, None, None, :]
+        padding = _additive_mask(call["key_padding_mask"], query)[:, None, None, :]  # [batch, 1, 1, sources]
         added = padding if added is None else added + padding
     return added
 
@@ -577,6 +597,7 @@ def _additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Convert a boolean mask, whose true entries are excluded, to numbers to add; other masks are unchanged."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
+    # Softmax gives exp(-inf) = 0.
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
 
 
@@ -590,4 +611,5 @@ def _attend(
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
     weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
     weights = functional.dropout(weights, dropout) if dropout else weights
+    # Weights of heads are averaged, or [batch, heads, ...]
     return weights @ value, weights.mean(dim=1) if call["average_attn_weights"] else weights

@@ -63,12 +63,14 @@ class Reordered:
         return self.of.absolute_norms()
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        # The inner gradients know the permuted weight, so shift and scale are brought to its order first.
         moved, scaled = (self._reorder(part, back=True) for part in (shift, scale))
         return self.of.square_distances(moved, scaled, cancels=cancels)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         added = torch.zeros_like(total)
         as_measured(self.of).add_weighted(weights, added)
+        # Permuting the sum once costs d numbers; permuting each record's gradient would materialise it.
         ordered = added.view(self.shape).permute(self.order)
         total.view(ordered.shape).add_(ordered)
 
@@ -82,6 +84,7 @@ class Reordered:
         """Reorder values [..., numel] to the weight's order, or back to the permuted order."""
         shape, order = self.shape, self.order
         if back:
+            # The inverse permutation: dimension i of the permuted weight lies at order.index(i) of the weight.
             shape, order = tuple(shape[i] for i in order), tuple(map(order.index, range(len(order))))
         apart = torch.unflatten(values, -1, shape)
         first = apart.dim() - len(shape)
@@ -104,6 +107,7 @@ def bilinear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
     *factors, bias = (*args, None) if len(args) == 3 else args
     if kwargs or len(factors) != 3:
         return general(recorder, func, args, kwargs)
+    # "a" and "b" are the summed widths p and q, "c" is the output o; the letters after them are leading dimensions.
     around = _LETTERS[3 : 2 + factors[0].dim()]
     words = (around + "a", around + "b", "cab")
     output = _record_product(recorder, func, tuple(factors), {}, factors, words, around + "c")
@@ -132,6 +136,7 @@ def _record_product(
     words: Sequence[str],
     result: str,
 ) -> Any:
+    # Two parameters in one product, or one twice, have a derivative that is no sum of outer products of values.
     at = [i for i, factor in enumerate(factors) if recorder.name(factor) is not None]
     layouts = tuple(recorder.layout_if_any(factor) for factor in factors)
     shapes = tuple(factor.shape for factor in factors)
@@ -160,6 +165,7 @@ class _Term(NamedTuple):
 
     @staticmethod
     def of(word: str, shape: tuple[int, ...], layout: Layout | None, record: str) -> "_Term":
+        # A size of 1 is broadcast or constant: it adds no index to a contraction, so its letter is dropped.
         letters_and_sizes = [
             (letter, n) for letter, n in zip(word, shape, strict=True) if letter != record and n > 1
         ]
@@ -200,8 +206,11 @@ class _Plan:
         parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
         grad_outputs, letters_of_output = self.back.by_record(grad_outputs, batch)
         # A letter of W in both, as of a product per head, is one of blocks, which have outer products of their own.
+        # For W [h, o, i] and x [Z, t, h, i]: entering i, leaving o, blocks h, along Y t.
         apart = _RECORD + self.blocks + self.along
+        # [batch, *blocks, *along, *entering]
         inputs = _contract([part for part, _ in parts], [word for _, word in parts], apart + self.entering)
+        # [batch, *blocks, *along, *leaving]
         grad_outputs = _contract((grad_outputs,), (letters_of_output,), apart + self.leaving)
         first, last = 1 + len(self.blocks), len(apart)
         shapes = (inputs.shape[1:first], grad_outputs.shape[last:], inputs.shape[last:])
@@ -209,14 +218,17 @@ class _Plan:
         length = math.prod(inputs.shape[first:last])
         if self.blocks and not are_worth_blocks(blocks, width_out, width_in):
             words = apart + self.entering, apart + self.leaving
-            rows = _contract((inputs, grad_outputs), words, _RECORD + self.word)
+            rows = _contract((inputs, grad_outputs), words, _RECORD + self.word)  # [batch, *weight]
             return DenseGrad(rows.flatten(start_dim=1))
+        # Letters of a kind are flattened into one: `along` is the sequence of a linear layer.
         around = (batch, blocks, length) if self.blocks else (batch, length)
         inputs, grad_outputs = inputs.reshape(*around, width_in), grad_outputs.reshape(*around, width_out)
         of_sides = BlockGrad if self.blocks else LinearGrad
 
+        # [blocks, inputs, outputs]: a weight stored as its transpose swaps the two sides
         if self.word == self.blocks + self.entering + self.leaving:
             return of_sides(grad_outputs, inputs)
+        # [blocks, outputs, inputs], the order of `LinearGrad` and `BlockGrad`
         if self.word == self.blocks + self.leaving + self.entering:
             return of_sides(inputs, grad_outputs)
         # W has the sides' letters in another order, so rows of outer products are permuted to it.
@@ -236,6 +248,7 @@ def _plan(
     """The plan for a product of a weight, the factor `at`, with other factors; None if it has no such gradients."""
     record, size = result[out.dimension], dict[str, int]()  # the letter of the batch
     for word, shape, layout in zip(words, shapes, layouts, strict=True):
+        # A weight must not carry the batch letter; each value must carry it with the output's rows per record.
         is_alike = (
             record not in word or shape[word.index(record)] == 1
             if layout is None
@@ -244,8 +257,10 @@ def _plan(
         if not is_alike:
             return None
         size |= {letter: n for letter, n in zip(word, shape, strict=True) if n > 1}
+    # The output's sizes come from the factors, since its own tensor does not exist yet.
     terms = [_Term.of(*each, record) for each in zip(words, shapes, layouts, strict=True)]
     back = _Term.of(result, tuple(size.get(letter, 1) for letter in result), out, record)
+    # The rows of a record ("Y") are in each output, so they are always among the outer products.
     letters, of_output, seen = (
         terms.pop(at).letters,
         _FOLDED + back.letters,
@@ -261,6 +276,7 @@ def _plan(
 
 
 def _contract(factors: Sequence[Tensor], words: Sequence[str], result: str) -> Tensor:
+    # No letter is summed: a view of the factor is enough.
     if list(words) == [result]:
         return factors[0]
     if len(words) == 1 and len(words[0]) == len(result):
@@ -295,14 +311,18 @@ def _of_equation(equation: str, dimensions: tuple[int, ...]) -> tuple[tuple[str,
     words = before.split(",")
     named = {letter for letter in equation if letter.isalpha()}
     free = [letter for letter in _LETTERS if letter not in named]
+    # An equation of the user's that has Z or Y gets other letters there, as these two are the recorder's.
     apart = {letter: free.pop() for letter in (_RECORD, _FOLDED) if letter in named}
+    # How many dimensions "..." stands for in each word.
     dots = [n - len(word.replace("...", "")) for n, word in zip(dimensions, words, strict=True)]
     around = "".join(
         free[: max((n for n, word in zip(dots, words, strict=True) if "..." in word), default=0)]
     )
+    # Implicit output, as in NumPy: the letters that occur once, in alphabetical order.
     if not arrow:
         once = sorted(letter for letter in named if before.count(letter) == 1)
         result = ("..." if "..." in before else "") + "".join(once)
+    # Broadcast dimensions are aligned at their right end, so a shorter word has the last of the letters.
     words = [word.replace("...", around[len(around) - n :]) for n, word in zip(dots, words, strict=True)]
     words = [
         "".join(apart.get(letter, letter) for letter in word)
@@ -317,6 +337,7 @@ def _of_matrices(first: int, second: int) -> tuple[tuple[str, ...], str] | None:
     """The letters of `matmul`, for factors with these numbers of dimensions."""
     if not first or not second:
         return None
+    # "a" rows, "b" summed, "c" columns: `matmul` of [..., a, b] and [..., b, c]; a vector lacks its "a" or "c".
     around = _LETTERS[3 : 1 + max(first, second)]
     rows, columns = "a" if first > 1 else "", "c" if second > 1 else ""
     words = tuple(
@@ -333,7 +354,7 @@ def _of_dimensions(
     """The letters of `tensordot`, which sums over some dimensions of each factor."""
     words = [list(_LETTERS[: dimensions[0]]), list(_LETTERS[dimensions[0] : sum(dimensions)])]
     for first, other in zip(*over, strict=True):
-        words[1][other] = words[0][first]
+        words[1][other] = words[0][first]  # a summed dimension has the same letter in both
     summed = {words[0][index] for index in over[0]}
     result = "".join(letter for word in words for letter in word if letter not in summed)
     return tuple("".join(word) for word in words), result

@@ -97,8 +97,8 @@ def unrolled_rnn(
 
     gates: [D, T, B, H], both biases added. weight: [D, H, H]. start: the hidden state before the first step, [D, B, H].
     """
-    transposed, states = weight.transpose(1, 2), list(start)
-    for step in gates.unbind(1):
+    transposed, states = weight.transpose(1, 2), list(start)  # [D, H, H], and states [D, B, H]
+    for step in gates.unbind(1):  # [D, B, H]
         states.append(squash(torch.baddbmm(step, states[-1], transposed)))
     previous = torch.stack([state.detach() for state in states[:-1]], dim=1)
     return Unrolled(torch.stack(states[1:], dim=1), previous, (states[-1],))
@@ -111,13 +111,16 @@ class _Lstm(Function):
     def forward(
         ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, ...]:
+        # `hiddens`: [D, T + 1, B, H], the state before each step and after the last.
         steps = gates.shape[1]
         # saved: [T + 1, 6, D, B, H], of each step the cell state c before it, i, f, g, o and tanh(c'). After the last
         # step there is the cell state alone.
         hiddens, saved = _states(hidden, steps), hidden.new_empty(steps + 1, 6, *hidden.shape)
         # sums: [D, B, 4H], in the order i, f, g, o, which each product fills.
         sums, transposed = hidden.new_empty(gates[:, 0].shape), weight.transpose(1, 2)
+        # [4, D, B, H]; by step [4, D, B, H] and [2, D, B, H]
         by_gate, gates_at, i_and_f = _by_gate(sums, 4), saved[:, 1:5].unbind(), saved[:, 1:3].unbind()
+        # By step, [D, B, H] each.
         h, (c, i, f, g, o, squashed) = hiddens.unbind(1), (part.unbind() for part in saved.unbind(1))
         c[0].copy_(cell)
         # c' = f c + i g and h' = o tanh(c'), of the gates i, f, o = sigmoid(...) and g = tanh(...).
@@ -132,7 +135,7 @@ class _Lstm(Function):
             torch.tanh(c[t + 1], out=squashed[t])
             torch.mul(o[t], squashed[t], out=h[t + 1])
         ctx.save_for_backward(weight, saved, hiddens, ends)
-        cells = saved[:, 0].transpose(0, 1)
+        cells = saved[:, 0].transpose(0, 1)  # [D, T + 1, B, H]
         return *_results(ctx, hiddens), cells[:, -1] if ends is None else _at_steps(cells, ends)
 
     @staticmethod
@@ -141,13 +144,15 @@ class _Lstm(Function):
         weight, saved, hiddens, ends = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
         to_ends = None if ends is None else above[3]
+        # A copy, since the loop changes it in place.
         to_cell = _or_zero(above[3] if ends is None else None, saved[0, 0]).clone()
+        # [D, T, B, 4H], the gradients of preactivations
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
-        by_gate = _by_gate(delta, 4)
+        by_gate = _by_gate(delta, 4)  # [4, D, T, B, H]
         to_output, delta_at, forget = outputs.unbind(1), delta.unbind(1), saved[:, 2].unbind()
-        to_i_f_g, to_o = by_gate[:3].unbind(2), by_gate[3].unbind(1)
+        to_i_f_g, to_o = by_gate[:3].unbind(2), by_gate[3].unbind(1)  # by step, [3, D, B, H] and [D, B, H]
         to_hidden += to_output[-1]
-        each = max(1, _IN_CACHE // to_cell.numel())
+        each = max(1, _IN_CACHE // to_cell.numel())  # how many steps' derivatives are computed together
         for first in reversed(range(0, len(delta_at), each)):
             steps = range(first, min(first + each, len(delta_at)))
             of_i_f_g, of_o, through_tanh = _lstm_derivatives(saved[steps.start : steps.stop])
@@ -182,9 +187,10 @@ def _lstm_derivatives(saved: Tensor) -> tuple[Sequence[Tensor], ...]:
     of_gates = torch.empty_like(saved[:, :4])
     # The derivative of sigmoid is y - y^2, that of tanh 1 - y^2.
     for index, gate, factor in ((0, i, g), (1, f, c), (3, o, squashed)):
+        # (y - y^2) times the other factor of c' or h'
         torch.addcmul(gate, gate, gate, value=-1.0, out=of_gates[:, index]).mul_(factor)
-    torch.addcmul(i, i * g, g, value=-1.0, out=of_gates[:, 2])
-    through_tanh = torch.addcmul(o, o * squashed, squashed, value=-1.0)
+    torch.addcmul(i, i * g, g, value=-1.0, out=of_gates[:, 2])  # i (1 - g^2)
+    through_tanh = torch.addcmul(o, o * squashed, squashed, value=-1.0)  # o (1 - tanh(c')^2)
     return of_gates[:, :3].unbind(), of_gates[:, 3].unbind(), through_tanh.unbind()
 
 
@@ -197,9 +203,10 @@ class _Gru(Function):
         # saved: [T, 4, D, B, H], of each step r, z, n and the part of n that r multiplies.
         hiddens, saved = _states(hidden, steps), hidden.new_empty(steps, 4, *hidden.shape)
         sums, transposed = hidden.new_empty(gates[:, 0].shape), weight.transpose(1, 2)
-        by_gate, of_inputs = _by_gate(sums, 3), _by_gate(gates, 3)
+        by_gate, of_inputs = _by_gate(sums, 3), _by_gate(gates, 3)  # [3, D, B, H] and [3, D, T, B, H]
         sums_of_both, sum_of_new = by_gate[:2], by_gate[2]
         inputs_of_both, input_of_new = of_inputs[:2].unbind(2), of_inputs[2].unbind(1)
+        # By step; both: r and z, [2, D, B, H]
         offsets, h, both = recurrent.unbind(1), hiddens.unbind(1), saved[:, :2].unbind()
         r, z, n, part = (each.unbind() for each in saved.unbind(1))
         added = None if bias is None else bias[:, None]
@@ -212,7 +219,7 @@ class _Gru(Function):
             torch.add(inputs_of_both[t], sums_of_both, out=both[t]).sigmoid_()
             part[t].copy_(sum_of_new)
             torch.addcmul(input_of_new[t], r[t], part[t], out=n[t]).tanh_()
-            torch.lerp(n[t], h[t], z[t], out=h[t + 1])
+            torch.lerp(n[t], h[t], z[t], out=h[t + 1])  # n + z (h - n)
         ctx.save_for_backward(weight, saved, hiddens)
         return _results(ctx, hiddens)
 
@@ -221,23 +228,24 @@ class _Gru(Function):
     def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
         weight, saved, hiddens = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
-        delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
+        delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])  # [D, T, B, 3H]
         delta_recurrent = torch.empty_like(delta)
-        of_inputs, of_sums = _by_gate(delta, 3), _by_gate(delta_recurrent, 3)
+        of_inputs, of_sums = _by_gate(delta, 3), _by_gate(delta_recurrent, 3)  # [3, D, T, B, H] each
         to_r, to_z, to_n = (each.unbind(1) for each in of_inputs)
         both, sums_of_both, sum_of_new = of_inputs[:2].unbind(2), of_sums[:2].unbind(2), of_sums[2].unbind(1)
         to_output, h, recurrent_at = outputs.unbind(1), hiddens.unbind(1), delta_recurrent.unbind(1)
         r, z, n, part = (each.unbind() for each in saved.unbind(1))
         for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
+            # dh'/dz = h - n, times z (1 - z)
             _sigmoid_backward(to_hidden * (h[t] - n[t]), z[t], grad_input=to_z[t])
-            _tanh_backward(to_hidden * (1 - z[t]), n[t], grad_input=to_n[t])
-            _sigmoid_backward(to_n[t] * part[t], r[t], grad_input=to_r[t])
+            _tanh_backward(to_hidden * (1 - z[t]), n[t], grad_input=to_n[t])  # dh'/dn = 1 - z, times 1 - n^2
+            _sigmoid_backward(to_n[t] * part[t], r[t], grad_input=to_r[t])  # r multiplies n's recurrent part
             # Inputs and recurrent sums are added in r and z, so that their gradients are the same there.
             sums_of_both[t].copy_(both[t])
             torch.mul(to_n[t], r[t], out=sum_of_new[t])
             to_hidden *= z[t]  # what reaches the state before through z
-            to_hidden.baddbmm_(recurrent_at[t], weight)
+            to_hidden.baddbmm_(recurrent_at[t], weight)  # [D, B, 3H] x [D, 3H, H]
         return delta, delta_recurrent, None, None, to_hidden
 
 
@@ -345,6 +353,7 @@ def _lstm_cell(below: Tensor, beside: Tensor, hidden: Tensor, cell: Tensor) -> t
 
 def _gru_cell(below: Tensor, beside: Tensor, hidden: Tensor) -> Tensor:
     (r, z, n), (of_r, of_z, of_n) = below.chunk(3, dim=1), beside.chunk(3, dim=1)
+    # (1 - z) n + z h
     return torch.lerp((n + (r + of_r).sigmoid() * of_n).tanh(), hidden, (z + of_z).sigmoid())
 
 
@@ -392,21 +401,25 @@ def _in_turn(
     ends = []
     for index in range(settings.layers):
         directions = slice(index * settings.directions, (index + 1) * settings.directions)
+        # [D, T, B, width]; the second direction reads time backwards
         both = torch.stack([sequence, turn(sequence)] if settings.bidirectional else [sequence])
         unrolled = layer(
             recorder, layout, both, by_direction[directions], tuple(part[directions] for part in start)
         )
-        ends.append(unrolled.last)
+        ends.append(unrolled.last)  # [D, B, H] each
         forward, *backward = unrolled.outputs.unbind()
+        # [T, B, D H], in the order of time again
         sequence = torch.cat([forward, *(turn(part) for part in backward)], dim=-1)
         if settings.dropout and settings.training and index < settings.layers - 1:
             sequence = functional.dropout(sequence, settings.dropout)
+    # [layers * D, B, H] each, as torch orders them
     return sequence, [torch.cat(parts) for parts in zip(*ends, strict=True)]
 
 
 def _group_weights(weights: Sequence[Tensor], settings: RecurrentSettings) -> list[Weights]:
     """Group torch's flat list of weights by layer and direction."""
     each, count = 4 if settings.has_biases else 2, settings.layers * settings.directions
+    # `nn.LSTM` with `proj_size` has `weight_hr` after the others of each direction.
     is_projected = len(weights) == (each + 1) * count
     if not isinstance(settings.has_biases, bool) or not (is_projected or len(weights) == each * count):
         raise UnrecordedError("a recurrent layer with packed sequences")
@@ -453,13 +466,14 @@ def _unrolled_projected(
         pairs = [(projection, None) for projection in projections]
         return _gradients(recorder, layout, torch.stack(projected, dim=1).detach(), grad_outputs, pairs)
 
-    transposed = torch.stack(projections).to(gates.dtype).transpose(1, 2)
+    transposed = torch.stack(projections).to(gates.dtype).transpose(1, 2)  # [D, H, P], for P projected units
     # Zeros are added to the projections and recorded as a separate output, as in `_gru_layer`.
-    added = recorder.keep(gates.new_zeros(*gates.shape[:3], hidden.shape[2]), gradients)
+    added = recorder.keep(gates.new_zeros(*gates.shape[:3], hidden.shape[2]), gradients)  # [D, T, B, P]
     for step, zeros in zip(gates.unbind(1), added.unbind(1), strict=True):
+        # [D, B, H] each; hidden states before are [D, B, P]
         i, f, g, o = torch.baddbmm(step, before[-1], weight.transpose(1, 2)).chunk(4, dim=2)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-        projected.append(o.sigmoid() * cell.tanh())
+        projected.append(o.sigmoid() * cell.tanh())  # the projection's input, [D, B, H]
         before.append(torch.baddbmm(zeros, projected[-1], transposed))
     outputs, previous = (torch.stack(part, dim=1) for part in (before[1:], before[:-1]))
     return Unrolled(outputs, previous.detach(), (before[-1], cell))
@@ -481,6 +495,7 @@ def _layer_of_one_sum(
     later: list[Unrolled] = []
 
     def gradients(grad_outputs: Tensor) -> Gradients:
+        # Of products e x^T with the inputs, and with the hidden states before each step.
         below = _gradients(
             recorder, layout, sequences, grad_outputs, [(w.inputs, w.input_bias) for w in weights]
         )
@@ -546,10 +561,10 @@ def _gru_layer(
 
 def _gates(sequences: Tensor, weights: list[Weights], bias: Tensor | None) -> Tensor:
     """The inputs' part of the gates, [directions, length, batch, gates]; both directions in one product."""
-    transposed = torch.stack([w.inputs for w in weights]).transpose(1, 2)
-    flat = sequences.flatten(start_dim=1, end_dim=2)
+    transposed = torch.stack([w.inputs for w in weights]).transpose(1, 2)  # [D, inputs, gates]
+    flat = sequences.flatten(start_dim=1, end_dim=2)  # [D, T B, inputs]
     gates = torch.bmm(flat, transposed) if bias is None else torch.baddbmm(bias[:, None, :], flat, transposed)
-    return torch.unflatten(gates, 1, sequences.shape[1:3])
+    return torch.unflatten(gates, 1, sequences.shape[1:3])  # [D, T, B, gates]
 
 
 def _stack_biases(weights: list[Weights], part: str) -> Tensor | None:
@@ -567,6 +582,7 @@ def _gradients(
 ) -> Gradients:
     """The gradients of one weight and one bias of every direction."""
     by_name: Gradients = {}
+    # A direction's [T, B, inputs] and [T, B, gates]
     for x, error, (weight, bias) in zip(inputs, grad_outputs, pairs, strict=True):
         by_name |= linear_gradients(
             x, error, layout, (recorder.name(weight), recorder.name(bias)), recorder.batch
@@ -613,7 +629,7 @@ def _is_by_length(values: Any = None, *_: Any, descending: bool = False, **__: A
 def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """All steps of all records, [time x batch, ...], and the batch sizes, with the lengths as an attribute."""
     steps = input.transpose(0, 1) if batch_first else input
-    batch_sizes = torch.full((len(steps),), steps.shape[1])
+    batch_sizes = torch.full((len(steps),), steps.shape[1])  # as if all sequences were as long as the longest
     batch_sizes.lengths = lengths.to(steps.device)  # type: ignore[attr-defined]
     return steps.flatten(0, 1), batch_sizes
 
@@ -623,7 +639,7 @@ def _unpack(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lengths: Tensor | None = getattr(batch_sizes, "lengths", None)
     if lengths is None:
         raise UnrecordedError("the batch sizes of packed sequences are changed")
-    steps = torch.unflatten(data, 0, (len(batch_sizes), -1))
+    steps = torch.unflatten(data, 0, (len(batch_sizes), -1))  # [T, B, ...]
     return steps, lengths, _within_sequence(steps, lengths)
 
 
@@ -634,7 +650,9 @@ def _pad(
     if total_length != len(steps):
         raise UnrecordedError("packed sequences are padded to another length than they had")
     # The model may have changed the data, as by a bias.
+    # [T, B, 1] as [T, B, 1, ...]
     steps = torch.where(taken.view(*taken.shape[:2], *(1,) * (steps.dim() - 2)), steps, padding_value)
+    # PyTorch returns lengths in main memory
     return steps.transpose(0, 1) if batch_first else steps, lengths.cpu()
 
 
@@ -655,6 +673,7 @@ def _packed_layers(
     starts = start if isinstance(start, tuple) else (start,)
     args = name, steps, lengths, starts, tuple(weights), layers, dropout, training, bidirectional
     recorder = active_recorder()
+    # 2 or 4 weights a direction, and 1 of a projection
     is_projected = len(weights) // (layers * (2 if bidirectional else 1)) % 2 == 1
     # The rule is not differentiable twice, and knows no projection's cell state at an end.
     is_by_rule = recorder is not None and not (recorder.uses_double_backward or is_projected)
@@ -710,12 +729,13 @@ def padded_recurrence(recorder: GradSampleRecorder, func: Func, args: Args, kwar
     has_biases = len(weights) == 4 * layers * (2 if bidirectional else 1)
     settings = RecurrentSettings(has_biases, layers, dropout, training, bidirectional, batch_first=False)
     taken = _within_sequence(steps, lengths)
-    positions = torch.arange(len(steps), device=steps.device)[:, None]
+    positions = torch.arange(len(steps), device=steps.device)[:, None]  # [T, 1]
     # Reversed within its length, each sequence starts at the first step in both directions.
-    order = torch.where(taken[..., 0], lengths - 1 - positions, positions)[..., None]
+    order = torch.where(taken[..., 0], lengths - 1 - positions, positions)[..., None]  # [T, B, 1]
 
     def layer(*of_layer: Any) -> Unrolled:
         unrolled = _LAYERS[name](*of_layer, **({"ends": lengths} if name == "lstm" else {}))
+        # A record without steps keeps its state from the start.
         hidden = torch.where(
             (lengths > 0)[:, None], _at_steps(unrolled.outputs, (lengths - 1).clamp(min=0)), of_layer[-1][0]
         )
@@ -772,5 +792,5 @@ def _unroll(
         following = output if isinstance(output, tuple) else (output,)
         here = taken[t]
         state = tuple(torch.where(here, new, old) for new, old in zip(following, state, strict=True))
-        outputs.append(torch.where(here, following[0], 0.0))
+        outputs.append(torch.where(here, following[0], 0.0))  # [B, H]
     return torch.stack(outputs[::-1] if backward else outputs), state
