@@ -342,6 +342,8 @@ class _Graph:
             return
         if not outputs:  # as a number that no record can influence, which later operations hold
             return
+        if func.overloadpacket is _ATEN._conj and not isinstance(args[0], Tensor):
+            return  # of a number that a complex product holds, of which TorchScript takes no view: a constant
         schema = func._schema
         values = []
         for place, argument in enumerate(schema.arguments):

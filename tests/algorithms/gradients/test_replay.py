@@ -65,7 +65,23 @@ class Masked(nn.Linear):
         return nn.functional.linear(rows, self.weight * mask, self.bias)
 
 
+class Turned(nn.Module):
+    """A recurrence with complex numbers that follow from real parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shrink, self.turn = nn.Parameter(torch.rand(5)), nn.Parameter(torch.rand(5))
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        factor = torch.exp(-self.shrink + 1j * torch.exp(self.turn))
+        values = self.first(rows)
+        state = factor * values + values.roll(1, dims=1)
+        return self.last((factor * state).real)
+
+
 MODELS = {
+    "complex recurrence": (Turned, ROW),
     "masked": (lambda: nn.Sequential(Masked(6, 350), nn.Tanh(), nn.Linear(350, 3)), ROW),
     "dense, tied": (dense, ROW),
     "weight norm": (normalised, ROW),
