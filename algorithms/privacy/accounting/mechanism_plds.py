@@ -87,8 +87,8 @@ class GaussianPLD:
         # The loss l is that of the output x = l / mu + mu / 2; x is N(mu, 1) under P and N(0, 1) under Q.
         scaled, half = edges / self.mu, self.mu / 2
         scale = np.abs(scaled) + half
-        p, p_error, p_below, p_above = _normal(scaled - half, scale)
-        q, q_error, q_below, q_above = _normal(scaled + half, scale)
+        p, p_error, p_below, p_above = _normal(scaled - half, scale)  # x - mu = l / mu - mu / 2
+        q, q_error, q_below, q_above = _normal(scaled + half, scale)  # x = l / mu + mu / 2
         return CellMasses(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above))
 
 
@@ -106,8 +106,11 @@ class LaplacePLD:
         e = self.epsilon
         inside = np.clip(np.concatenate([[-e], edges, [e]]), -e, e)
         step = -np.expm1((inside[:-1] - inside[1:]) / 2)
+        # F(l) is exp((l - e) / 2) / 2 under P, so differences lose nothing
         p, q = 0.5 * np.exp((inside[1:] - e) / 2) * step, 0.5 * np.exp(-(inside[:-1] + e) / 2) * step
+        # The atoms where the output is beyond both centres.
         for loss, p_mass, q_mass in ((-e, 0.5 * math.exp(-e), 0.5), (e, 0.5, 0.5 * math.exp(-e))):
+            # Cells are (lower, upper], but the first has its lower edge, too.
             at = 1 if loss == edges[0] else int(np.searchsorted(edges, loss))
             p[at], q[at] = p[at] + p_mass, q[at] + q_mass
         errors = 8 * _ROUNDING * p[1:-1], 8 * _ROUNDING * q[1:-1]
@@ -124,6 +127,7 @@ class SampledPLD:
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
         each = min(p_tail, q_tail) if p_tail < 1 else q_tail
+        # The sample has `rate` of P's tail.
         losses = self.pld.edges(min(1.0, p_tail / self.rate) if p_tail < 1 else 1.0, each)
         # log(1 - rate + rate exp(loss)), without overflow
         low = np.log1p(self.rate * np.expm1(np.minimum(losses, 1.0)))
@@ -138,7 +142,7 @@ class SampledPLD:
         within = self.pld.cells(_loss_without_sampling(edges, self.rate))
         rest, rate = 1 - self.rate, self.rate
         (p_below, q_below), (p_above, q_above) = within.below, within.above
-        return CellMasses(
+        return CellMasses(  # P' = (1 - rate) Q + rate P, and Q' = Q
             rest * within.q + rate * within.p,
             within.q,
             rest * within.q_error + rate * within.p_error + 4 * _ROUNDING * within.q,
@@ -152,6 +156,7 @@ class SampledPLD:
 def _loss_without_sampling(losses: Array, rate: float) -> Array:
     """log(1 + (exp(loss) - 1) / rate), without overflow; -inf for losses that a sample does not have."""
     with np.errstate(divide="ignore"):
+        # log(1 - rate) is the least loss of a sample.
         low = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1.0)) / rate, -1.0))
     high = losses - np.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 0.5)))
     return np.where(losses < 1, low, high)
@@ -183,6 +188,7 @@ class PoissonReplacedPLD:
         low = high = 0.0
         for tail, sign in ((p_tail, 1), (q_tail, -1)):
             if tail < 1:
+                # Of the part of the mixture that is not moved, and of the part that is.
                 near, far = (
                     _reach(tail) * self.multiplier,
                     _reach(min(tail / self.rate, 0.5)) * self.multiplier,
@@ -196,6 +202,7 @@ class PoissonReplacedPLD:
     def _losses(self, outputs: Array) -> Array:
         tilt, half = outputs / self.multiplier**2, 0.5 / self.multiplier**2
         rest = np.log1p(-self.rate) if self.rate < 1 else -math.inf
+        # Log densities less that of N(0, z^2): up and down.
         sides = [np.logaddexp(rest, math.log(self.rate) - half + sign * tilt) for sign in (1, -1)]
         difference: Array = sides[0] - sides[1]
         return difference
@@ -204,11 +211,12 @@ class PoissonReplacedPLD:
         z, half = self.multiplier, np.abs(edges) / 2
         # With t = output / z^2, a = 1 - rate and b = rate exp(-1 / (2 z^2)), exp(loss) = (a + b e^t) / (a + b e^-t), so
         # that t = loss / 2 + asinh(a / b sinh(loss / 2)); by the logarithm of the ratio a / b, which may overflow.
-        ratio = xlogy(1, (1 - self.rate) / self.rate) + 0.5 / z**2
+        ratio = xlogy(1, (1 - self.rate) / self.rate) + 0.5 / z**2  # log(a / b)
         with np.errstate(divide="ignore", over="ignore"):
-            inner = ratio + half + np.log(-np.expm1(-2 * half) / 2)
+            inner = ratio + half + np.log(-np.expm1(-2 * half) / 2)  # log(a / b sinh(loss / 2))
+            # asinh(y) is about log(2 y) where exp would overflow.
             bend = np.where(inner < 300, np.arcsinh(np.exp(np.minimum(inner, 300))), inner + math.log(2))
-        outputs = z**2 * np.sign(edges) * (half + bend)
+        outputs = z**2 * np.sign(edges) * (half + bend)  # t z^2, odd in the loss
         at, scale = outputs / z, np.abs(outputs / z) + 1 / z
         middle, m_error, *m_out = _normal(at, scale)
         up, up_error, *up_out = _normal(at - 1 / z, scale)
@@ -253,12 +261,14 @@ class GroupPLD:
         losses, slopes = np.empty(len(outputs)), np.empty(len(outputs))
         for first in range(0, len(outputs), _AT_ONCE):
             portion = slice(first, first + _AT_ONCE)
+            # Log of N(j, z^2) over N(0, z^2): (j x - j^2 / 2) / z^2.
             exponents = numbers[:, None] * (outputs[portion] - numbers[:, None] / 2) / self.multiplier**2
             exponents += np.log(chances)[:, None]
             largest = exponents.max(axis=0)
             shares = np.exp(exponents - largest)
             whole = shares.sum(axis=0)
             losses[portion] = largest + np.log(whole)
+            # The mean of j given the output, over z^2.
             slopes[portion] = (numbers @ shares) / whole / self.multiplier**2
         return losses, slopes
 
@@ -269,6 +279,7 @@ class GroupPLD:
         if p_tail < 1:
             low = min(low, -z * _reach(p_tail))
             for number, chance in zip(*self._weights[:2], strict=True):
+                # Each part of the mixture has its share of the tail.
                 high = max(high, number + z * _reach(min(p_tail / chance / len(self._weights[0]), 0.5)))
         return np.unique(self._losses(_knots(low, high, min(_NORMAL_STEP * z, _LOSS_STEP * z**2)))[0])
 
@@ -288,7 +299,7 @@ class GroupPLD:
         there, slopes = self._losses(outputs)
         # Where the loss is flat, which is beyond all mass, a step may be anything.
         with np.errstate(divide="ignore", invalid="ignore"):
-            stepped = outputs + (losses - there) / slopes
+            stepped = outputs + (losses - there) / slopes  # a step of Newton's method
         outputs = np.clip(stepped, table[after - 1], table[after])
         is_inside = (losses > known[0]) & (losses < known[-1])
         missed = np.abs(self._losses(outputs)[0] - losses)[is_inside]
@@ -300,6 +311,7 @@ class GroupPLD:
         at = outputs / self.multiplier
         q, q_error, q_below, q_above = _normal(at, np.abs(at))
         numbers, chances, never = self._weights
+        # What was left out may be infinite loss.
         p, p_error, p_below, p_above = np.zeros(len(q)), np.zeros(len(q)), 0.0, never
         for number, chance in zip(numbers, chances, strict=True):
             mean = number / self.multiplier
@@ -317,7 +329,8 @@ def _inverse_start(losses: Array, known: Array, table: Array, slopes: Array, aft
     before, width = after - 1, known[after] - known[after - 1]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.clip((losses - known[before]) / width, 0.0, 1.0)
-        rise = t * t * (3.0 - 2.0 * t)
+        rise = t * t * (3.0 - 2.0 * t)  # Hermite's cubic: 3 t^2 - 2 t^3 between the two outputs
+        # The slopes of the inverse, 1 / slopes, at both ends.
         bend = t * (1.0 - t) * width * ((1.0 - t) / slopes[before] - t / slopes[after])
         outputs = table[before] + rise * (table[after] - table[before]) + bend
     outputs = np.where(np.isfinite(outputs), outputs, table[before])
@@ -337,7 +350,7 @@ class FoldedPLD:
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
         above = self.pld.edges(min(p_tail, q_tail), 1.0)
-        above = np.append(0.0, above[above > 0])
+        above = np.append(0.0, above[above > 0])  # 0 is an edge, so that each cell is on one side
         return np.unique(np.concatenate([-above, above]))
 
     def cells(self, edges: Array) -> CellMasses:
@@ -352,7 +365,7 @@ class FoldedPLD:
         is_up, is_down = edges[1:] > 0, edges[:-1] < 0
         p_error = is_up * up.p_error + is_down * down.q_error[::-1]
         q_error = is_up * up.q_error + is_down * down.p_error[::-1]
-        middle = max(0.0, 1.0 - self._above_0())
+        middle = max(0.0, 1.0 - self._above_0())  # what neither side has lies at loss 0
         at = min(max(int(np.searchsorted(edges, 0.0, side="left")) - 1, 0), len(p) - 1)
         p[at], q[at] = p[at] + middle, q[at] + middle
         below, above = (down.above[1], down.above[0]), (up.above[0], up.above[1])
@@ -424,7 +437,7 @@ class AtomsPLD:
         return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
 
     def cells(self, edges: Array) -> CellMasses:
-        at = np.searchsorted(edges, self.losses, side="left") - 1
+        at = np.searchsorted(edges, self.losses, side="left") - 1  # cells are (lower, upper]
         at[self.losses == edges[0]] = 0
         is_inside = (at >= 0) & (at < len(edges) - 1)
         cells, weights, is_below = len(edges) - 1, self.weights, at < 0
@@ -442,6 +455,7 @@ class ProfilePLD(AtomsPLD):
     @cached_property
     def _sums_from(self) -> tuple[Array, Array, float]:
         """P and Q of each point and those above it, shape [k + 1] each, and the share of P that rounding may take."""
+        # From the top down, so that small sums lose nothing.
         p, q = (np.append(np.cumsum(masses[::-1])[::-1], 0.0) for masses in (self.masses, self.weights))
         return p, q, (len(p) + 16) * _ROUNDING
 

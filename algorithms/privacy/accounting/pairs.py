@@ -55,6 +55,7 @@ def pair_of_pld(loss: "PrivacyLossDistribution") -> PLDPair:
 
 
 def _atoms_of(pmf: Any) -> AtomsPLD:
+    # The index of a point times the grid's width.
     losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
     return AtomsPLD(losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass))
 
@@ -70,7 +71,7 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
     # Where few losses are far above the others, epsilon may lie near 0 beside the largest.
     first = max(_NEAREST * largest, _APART)
     above = np.unique(np.append(above, np.geomspace(first, largest, _RATIOS)))
-    points = np.concatenate([-above[:0:-1], above])
+    points = np.concatenate([-above[:0:-1], above])  # ascending, 0 once
     remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))
 
     def pld_of_side(own: np.ndarray, other: np.ndarray) -> ProfilePLD:
@@ -78,7 +79,9 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
         x = np.exp(points)
         deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own])))
         # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
+        # By exp(epsilon), from delta 1 at exp(epsilon) = 0.
         slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
+        # Slopes are negative: rounding raises the masses.
         masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
         return ProfilePLD(points, masses, float(deltas[-1]))
 

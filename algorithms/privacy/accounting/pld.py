@@ -179,10 +179,11 @@ class DiscretePLD:
 
     def with_cap(self, cap: float) -> "DiscretePLD":
         """A loss that dominates this one and has no finite value above the cap: each above is split as a cell's are."""
-        first = int(np.searchsorted(self.losses, cap, side="right"))
+        first = int(np.searchsorted(self.losses, cap, side="right"))  # a loss equal to the cap stays
         if first == len(self.losses):
             return self
         above, masses = self.losses[first:] - cap, self.masses[first:]
+        # The mean of exp(-L) stays: exp(cap - loss) of a mass at the cap, and the rest at infinity, where it is 0.
         return DiscretePLD(
             np.append(self.losses[:first], cap),
             np.append(self.masses[:first], masses @ np.exp(-above)),
@@ -214,11 +215,12 @@ def _masses_at_edges(edges: Array, cells: CellMasses, *, is_capped: bool) -> tup
     infinity_mass: Any = cells.above[0]
     up = np.clip((p - scaled) / -np.expm1(lower - upper), 0.0, p)
     masses = np.zeros((*p.shape[:-1], len(edges)))
-    masses[..., 1:] += up
-    masses[..., :-1] += p - up
-    masses[..., :1] += cells.below[0]
+    masses[..., 1:] += up  # to the upper edge
+    masses[..., :-1] += p - up  # the rest of the cell to the lower one
+    masses[..., :1] += cells.below[0]  # raised to the lowest edge
     if is_capped:
         last = masses[..., -1:] if masses.ndim > 1 else masses[-1]
+        # What lies at the upper end of the last cell is infinite loss.
         edges, masses, infinity_mass = edges[:-1], masses[..., :-1], infinity_mass + last
     # Edges, and the losses at them, are rounded by a few units in the last place.
     slip = cells.slip + 2.0**-49 * max(abs(float(edges[0])), abs(float(edges[-1])))
@@ -229,7 +231,7 @@ def _rough_cells(pld: PrivacyLoss, tail: float, low_tail: float) -> tuple[Array,
     """Edges from where P has at most `low_tail` below to where it has `tail` above, and the masses between them."""
     edges = pld.edges(tail, 1.0)
     cells = pld.cells(edges)
-    below = np.append(0.0, np.cumsum(cells.p)) + cells.below[0]
+    below = np.append(0.0, np.cumsum(cells.p)) + cells.below[0]  # P's mass below each edge
     first = int(np.searchsorted(below, low_tail, side="right")) - 1
     return cells.above_edge(edges, min(max(first, 0), len(edges) - 2))
 
@@ -277,7 +279,7 @@ def discretise(
     if tilted is not None:
         more = _MORE_OF_FAMILY if family else _MORE_VARIANCE
         indices = _edges_by_weight(*tilted, grid, number, more)
-    elif low > lowest:
+    elif low > lowest:  # lowest^ Without a sketch: equal cells above `low`, ever wider ones below it.
         indices = _edges_of_cells(number, grid, low - lowest)
     else:
         indices = np.arange(number + 1)
@@ -316,6 +318,7 @@ def _edges_of_cells(count: int, grid: float, low: float) -> Indices:
     first = min(max(math.floor(low / grid), 0), count)
     scale = max(1.0, (count - first) / _BELOW)  # so many points below, cells are two points wide
     steps = math.ceil(math.log1p(first / scale) / math.log1p(1 / scale))
+    # Distances below: scale ((1 + 1 / scale)^k - 1) for the k-th.
     below = np.ceil(scale * np.expm1(np.arange(1, steps + 1) * math.log1p(1 / scale))).astype(np.int64)
     ascending = np.concatenate([[0], first - below[::-1], np.arange(first, count + 1)]).clip(0)
     return ascending[np.diff(ascending, prepend=-1) > 0]
@@ -330,16 +333,19 @@ def _edges_by_weight(
     same, and all together a share, `more_variance`, of what cells one point wide add to nearly all of the mass. No cell
     is much wider than its distance from narrow ones allows, nor so wide that tilted masses inside of it differ much.
     """
-    knots = np.clip((points.losses - points.losses[0]) / grid, 0.0, count)
+    knots = np.clip((points.losses - points.losses[0]) / grid, 0.0, count)  # in steps of the grid
     exponents = points.logarithms + tilt * points.losses
     shares = np.exp(exponents - exponents.max())
     shares = np.maximum(shares / shares.sum(), _NEXT_TO_NOTHING)
+    # Of each knot alike: share * width^2 = more_variance / knots, but at least one step.
     widths = np.sqrt(more_variance / (len(shares) * shares)).clip(1.0, max(1.0, _STEEP / (tilt * grid)))
     slopes = knots / _WIDENING
+    # Twice a running minimum: no width rises by more than one step in `_WIDENING`, to the right or to the left.
     widths = np.minimum.accumulate(widths - slopes) + slopes
     widths = np.minimum.accumulate((widths + slopes)[::-1])[::-1] - slopes
+    # How many cells lie before each knot.
     course = np.append(0.0, np.cumsum(np.diff(knots) / np.minimum(widths[1:], widths[:-1])))
-    inner = np.interp(np.arange(1.0, course[-1]), course, knots)
+    inner = np.interp(np.arange(1.0, course[-1]), course, knots)  # where one cell after another ends
     ascending = np.concatenate([[0], np.rint(inner).astype(np.int64), [count]])
     return ascending[np.diff(ascending, prepend=-1) > 0]
 
@@ -362,8 +368,8 @@ class PLDSum:
         ]
         if any(chance == 1.0 for chance, _ in each):
             return 1.0
-        none = math.fsum(count * math.log1p(-chance) for chance, count in each)
-        return min(1.0, -math.expm1(none) * (1 + 2.0**-40))
+        none = math.fsum(count * math.log1p(-chance) for chance, count in each)  # log P(no loss is infinite)
+        return min(1.0, -math.expm1(none) * (1 + 2.0**-40))  # rounded up
 
     def finite_delta(self, delta: float) -> float:
         """What infinite losses leave of a delta; at least a billionth of it."""
@@ -393,8 +399,8 @@ class PLDSum:
         """log E exp(tilt * L) over finite losses, and its first two derivatives."""
         k = mean = variance = 0.0
         for losses, logarithms, counts in self._blocks:
-            exponents = logarithms + tilt * losses
-            largest = exponents.max(axis=1)
+            exponents = logarithms + tilt * losses  # [distributions, points]
+            largest = exponents.max(axis=1)  # taken out, so that no exp overflows
             weights = np.exp(exponents - largest[:, None])
             totals = weights.sum(axis=1)
             means = (weights * losses).sum(axis=1) / totals
@@ -413,6 +419,7 @@ class PLDSum:
         for losses, logarithms, counts in self._blocks:
             singles, together = [], max(1, _TILTED_TOGETHER // losses.size)
             for first in range(0, len(tilts), together):
+                # [tilts, distributions, points]
                 exponents = logarithms + tilts[first : first + together, None, None] * losses
                 largest = exponents.max(axis=2)
                 exponents -= largest[:, :, None]
@@ -423,6 +430,7 @@ class PLDSum:
     @cached_property
     def delta_at_0(self) -> float:
         """A bound on delta at epsilon 0, where those of the losses add up."""
+        # E max(0, 1 - exp(-L)), at epsilon 0
         every = [(points.masses @ -np.expm1(-np.maximum(points.losses, 0.0)), n) for points, n in self.parts]
         return self.infinity_mass + math.fsum(count * float(mass) for mass, count in every) * (1 + 2.0**-40)
 
@@ -449,6 +457,7 @@ class PLDSum:
             if abs(missing) < 1e-2 * log_target or tilt * max(1.0, abs(mean)) > _LARGEST_TILT:
                 break
             step = tilt + missing / (tilt * variance) if variance > 0 else 0.0
+            # Beyond the bracket or too far: bisect instead.
             if not max(low, tilt / 4) < step < min(high, 4 * tilt):
                 step = 4 * tilt if high == math.inf else max((low + high) / 2, high / 4)
             tilt = step
@@ -478,7 +487,8 @@ class PLDSum:
         """
         if self.infinity_mass >= delta * (1 - 2.0**-40):
             return math.inf
-        log_moments = self.log_moments(tilts) + self.count * 2.0**-40
+        log_moments = self.log_moments(tilts) + self.count * 2.0**-40  # rounded up
+        # K(t) - t e = log(delta) at this e, for each t.
         bounds = (log_moments - math.log(delta - self.infinity_mass)) / tilts
         return max(0.0, float(bounds.min())) * (1 + 2.0**-40)
 
@@ -511,9 +521,10 @@ class PLDSum:
         Without it, since the others decide whether a sum with a large loss is still above epsilon: a loss that is never
         below 1 lifts the sum by 1 only where it is itself.
         """
-        singles = self._single_log_moments(-tilts)
+        singles = self._single_log_moments(-tilts)  # at negative tilts, for the lower tail
+        # log E exp(-t L) of all losses but one, for the one that leaves most, at each t.
         rests = _add_up(singles) - np.min([of_block.min(axis=1) for of_block, _ in singles], axis=0)
-        return -float(np.min((rests + _LOG_NEVER) / tilts))
+        return -float(np.min((rests + _LOG_NEVER) / tilts))  # P(sum < -s) <= exp(K(-t) - t s), at the best t
 
     def decisive_losses(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Between which losses a single one decides how much of the sum is above epsilon.
@@ -525,6 +536,7 @@ class PLDSum:
         """
         tilts = max(self.tail_tilt(delta), _MIN_TILT) * _TILTS
         rarity = _LOG_INDECISIVE - math.log(self.finite_delta(delta))
+        # Chernoff's bound on the sum of all losses.
         highest = float(np.min((self.log_moments(tilts) + rarity) / tilts))
         return epsilon - highest, epsilon + max(-self._low_end(tilts), _ROOM_ABOVE * epsilon)
 

@@ -162,20 +162,21 @@ class GridComposition:
         lowest = self._lowest
         low = max(lowest, low - widening * (high - low))
         check_points((high - low) / grid)
+        # Two points more than the window, as its ends are rounded to points.
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
         product = _Product.of(self._losses, tilt, size)
         sums, error = product.sums(), product.error_norm()
         # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
         rounding = 1 + 64 * _UNIT_ROUNDOFF * product.count
-        sums, error = np.maximum(sums, 0.0) * rounding, error * rounding
+        sums, error = np.maximum(sums, 0.0) * rounding, error * rounding  # rounding may leave masses below 0
         # The point with circular index i has the loss lowest + grid * (index + i), for i around 0.
         first = math.floor((low - lowest) / grid) - product.index
-        sums = np.roll(sums, -(first % size))
+        sums = np.roll(sums, -(first % size))  # the window's lowest loss comes first
         losses = lowest + grid * (product.index + first + np.arange(size))
         # Chernoff: P(L > l) <= exp(K(t) - t l). What may lie above the window counts as an infinite loss.
         k, _, _ = self._exact.cumulant(tilt + shift)
-        top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
+        top = math.fsum(count * float(points.losses[-1]) for points, count in parts)  # the largest finite sum
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
         return _Tail(losses, sums, error, tilt, product.log_moment, grid, self._exact.infinity_mass + beyond)
 
@@ -186,11 +187,13 @@ class GridComposition:
         """
         k, mean, variance = self._rough.cumulant(tilt)
         log_delta = math.log(self._exact.finite_delta(delta))
+        # The smallest and the largest sum.
         ends = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
         if variance <= 0:
             return ends[0], ends[1] + self._grid, 1.0
 
         def top(moments: Array, shifts: Array, log_rarity: float) -> tuple[float, float]:
+            # Chernoff: P(tilted sum > h) <= exp(K(t + s) - K(t) - s h), which is 1 / rarity at this h.
             tops = (moments + log_rarity) / shifts
             at = int(np.argmin(tops))
             return min((float(tops[at]), float(shifts[at])), (ends[1] + self._grid, 1.0))
@@ -265,22 +268,23 @@ def _transform_at(
         The transforms, shape [losses, m], and units of the sums.
     """
     totals, count = masses.sum(axis=1, keepdims=True), int(frequencies[-1]) + 1
-    b = math.isqrt(count - 1) + 1
+    b = math.isqrt(count - 1) + 1  # the root of their number, rounded up
     rows = -(-count // b)
     if (_ROOT * (b + rows) / len(masses) + count / _PRODUCTS) * len(indices) > size:
         folded = np.array([_fold(masses_of_side, indices, size) for masses_of_side in masses])
         return fft.rfft(folded)[:, frequencies] - totals, _fast_unit(size)
     points = indices % size
-    low, high = (
+    low, high = (  # [b, points] and [rows, points]
         np.exp(-2j * math.pi / size * (np.outer(factors, points) % size))
         for factors in (np.arange(b), b * np.arange(rows))
     )
     if len(masses) == 1:
+        # [rows, b], row after row the frequencies b k + l
         sums = ((high * masses) @ low.T).reshape(1, -1)[:, frequencies]
     else:
         roots = low[frequencies % b] * high[frequencies // b]
         sums = masses @ roots.real.T + 1j * (masses @ roots.imag.T)
-    return sums - totals, (2 * len(indices) + 128) * _UNIT_ROUNDOFF
+    return sums - totals, (2 * len(indices) + 128) * _UNIT_ROUNDOFF  # terms and roots, in units roundoff
 
 
 def _tilt(loss: GridLoss, tilt: float) -> tuple[Array, Array]:
@@ -290,6 +294,7 @@ def _tilt(loss: GridLoss, tilt: float) -> tuple[Array, Array]:
     if len(loss.masses) == 1:
         weights = np.exp(exponents - largest)[None, :]
     else:
+        # Half of the exponent, so that neither factor underflows alone.
         half = np.exp((tilt * loss.points.losses - largest) / 2)
         weights = loss.masses * half * half
     totals = weights.sum(axis=1, keepdims=True)
@@ -355,6 +360,7 @@ def _log_modulus_of_1_plus(x: NDArray[np.complex128], modulus: Array) -> Array:
     """log |1 + x|, also for small x; modulus: |x|."""
     is_small, logs = modulus < 0.25, np.empty_like(modulus)
     small, large = x[is_small], x[~is_small]
+    # |1 + x|^2 = 1 + 2 Re x + |x|^2
     logs[is_small] = np.log1p(2 * small.real + np.square(modulus[is_small])) / 2
     logs[~is_small] = np.log(np.maximum(np.abs(1 + large), _MIN_MODULUS))
     return logs
@@ -406,7 +412,7 @@ class _Product:
     @classmethod
     def of(cls, losses: Sequence[GridLoss], tilt: float, size: int) -> "_Product":
         """The product for losses on a circular grid of so many points."""
-        frequencies = np.arange(size // 2 + 1)
+        frequencies = np.arange(size // 2 + 1)  # half a spectrum: masses are real
         log_product, argument, conditioning, log_bound = np.zeros((4, size // 2 + 1))
         factors: list[_Factors] = []
         tilted = sorted(
@@ -415,6 +421,7 @@ class _Product:
         sizes = _block_sizes(size)
         for block in (block for losses in tilted for block in losses.blocks(sizes)):
             counts = block.counts
+            # [losses, m]. With the centre's the masses add up to 1, so that a transform is 1 + x.
             x, unit = _transform_at(frequencies, block.rest, block.offsets, size)
             # Powers by logarithms of modulus and argument: (1 + x)^count neither overflows nor loses a small x.
             modulus = np.abs(x)
@@ -430,11 +437,11 @@ class _Product:
                     array[is_large] for array in (log_product, argument, conditioning, log_bound)
                 )
                 factors = [replace(factor, log_moduli=factor.log_moduli[:, is_large]) for factor in factors]
-            log_product = log_product + counts @ log_moduli
+            log_product = log_product + counts @ log_moduli  # [m]
             angles = np.arctan2(x.imag, 1 + x.real)
             argument = argument + counts @ angles
             conditioning = conditioning + counts @ (np.abs(log_moduli) + np.abs(angles) + modulus)
-            factors.append(_Factors(counts, log_moduli, unit, block.rest.sum(axis=1)))
+            factors.append(_Factors(counts, log_moduli, unit, block.rest.sum(axis=1)))  # the centre is exact
         return cls(
             size,
             sum(loss.count for loss in losses),
@@ -450,6 +457,7 @@ class _Product:
     def sums(self) -> Array:
         """The probabilities of the sums, [size], with rounding."""
         transform = np.zeros(self.size // 2 + 1, dtype=np.complex128)
+        # Other frequencies are next to nothing.
         transform[self.frequencies] = np.exp(self.log_modulus) * np.exp(1j * self.argument)
         return np.asarray(fft.irfft(transform, self.size))
 
@@ -503,10 +511,12 @@ class _Tail:
         first = max(inside, min(first, len(self.losses) - 2))
         losses, relative = self.losses[first:], relative[first:]
         falls = np.exp(-self.tilt * relative)
-        masses = self.sums[first:] * falls
-        above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
+        masses = self.sums[first:] * falls  # without exp(log_moment - tilt middle), which comes last
+        above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)  # strictly above each point
         step = -math.expm1(-self.grid)
+        # By the recurrence of the docstring, from the top down.
         sticks = decaying_sums(above[::-1], step)[::-1]
+        # No weight is above 1, so k of them are at most k.
         weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
         sticks = sticks + self.error * falls * weights
         scale = self.log_moment - self.tilt * middle
@@ -535,11 +545,12 @@ class _Tail:
         losses, deltas = self._hockey_stick
         if deltas[-1] > delta:
             return math.inf
-        first = int(np.argmax(deltas <= delta))
+        first = int(np.argmax(deltas <= delta))  # deltas fall along the losses
         if first == 0:
             return max(0.0, float(losses[0]))
         # Between two points delta is linear in exp(epsilon), since the loss has no value there.
         share = (deltas[first - 1] - delta) / (deltas[first - 1] - deltas[first])
+        # exp(within) - 1 is this share of exp(grid) - 1.
         within = math.log1p(share * math.expm1(self.grid)) if self.grid < _LARGEST_EXPONENT else self.grid
         return max(0.0, float(losses[first - 1] + within))
 

@@ -88,7 +88,7 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
     # Mironov, Talwar and Zhang 2019, section 3.3: A = sum_k C(alpha, k) (1 - q)^(alpha - k) q^k exp((k^2 - k) / 2 z^2),
     # summed as logarithms, since its terms overflow; terms with k above an order's alpha are left out of its sum.
     count = int(max(orders)) + 1
-    alpha, k = np.array(orders), np.arange(count)[:, None]
+    alpha, k = np.array(orders), np.arange(count)[:, None]  # [orders] and [k, 1]
     terms = _log_binomials(orders, 0, count) + k * math.log(q) + (alpha - k) * math.log1p(-q)
     terms += (k * k - k) / (2 * z * z)
     terms[k > alpha] = -math.inf
@@ -101,21 +101,23 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
 def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
     """log A at other orders, shape [orders], by the two series, until both fall and add nothing."""
     alpha, moments = np.array(orders), np.full(len(orders), math.inf)
+    # The output where both parts are equal.
     middle, log_q, log_rest = z * z * math.log(1 / q - 1) + 0.5, math.log(q), math.log1p(-q)
     open_ones = np.arange(len(orders))  # orders whose series has not ended yet
     terms = sums = np.full((2, 1, len(orders)), -math.inf)
     for first, end in pairwise(_BLOCKS):
-        i = np.arange(first, end)[:, None]
+        i = np.arange(first, end)[:, None]  # [terms, 1]
         j, binomials = alpha[open_ones] - i, _log_binomials(orders, first, end - first)[:, open_ones]
         # Mironov, Talwar and Zhang 2019, arXiv:1908.10530, section 3.3: the integral is cut where both parts of the
         # mixture are equal, and each side is a binomial series with normal tails.
         low = binomials + i * log_q + j * log_rest + (i * i - i) / (2 * z * z) + log_ndtr((middle - i) / z)
         high = binomials + j * log_q + i * log_rest + (j * j - j) / (2 * z * z) + log_ndtr((j - middle) / z)
-        before, terms = terms[:, -1:], np.stack([low, high])
+        before, terms = terms[:, -1:], np.stack([low, high])  # [2 series, terms, orders]
         sums = np.logaddexp.accumulate(np.concatenate([sums[:, -1:], terms], axis=1), axis=1)[:, 1:]
         total = np.logaddexp(sums[0], sums[1])
         # A term that falls in both series may end them; before that, the sums may still grow.
         falls = (terms < np.concatenate([before, terms[:, :-1]], axis=1)).all(axis=0)
+        # `_NEGLIGIBLE` below the sum, and falling
         is_last = falls & (terms.max(axis=0) < total - _NEGLIGIBLE)
         ends = is_last.any(axis=0)
         moments[open_ones[ends]] = total[is_last.argmax(axis=0)[ends], np.flatnonzero(ends)]
@@ -141,17 +143,19 @@ def rdp_of_fixed_size_sample(multiplier: float, rate: float, orders: tuple[float
     j = np.arange(2, int(whole[-1]) + 1)
     moments = []
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what overflows becomes infinite
+        # 2 E_Q r^j, for E_Q r^j = exp(j (j - 1) / (2 z^2))
         far = math.log(2) + np.float64(multiplier) ** -2 * j * (j - 1) / 2
         central = _log_central_moments(multiplier, min(len(j), _CENTRAL_ORDER) + 2)
         few = j[: _CENTRAL_ORDER - 1]
-        near = np.minimum(
+        near = np.minimum(  # 4 sqrt(m_i m_k), for the even numbers around j
             far[: len(few)], math.log(4) + (central[few // 2 * 2] + central[-(-few // 2) * 2]) / 2
         )
         for order in whole:
             count = int(order) - 1
+            # The term of j = 2, and then those without central moments.
             logarithms = near if order <= _CENTRAL_ORDER else np.append(near[:1], far[1:])
             terms = _log_binomials((order,), 2, count)[:, 0] + j[:count] * math.log(rate) + logarithms[:count]
-            moments.append(np.logaddexp(0.0, np.logaddexp.reduce(terms) + _RAISED))
+            moments.append(np.logaddexp(0.0, np.logaddexp.reduce(terms) + _RAISED))  # log(1 + sum)
         divergences: np.ndarray = np.fmin(
             np.interp(alpha, whole, moments) / (alpha - 1), alpha / 2 * np.float64(multiplier) ** -2
         )
@@ -166,7 +170,7 @@ def _log_central_moments(multiplier: float, last: int) -> np.ndarray:
     nothing cancels, as it does in the differences of E_Q r^i, which the moments are, too.
     """
     k = np.arange(last + 1)
-    log_powers = np.float64(multiplier) ** -2 * k
+    log_powers = np.float64(multiplier) ** -2 * k  # of c^k
     log_rests = log_powers + np.log(-np.expm1(-log_powers))  # of c^k - 1
     moments = np.full(last + 1, -math.inf)
     moments[0] = 0.0
@@ -200,6 +204,7 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     alpha = np.array(orders)
     if count / multiplier > _MAX_SHIFT:
         numbers = np.arange(count + 1)[:, None]
+        # Log of the chance of j times exp(a (a - 1) j^2 / (2 z^2)).
         terms = stats.binom.logpmf(numbers, count, rate) + alpha * (alpha - 1) / 2 * np.square(
             numbers / multiplier
         )
@@ -223,6 +228,7 @@ class _GroupMoments:
 
     def __init__(self, multiplier: float, rate: float, count: int, max_order: float) -> None:
         self._shift, self._numbers = count / multiplier, np.arange(count + 1) / multiplier
+        # Log chance of j, and -j^2 / (2 z^2) of its density.
         self._constants = stats.binom.logpmf(np.arange(count + 1), count, rate) - np.square(self._numbers) / 2
         points = math.ceil((max_order * self._shift + 2 * _WIDTH) / _STEP)
         self._points = max(_POINTS_OF_CELL, -(-points // _MAX_CELLS))
@@ -236,6 +242,7 @@ class _GroupMoments:
         last = min(int(np.searchsorted(self._edges, end)) + 1, len(self._edges))
         edges, ratios = self._edges[:last], self._at_edges[:last]
         slopes = np.diff(ratios) / np.diff(edges)
+        # Where a L(t) - t^2 / 2, with the chord of L, is largest in each cell.
         highest = np.clip(order * slopes, edges[:-1], edges[1:])
         bounds = order * (ratios[:-1] + slopes * (highest - edges[:-1])) - np.square(highest) / 2
         at_edges = order * ratios - np.square(edges) / 2
@@ -246,8 +253,10 @@ class _GroupMoments:
         self._fill(cells.tolist(), t)
         exponents = order * np.stack([self._inside[cell] for cell in cells.tolist()]) - np.square(t) / 2
         largest = float(exponents.max())
+        # Each point left out is below exp(-_LEFT_OUT) of the largest.
         left_out = len(bounds) * self._points * math.exp(-_LEFT_OUT)
         log_sum = largest + math.log(float(np.exp(exponents - largest).sum()) + left_out)
+        # The rule's step over the normal density's constant.
         return log_sum + math.log(_STEP / math.sqrt(2 * math.pi)) + _ROUNDING * order
 
     def _fill(self, cells: list[int], t: np.ndarray) -> None:
@@ -291,7 +300,7 @@ def round_up_rdp(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 def rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
     """Bounds for randomised response, which dominates every mechanism with this epsilon (Mironov 2017, Prop. 5)."""
-    truth = -np.logaddexp(0.0, -epsilon)
+    truth = -np.logaddexp(0.0, -epsilon)  # log of e^epsilon / (1 + e^epsilon)
     lie = truth - epsilon
     moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
     # Near 0 rounding takes all of the moments; this bound is as tight there (Bun and Steinke 2016, Proposition 3.3).
@@ -325,6 +334,7 @@ def rdp_of_selection(mean: float, shape: float, once: np.ndarray, orders: np.nda
     """
     once = np.where(np.isnan(once), math.inf, once)
     with np.errstate(divide="ignore", invalid="ignore"):
+        # For one trial, and for how many there are.
         bounds = np.where(orders > 1, once + math.log(mean) / (orders - 1), math.inf)
         if math.isinf(shape):
             # Delta at each of these epsilons, one a column, by the better of two bounds at the best order.
@@ -338,6 +348,7 @@ def rdp_of_selection(mean: float, shape: float, once: np.ndarray, orders: np.nda
             return np.where(orders > 1, bounds_above, math.inf)
     gamma = float(_gamma_truncated_negative_binomial(shape, mean))
     bounds = bounds + (1 + shape) * np.min((1 - 1 / orders) * once - math.log(gamma) / orders)
+    # From the highest order down.
     rising: np.ndarray = np.minimum.accumulate(bounds[::-1])[::-1]  # a bound holds at lower orders, too
     return rising
 

@@ -96,8 +96,8 @@ class PerturbedObjective:
         """Shape [d, d], float64; a record whose loss is continued linearly adds nothing."""
         total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
         for rows, labels, limits in self._records():
-            curvatures = self._curvatures((rows @ point)[:, None], labels, limits)
-            total += rows.T @ (curvatures[:, None] * rows)
+            curvatures = self._curvatures((rows @ point)[:, None], labels, limits)  # [b]
+            total += rows.T @ (curvatures[:, None] * rows)  # sum of curvature x x^T
         return total
 
     def _records(self) -> Iterable[Rows]:
@@ -120,6 +120,7 @@ class PerturbedObjective:
             # others.
             rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, 0.0)
             norms = torch.linalg.vector_norm(rows, dim=1)
+            # Longer records are scaled down, the bias's 1 with them.
             rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
             # The gradient of a linear model is slope times features: |slope| <= clip_norm / |features| bounds its norm.
             limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
@@ -156,6 +157,7 @@ def minimum(problem: PerturbedObjective, *, tolerance: float) -> Tensor:
     for _ in range(_MAX_STEPS):
         if gradient.norm() <= tolerance:
             return point
+        # Newton: H^-1 g, H positive by the regularisation
         step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
         moved = point - step
         new_gradient = problem.gradient(moved)

@@ -94,6 +94,7 @@ class Database:
 
     def _is_full(self, error: DBAPIError) -> bool:
         """Whether a file's disk is full; for its log and index, SQLite only says that they cannot be written."""
+        # Extended codes have the primary one in their low byte.
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         if code != sqlite3.SQLITE_IOERR:
             return code == sqlite3.SQLITE_FULL
@@ -152,6 +153,7 @@ def _make_private(path: Path) -> None:
     if not path.parent.is_dir():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        # A file that is there already, and is ours, loses what it lets others do.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         status = path.stat()
@@ -170,6 +172,7 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
     cursor = connection.execute("SELECT session_user")
     record.info["user"] = cursor.fetchone()[0]
     for name, seconds in _SESSION.items():
+        # PostgreSQL has this one since version 14.
         if name != "idle_session_timeout" or connection.info.server_version >= 140000:
             connection.execute(f"SET {name} = '{seconds}s'")
     connection.commit()
@@ -222,8 +225,8 @@ _MIGRATING = threading.Lock()
 _SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION = "40001", "40P01", "23505"
 _TABLE_EXISTS, _TYPE_EXISTS = "42P07", "42710"  # a table in PostgreSQL is a type, too
 _LOST_A_RACE = {_SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION, _TABLE_EXISTS, _TYPE_EXISTS}
-_SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}
-_NOT_ALLOWED = "42501"
+_SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}  # shutdown, crash, starting up, and idle session
+_NOT_ALLOWED = "42501"  # insufficient_privilege
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, sa.exc.InvalidRequestError)
 
 
@@ -319,6 +322,7 @@ class Store:
                 entries.append(seal(draft, after=head, written_at=now, written_by=user))
                 head = entries[-1].head
             changes = state_tables.apply_rows(state, entries) if entries else []
+            # Rows, balances and commit, in one round trip.
             exchange(connection, [*((INSERT, row._asdict()) for row in entries), *changes, *_end(connection)])
             return head
 
@@ -386,6 +390,7 @@ class Store:
         verified = self.verified
         rows: Statement = (_FROM, {"seq": max(verified.seq, 1), "page": FIRST_PAGE})
         # One round trip: the turn, the new rows, the head that balances are of, and the queries to them.
+        # Those of the turn's statements are not needed.
         results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *queries])[len(turn) :]
         page, ((seq, hashed),), *answers = results
         head = self._head(connection, verified, page)
@@ -460,7 +465,7 @@ class Store:
                 may_retry = _lost_a_race(error) or (self._was_connected and _lost_connection(error))
                 if not may_retry or time.monotonic() > deadline:
                     raise RefusedError(self.database.complaint(error)) from None
-            time.sleep(random.uniform(0.0, pause))
+            time.sleep(random.uniform(0.0, pause))  # a random time, so that two do not meet again
             pause = min(2 * pause, 0.5)
 
 

@@ -79,8 +79,9 @@ class _Cumulative:
         index = bisect_left(self.sums, above)
         if index == len(self.sums):
             if self.has_upper:
-                return None
+                return None  # it may be a larger number, of those left out
             index -= 1
+        # Numbers left out below the first may have the error's mass.
         below = self.sums[index - 1] + self.error if index else self.error * self.has_lower
         return self.first + index if below << bits <= uniform * total else None
 
@@ -88,8 +89,10 @@ class _Cumulative:
 @lru_cache(maxsize=8)
 def _cumulative(count: int, chance: int, bits: int) -> _Cumulative:
     """The distribution, with a weight of 2^bits at its mode."""
-    other, mode = (1 << CHANCE_BITS) - chance, (count + 1) * chance >> CHANCE_BITS
+    other, mode = (1 << CHANCE_BITS) - chance, (count + 1) * chance >> CHANCE_BITS  # floor((n + 1) p)
+    # Weight k + 1 over weight k.
     upwards = (((count - k) * chance, (k + 1) * other) for k in range(mode, count))
+    # Weight k - 1 over weight k.
     downwards = ((k * other, (count - k + 1) * chance) for k in range(mode, 0, -1))
     upper, error_above, has_upper = _weights(1 << bits, upwards)
     lower, error_below, has_lower = _weights(1 << bits, downwards)
@@ -109,6 +112,7 @@ def _weights(weight: int, ratios: Iterable[tuple[int, int]]) -> tuple[list[int],
     for distance, (numerator, denominator) in enumerate(ratios, 1):
         weight = weight * numerator // denominator
         if weight == 0:
+            # Distance / (1 - ratio), rounded up.
             left_out = -(-distance * denominator // (denominator - numerator))
             return weights, error + left_out, True
         weights.append(weight)

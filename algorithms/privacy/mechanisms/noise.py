@@ -90,8 +90,9 @@ class Stream:
         # A block of the cipher is two words; it is encrypted by its number, so that a stream can start at any. The
         # first half of the counter is the release, so that no block of two releases is the same.
         nonce = self._release.to_bytes(8, "big") + (self.position // 2).to_bytes(8, "big")
+        # 16 bytes: release and block, big-endian, as CTR counts
         cipher = Cipher(algorithms.AES(self._key), modes.CTR(nonce)).encryptor()
-        cipher.update(bytes(8 * (self.position % 2)))
+        cipher.update(bytes(8 * (self.position % 2)))  # an odd position begins in the middle of a block
         return cipher
 
     def later(self, words: int) -> "Stream":
@@ -104,7 +105,7 @@ class Stream:
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Uniform 64-bit words, shape [count]."""
-        encrypted = self._cipher.update(bytes(8 * count))
+        encrypted = self._cipher.update(bytes(8 * count))  # encrypted zeros are the key stream
         self.position += count
         return np.frombuffer(encrypted, dtype=np.uint64)
 
@@ -118,7 +119,7 @@ class Stream:
         numbers = _join_words(fraction, exponent)
         # No bit of the exponent is set (once in 2^53): the number is below 2^-53, and its bits are drawn anew at that
         # scale.
-        below = np.flatnonzero(exponent >> np.uint64(11) == 0)
+        below = np.flatnonzero(exponent >> np.uint64(11) == 0)  # 53 bits are used, the lowest 11 are not
         if len(below):
             numbers[below] = 2.0**-53 * self.uniform(len(below))
         return numbers
@@ -219,7 +220,7 @@ class Stream:
         For a box such a point is u - s 1 with u uniform in [0, 1]^count and s in [0, 1], since the values of s that
         lead to x have measure 1 - |x|.
         """
-        length = -float(np.log(self.uniform(count)).sum())
+        length = -float(np.log(self.uniform(count)).sum())  # a sum of `count` exponential draws
         if not box:
             direction = self.normal(count)
             return length / float(np.linalg.norm(direction)) * direction
@@ -231,7 +232,7 @@ class Stream:
         """Standard Gumbel draws, shape [count]: minus the logarithm of a standard exponential."""
         near_one = self.coins(count, 0.5)
         # The distance of a uniform number from 0 or from 1, since both its tails count.
-        distance = 0.5 * self.uniform(count)
+        distance = 0.5 * self.uniform(count)  # in (0, 1/2)
         return -np.log(np.where(near_one, -np.log1p(-distance), -np.log(distance)))
 
 
@@ -239,7 +240,7 @@ def _join_words(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> N
     """Uniform numbers from two words each."""
     # The bit length of 53 random bits is geometric: each length is half as likely as the next, as the exponent of a
     # uniform number is. The fraction lies in [1/2, 1).
-    bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]
+    bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]  # the bit length of a whole number
     numbers: NDArray[np.float64] = np.ldexp(
         0.5 + (fraction >> np.uint64(12)).astype(np.float64) * 2.0**-53, bits.astype(np.int64) - 53
     )
@@ -276,7 +277,7 @@ def steps_of(noise: NDArray[np.float64], *, std: float) -> "Tensor":
     """Noise in whole steps of the grid of `std`, float64."""
     import torch
 
-    return torch.from_numpy(np.rint(noise / grid_step(std)))
+    return torch.from_numpy(np.rint(noise / grid_step(std)))  # to the nearest step
 
 
 def add_steps(total: "Tensor", noise: "Tensor", *, std: float) -> "Tensor":
@@ -290,13 +291,14 @@ def add_steps(total: "Tensor", noise: "Tensor", *, std: float) -> "Tensor":
     step = grid_step(std)
     # Noise rounded to whole steps, added to a sum in whole steps, is their exact sum rounded: post-processing.
     # At most 2^52 steps, and noise of far fewer: float64 adds such whole numbers exactly.
+    # 2^52 steps are at most 2^28 times `std`
     steps = torch.round(total / step).clamp_(-_MAX_STEPS, _MAX_STEPS)
     return steps.add_(noise.to(total.device)).mul_(step)
 
 
 def grid_step(std: float) -> float:
     """The grid's step: `std` times 2^-24, rounded down to a power of two."""
-    return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)
+    return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)  # 2^-25 to 2^-24 of `std`
 
 
 def std_on_grid(std: float, *, sensitivity: float, dimension: int) -> float:
