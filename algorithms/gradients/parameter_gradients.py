@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -245,7 +245,8 @@ def gram_square_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     return products.sum(dim=(1, 2)).clamp(min=0.0)  # cancellation can leave a small negative square
 
 
-class RowProducts(NamedTuple):
+@dataclass(frozen=True)
+class RowProducts:
     """What the norms of gradients follow from after a map by rows, as in `normalised_weights`; float64.
 
     Attributes:
@@ -277,9 +278,8 @@ def row_products(rows: Tensor, directions: Tensor) -> RowProducts:
 
 def join_row_products(parts: list[RowProducts]) -> RowProducts:
     """The products of several parts of a materialised batch, in their order."""
-    squares, along, _ = zip(*parts, strict=True)
-    # along: [2, batch, rows]
-    return RowProducts(torch.cat(squares), torch.cat(along, dim=1), None)
+    squares = torch.cat([part.squares for part in parts])
+    return RowProducts(squares, torch.cat([part.along for part in parts], dim=1), None)
 
 
 def row_products_of_factors(

@@ -57,6 +57,14 @@ def normalised() -> nn.Module:
     )
 
 
+class Standardised(nn.Conv2d):
+    """A convolution with standardised weights, of enough numbers to be pulled back by rows."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = nn.functional.batch_norm(self.weight.flatten(1)[None], None, None, training=True)
+        return nn.functional.conv2d(images, rows.view_as(self.weight), self.bias)
+
+
 class Masked(nn.Linear):
     """A layer some of whose weights are zero, as in an autoregressive network."""
 
@@ -85,6 +93,10 @@ MODELS = {
     "masked": (lambda: nn.Sequential(Masked(6, 350), nn.Tanh(), nn.Linear(350, 3)), ROW),
     "dense, tied": (dense, ROW),
     "weight norm": (normalised, ROW),
+    "standardised": (
+        lambda: nn.Sequential(Standardised(3, 80, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80 * 36, 3)),
+        IMAGE,
+    ),
     "images": (images, IMAGE),
     "words": (lambda: Words(frozen=False), TEXT),
     "words, frozen table": (lambda: Words(frozen=True), TEXT),
@@ -138,6 +150,18 @@ def test_replayed_pass_has_the_bits_of_a_recorded_one(name: str) -> None:
             assert torch.equal(replayed.norms(clipping), expected.norms(clipping))
             assert torch.equal(replayed.clipped_sum(clipping), expected.clipped_sum(clipping))
     assert engine.replayed_sizes == (SIZE,)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_are_part_of_a_replay(name: str) -> None:
+    make, shape = MODELS[name]
+    engine = engine_of(make(), shape)
+    layouts = engine.inspection.layouts
+    assert layouts is not None
+    replay = replay_of(engine.passes, layouts, engine.inspection.form, SIZE, with_norms=True)
+    assert replay is not None
+    gradients = replay(engine.passes.model.initial_parameters(), *records(shape))
+    assert gradients is not None and "_whole_norms" in gradients.measured
 
 
 def test_first_passes_of_a_size_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
