@@ -471,17 +471,20 @@ def _of_taking_part(game: Game, series: Sequence[Answer], through: Array, featur
     first, steps = series[0], len(series)
     whole = contribution(game, first, features)
     length = float(np.linalg.norm(whole))
+    # [steps], along the contribution, whitened
     seen = through @ np.array([answer.value @ whole for answer in series]) / (length * first.scale)
-    moves = through * (length / first.scale)
+    moves = through * (length / first.scale)  # [steps, steps]: how a participation in a step shows
     parts, chance = first.sampling.parts, first.sampling.chance
     logs = []
     for start in range(min(parts, steps)):
-        inside = moves[:, start::parts]
+        inside = moves[:, start::parts]  # the columns of one part's steps
         if chance == 1:
             inside = inside.sum(axis=1, keepdims=True)
-        ratios = inside.T @ seen - np.square(inside).sum(axis=0) / 2
+        ratios = inside.T @ seen - np.square(inside).sum(axis=0) / 2  # log of N(move, 1) over N(0, 1)
+        # In each of its steps by a coin of its own.
         logs.append(float(np.logaddexp(_log(1 - chance), math.log(chance) + ratios).sum()))
     logs += [0.0] * (parts - len(logs))  # of parts whose turn never comes
+    # The mean over the parts, which are equally likely.
     return float(np.logaddexp.reduce(logs)) - math.log(parts)
 
 
@@ -498,6 +501,7 @@ def _log_ratio(game: Game, plan: Plan, answer: Answer, canary: int, *, alone: bo
     without = contribution(game, answer, replaced) if replaced.any() else np.zeros_like(with_it)
     others = np.zeros_like(with_it)
     if answer.kind == "total":
+        # The others' sum, on average.
         others = game.zeros * answer.sampling.rate * contribution(game, answer, np.zeros_like(features))
     if answer.kind == "norm count":
         others = np.array([0.5 * game.zeros * answer.sampling.rate])

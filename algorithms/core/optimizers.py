@@ -194,8 +194,9 @@ class OptimizerConfig:
             case "none":
                 return 1.0
             case "ema":
-                return min(1.0, max(1.0 / count, 10.0 / steps))
+                return min(1.0, max(1.0 / count, 10.0 / steps))  # a mean at first, then 10 / steps
             case "tail":
+                # The first three quarters are replaced, the last is averaged.
                 return 1.0 / max(1, count - (3 * steps) // 4)
 
     def _decay(self, progress: float) -> float:

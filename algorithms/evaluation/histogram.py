@@ -333,6 +333,7 @@ def spread(values: Floats, nodes: Floats) -> Floats:
     at most 1, and it is divided by its norm where rounding makes it more. Sums over records of 1, of the value and of
     its square are sums over nodes of 1, of the node and of its square, exactly.
     """
+    # The node below, or the third last: three are needed.
     first = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 3)
     a, b, c = (nodes[first + step] for step in range(3))
     weights = np.zeros((len(values), len(nodes)))
@@ -384,7 +385,7 @@ def count(
             size = table[0].size
             for index, share in contributions[name]:
                 inside = group >= 0
-                at = (group * size + index)[inside]
+                at = (group * size + index)[inside]  # by group, then by cell
                 table += np.bincount(at, (share * weights)[inside], table.size).reshape(table.shape)
     if spec.halves:
         if halves is None:
@@ -421,7 +422,7 @@ def _countable(
 def _label_halves(spec: HistogramSpec, index: Integers, half: Integers, weights: Floats) -> Floats:
     """Sums of weights by half of the people, score and label, of the spec's shape; index: of score and label, [n]."""
     size = math.prod(spec.half_shape)
-    sums = np.bincount(half * size // 2 + index, weights, size)
+    sums = np.bincount(half * size // 2 + index, weights, size)  # half, then score, then label
     return np.asarray(sums, np.float64).reshape(spec.half_shape)
 
 
@@ -506,6 +507,7 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
         # Even odds are the first class, as by argmax.
         fine = np.searchsorted(score_edges(spec.bins), odds, side="left")
         return {
+            # Coarser bins are whole numbers of the finest.
             f"score x label, {size}": [(fine // (spec.bins // size) * 2 + classes, ones)]
             for size in spec.resolutions
         }

@@ -329,6 +329,7 @@ class DPAGD(Strict):
 
         is_printed, sampling, max_step = self.averaging == "printed", self._sampling(), float(state.max_step)
         noise = self._selection_noise(plan.params(Iteration).selection_multiplier)
+        # Of the sum over a sample, which is rate * n times the mean.
         pull = self.regularisation * sampling.rate * (plan.facts.records or 0)  # public where there is one
         measured = self._measure_gradient(state, float(state.gradient_rho), barrier)
         if measured is not None and is_printed:
@@ -382,6 +383,7 @@ class DPAGD(Strict):
         return replace(
             state,
             parameters=parameters,
+            # (eta + 1) / (t + eta) for eta = 3
             average=state.average + 4 / (iterations + 3) * (parameters - state.average),
             gradient_rho=torch.full_like(state.gradient_rho, rho),
             max_step=torch.full_like(state.max_step, max_step),

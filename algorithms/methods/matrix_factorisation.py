@@ -142,6 +142,7 @@ def _weights_of_gradients(update: OptimizerConfig, steps: int, last: NDArray[np.
     """
     rates = np.array([update.rate_at(step / steps) for step in range(steps)])
     shares = np.array([update.averaging_weight(step + 1, steps) for step in range(steps)])
+    # Nesterov's step is along g + momentum v, the plain one along v
     ahead, own = (1.0, update.momentum) if update.nesterov else (0.0, 1.0)
     nothing, shrink = np.zeros(steps), 1.0 - rates * update.weight_decay
     moves = np.array(
@@ -151,17 +152,19 @@ def _weights_of_gradients(update: OptimizerConfig, steps: int, last: NDArray[np.
             [nothing, nothing, 1.0 - shares],
         ]
     ).transpose(2, 0, 1)
+    # Slopes by the gradient of a step, [steps, 3].
     readings = moves[:, 1] + ahead * np.array([rates, nothing, rates * shares]).T
 
     starts = np.append(0, last[:-1] + 1)
     lengths = last + 1 - starts
     weights_of_slopes = np.empty((lengths.max(), len(last), 3))
-    products = np.tile(np.eye(3), (len(last), 1, 1))
+    products = np.tile(np.eye(3), (len(last), 1, 1))  # [iterates, 3, 3]
     for back in range(lengths.max()):
         at = np.maximum(last - back, starts)
-        weights_of_slopes[back] = (readings[at, None] @ products)[:, 0]
+        weights_of_slopes[back] = (readings[at, None] @ products)[:, 0]  # [iterates, 3]
         products = np.where((back < lengths)[:, None, None], moves[at] @ products, products)
 
+    # Slopes: by parameters, velocity and average, of each iterate.
     weights, slopes = np.zeros((len(last), steps)), np.zeros((3, len(last)))
     for span in reversed(range(len(last))):
         slopes[2, span] = 1.0
@@ -200,7 +203,9 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
 
     Source: Kalinin and Lampert 2024, arXiv:2405.13763, Theorem 1, without weight decay.
     """
+    # Coefficients of 1 / sqrt(1 - x).
     falls = np.cumprod(np.concatenate([[1.0], 1.0 - 0.5 / np.arange(1, bands)]))
+    # Of 1 / sqrt((1 - x) (1 - momentum x)).
     column = np.convolve(falls, falls * momentum ** np.arange(bands))[:bands] if momentum else falls
     return _normalise(column)
 
@@ -259,6 +264,7 @@ def best_buffered(
         column = torch.cat([first, _sums(weights, own, steps - 1)])
         inverse = torch.cat([first, -_sums(weights, own - weights[:, None], steps - 1)])
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
+        # [steps / period, period]: what the participations so far add up to
         moved = torch.nn.functional.pad(column, (0, -steps % period)).view(-1, period).cumsum(0)
         return torch.log(error(inverse) * moved.reshape(-1)[:steps].square().sum())
 
@@ -276,7 +282,7 @@ def _some_rows(workload: Workload, count: int | None) -> Array:
     """About so many evenly spaced rows with the last one, shape [rows, steps]."""
     count = count or min(_SEARCH_ROWS, max(_MIN_SEARCH_ROWS, _MAX_SEARCH_WEIGHTS // workload.steps))
     every = max(1, len(workload.rows) // count)
-    return workload.rows[::-1][::every][::-1].copy()
+    return workload.rows[::-1][::every][::-1].copy()  # from the last one back
 
 
 def _normalise(column: Array) -> Toeplitz:
@@ -341,7 +347,8 @@ class _SummedNoise:
         """Of the autocorrelation, on a circle, and of the combinations of the rows' heads."""
         whole = _fast_size(2 * self._rows.shape[1])
         energy = np.square(np.abs(np.fft.rfft(self._rows, n=whole))).sum(0)
-        lags = np.fft.irfft(energy, n=whole)[: self.length]
+        lags = np.fft.irfft(energy, n=whole)[: self.length]  # the rows' autocorrelation, summed over rows
+        # Symmetric, with zeros between.
         circle = np.concatenate([lags, np.zeros(self._size + 1 - 2 * self.length), lags[:0:-1]])
         _, sizes, heads = np.linalg.svd(self._rows[:, : self.length], full_matrices=False)
         heads = (sizes[:, None] * heads)[sizes > _NOTHING * sizes[0]]
@@ -355,11 +362,13 @@ class _SummedNoise:
             moved = np.fft.irfft(spectrum * circle, n=size)[: self.length]
             value, back = moved @ column, np.zeros_like(spectrum)
             for head in heads:
+                # At lag k what is of t = -k; lag 0 is no negative t.
                 before = np.fft.irfft(spectrum * head.conj(), n=size)
                 before[0] = before[self.length :] = 0.0
                 value -= before @ before
                 back += np.fft.rfft(before) * head
             slopes = 2.0 * (moved - np.fft.irfft(back, n=size)[: self.length])
+        # The value, with these slopes for autograd.
         return float(value) + torch.from_numpy(slopes) @ (inverse - inverse.detach())
 
 

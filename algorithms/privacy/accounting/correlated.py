@@ -75,7 +75,7 @@ def toeplitz(event: CorrelatedDpEvent) -> Array:
 
 def buffered_column(weights: Array, decays: Array, steps: int) -> Array:
     """The first column of a buffered strategy, shape [steps]."""
-    powers = decays[:, None] ** np.arange(max(steps - 1, 0))
+    powers = decays[:, None] ** np.arange(max(steps - 1, 0))  # [buffers, steps - 1]
     return np.concatenate([[1.0], weights @ powers])[:steps]
 
 
@@ -99,13 +99,14 @@ def squared_sensitivity(coefficients: Array, *, steps: int, parts: int) -> float
         period = min(parts, steps)
         moved = np.cumsum(np.append(column, np.zeros(-steps % period)).reshape(-1, period), axis=0)
         return float(np.square(moved.ravel()[:steps]).sum())
-    totals = np.zeros(min(parts, steps))
+    totals = np.zeros(min(parts, steps))  # by the record's part, [parts]
     for lag in range(0, steps, parts):
         if lag >= len(coefficients):
             break
         # The product of the columns at steps p - lag and p is that of c and c moved by the lag, up to row steps - 1.
         products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))
         positions = np.arange(lag, steps)
+        # The product of two different columns occurs twice.
         weights = (1.0 if lag == 0 else 2.0) * products[steps - 1 - positions]
         totals += np.bincount(positions % parts, weights=weights, minlength=len(totals))[: len(totals)]
     return float(totals.max())
@@ -134,6 +135,7 @@ def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
         # A number for each (first participation, tree, node): it is there once for each leaf with the record.
         positions = ((first * (tree[-1] + 1) + tree) * nodes + node)[is_complete]
         changed, times = np.unique(positions, return_counts=True)
+        # Squared: a node moves by the sum of a record's leaves in it.
         totals += np.bincount(changed // (nodes * (tree[-1] + 1)), np.square(times), minlength=len(totals))
     return float(totals.max())
 
@@ -165,8 +167,10 @@ def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
             parts=event.parts,
             bands=bands,
         )
+    # Of one column, as those of one record do not overlap.
     norm = math.sqrt(float(np.square(toeplitz(event)).sum()))
     inner = dp.GaussianDpEvent(event.noise_multiplier / norm)
+    # How often a record's turn comes, rounded up.
     return dp.PoissonSampledDpEvent(event.rate, inner), math.ceil(event.steps / event.parts)
 
 

@@ -392,6 +392,7 @@ def rho_of_budget(budget: Budget) -> float:
             epsilon=budget.epsilon,
             delta=budget.delta,
         )
+    # In 1 / rho, of which the cost falls, as `find_smallest` asks.
     inverse = find_smallest(
         lambda x: epsilon_of_zcdp(1 / x, budget.delta),
         budget.epsilon,

@@ -86,7 +86,9 @@ def find_smallest(
         return low
     if cost(high) > limit:
         return None
+    # Up to rounding and the tolerance, on either side of the limit.
     root = brentq(excess, math.log(low), math.log(high), xtol=tolerance)
+    # Upwards, until one is known to be within it.
     candidates = (min(math.exp(root + k * tolerance), high) for k in range(1000))
     return next((number for number in candidates if cost(number) <= limit), high)
 

@@ -160,7 +160,7 @@ def coarse_grid(
     square = rough.cumulant(tilt)[2] / rough.count
     if epsilon > 0:
         square = min(square, epsilon**2 / -math.log(delta))
-    width = math.sqrt(12 * error * square)
+    width = math.sqrt(12 * error * square)  # a cell adds width^2 / 6: twice the share of the square
     return max(width, longest / _FIRST_CELLS, epsilon / max_points) or 1.0, epsilon
 
 
@@ -219,10 +219,12 @@ def epsilon_of(
         finer = sums.epsilon(delta)
         previous, cost = cost, min(cost, finer)
         # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
+        # Richardson: the error falls by refinement^order, so what this grid has left is the gain over that less 1.
         remaining = abs(previous - finer) / (refinement**order - 1) if previous < math.inf else math.inf
         tolerance = max(error * cost, MIN_GRID_ERROR) if cost < math.inf else MIN_GRID_ERROR
         if remaining <= tolerance or sums.points > MAX_POINTS / 2 or sums.infinity_mass > delta:
             break
+        # By as much as takes the rest to the tolerance, and a little more.
         refinement = min(
             max(_MIN_REFINEMENT, _OVERSHOOT * (remaining / tolerance) ** (1 / order)),
             _MAX_REFINEMENT,

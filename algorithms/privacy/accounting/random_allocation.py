@@ -161,14 +161,16 @@ def _ratio_of_step(z: float, cell: float) -> _Ratio:
     first = math.floor((-reach / z - 0.5 / z**2) / cell)
     last = math.ceil((reach / z + 0.5 / z**2) / cell)
     logs: Array = np.linspace(cell * first, cell * last, last - first + 1)
-    under_q = z * logs + 0.5 / z
+    under_q = z * logs + 0.5 / z  # log Y in standard deviations under Q, [points]
     under_p = under_q - 1 / z  # the mean of Y in a cell, since Y is the density of N(1 / z, 1)
     (q, _), (mean, _), values = normal_masses(under_q), normal_masses(under_p), np.exp(logs)
     # Split between the two ends so that the mean stays: a spread that keeps it raises every convex function of Y.
+    # up at v e^cell and q - up at v have the mean of the cell.
     up = np.clip((mean / values[:-1] - q) / math.expm1(cell), 0.0, q)
     below, above = float(ndtr(under_q[0])), float(ndtr(-under_q[-1]))
     masses = np.append(q - up, above)
     masses[1:] += up
+    # What lies below keeps its mean, by this mass on the lowest point and the rest at 0.
     lowest = min(float(ndtr(under_p[0]) / values[0]), below)
     masses[0] += lowest
     # The mass above is on the last point; that all of its mean counts as lost is a bound.
@@ -183,10 +185,12 @@ def _double(ratio: _Ratio) -> _Ratio:
     """
     count, masses = len(ratio.masses), ratio.masses
     # How far the place of a sum is above that of its larger point.
+    # In cells: log(1 + e^(-cell d)) / cell.
     excesses = np.log1p(np.exp(-ratio.cell * np.arange(count))) / ratio.cell
     points_up = np.floor(excesses).astype(int)
+    # Of a pair's mass, that goes to the point above.
     shares = np.expm1((excesses - points_up) * ratio.cell) / math.expm1(ratio.cell)
-    start = int(points_up[0])
+    start = int(points_up[0])  # of the distance 0, where a sum is twice its points
     sums = np.zeros(count + 2)
     # Where distances begin whose sums lie equally far above their larger points.
     begins = np.append(0, np.flatnonzero(np.diff(points_up)) + 1)
@@ -202,6 +206,7 @@ def _double(ratio: _Ratio) -> _Ratio:
     # One of the two may be 0; where the other one lies below the new grid, it counts as 0, too.
     sums[: max(0, count - start)] += 2 * ratio.zero * masses[start:]
     missed = masses[:start]
+    # Both are 0, or one is and the other is below the grid.
     zero = ratio.zero**2 + 2 * ratio.zero * float(missed.sum())
     lost = 2 * ratio.lost + 2 * ratio.zero * float(missed @ ratio.values[:start])
     return _Ratio(ratio.cell, ratio.first + start, sums, zero, lost).trim()
@@ -217,10 +222,11 @@ def _add_near(sums: Array, masses: Array, shifts: NDArray[np.int64], shares: Arr
     shares: Of a pair's mass, that goes to the point above.
     """
     count, few = len(masses), len(shifts)
+    # Zeros on both sides, so that a shifted row stays inside.
     begun = np.concatenate([np.zeros(_ROWS), masses, np.zeros(_ROWS)])
     other, rows = np.append(masses, np.zeros(2 * _ROWS)), np.empty((_ROWS, count + _ROWS))
     weights = np.stack([1 - shares, shares])
-    weights[:, 1:] *= 2.0
+    weights[:, 1:] *= 2.0  # a pair of different points occurs in two orders
     for first in range(0, few, _ROWS):
         last = min(first + _ROWS, few)
         moved = (shifts[first:last] - shifts[first]).tolist()
@@ -230,6 +236,7 @@ def _add_near(sums: Array, masses: Array, shifts: NDArray[np.int64], shares: Arr
             np.multiply(
                 begun[_ROWS - by : _ROWS - by + size], other[begin : begin + size], out=rows[row, :size]
             )
+        # [2, size]: at the point below and at the one above
         sides = weights[:, first:last] @ rows[: last - first, :size]
         low = int(shifts[first])
         for further, side in enumerate(sides):
@@ -246,16 +253,19 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
     cell, count = several.cell, len(several.masses)
     # In units of the narrower cell: that of the several, and that of the step.
     own, other = max(1, math.ceil(cell / width)), max(1, math.floor(width / cell))
-    unit = cell / own
+    unit = cell / own  # of which both cells are a whole number
     step = _ratio_of_step(noise_multiplier, unit * other)
     lowest = several.first * own - (step.first + len(step.masses) - 1) * other
     highest = (several.first + count - 1) * own - step.first * other
+    # Of a sum above the several's point, for each distance in units.
     above = np.logaddexp(0.0, -unit * np.arange(lowest, highest + 1)) / cell
     points_up = np.floor(above).astype(int)
     shares = np.expm1((above - points_up) * cell) / math.expm1(cell)
     base = int(points_up[several.first * own - step.first * other - lowest])  # of the lowest sum
+    # Of the several's points, from the lowest sum on.
     places, size = np.arange(count) - base, count + int(points_up[(count - 1) * own]) - base + 2
     sums = np.zeros(size)
+    # Whichever takes fewer products of arrays.
     if own * 2 * math.log(1 / math.expm1(cell)) / cell < len(step.masses):
         for phase in range(own):
             _add_by_distance(sums, several, step, base, own, other, phase)
@@ -268,6 +278,7 @@ def _plus_step(several: _Ratio, noise_multiplier: float, width: float) -> _Ratio
             sums += np.bincount(low, both - up, size)
             sums[1:] += np.bincount(low, up, size)[:-1]
     lost = several.lost + step.lost
+    # Where either is 0 the sum counts as 0, so the other's mean is lost.
     lost += several.zero * float(step.masses @ step.values) + step.zero * float(
         several.masses @ several.values
     )
@@ -329,10 +340,12 @@ def ratio_of_pass(
         Ratios, ascending from 0, shape [k]; their masses under Q, shape [k]; and a bound on the mass of P that is not
         in them, where the loss counts as infinite.
     """
+    # The variance of Y under Q; and both tails, in deviations of log Y.
     spread, reach = math.expm1(noise_multiplier**-2), -2 * float(ndtri(_TAIL))
     last = min(_FINE * math.sqrt(spread / steps), _MAX_CELL) / finer
 
     def cell_for(length: float) -> float:
+        # The last cell times a power of two, so that grids are refined to it.
         return float(last * 2.0 ** max(0, math.ceil(math.log2(length / last / (_MAX_POINTS * finer)))))
 
     total, count = (
@@ -347,8 +360,8 @@ def ratio_of_pass(
             width = math.sqrt(_ADDED * count * spread / (1 + spread)) / finer
             total = _plus_step(total, noise_multiplier, min(width, _MAX_ADDED_CELL))
             count += 1
-    rest = (parts - steps) / parts
-    ratios = np.append(0.0, total.values / parts) + rest
+    rest = (parts - steps) / parts  # the chance that a record has no step in this pass
+    ratios = np.append(0.0, total.values / parts) + rest  # S = (Y_1 + ... + Y_k + T - k) / T
     rounding = 1 + max(_ROUNDING, steps * _STEP_ROUNDING)
     return ratios, np.append(total.zero, total.masses) * rounding, total.lost / parts
 
@@ -363,10 +376,11 @@ def pair_of_pass(event: RandomAllocationDpEvent, finer: float = 1.0) -> PLDPair:
         pld = GaussianPLD(1 / event.noise_multiplier)
         return PLDPair(pld, pld)
     ratios, masses, lost = ratio_of_pass(event.noise_multiplier, event.parts, event.steps, finer)
-    never = 0.0 if ratios[0] > 0 else float(masses[0])
+    never = 0.0 if ratios[0] > 0 else float(masses[0])  # Q where P has nothing: an infinite loss of adding
     ratios, masses = ratios[masses > 0], masses[masses > 0]
     ratios, masses = ratios[ratios > 0], masses[ratios > 0]
     losses = np.log(ratios)
+    # Under P a point has its mass times its ratio.
     return PLDPair(AtomsPLD(losses, masses * ratios, lost), AtomsPLD(-losses[::-1], masses[::-1], never))
 
 
@@ -385,7 +399,7 @@ def divergences_of_pass(event: RandomAllocationDpEvent, orders: Orders) -> tuple
     alpha = np.array(orders)
     plain = alpha / (2 * z**2)
     if not MIN_NOISE <= z <= _MAX_RENYI_NOISE:
-        return tuple(plain.tolist())
+        return tuple(plain.tolist())  # of one sum over all records
     whole = np.arange(math.ceil(min(max(orders), _MAX_ORDER)) + 1)
     moments = _log_moments(z, parts, steps, whole)
     removed = np.where(alpha <= whole[-1], np.interp(alpha, whole, moments), math.inf)
@@ -400,12 +414,14 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
     factorials = gammaln(orders + 1.0)
 
     def product(first: Array, second: Array) -> Array:
+        # So that each row is `second` backwards, shifted by one.
         padded = np.append(second[::-1], np.full(len(orders) - 1, -math.inf))
         exponents = first + sliding_window_view(padded, len(orders))[::-1]
         largest = exponents.max(axis=1)
         products: Array = largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
         return products
 
+    # Log of E[Y^j] / (j! T^j).
     base = orders * (orders - 1) / (2 * z**2) - factorials - orders * math.log(parts)
     # The power of a series by squaring, with coefficients as logarithms: all are positive, so nothing cancels.
     series, count = np.where(orders == 0, 0.0, -math.inf), steps
@@ -413,6 +429,7 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
         series = product(series, base) if count & 1 else series
         base, count = product(base, base), count >> 1
     if steps < parts:
+        # The coefficients of e^(c x), for c = 1 - steps / T.
         series = product(series, orders * math.log1p(-steps / parts) - factorials)
     total: Array = series + factorials
     return total
@@ -425,7 +442,7 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
     moments = []
     for b in powers:
         # The transform is convex, so that a chord bounds it in a cell: its ends' weights, at a ratio r of two rates.
-        whole = -math.expm1(b * log_r) / b
+        whole = -math.expm1(b * log_r) / b  # the integral of l^(b - 1) over a cell, in units of its upper end
         upper = (-math.expm1((b + 1) * log_r) / (b + 1) - math.exp(log_r) * whole) / -math.expm1(log_r)
         exponents = transforms + b * logs
         largest = float(exponents.max())
@@ -456,7 +473,9 @@ def _log_transforms(z: float, parts: int, steps: int) -> Array:
     means = np.full(len(logs), masses[0])
     for at in range(parts_of_cell):  # the points that lie equally far from some product
         masses_at = masses[1 + at :: parts_of_cell]
+        # E exp(-l Y / T) at all rates l at once
         means += np.correlate(decays[at::parts_of_cell], masses_at)[: len(logs)]
+    # Of k independent Y, and of the constant (T - k) / T.
     transforms: Array = steps * np.log(means) - np.exp(logs) * (1 - steps / parts)
     transforms.setflags(write=False)
     return transforms

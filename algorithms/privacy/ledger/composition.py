@@ -207,7 +207,7 @@ BASIC = Composition()
 @lru_cache(maxsize=4096)
 def exact(number: float) -> Fraction:
     """A float as the decimal that a person reads: three times 0.1 is 0.3."""
-    return Fraction(repr(float(number)))
+    return Fraction(repr(float(number)))  # repr has the shortest decimal that is this float
 
 
 def times(amount: Amount, count: int | Fraction) -> Amount:
@@ -255,6 +255,7 @@ def _group_delta(budget: Budget, count: int) -> float:
     """The delta of `count` records together, at `count` times their epsilon: Dwork and Roth 2014, Theorem 2.2."""
     if (count - 1) * budget.epsilon > 700:  # beyond what a float holds
         return float(count) if budget.delta else 0.0
+    # Sum of e^(i epsilon), i from 0 to k - 1.
     return budget.delta * math.fsum(math.exp(i * budget.epsilon) for i in range(count))
 
 
@@ -266,6 +267,7 @@ def _largest(composition: Composition, budget: Budget) -> float:
         with suppress(RefusedError):  # too small for any rho, as an epsilon of 0
             return rho_of_budget(budget)
         return 0.0
+    # What Canonne et al. 2020, Prop. 12, leaves of epsilon.
     return max(0.0, budget.epsilon - conversion(composition.order, budget.delta))
 
 

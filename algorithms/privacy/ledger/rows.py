@@ -173,6 +173,7 @@ def _digest(entry: Entry) -> str:
     The JSON is written by hand, since `json.dumps` takes three times as long for a million rows. Raises TypeError for a
     value of another type.
     """
+    # The hash itself is left out.
     seq, kind, population, block, run_id, epsilon, delta, events, notes, written_at, previous, _, by = entry
     text = (
         f'{{"about":{_quote(notes)},"block":{_quote(block)},"delta":{delta!r},"epsilon":'

@@ -237,6 +237,7 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
     used = {entry.population for entry in reserved} - populations
     changes = (
+        # In one transaction: an account is opened before it is charged, a population before its adjacency is set.
         (_ENTER_POPULATION, [row | {"place": first[str(row["population"])]} for row in terms]),
         (_OPEN_ACCOUNT, [row for account, row in rows.items() if account not in open_already]),
         (_SET_CAP, [row for account, row in rows.items() if account in open_already]),

@@ -53,11 +53,11 @@ class _ToeplitzStrategy(Strategy):
         """The first column of C^-1, shape [steps]."""
         impulse = np.zeros(steps)
         impulse[0] = 1.0
-        response: Array = signal.lfilter([1.0], self.column(steps), impulse)
+        response: Array = signal.lfilter([1.0], self.column(steps), impulse)  # the impulse response of 1 / C
         return response
 
     def variances(self, steps: int) -> Array:
-        return np.cumsum(np.square(self.inverse(steps)))
+        return np.cumsum(np.square(self.inverse(steps)))  # row t of C^-1 has the first t + 1 entries
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,10 @@ class Buffered(_ToeplitzStrategy):
     def inverse(self, steps: int) -> Array:
         """The first column of C^-1, from what the buffers hold: s = w, then s <- D s - w sum(s), in doubling blocks."""
         weights, decays = np.array(self.weights), np.array(self.decays)
+        # [buffers, steps so far], and D - w 1^T
         buffers, later = weights[:, None], np.diag(decays) - weights[:, None]
         while buffers.shape[1] < steps:
+            # Twice the steps, by the matrix of as many.
             buffers, later = np.hstack([buffers, later @ buffers]), later @ later
         return np.append(1.0, -buffers.sum(axis=0))[:steps]
 
@@ -134,7 +136,7 @@ class Tree(Strategy):
         total, of_estimates = np.zeros(len(weights)), np.zeros_like(weights)
         for level in reversed(range(self.leaves.bit_length())):
             length = 1 << level
-            ends = np.flatnonzero(leaf % length == 0)
+            ends = np.flatnonzero(leaf % length == 0)  # steps that complete a node of this level
             # A right child is complete in the same step as its parent, which takes its place at once: it counts only as
             # a part of the parent's estimate. A left child stands in the sums until the step in which its parent is.
             is_left = leaf[ends] // length % 2 == 1
@@ -145,6 +147,7 @@ class Tree(Strategy):
             from_parents = np.where(has_parent, of_estimates[:, parents], 0.0)
             share = 1.0 - _node_variance(level + 1)  # of the children in an estimate
             estimates = np.where(is_left, weights[:, ends] - replaced, 0.0) + share * from_parents
+            # A node's own draw has this weight in its estimate.
             total += np.square(_node_variance(level) * estimates).sum(1)
             of_estimates[:, ends] = estimates
         return total
@@ -182,12 +185,13 @@ def strategy_of(event: CorrelatedDpEvent) -> Strategy:
 
 def _height(leaf: int) -> int:
     """The height of the tallest node that is complete with this leaf, counted from 1."""
-    return (leaf & -leaf).bit_length() - 1
+    return (leaf & -leaf).bit_length() - 1  # the position of the lowest bit
 
 
 @lru_cache
 def _node_variance(level: int) -> float:
     """The variance of the estimate of a node's noise, from its own draw and its children's."""
+    # Precisions add up: 1 of its own, 1 / (2 v) of two children's sum.
     return 1.0 if level == 0 else 1.0 / (1.0 + 0.5 / _node_variance(level - 1))
 
 

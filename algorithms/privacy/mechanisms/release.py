@@ -296,6 +296,7 @@ class ObjectiveNoise(Multiplied):
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
         """The event of the perturbed objective's exact minimum, and a Gaussian one for where the solver stopped."""
+        # The most curvature of a record over the least of the sum.
         ratio = bound.curvature / bound.regularisation
         return dp.ComposedDpEvent(
             [ObjectivePerturbationDpEvent(self.multiplier, ratio), dp.GaussianDpEvent(self.output)]
@@ -537,6 +538,7 @@ def _drawer() -> ThreadPoolExecutor:
 
 def noisy_argmin(losses: Tensor, release: Release, stream: Stream) -> int:
     """The index of the smallest noisy loss [k]; infinite ones count only if all are."""
+    # Argmin of loss - noise.
     return int(np.argmax(release.noise_scale * draws(release, stream, len(losses)) - losses.numpy()))
 
 
