@@ -308,6 +308,7 @@ def _reserve(job: Job, charged_run: ChargedRun, identity: RunIdentity) -> None:
     notes = job.document.ledger_notes | holdout_note(job.info)
     charged_run.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
     bind(charged_run.ledger, job.info, home=charged_run.home, prepared=job.prepared)
+    # The records are mapped by now: files that were replaced before that, or since, have another digest.
     _check_same_records(job, charged_run)
 
 

@@ -215,7 +215,7 @@ def is_refuted(guesses: Guesses, inverse: InverseTradeOff, *, confidence: float)
     m, c, v = guesses.canaries, guesses.count, guesses.right
     recognised, alarms = (1 - confidence) * v / m, (1 - confidence) * (c - v) / m
     for i in range(v - 1, -1, -1):
-        grown = max(alarms, inverse(min(1.0, recognised)))
+        grown = max(alarms, inverse(min(1.0, recognised)))  # what the curve asks for at least
         recognised += i / (c - i) * (grown - alarms)
         alarms = grown
         if recognised + alarms > c / m:

@@ -150,7 +150,7 @@ def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         digest.update(f"{name} {_form(tensors[name])}".encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)  # bytes as they are stored
     return digest.hexdigest()
 
 
@@ -192,7 +192,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     fresh.chmod(0o600)
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
-    fresh.replace(path)
+    fresh.replace(path)  # a rename is atomic, and durable once its folder is flushed
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

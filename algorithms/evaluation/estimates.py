@@ -161,6 +161,7 @@ def _counts_from_0(values: Floats, resolutions: tuple[int, ...]) -> Floats:
 def _least_squares(resolutions: tuple[int, ...]) -> tuple[Floats, Floats]:
     """(A'A)^-1 A' and (A'A)^-1, where A adds up bins of the last resolution to those of each."""
     bins = resolutions[-1]
+    # [all bins, bins of the last resolution]
     sums = np.concatenate([np.kron(np.eye(size), np.ones((1, bins // size))) for size in resolutions])
     covariance: Floats = np.linalg.inv(sums.T @ sums)
     return covariance @ sums.T, covariance
@@ -244,6 +245,7 @@ def are_in_few_bins(cells: ScoredCells) -> bool:
 @cache
 def _auc_kernels(bins: int) -> tuple[Floats, Floats]:
     def order_kernel(size: int) -> Floats:
+        # A positive above a negative counts 1, and one in the same bin 1/2.
         return np.tril(np.ones((size, size)), -1) + np.eye(size) / 2
 
     merge = np.kron(np.eye(bins // 2), np.ones((1, 2)))
@@ -290,7 +292,7 @@ def _larger_part(positive: Outcome, z: float) -> Outcome:
     if not isinstance(positive, Estimate):
         return positive
     # The larger of two noisy shares is too large: the square of the distance to a half has its variance subtracted.
-    error = (positive.high - positive.low) / (2 * z)
+    error = (positive.high - positive.low) / (2 * z)  # half of the interval, in standard deviations
     distance = max(0.0, (positive.value - 0.5) ** 2 - error**2)
     low = max(positive.low, 1 - positive.high, 0.5)
     high = max(positive.high, 1 - positive.low)

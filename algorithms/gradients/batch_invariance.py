@@ -157,6 +157,7 @@ def _among_others(
     """
     rows = torch.arange(len(records.labels))
     turn = (rows + shift) % 4
+    # Half a pass further on.
     origins = torch.where(turn == 2, (rows + 1 + len(rows) // 2) % len(rows), position)
     mixed, foreign = records.take(origins.to(records.labels.device)), rows[turn == 1]
     for index, kind in enumerate(kinds):

@@ -56,7 +56,7 @@ def connect(
     """
     leaves, structure = tree_flatten((args, kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    positions = [i for i in tensors if leaves[i].requires_grad]
+    positions = [i for i in tensors if leaves[i].requires_grad]  # of values; parameters have no graph here
     new_args, new_kwargs = tree_map_only(
         Tensor, lambda leaf: leaf.detach() if leaf.requires_grad else leaf, (args, kwargs)
     )
@@ -72,6 +72,7 @@ def connect(
     def back(grad_outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
             return backward(grad_outputs, leaves)
+        # The common case, by a function that has a rule: grad_outputs times the weight.
         if func is functional.linear and positions == [0] and leaves[1].dim() == 2:
             return (record(torch.matmul, (grad_outputs[0], leaves[1]), [*output_indices, 1], returned),)
         derivatives: tuple[Tensor, ...] = record(
@@ -106,4 +107,5 @@ class _Joined(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        # Outputs have their gradients unchanged, and values what the backward pass gives.
         return (None, None, *grad_outputs, *ctx.back(grad_outputs))

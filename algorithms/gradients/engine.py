@@ -237,7 +237,7 @@ class Engine:
         sizes = []
         for size in pass_sizes(largest):
             sizes.append(PassCounts.of(size, expected_batch))
-            if sizes[-1].mean_full < _SELDOM:
+            if sizes[-1].mean_full < _SELDOM:  # a larger size would hardly save a pass
                 break
         return min(sizes, key=seconds).size
 
@@ -368,7 +368,7 @@ class Engine:
                 parts = [part for part, _, _ in self.in_parts(point, sample.inputs, sample.labels)]
             if not ends.are_even:
                 uneven.add(size)
-            norms = torch.cat([part.norms(L2(1.0)) for part in parts])
+            norms = torch.cat([part.norms(L2(1.0)) for part in parts])  # [records]
             each = [(part, torch.tensor([index])) for part in parts for index in range(len(part.losses))]
             losses = torch.cat([part.losses for part in parts])
             return PassValues(
@@ -421,7 +421,7 @@ class Engine:
             evaluated = self._losses(point, *records) if passes.shards is None else losses
             norms = torch.cat([part.norms(L2(1.0)) for part in parts])
             each = [(part, index) for part in parts for index in range(len(part.losses))]
-            chosen = [
+            chosen = [  # each record alone, by its index within its pass
                 (part, torch.tensor([index], device=device)) for part, index in map(each.__getitem__, indices)
             ]
             return PassValues(losses, evaluated, norms, [_digest(part.take(index)) for part, index in chosen])
@@ -630,6 +630,7 @@ class Engine:
                 self._add_apart(gradients, norms, parameters, records, clipping, total)
             else:
                 self._add(gradients, clipping, total, norms)
+            # Names would keep the tensors alive until the next pass has its own.
             del gradients, norms  # the next pass needs their memory
         assert total is not None
         return total
@@ -792,6 +793,7 @@ class Engine:
         is computed again, alone.
         """
         finite = all_finite(norms)
+        # A sum without the rows that may be spoilt.
         self._add(gradients.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
         again = torch.nonzero(~finite)[:, 0].tolist()
         inputs, labels = records
@@ -888,7 +890,7 @@ def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> i
 def _digest(record: PerExampleGradients) -> int:
     """A digest of the gradient of one record, zeros without their sign."""
     parts = record.weighted_parts(torch.ones(1, dtype=torch.float64, device=record.losses.device))
-    return hash(tuple((name, content_digest(part.add_(0.0))) for name, part in parts))
+    return hash(tuple((name, content_digest(part.add_(0.0))) for name, part in parts))  # 0.0 + -0.0 is 0.0
 
 
 def _halves(inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:

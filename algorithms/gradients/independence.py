@@ -39,6 +39,7 @@ def check_layer_types(module: nn.Module) -> None:
     """Raises RecordsNotIndependentError for the first layer that is known to mix or remember records."""
     for name, layer in module.named_modules():
         batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        # Without running statistics, evaluation mode mixes, too.
         mixes = batch_norm and (layer.training or layer.running_mean is None)
         remembers = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
         if mixes or (remembers and layer.training):
@@ -110,6 +111,7 @@ class ModelProbe:
         with same_randomness():
             gradients = self.passes.gradients(self.parameters, sample.inputs, sample.labels, weight)[1]
         for name, part in gradients.items():
+            # Zero for a parameter that nothing depends on.
             total[self.passes.model.slices[name]] = part.flatten()
         return total
 
@@ -362,6 +364,7 @@ def _check_gradients_apart(probe: ModelProbe, sample: SyntheticBatch, weight: fl
     """
     together = probe.gradient(sample, weight)
     alone = torch.stack([probe.gradient(sample.alone(i), weight) for i in range(len(sample.labels))])
+    # The sum of gradients, and what its rounding is relative to.
     apart, sizes = alone.sum(dim=0), alone.abs().sum(dim=0)
     if not bool(sizes.isfinite().all()):
         return
@@ -500,7 +503,7 @@ def _are_tables(probe: ModelProbe, sample: SyntheticBatch) -> bool:
 def content_digest(value: Tensor) -> int:
     """A digest of a tensor's values: a sum of its bits, weighted by position."""
     as_bytes = value.detach().contiguous().view(-1).view(torch.uint8)
-    is_aligned = as_bytes.numel() % 8 == as_bytes.storage_offset() % 8 == 0
+    is_aligned = as_bytes.numel() % 8 == as_bytes.storage_offset() % 8 == 0  # a view as int64 needs both
     blocks = torch.split(as_bytes.view(torch.int64) if is_aligned else as_bytes, _BLOCK)
     # Odd weights: modulo 2^64 they have inverses, so a change of one number always changes the sum.
     by_place = 2 * torch.arange(len(blocks[0]), device=value.device) + 1

@@ -206,7 +206,7 @@ class MemoryTracer(TracerMode):
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
                     storage.nbytes(),
                 )
-                self._possible += storage.nbytes()
+                self._possible += storage.nbytes()  # at least what is alive: freed memory is still in it
         if self._possible > self.peak:  # freed memory is counted until the peak could rise
             self._count()
         return result
@@ -243,7 +243,7 @@ class ExtremeDraws(TracerMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(result, Tensor):
             return result
         if func.overloadpacket is _ATEN.randperm:
-            order = torch.arange(len(result))
+            order = torch.arange(len(result))  # a permutation has no other extremes than these two
             return result.copy_(order if self._value else order.flip(0))
         return result.fill_(self._value)
 
@@ -359,6 +359,7 @@ def _forward_on_meta(passes: Passes, form: InputSpec, sizes: tuple[int, int]) ->
     module = passes.model.module
     # What `copy.deepcopy` takes in place of each tensor, so that no number is copied.
     on_meta = {
+        # By id, as `copy.deepcopy` looks up its memo.
         id(part): torch.empty_like(part, device="meta").requires_grad_(part.requires_grad)
         for part in (*module.parameters(), *module.buffers())
     }
@@ -413,6 +414,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
 
 def mixes(few: Operation, many: Operation) -> bool:
     """Whether a value that depends on the records, but has no batch dimension, entered a tensor that has one."""
+    # The same shape for both numbers of records.
     of_all = any(a == b and a.numel() for a, b in zip(few.of_records, many.of_records, strict=False))
     return of_all and few.outputs != many.outputs
 

@@ -219,6 +219,7 @@ class Passes:
         def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
             return self.model.losses(self.model.outputs(values, one_input[None]), one_label[None])[0]
 
+        # Over the records, which all have the same parameters.
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         try:
             named = self.model.by_name(parameters.detach())
@@ -343,6 +344,7 @@ class BranchPinning(TorchFunctionMode):
 
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)  # type: ignore[no-untyped-call]
+        # The model took another way than in the inspection.
         if reason[0] is None and not self._forbids_branches and self._met < len(self._pinned_branches):
             raise UnrecordedError(_NEW_BRANCH)
 
@@ -420,4 +422,5 @@ def _channels_last(images: Tensor) -> Tensor:
     if channels > 1:
         return images.contiguous(memory_format=torch.channels_last)
     # With a single channel PyTorch sees no order unless the strides say so.
+    # Strides of [batch, height, width, 1].
     return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))

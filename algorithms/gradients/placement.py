@@ -76,6 +76,7 @@ class Bringer:
         if tensor.bringing is None or tensor.parameter is None:  # made from parameters, on the device already
             return tensor
         copy_there = self._bring(tensor.parameter)
+        # The storage's address, while the copy is alive.
         self._parameters[copy_there.untyped_storage()._cdata] = tensor.parameter
         return RecordedTensor.of(copy_there, parameter=tensor.parameter)
 
@@ -135,6 +136,7 @@ class Shards:
             for owner, ours, theirs in self._pieces(len(vector), span):
                 if owner == self.rank:
                     whole[theirs] = shard[ours]
+                # Into a view of `whole`.
                 distributed.broadcast(whole[theirs], group=self._group, group_src=owner)
         return whole
 
@@ -143,6 +145,7 @@ class Shards:
         shard = _own(total)
         with together():
             for owner, ours, theirs in self._pieces(len(total), span):
+                # The owner's `part` is the sum afterwards.
                 distributed.reduce(part[theirs], group=self._group, group_dst=owner)
                 if owner == self.rank:
                     shard[ours] += part[theirs]

@@ -122,7 +122,7 @@ def coefficients(stages: Sequence[Stage], curve: Curvature) -> Array:
     Equations (28) and (34) of arXiv:2008.01989: 2^(s_T - s_t) prod_{i > t} (1 - sqrt(mu a_i)) a_t (1 + a_t L).
     """
     shrinking, added = _recursion(stages, curve)
-    following = np.append(np.cumsum(shrinking[::-1])[::-1][1:], 0.0)
+    following = np.append(np.cumsum(shrinking[::-1])[::-1][1:], 0.0)  # sums over later iterations
     return np.asarray(np.exp(np.maximum(following, _SMALLEST_LOG)) * added)
 
 
@@ -138,6 +138,7 @@ def error_bounds(
     start = 2.0 * gap * np.exp(np.cumsum(shrinking))
     total, totals = 0.0, np.empty(len(added))
     for t in range(len(added)):
+        # (a_t's sum)^power, as the noise is divided best
         total = total * math.exp(power * shrinking[t]) + added[t] ** power
         totals[t] = total
     return np.asarray(start + noise * totals ** (1.0 / power))
@@ -166,7 +167,7 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
         return np.asarray(epsilon * shares / np.sum(counts * shares))
 
     grid = np.geomspace(1e-12 * epsilon, epsilon, 20_001)
-    gains, logs = _log_gain(grid, rate)[::-1], np.log(values)
+    gains, logs = _log_gain(grid, rate)[::-1], np.log(values)  # ascending, as `interp` asks
 
     def epsilons_at(price: float) -> Array:
         """The epsilons where more of them gains exp(price) a unit."""
@@ -176,7 +177,7 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
         return float(np.log(np.sum(counts * epsilons_at(price)) / epsilon))
 
     epsilons = epsilons_at(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
-    return np.asarray(epsilons * (epsilon / np.sum(counts * epsilons)))
+    return np.asarray(epsilons * (epsilon / np.sum(counts * epsilons)))  # their sum, exactly
 
 
 def laplace_scale(epsilons: Array, *, rate: float = 1.0) -> Array:
@@ -406,7 +407,7 @@ class MomentumSettings(Strict):
         rate = self.sampling(facts).rate
         values, counts = in_levels(importance, _KINDS[self.noise, rate == 1.0])
         if self.noise == "gaussian":  # right up to a factor
-            multipliers, power = values**-0.25, 2
+            multipliers, power = values**-0.25, 2  # b_t^2 goes with a_t^(-1/2)
         else:
             epsilons = divide_epsilon(target.budget.epsilon * (1.0 - _ROUNDING), values, counts, rate=rate)
             multipliers, power = self.bounds_apart * laplace_scale(epsilons, rate=rate), 1
@@ -449,7 +450,7 @@ class MomentumSettings(Strict):
                 adjacency=self.adjacency,
             )
             scale = once.release(facts, multiplier).noise_scale / records
-            noise, power = d * scale**2 / 2.0, 1.0 / 2.0
+            noise, power = d * scale**2 / 2.0, 1.0 / 2.0  # half of the variance d scale^2
         else:
             scale = self.bounds_apart * self.clipping(facts).sensitivity / (records * target.budget.epsilon)
             # Half the variance of a coordinate; for K-norm noise see `KNorm.std`.

@@ -229,7 +229,7 @@ def acquire_run(
         folder = runs / run_id
         folder.mkdir(mode=0o700, exist_ok=True)
         with _lock_folder(folder) as is_held:
-            ledger_status = status(run_id)
+            ledger_status = status(run_id)  # again, under the lock: it may have ended since
             state = _run_state(folder, ledger_status) if is_held else None
             if state in ("begun", "finished"):
                 run_notes = notes if ledger_status is None else _notes(folder)
@@ -335,6 +335,7 @@ def mark_used(home: Path, run_id: str, *, keeps: bool) -> None:
     folder = home / "runs" / run_id
     with _lock_folder(folder) as is_held:
         if is_held and (folder / _RESULT).is_dir():
+            # First: a process that is killed here leaves a result that is known to be used.
             (folder / _USED).touch()
             if not keeps:
                 _delete(folder)

@@ -219,7 +219,7 @@ def _merge_gaussians(schedule: Schedule) -> Schedule:
     if len({event for event, _ in schedule}) < 2:
         return schedule
     precision = math.fsum(count / event.noise_multiplier**2 for event, count in schedule)
-    return [(dp.GaussianDpEvent(1.0 / math.sqrt(precision)), 1)]
+    return [(dp.GaussianDpEvent(1.0 / math.sqrt(precision)), 1)]  # 1 / z^2 adds up
 
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
@@ -383,7 +383,7 @@ def _epsilon_beside_rare_samples(
     """
     chances = [rule_of(event).sampling_chance(event) for event, _ in events]
     others = [row for row, chance in zip(schedule, chances, strict=True) if chance >= 1]
-    chance = chance_of_sampling(events) * (1 + 2.0**-40)
+    chance = chance_of_sampling(events) * (1 + 2.0**-40)  # rounded up
     if not others or len(others) == len(schedule) or not chance < delta:
         return None
     with suppress(RefusedError):
@@ -402,7 +402,7 @@ def _epsilon_of_search(
     (event, count), *others = schedule or [(dp.NoOpDpEvent(), 1)]
     if others or count != 1 or not isinstance(event, dp.RepeatAndSelectDpEvent):
         return None
-    delta_of_trial = delta / event.mean
+    delta_of_trial = delta / event.mean  # the best has at most the mean number times a trial's delta
     different = {repr(kind): kind for kind in alternatives_of(event.event)}
     trials = [merge_events([(kind, 1)]) for kind in different.values()]
     costs = [_by_pld(trial, delta_of_trial, adjacency, grid) for trial in trials]
@@ -452,6 +452,7 @@ def _publish_what_they_read(events: Schedule, epsilon: float, adjacency: Neighbo
     samples = [(event, count) for event, count in events if rule_of(event).sampling_chance(event) < 1]
     far = epsilon + np.array([_FAR_ABOVE, 2 * _FAR_ABOVE])
     above = [(pair.remove.cells(far), count) for pair, count in pairs_of(samples, adjacency)]
+    # P's mass from the first of both losses on
     often = math.fsum(count * float(cells.p[0] + cells.above[0]) for cells, count in above)
     return often > _NEARLY_ALL * chance_of_sampling(samples)
 

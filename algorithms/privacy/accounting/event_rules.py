@@ -376,6 +376,7 @@ class _Pure(EventRule):
     def losses(self, event: Any, grid: float, adjacency: NeighboringRelation) -> PLDPair:
         """Those of randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)."""
         losses = np.array([-event.epsilon, event.epsilon])
+        # P says the truth with e^epsilon / (1 + e^epsilon)
         return _alike(AtomsPLD(losses, expit(losses))) if event.epsilon > 0 else _NO_LOSS
 
     def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
@@ -396,6 +397,7 @@ class _Pure(EventRule):
     def trace_fields(self, event: Any) -> TraceFields:
         if not event.epsilon:  # nothing was released, by no noise that could be named
             return TraceFields({})
+        # The multiplier of each is 1 / epsilon.
         return TraceFields(dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / event.epsilon))
 
 
@@ -583,7 +585,7 @@ class _SampledGroup(EventRule):
 
     def rdp(self, event: Any, orders: Orders, adjacency: NeighboringRelation) -> np.ndarray:
         if event.sampling_probability in (0, 1):
-            shift = event.count * event.sampling_probability
+            shift = event.count * event.sampling_probability  # all records of the group, or none
             return np.asarray(np.array(orders) / 2 * (shift / event.noise_multiplier) ** 2)
         return rdp_of_group(event.noise_multiplier, event.sampling_probability, event.count, orders)
 

@@ -281,6 +281,7 @@ class Barrier:
         self.__group = self.__unnoised.compute.group
         self.__device = self.__unnoised.compute.device
         self.__process = os.getpid()
+        # Steps of random allocation before a crash are in the trace.
         self.__allocated = sum(row.sampling == "random allocation" for row in trace.rows)
 
     def gradient(

@@ -47,6 +47,7 @@ class LastNorms:
         """Bounds on the norms of `count` records, [count]: at least floor * C, times the oversampling."""
         if self._norms is None:
             self._norms = np.full(count, np.inf)
+        # Room for norms that have grown since.
         return sampling.oversampling * np.clip(self._norms, sampling.floor * clip_norm, clip_norm)
 
     def remember(self, rows: Rows, norms: NDArray[np.float64]) -> None:
@@ -103,6 +104,7 @@ def importance_sum(
             start += len(labels)
             limits = upload(torch.from_numpy(bounds[rows_of_part]), device)()
             norms.append(sum_of_pass.norms(clipping))
+            # |g|, clipped to the bound and to C, [records]
             clipped = torch.minimum(norms[-1], limits).clamp(max=clip_norm)
             chances = torch.where(torch.isfinite(norms[-1]), clipped, 0.0) / limits
             accepted = are_below(upload(coins[torch.from_numpy(rows_of_part)], device)(), chances)
@@ -121,6 +123,7 @@ def importance_sum(
     passes = list(split_passes(candidates, engine.physical_batch))
     for rows in passes:
         sum_of_pass, of_pass = sum_pass(rows, by_weight=by_weight)
+        # Of a pass that is spoilt nothing; it is taken again below.
         total += torch.where(of_pass.amax() < torch.inf, sum_of_pass, 0.0) if by_weight else sum_of_pass
         norms.append(of_pass)
     measured = torch.cat(norms).cpu().numpy() if norms else np.zeros(0)  # the one wait for a device
@@ -139,5 +142,5 @@ def are_below(words: Tensor, rates: Tensor) -> Tensor:
     scaled = torch.where(is_certain, 0.0, rates) * 2.0**32
     upper = scaled.floor()
     lower = ((scaled - upper) * 2.0**32).floor()
-    is_in_lower = (words[:, 0] == upper) & (words[:, 1] < lower)
+    is_in_lower = (words[:, 0] == upper) & (words[:, 1] < lower)  # equal in the upper 32 bits
     return is_certain | (words[:, 0] < upper) | is_in_lower

@@ -42,8 +42,9 @@ def moment_sum(records: Tensor, bound: float) -> Tensor:
     wide = records.double()
     finite = torch.isfinite(wide).flatten(1).all(dim=1)
     wide = torch.where(finite[:, None, None], wide, 0.0)
-    norms = torch.linalg.vector_norm(wide, dim=(1, 2))
-    max_norm = math.sqrt(bound) * (1.0 - rounding_margin(torch.float64))
+    norms = torch.linalg.vector_norm(wide, dim=(1, 2))  # Frobenius norms, [n]
+    max_norm = math.sqrt(bound) * (1.0 - rounding_margin(torch.float64))  # |A^T A| is at most |A|^2
+    # [n m, c]: the sum of A^T A is one product
     rows = (wide * torch.clamp(max_norm / norms.clamp(min=_NEAR_ZERO), max=1.0)[:, None, None]).flatten(0, 1)
     return as_vector(rows.T @ rows)
 
@@ -51,6 +52,7 @@ def moment_sum(records: Tensor, bound: float) -> Tensor:
 def as_vector(matrix: Tensor) -> Tensor:
     """A symmetric matrix [c, c] as a vector of the same norm, [c (c + 1) / 2]."""
     rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
+    # An entry beside the diagonal stands for two.
     return matrix[rows, columns] * _weights(rows == columns, math.sqrt(2.0), matrix)
 
 

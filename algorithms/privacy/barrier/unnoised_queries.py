@@ -262,7 +262,7 @@ class UnnoisedQueries:
         rows = group.shard(self._sample(release, stream), self._count)
         total = torch.zeros_like(point, dtype=torch.float64)
         for part in self._pool.map(sum_pass, self._shared_passes(rows)):
-            total += part
+            total += part  # in the order of the sample, whichever pass is ready first
             spare.append(part)
         return group.sum(total) if self.compute.slices is None else total
 
@@ -273,7 +273,7 @@ class UnnoisedQueries:
         total, are_right = torch.zeros_like(point, dtype=torch.float64), list[Tensor]()
         for records in self.compute.loader.prefetch(self.records, passes):
             part, is_right = self.engine.clipped_sum_if_finite(point, *records(), clipping)
-            total += torch.where(is_right, part, 0.0)
+            total += torch.where(is_right, part, 0.0)  # a NaN times 0 would be NaN
             are_right.append(is_right)
         finite_parts = torch.stack(are_right).tolist() if are_right else []
         again = [rows for rows, is_right in zip(passes, finite_parts, strict=True) if not is_right]
@@ -345,6 +345,7 @@ class UnnoisedQueries:
         """
         measured = self._norms(self._copy_point(point), self._sample(release, stream), bound)
         norms = np.nan_to_num(measured, nan=np.inf, posinf=np.inf)
+        # A ramp from 1/2 to -1/2 around the bound.
         return float(np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5).sum())
 
     @_with_fixed_arithmetic
@@ -405,6 +406,7 @@ class UnnoisedQueries:
         if (shards := self.compute.shards) is None:
             return self._passes(rows)
         passes = list(split_passes(rows, self.engine.physical_batch))
+        # Passes over no records, so that no process waits for another.
         missing = shards.max_count(len(passes)) - len(passes)
         return self.compute.loader.prefetch(self.records, [*passes, *[rows[:0]] * missing])
 

@@ -795,8 +795,8 @@ def verify_rows(
     for page in pages(store.rows(connection, after=start)):
         priced += _replay_page(state, page, prices=prices)
         count, head = count + len(page), page[-1].head
-        _check_and_drop_ended(store, connection, state, page)
-    _check_and_drop_ended(store, connection, state, [])
+        _check_and_drop_ended(store, connection, state, page)  # runs whose last row was on an earlier page
+    _check_and_drop_ended(store, connection, state, [])  # and those of the last page
     wrong = state_tables.differing(connection, state)
     if wrong is not None:
         raise _wrong(store, wrong)
