@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.optimize import brentq
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
@@ -175,6 +174,8 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
 
     def excess(price: float) -> float:
         return float(np.log(np.sum(counts * epsilons_at(price)) / epsilon))
+
+    from scipy.optimize import brentq  # here, since other methods do without it
 
     epsilons = epsilons_at(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
     return np.asarray(epsilons * (epsilon / np.sum(counts * epsilons)))  # their sum, exactly

@@ -57,3 +57,8 @@ print(whole is sys.modules[whole.__name__], whole is compatible, whole.astype is
 """)
         == "False\nFalse False\nTrue 2.0\nTrue False True\n"
     )
+
+
+def test_methods_and_training_are_imported_without_scipys_optimisation() -> None:
+    code = "import algorithms.methods, algorithms.core.training, algorithms.privacy.accounting.risk"
+    assert run(f"{code}\nprint('scipy.optimize' in sys.modules)") == "False\n"

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import dp_accounting.dp_event as dp
 import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
-from scipy import optimize
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
@@ -373,7 +372,9 @@ def epsilon_of_zcdp(rho: float, delta: float) -> float:
     """
     if rho == 0:
         return 0.0
-    best = optimize.minimize_scalar(
+    from scipy.optimize import minimize_scalar  # here, since fixed schedules do without it
+
+    best = minimize_scalar(
         lambda x: (1 + math.exp(x)) * rho + conversion(1 + math.exp(x), delta),
         bounds=_LOG_ORDERS_ABOVE_1,
         method="bounded",

@@ -2,7 +2,6 @@
 
 import math
 
-from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
 
 _U = 2.0**-53
@@ -52,6 +51,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     if delta_bound(0.0) <= delta:
         return 0.0
+    from scipy.optimize import brentq  # here and below, since most runs do without it
+
     low, high = 0.0, mu * mu / 2 + mu
     while delta_bound(high) > delta:
         low, high = high, 2 * high
@@ -67,5 +68,7 @@ def noise_for_share(share: float, epsilon: float, delta: float = 1e-5) -> float:
 
     A Gaussian mechanism has mu, its sensitivity over its standard deviation; squares of mu add up.
     """
+    from scipy.optimize import brentq
+
     mu = brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 1e-6, 1e3)
     return 1.0 / (float(mu) * math.sqrt(share))

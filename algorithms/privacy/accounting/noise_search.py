@@ -13,7 +13,6 @@ from typing import NamedTuple
 import dp_accounting.dp_event as dp
 import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
-from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Accountant, Budget
@@ -86,6 +85,8 @@ def find_smallest(
         return low
     if cost(high) > limit:
         return None
+    from scipy.optimize import brentq  # here, since most plans do without it
+
     # Up to rounding and the tolerance, on either side of the limit.
     root = brentq(excess, math.log(low), math.log(high), xtol=tolerance)
     # Upwards, until one is known to be within it.

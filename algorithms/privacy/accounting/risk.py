@@ -15,7 +15,6 @@ import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import (
@@ -208,4 +207,8 @@ def _mu_at(epsilon: float, delta: float) -> float:
 
     if above(0.0) >= 0:
         return 0.0
-    return float(brentq(above, 0.0, _LARGEST_MU, xtol=1e-9)) if above(_LARGEST_MU) >= 0 else math.inf
+    if above(_LARGEST_MU) < 0:
+        return math.inf
+    from scipy.optimize import brentq  # here, since most reports do without it
+
+    return float(brentq(above, 0.0, _LARGEST_MU, xtol=1e-9))

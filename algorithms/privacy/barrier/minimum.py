@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import optimize
 from torch import Tensor
 
 from algorithms.gradients import PerExampleModel, layer_inputs, linear_layer
@@ -191,8 +190,10 @@ def exact_minimum(problem: PerturbedObjective) -> Tensor:
         value, gradient = problem.at(torch.from_numpy(values))
         return value, gradient.numpy()
 
+    from scipy.optimize import minimize  # here, since other methods do without it
+
     start = np.zeros(len(problem.tilt))
-    solution = optimize.minimize(
+    solution = minimize(
         value_and_gradient,
         start,
         jac=True,
