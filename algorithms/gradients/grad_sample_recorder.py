@@ -423,11 +423,18 @@ class GradSampleRecorder:
             raise UnrecordedError("the model uses its parameters differently for another number of records")
         return tuple(self.learned)
 
-    def use(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
-        """Call a function of parameters and other values, and record it."""
-        if self.uses_double_backward and torch.is_grad_enabled():
-            return connect(self._dispatch, self._derivatives, func, args, kwargs, name_of(func))
-        return self._dispatch(func, args, kwargs)
+    @property
+    def use(self) -> Func:
+        """Calls a function of parameters and other values, given with its arguments, and records it."""
+        return (
+            self._record_with_derivatives
+            if self.uses_double_backward and torch.is_grad_enabled()
+            else self._record
+        )
+
+    def _record_with_derivatives(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        """`_record`, and the call's derivatives record their own uses."""
+        return connect(self._record, self._derivatives, func, args, kwargs, name_of(func))
 
     def report(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Use a function of parameters whose call PyTorch does not report, but calls within it."""
@@ -450,7 +457,7 @@ class GradSampleRecorder:
 
             def run(func: Func, args: Args, kwargs: Kwargs) -> Any:
                 if self._noting is None:
-                    return self._dispatch(func, args, kwargs)
+                    return self._record(func, args, kwargs)
                 self._last = call
                 if call is None:
                     return func(*args, **kwargs)
@@ -465,7 +472,8 @@ class GradSampleRecorder:
 
         return record
 
-    def _dispatch(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    def _record(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        """Call a function by its rule, which records it; without layouts, learn those of the call."""
         leaves = tensors_in((args, kwargs))
         if self._noting is not None:
             return self._learn(func, args, kwargs, leaves)
