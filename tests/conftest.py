@@ -129,8 +129,9 @@ def brief_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests of what is done with a model that is taken; what is taken, and how, is tested with the engine.
     """
     from algorithms.gradients import engine
+    from algorithms.gradients.model_inspection import InspectionLimits
 
-    brief = partial(engine.InspectionLimits, full_operations=0)
+    brief = partial(InspectionLimits, full_operations=0)
     monkeypatch.setattr(engine, "InspectionLimits", brief)
     monkeypatch.setattr(engine, "_MAX_SEEDS", 1)
 

@@ -285,7 +285,7 @@ def test_settings_that_are_written_down_are_allowed(page: str, block: str) -> No
         if "reader" in document and "..." not in block:
             TypeAdapter(Format).validate_json(json.dumps(document["reader"]))
         return
-    files = {"space": Tuning, "spread": Retraining}
+    files: dict[str, Any] = {"space": Tuning, "spread": Retraining}
     for key in files.keys() & document.keys():
         files[key].model_validate_json(json.dumps(document))
         return

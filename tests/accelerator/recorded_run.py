@@ -75,7 +75,7 @@ class Recorded:
         for event in self.events.all:
             if event.kind in ("charge", "answer"):
                 is_charged = event.kind == "charge"
-            elif event.tensor is not None and bool((event.tensor == CANARY).any()):
+            elif event.tensor is not None and bool(torch.eq(event.tensor, float(CANARY)).any()):
                 copies.append(is_charged)
         return copies
 

@@ -28,7 +28,7 @@ import yaml
 from filelock import FileLock
 from platformdirs import user_cache_path
 from torch import distributed
-from torch.utils import cpp_extension
+from torch.utils import backend_registration, cpp_extension
 
 from tests.support.checkout import PROJECT
 
@@ -74,7 +74,7 @@ def library() -> Path:
 @functools.cache
 def device_library() -> Any:
     """Load the device into this process, where it stays; nobody sees it until it is available."""
-    torch.utils.rename_privateuse1_backend("sim")
+    backend_registration.rename_privateuse1_backend("sim")
     spec = importlib.util.spec_from_file_location("simulator", library())
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -95,7 +95,7 @@ def device_library() -> Any:
     module.synchronize = lambda _device=None: loaded.synchronize()
     torch._register_device_module("sim", module)
     distributed.Backend.register_backend("host_copies", _host_copies, devices=["sim"])
-    torch.utils.generate_methods_for_privateuse1_backend()
+    backend_registration.generate_methods_for_privateuse1_backend()
     return loaded
 
 

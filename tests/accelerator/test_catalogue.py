@@ -15,6 +15,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.models import CATALOGUE, Model, build
 from algorithms.models.cells import behind_cells
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.barrier.compute_config import ComputeConfig
 from tests.support import bench
 from tests.support.bench import MadeUp
 from tests.support.soak import soak_but
@@ -95,7 +96,7 @@ def trained(name: str, device: torch.device, precision: str = "float32") -> Tens
             model,
             Path(folder),
             records=lambda: records,
-            compute=bench.ComputeConfig(device, physical_batch=16, number=RECORDS),
+            compute=ComputeConfig(device, physical_batch=16, number=RECORDS),
         )
     return method.released(state).cpu()
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.models.objectives import cross_entropy
+from algorithms.privacy.barrier.compute_config import ComputeConfig
 from tests.accelerator import simulator
 from tests.support import bench
 from tests.support.bench import MadeUp
@@ -55,7 +56,7 @@ def trained(spec: Spec, device: torch.device, folder: Path, *, offload: bool = F
         made.model,
         folder,
         records=lambda: MadeUp(made.inputs.numpy(), made.labels.numpy()),
-        compute=bench.ComputeConfig(device, physical_batch=32, offload=offload),
+        compute=ComputeConfig(device, physical_batch=32, offload=offload),
     )
     return method.released(state).cpu()
 

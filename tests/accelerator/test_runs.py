@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 from algorithms.encoders import EncoderSettings, encoder
 from algorithms.fitting import fit
 from algorithms.methods.dp_sgd import DPSGD
+from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from tests.accelerator import simulator
 from tests.support import bench
@@ -37,7 +38,7 @@ def trained(device: torch.device, folder: Path, group: ProcessGroup = ALONE, **s
         made.model,
         folder,
         records=lambda: bench.MadeUp(made.inputs.numpy(), made.labels.numpy()),
-        compute=bench.ComputeConfig(device, physical_batch=16, number=RECORDS, group=group, **shared),
+        compute=ComputeConfig(device, physical_batch=16, number=RECORDS, group=group, **shared),
     )
     return method.released(state).cpu()
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import typer
 from typer import BadParameter
 
 from benchmarks import gpu
@@ -15,7 +16,7 @@ def test_small_networks_of_libraries_are_measured_on_a_cpu(
 ) -> None:
     monkeypatch.chdir(PROJECT)
     before = sorted(PROJECT.glob("benchmarks/results/*")), sorted(PROJECT.glob("docs/results/gpu*"))
-    with pytest.raises(gpu.typer.Exit) as ended:
+    with pytest.raises(typer.Exit) as ended:
         gpu.main(device="cpu", small=True, workloads="vit", tests=False)
     assert ended.value.exit_code == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| ViT"))

@@ -8,6 +8,7 @@ import pytest
 
 from comparisons import best_schedule
 from comparisons.best_schedule import best_multipliers, disturbance
+from comparisons.noise_power import EPSILONS
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 3.0])
@@ -50,4 +51,4 @@ def test_schedules_are_compared_in_a_table(tmp_path: Path, monkeypatch: pytest.M
     best_schedule.main(tmp_path / "new", steps=5)
     table = pd.read_csv(tmp_path / "new" / "best-schedule.csv")
     assert list(table.relative[:2]) == [1.0, len("paper") / len("constant")]
-    assert len(table) == len(best_schedule.EPSILONS) * len(best_schedule.SCHEDULES)
+    assert len(table) == len(EPSILONS) * len(best_schedule.SCHEDULES)

@@ -36,9 +36,8 @@ def frame(chosen: list[int]) -> pd.DataFrame:
 def table(folder: Path, chosen: list[int], form: str) -> list[bytes]:
     path = folder / f"t.{form}"
     frame(chosen).to_csv(path, index=False) if form == "csv" else frame(chosen).to_parquet(path)
-    declared = {"csv": Csv, "parquet": Parquet}[form].model_validate_json(
-        json.dumps({"kind": form, "columns": COLUMNS})
-    )
+    kinds: dict[str, Any] = {"csv": Csv, "parquet": Parquet}
+    declared = kinds[form].model_validate_json(json.dumps({"kind": form, "columns": COLUMNS}))
     found = [encoding.features(some, declared, "t") for some in rows.tables("train", path, declared, CLASSES)]
     return [row.tobytes() for row in np.concatenate(found)]
 

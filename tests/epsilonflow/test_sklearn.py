@@ -242,7 +242,7 @@ def test_a_schema_that_does_not_fit_is_refused_without_a_value(
 
 
 def test_a_column_is_declared_by_lists_as_by_tuples() -> None:
-    declared = {
+    declared: dict[str, dict[str, Any]] = {
         "age": {"kind": "numeric", "bounds": (0, 90), "missing": 40.0},
         "seen": {"kind": "timestamp", "bounds": ("2020-01-01", "2020-12-31")},
         "job": {"kind": "categorical", "categories": ("nurse", "smith")},

@@ -230,7 +230,8 @@ def test_params_are_read_while_no_other_run_changes_them(
     module, name = {"pipeline": (deployed, "preview_run"), "tune": (tune, "load_here")}[kind]
     monkeypatch.setattr(module, name, read)
     with disable_run_logger():
-        state: Any = {"pipeline": deployed.pipeline, "tune": tune.tune}[kind].fn()
+        flow: Any = {"pipeline": deployed.pipeline, "tune": tune.tune}[kind]
+        state = flow.fn()
     assert state.message == "seen. Nothing was spent."
 
 

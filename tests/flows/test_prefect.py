@@ -35,6 +35,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from algorithms.core.plan import Plan
+from algorithms.core.training import train as run_training
 from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
@@ -319,12 +320,10 @@ def test_what_cannot_run_is_listed_where_the_file_says_so(place: ComparisonFolde
 def test_a_failed_trial_fails_the_flow_and_leaves_the_others(
     place: ComparisonFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = one_trial.train
-
     def fails(algorithm: Any, plan: Plan, *given: Any, **more: Any) -> Any:
         if plan.cost.epsilon <= 1.0:
             raise RuntimeError("out of luck")
-        return train(algorithm, plan, *given, **more)
+        return run_training(algorithm, plan, *given, **more)
 
     monkeypatch.setattr(one_trial, "train", fails)
     result = call(str(write(place.root, quick())))

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -209,9 +209,8 @@ def _table(kind: str) -> Callable[[Path], bool]:
         {"name": "town", "kind": "categorical", "categories": ["Oslo", "Rome"]},
         {"name": "answer", "kind": "label"},
     ]
-    declared = {"csv": Csv, "parquet": Parquet}[kind].model_validate_json(
-        json.dumps({"kind": kind, "columns": columns})
-    )
+    kinds: dict[str, Any] = {"csv": Csv, "parquet": Parquet}
+    declared = kinds[kind].model_validate_json(json.dumps({"kind": kind, "columns": columns}))
 
     def take(path: Path) -> bool:
         card = DataCard.model_construct(classes=("no", "yes"), reader=declared, public=False)

@@ -92,10 +92,10 @@ class Root:
         self.run(f"python --version | grep -F 'Python {named['python']}.'")
         for package in _TORCH if self.own_torch else ():
             for file in distribution(package).files or ():
-                target = self.folder / "usr/local/lib/python3.11/dist-packages" / file
-                if ".." not in file.parts and not target.exists():
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(file.locate(), target)
+                copied = self.folder / "usr/local/lib/python3.11/dist-packages" / file
+                if ".." not in file.parts and not copied.exists():
+                    copied.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file.locate(), copied)
 
     def _copy(self, source: Path, target: str) -> None:
         there = self.folder / self.here.lstrip("/") / target

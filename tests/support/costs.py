@@ -9,9 +9,10 @@ import pytest
 
 from algorithms.core import calibration
 from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.accounting.noise_search import calibrate
 
 _EPSILONS = cache(epsilon._epsilon.__wrapped__)
-_CALIBRATE, _NOISES = calibration.calibrate, dict[str, float]()
+_NOISES = dict[str, float]()
 _MULTIPLIERS = (0.7, 3.0, 50.0)
 """Releases that are equal at these are equal at every multiplier."""
 
@@ -19,7 +20,7 @@ _MULTIPLIERS = (0.7, 3.0, 50.0)
 def _calibrated(schedule_at: Any, *asked: Any, **settings: Any) -> float:
     key = repr(([schedule_at(noise) for noise in _MULTIPLIERS], asked, settings))
     if key not in _NOISES:
-        _NOISES[key] = _CALIBRATE(schedule_at, *asked, **settings)
+        _NOISES[key] = calibrate(schedule_at, *asked, **settings)
     return _NOISES[key]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from algorithms.gradients import engine
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.documents import PlanDocument, RunIdentity
 from algorithms.privacy.ledger import store
@@ -92,7 +93,7 @@ def quick_work(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
     with computed_once(), engines_made_once(), exports_share_translations():
-        monkeypatch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
+        monkeypatch.setattr(engine, "InspectionLimits", partial(InspectionLimits, full_operations=0))
         monkeypatch.setattr(figures, "png", lambda _figure: b"undrawn")
         monkeypatch.setattr(report, "risk_profile", _once)
         monkeypatch.setattr(report, "picture", partial(_made_once, _MADE[request.module.__name__]))

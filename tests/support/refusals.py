@@ -1,7 +1,7 @@
 """What is refused is refused in one sentence."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,10 +28,19 @@ def refused_as(
     code: str, kind: type[WordedError | DataRefusedError] = RefusedError, /, **fields: object
 ) -> Iterator[pytest.ExceptionInfo[WordedError | DataRefusedError]]:
     """What runs within is refused with this code and with these values among its fields; the refusal, afterwards."""
-    with pytest.raises(kind) as refusal:
+    # A union would be seen as Exception alone.
+    expected: Any = kind
+    with pytest.raises(expected) as refusal:
         yield refusal
     assert refusal.value.code == code, str(refusal.value)
     assert {name: refusal.value.fields.get(name) for name in fields} == fields
+
+
+def names_in(refusal: pytest.ExceptionInfo[WordedError | DataRefusedError], field: str) -> Sequence[str]:
+    """The names that a field of a refusal lists."""
+    names = refusal.value.fields[field]
+    assert isinstance(names, tuple | list), names
+    return names
 
 
 @contextmanager

@@ -78,7 +78,8 @@ class Place:
                 (root / "artifacts/privacy_card.json").write_text("{}")
             else:
                 import_module(f"tasks.{stage}").main()
-        except refusals() as refusal:
+        except refusals() as error:
+            refusal: Any = error
             raise StageRefusedError(str(refusal), refusal.code, refusal.fields) from None
         except OSError as error:
             raise StageFailedError(str(error)) from None

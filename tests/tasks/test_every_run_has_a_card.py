@@ -30,6 +30,7 @@ from algorithms.privacy.card import CardVerification, check_charged, load, verif
 from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.documents import PlanDocument
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from data import DatasetInfo
 from data.card import CARDS as SHIPPED
 from data.card import data_card
 from data.files import public_key
@@ -183,8 +184,8 @@ class Runs:
         except RefusedError:
             return None
 
-    def info(self, choices: Choices) -> prepare.DatasetInfo:
-        return prepare.DatasetInfo.read(self.prepared(choices))
+    def info(self, choices: Choices) -> DatasetInfo:
+        return DatasetInfo.read(self.prepared(choices))
 
     def prepared(self, choices: Choices) -> Path:
         return self.made.prepared / str(choices.get("data", "public"))

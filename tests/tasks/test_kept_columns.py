@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from algorithms.models.saved import load
 from algorithms.privacy.card import build
 from algorithms.privacy.card.text import statement
 from data.card import DataRefusedError
@@ -71,7 +72,7 @@ def test_columns_of_the_file_stand_beside_the_predictions(
 def test_what_cannot_be_kept_is_refused(
     name: str, keep: str, code: str, column: str | None, folder: Path
 ) -> None:
-    trained = predicting.load(folder)
+    trained = load(folder)
     batches = predict(trained, folder / name)
     kept = with_columns(batches, folder / name, reader_in(trained.preparation), [keep])
     with refused_as(code, DataRefusedError, column=column):

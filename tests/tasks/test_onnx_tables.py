@@ -16,15 +16,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from algorithms.errors import RefusedError
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import build
 from algorithms.privacy.card.text import statement
 from data.formats import Timestamp
 from epsilonflow.sklearn import load
 from tasks import export as exports
-from tasks import onnx_graph, onnx_tables
+from tasks import onnx_graph
 from tasks.export import export
 from tasks.onnx_dates import moments
+from tasks.onnx_graph import Graph
 from tasks.predict import predict
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.checkout import PROJECT
@@ -202,10 +204,8 @@ def _change_preparation(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def test_a_graph_that_prepares_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path, "logistic", cells=False)
-    right = onnx_tables.Graph.share
-    monkeypatch.setattr(
-        onnx_tables.Graph, "share", lambda self, number, low, high: right(self, number, low, high + 1.0)
-    )
+    right = Graph.share
+    monkeypatch.setattr(Graph, "share", lambda self, number, low, high: right(self, number, low, high + 1.0))
     with refused_as("scores_differ"):
         export(tmp_path, "onnx", tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
@@ -261,7 +261,7 @@ def test_so_is_one_of_a_number_and_others_are_refused(tmp_path: Path) -> None:
     numbers = load(tmp_path / "number").predict(frame)
     assert numbers == pytest.approx([float(one) for one in expected.predicted], rel=1e-4)
     write_model(tmp_path, "svm", cells=False)
-    with pytest.raises(exports.RefusedError, match="margins in place of probabilities"):
+    with pytest.raises(RefusedError, match="margins in place of probabilities"):
         load(tmp_path)
 
 
@@ -275,7 +275,7 @@ def test_an_estimator_of_other_records_names_its_encoder(tmp_path: Path) -> None
     records = np.random.default_rng(0).random((3, reader.width))
     assert estimator.predict_proba(records).sum(axis=1) == pytest.approx(1)
     for wrong in (records[0], records[:, 1:], pd.DataFrame({"age": [1]}), [["a", "b"]]):
-        with pytest.raises(exports.RefusedError, match=r"prepare them by the encoder resnet18"):
+        with pytest.raises(RefusedError, match=r"prepare them by the encoder resnet18"):
             estimator.predict(wrong)
 
 
@@ -299,7 +299,7 @@ def test_every_form_says_what_the_card_says_of_privacy(kind: Any, tmp_path: Path
         export(folders.artifacts, form, tmp_path / form)
     session = onnxruntime.InferenceSession(tmp_path / "onnx")
     assert session.get_modelmeta().custom_metadata_map["privacy"] == statement(card)
-    texts = {"privacy.txt": ""}
+    texts: dict[str, Any] = {"privacy.txt": ""}  # whose values PyTorch replaces by bytes
     torch.jit.load(tmp_path / "torchscript", _extra_files=texts)
     assert texts["privacy.txt"] == statement(card).encode()
     assert for_markdown(statement(card)) in (tmp_path / "huggingface/README.md").read_text()
@@ -316,6 +316,6 @@ def test_a_model_without_a_card_promises_nothing_in_any_form(tmp_path: Path) -> 
     with pytest.warns(UserWarning, match="nothing is promised"):
         assert load(tmp_path).card_ is None
     export(tmp_path, "torchscript", tmp_path / "model.pt")
-    texts = {"privacy.txt": ""}
+    texts: dict[str, Any] = {"privacy.txt": ""}  # whose values PyTorch replaces by bytes
     torch.jit.load(tmp_path / "model.pt", _extra_files=texts)
     assert texts["privacy.txt"].decode() == exports.NO_CARD

@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core.plan import Plan
 from algorithms.core.private_evaluation import EvaluationPlan
+from algorithms.core.training import train as run_training
 from algorithms.errors import ModelRefusedError
 from algorithms.evaluation import ReleasedHistogram, count, histogram_for
 from algorithms.models.saved import load_model, set_temperature
@@ -398,10 +399,9 @@ def test_records_that_were_prepared_again_meanwhile_are_not_evaluated(
     change: str, clinic: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others were not charged for, and a description with other weights or groups would state other bounds."""
-    whole = train.run_training
 
     def prepared_meanwhile(*arguments: Any, **named: Any) -> Any:
-        done = whole(*arguments, **named)
+        done = run_training(*arguments, **named)
         if change == "other records":
             (clinic.place.root / "datasets/prepared/contents").write_text("0" * 64 + "\n")
         else:
@@ -420,12 +420,11 @@ def test_held_out_records_are_read_after_the_reservation_and_never_again(
     clinic: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str | None] = []
-    whole = train.load_held_out
 
     def watched(folder: Path) -> Any:
         rows = clinic.place.ledger.history("visits")
         seen.append(clinic.place.ledger.status(rows[-1].run_id))
-        return whole(folder)
+        return load_held_out(folder)
 
     monkeypatch.setattr(train, "load_held_out", watched)
     clinic.train()

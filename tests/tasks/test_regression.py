@@ -18,10 +18,11 @@ from algorithms.models import build
 from algorithms.models.saved import load
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Ledger
+from data import DatasetInfo
 from data.card import DataCard, DataRefusedError, data_card
 from data.prepared import load as load_prepared
 from data.readers import encoding, rows
-from tasks import calibrate, evaluate, prepare
+from tasks import calibrate, evaluate
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
@@ -105,7 +106,7 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, **model: An
 @pytest.mark.usefixtures("same_secrets")
 def test_a_search_takes_the_settings_with_the_best_r2(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPSILONFLOW_HOME", str(root / "home"))
-    info, base = prepare.DatasetInfo.read(root / "datasets/prepared"), document(root, "dp_sgd")
+    info, base = DatasetInfo.read(root / "datasets/prepared"), document(root, "dp_sgd")
     rates = {"algorithm.update.learning_rate": [1e-9, base["algorithm"]["update"]["learning_rate"]]}
     asked = {"space": rates, "epsilon": 8.0, "show_all": True}
     tuning = Tuning.model_validate(asked)
@@ -177,7 +178,7 @@ def test_models_of_classes_are_refused(model: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["majority", "heavy_ball", "norm_bound_sgd", "objective_perturbation"])
 def test_methods_that_need_classes_or_a_bounded_gradient_are_refused(root: Path, algorithm: str) -> None:
-    info = prepare.DatasetInfo.read(root / "datasets/prepared")
+    info = DatasetInfo.read(root / "datasets/prepared")
     settings = params.parse(document(root, algorithm), reads=calibrate.READS)
     with pytest.raises(RefusedError):
         calibrate.calibrate(settings, info)

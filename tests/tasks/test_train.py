@@ -23,8 +23,10 @@ from algorithms.privacy.ledger import Ledger
 from data.card import DataRefusedError
 from data.files import owner_key
 from tasks import evaluate, report, train
+from tasks.model_building import model_for
 from tasks.preflight import rehearsal
 from tasks.runs import store
+from tasks.runs.ledger import bind
 from tasks.runs.store import check_run_facts
 from tasks.tracking import live
 from tests.support.refusals import refused_as
@@ -186,9 +188,8 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_spent(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mixing(*given: Any) -> Model:
-        return dataclasses.replace(whole(*given), module=Centred(64, 10))
+        return dataclasses.replace(model_for(*given), module=Centred(64, 10))
 
-    whole = train.model_for
     monkeypatch.setattr(train, "model_for", mixing)
     with refused_as("records_mixed"):
         workspace.train()
@@ -219,11 +220,10 @@ def test_a_start_that_is_replaced_after_its_check_trains_nothing(
     start, before = workspace.root / "start.safetensors", workspace.ledger.head()
     start.write_bytes(starts[0])
     workspace.set("model", start=str(start))
-    real = train.model_for
 
     def replaced(*about: Any) -> Any:
         start.write_bytes(starts[1])
-        return real(*about)
+        return model_for(*about)
 
     monkeypatch.setattr(train, "model_for", replaced)
     folders = workspace.run_folders
@@ -313,10 +313,9 @@ def test_the_noise_of_a_run_is_not_used_on_records_made_anew_meanwhile(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made_anew_first(*arguments: Any, **named: Any) -> None:
-        train_bind(*arguments, **named)
+        bind(*arguments, **named)
         (workspace.root / "datasets/prepared/contents").write_text("others, described alike\n")
 
-    train_bind = train.bind
     monkeypatch.setattr(train, "bind", made_anew_first)
     with refused_as("prepared_anew", DataRefusedError):
         workspace.train()

@@ -181,7 +181,7 @@ def test_the_page_the_terminal_and_wandb_say_what_becomes_of_a_rare_class() -> N
     scores, labels = rare_people(4000, 3)
     info = dataclasses.replace(description(), classes=("no", "<yes>"), costs=(1.0, 30.0))
     evaluation = EvaluationResult(scores.argmax(axis=1), 0.1, scores)
-    metrics = uneven_metrics(exact_histogram(info, evaluation, labels), info)
+    metrics: dict[str, Any] = {**uneven_metrics(exact_histogram(info, evaluation, labels), info)}
     metrics |= {"test_accuracy": 0.98, "majority_accuracy": 0.98, "test_records": 4000}
     rows = dict(metric_rows(metrics))
     assert "naming all so: 2." in rows["rare class <yes>"]

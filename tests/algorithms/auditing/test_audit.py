@@ -16,6 +16,7 @@ from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
 from algorithms.privacy.barrier import unnoised_queries
 from algorithms.privacy.mechanisms import correlated, release
+from algorithms.privacy.mechanisms.sampling import draw_sample
 from tests.support.costs import costs_once
 from tests.support.soak import soak_but
 
@@ -59,10 +60,10 @@ def one_layer_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coins_shared_by_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, last = unnoised_queries.draw_sample, []
+    last = []
 
     def shared(*args: Any, **given: Any) -> Any:
-        own = drawn(*args, **given)
+        own = draw_sample(*args, **given)
         last.append(own if len(last) % 4 != 1 else last[-1])
         return last[-1]
 
@@ -70,10 +71,8 @@ def coins_shared_by_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_record_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = unnoised_queries.draw_sample
-
     def twice(*args: Any, **given: Any) -> Any:
-        rows = drawn(*args, **given)
+        rows = draw_sample(*args, **given)
         return np.append(rows, rows[-1:])
 
     monkeypatch.setattr(unnoised_queries, "draw_sample", twice)

@@ -40,7 +40,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 ) -> None:
     whole, broken = folders
     expected, _ = trained(whole)
-    save, written = checkpoint.save_file, 0
+    written = 0
 
     def tearing(tensors: Any, file: Path, **facts: Any) -> None:
         nonlocal written
@@ -48,7 +48,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
         if written == nth:
             file.write_bytes(b"half")
             raise StoppedError
-        save(tensors, file, **facts)
+        save_file(tensors, file, **facts)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", tearing)

@@ -288,6 +288,7 @@ def test_records_that_were_learned_by_heart_gain_by_chance_alone(tmp_path: Path)
         facts = PlanningFacts(n, model.parameter_count, 1, classes, intercepts=intercepts_of(model, classes))
         plan = method.plan(Target(Budget(20.0, 1e-5)), facts)
         state = bench.trained(method, plan, model, tmp_path / name, records=lambda: records).state
+        assert isinstance(state, ShrunkState)
         kept[name] = state.facts
     assert kept["not known"]["kept"] > 0.9 and kept["known"]["kept"] < 0.15, kept
 

@@ -1,7 +1,7 @@
 """What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -938,10 +938,9 @@ def told_apart(engine: Engine, start: Tensor, count: int) -> bool:
     """Whether an activation has other values for a record in some places of a pass of `count` than in others."""
     records = torch.randn(10, 20, generator=torch.Generator().manual_seed(0))
     labels = torch.zeros(count, dtype=torch.int64)
-    activations = (
-        engine.contributions(start, one.expand(count, 20).contiguous(), labels).gradients["2.weight"].inputs
-        for one in records
-    )
+    passes = (engine.contributions(start, one.expand(count, 20).contiguous(), labels) for one in records)
+    layers: Iterator[Any] = (each.gradients["2.weight"] for each in passes)
+    activations = (layer.inputs for layer in layers)
     return not all(torch.equal(found, found[:1].expand_as(found)) for found in activations)
 
 

@@ -20,7 +20,7 @@ def layers() -> nn.Sequential:
 def clipped(gradient: list[Tensor], clipping: Clipping) -> Tensor:
     """A record's gradient, scaled down to its bound as a whole or by layer."""
     groups = [gradient[:2], gradient[2:]] if isinstance(clipping, PerLayer) else [gradient]
-    bounds = clipping.norms if isinstance(clipping, PerLayer) else (clipping.norm,)  # type: ignore[attr-defined]
+    bounds = clipping.norms if isinstance(clipping, PerLayer) else (clipping.norm,)  # type: ignore[union-attr]
     order = 1 if isinstance(clipping, L1) else 2
     parts = [torch.cat([part.flatten() for part in group]).double() for group in groups]
     return torch.cat(

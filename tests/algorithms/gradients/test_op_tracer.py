@@ -491,7 +491,7 @@ def in_a_parameter(self: Wired) -> None:
         self.steps += 1
 
 
-def in_the_class(self: Wired) -> None:
+def in_the_class(self: Any) -> None:
     type(self).steps = getattr(type(self), "steps", 0) + 1
 
 

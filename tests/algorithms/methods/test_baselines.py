@@ -17,7 +17,7 @@ from torch import Tensor
 
 from algorithms.core.facts_of_models import intercepts_of
 from algorithms.core.method import Algorithm
-from algorithms.core.minibatch import multiplier_at
+from algorithms.core.minibatch import DPSGDState, multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
@@ -162,6 +162,7 @@ def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path:
     state, trace, _ = bench.trained(method, plan, LOGISTIC, tmp_path, records=records)
     assert [row.kind for row in trace.rows] == ["total"] + ["gradient"] * 4
     assert trace.rows[0].noise_multiplier == 3.0
+    assert isinstance(state, DPSGDState)
     assert {row.divisor for row in trace.rows[1:]} == {float(state.divisor)}
     assert 0 < abs(float(state.divisor) - 50) < 6 * 3.0
 

@@ -19,7 +19,7 @@ from tasks import calibrate, evaluate, model_building
 from tasks.comparing import Problem, Trial
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
-from tests.support.refusals import refused_as
+from tests.support.refusals import names_in, refused_as
 from tests.support.workspace import PARAMS, Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
@@ -61,7 +61,7 @@ def info(prepared_digits: Path) -> DatasetInfo:
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
     with refused_as("bad_keys", ParamsRefusedError) as refusal:
         settings_of(**{key: value})
-    assert all(named.startswith(f"model.{key}") for named in refusal.value.fields["keys"])
+    assert all(named.startswith(f"model.{key}") for named in names_in(refusal, "keys"))
 
 
 def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(

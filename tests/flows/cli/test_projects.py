@@ -24,6 +24,7 @@ from data.targets import Count, Labels, NextToken, Number, Quantile, Tags, Targe
 from flows.cli.main import app
 from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
+from tasks.config.params import ParamsRefusedError
 from tasks.runs.dvc_stages import checkout
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
@@ -321,7 +322,7 @@ def test_answers_that_make_no_card_are_asked_again_from_the_last(
 
     def check(declared: new_project.Declared) -> None:
         if refused:
-            raise new_project.ParamsRefusedError(refused.pop())
+            raise ParamsRefusedError(refused.pop())
         checked(declared)
 
     monkeypatch.setattr(new_project, "check_declared", check)

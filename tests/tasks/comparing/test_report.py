@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import wandb
 
+from tasks.comparing import read_published
 from tasks.comparing.report import (
     METRIC_COLUMNS,
     ComparisonReport,
@@ -18,7 +19,6 @@ from tasks.comparing.report import (
     by_epsilon,
     log_comparison,
     published_table,
-    read_published,
     report,
     result_tables,
     results,

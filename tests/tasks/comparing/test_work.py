@@ -14,6 +14,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from algorithms.core.training import train
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import DataRefusedError
@@ -203,11 +204,11 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
     root = finished.workspace.root
     work = work_of(write(root, document() | {"performance": limits}), root)
     assert work.unfinished_trials(renew=False) == []
-    seen, real = [], one_trial.train
+    seen = []
 
     def watched(*arguments: Any, compute: ComputeConfig, **others: Any) -> Any:
         seen.append(compute)
-        return real(*arguments, compute=compute, **others)
+        return train(*arguments, compute=compute, **others)
 
     monkeypatch.setattr(one_trial, "train", watched)
     with lock_comparison(work.workspace):
@@ -220,7 +221,7 @@ def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
 ) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"seeds": 3}), root)
-    failing, train = {trial.digest for trial in work.trials if trial.seed == 1}, one_trial.train
+    failing = {trial.digest for trial in work.trials if trial.seed == 1}
 
     def fails_once(*given: Any, run: Any, **more: Any) -> Any:
         if run.run_id in failing:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,27 +24,27 @@ from tasks.report import report
 from tasks.reporting import (
     BLOCKS,
     RETRAININGS,
-    THIS_RUN,
     History,
-    blocks_figure,
     drawings,
     environment,
     history,
     history_variables,
     nothing,
-    quality_figure,
-    retrainings_figure,
 )
 from tasks.reporting.figures import (
     LIGHT,
+    THIS_RUN,
     CostsByStep,
     Picture,
     Theme,
+    blocks_figure,
     class_figure,
     confusion_figure,
     epsilon_figure,
     noise_figure,
     png,
+    quality_figure,
+    retrainings_figure,
 )
 from tasks.retraining import Kind, RetrainingState, RetrainingStates
 from tests.support.synthetic_run import CLASSES, DELTA, Folders, read_json, write_json, write_run
@@ -352,7 +353,8 @@ def test_axes_say_where_they_do_not_begin_at_zero() -> None:
 
 def test_a_page_shows_a_phone_the_picture_that_was_drawn_for_it() -> None:
     drawn = Picture(b"wide", b"narrow", "words")
-    macro = str(environment().get_template("picture.html.j2").module.drawn(drawn))
+    macros: Any = environment().get_template("picture.html.j2").module
+    macro = str(macros.drawn(drawn))
     ((source, media),) = re.findall(r'<source srcset="([^"]+)" media="([^"]+)"', macro)
     assert (media, source.endswith(base64.b64encode(drawn.narrow).decode())) == ("(max-width: 32rem)", True)
     (other,) = re.findall(r'<img src="([^"]+)"', macro)

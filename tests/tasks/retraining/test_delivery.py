@@ -20,6 +20,7 @@ from tasks import retraining, train
 from tasks.config import temporary_params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import Registry, Retraining, RetrainingStates, delivery
+from tasks.retraining.affordable_epsilon import epsilon_for
 from tasks.retraining.delivery import Outcome
 from tests.support.retraining import CARD, CARD_FILE, MONDAY, PARAMS, SETTINGS, Place
 from tests.support.retraining import place as place
@@ -583,7 +584,5 @@ def test_a_person_in_two_blocks_pays_each_block_s_price_once() -> None:
     nothing, cap = Budget(0.0, 0.0), Budget(4.0, 1e-5)
     balance = Balance("visits", cap, False, nothing, nothing, cap, block="w01", blocks_per_person=2)
     for blocks in (1, 3):
-        epsilon, delta = delivery.epsilon_for(
-            (1.0, 1e-5), balance, blocks, 1e-9, lambda _: pytest.fail("no plan")
-        )
+        epsilon, delta = epsilon_for((1.0, 1e-5), balance, blocks, 1e-9, lambda _: pytest.fail("no plan"))
         assert (epsilon, delta) == (0.5, 1e-9)

@@ -12,19 +12,21 @@ from ruamel.yaml import YAML
 from algorithms.core import calibration
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.training import Hooks
-from algorithms.methods import Nesterov
+from algorithms.methods.momentum import Nesterov
+from algorithms.privacy.accounting import noise_search
 from data import DatasetInfo
 from data.prepared import load
 from tasks import calibrate, train
 from tasks.config import params
 from tasks.config.params import GROUPS, Params
+from tasks.planned_model import facts_and_notes
 from tasks.preflight.preview import preview_run
 from tasks.runs import store
 from tests.support.refusals import refused
 from tests.support.visits import CARD, Visits
 from tests.support.visits import visits as visits
 
-EXACT = calibration.calibrate
+EXACT = noise_search.calibrate
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +185,10 @@ def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
     after_upgrade: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a version knows another bound of a loss: calibration would name a plan that training sends back."""
-    first, known = plan_of(after_upgrade), calibrate.facts_and_notes
+    first = plan_of(after_upgrade)
 
     def other_facts(settings: Params, info: DatasetInfo) -> tuple[PlanningFacts, tuple[str, ...]]:
-        facts, notes = known(settings, info)
+        facts, notes = facts_and_notes(settings, info)
         return replace(facts, loss=None), notes
 
     monkeypatch.setattr(calibrate, "facts_and_notes", other_facts)

@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
+from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import reserved_events
@@ -315,27 +316,28 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
     (tmp_path / "data/cards").mkdir(parents=True)
     (tmp_path / "examples").symlink_to(PROJECT / "examples")
 
+    workspace = Workspace(tmp_path, own_home)
+
     def prepared(text: str) -> None:
         (tmp_path / "data/cards/visits.yaml").write_text(text)
-        place.prepare("visits")
+        workspace.prepare("visits")
 
-    place = Workspace(tmp_path, own_home)
     prepared(card)
-    place.set("algorithm", expected_batch_size=None, sampling_rate=0.1)
-    place.set("privacy", epsilon=1.0)
-    place.train()
+    workspace.set("algorithm", expected_batch_size=None, sampling_rate=0.1)
+    workspace.set("privacy", epsilon=1.0)
+    workspace.train()
     monkeypatch.chdir(tmp_path)
     evaluate.main()
-    before = place.ledger.head()
+    before = workspace.ledger.head()
     prepared(card.replace("[18, 100]", "[18, 110]"))
-    place.set("privacy", epsilon=0.5)
+    workspace.set("privacy", epsilon=0.5)
     with refused_as("unlike_population", differing="held-out records", population="visits", dataset="visits"):
-        place.train()
-    assert place.ledger.head() == before
+        workspace.train()
+    assert workspace.ledger.head() == before
     with refused_as("unlike_training"):
         evaluate.main()
     prepared(card.replace("epsilon: 10.0", "epsilon: 11.0"))
-    place.train()
+    workspace.train()
     evaluate.main()
 
 
@@ -401,7 +403,6 @@ def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
 ) -> None:
     file = place.root / "params.yaml"
     text = file.read_text()
-    register = train.register
 
     def of(block: str) -> None:
         file.write_text(text.replace("dataset: tiny", f"dataset: tiny, blocks: [{block}]"))
@@ -431,7 +432,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed when it was settled and before its result was kept, then repeated with the same noise."""
-    settle, copies = Ledger.settle, model_file.cpu_copies
+    settle = Ledger.settle
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
 
@@ -442,7 +443,9 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     with killed_in(Ledger, "settle", killed):
         train.main()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="settled with another model"):
-        patch.setattr(model_file, "cpu_copies", lambda model: {k: v + 1 for k, v in copies(model).items()})
+        patch.setattr(
+            model_file, "cpu_copies", lambda model: {k: v + 1 for k, v in cpu_copies(model).items()}
+        )
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
     train.main()
@@ -498,7 +501,6 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other run's reservation comes between this one's check and its own."""
-    register = train.register
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
 
@@ -522,7 +524,6 @@ def test_records_that_were_prepared_anew_under_the_same_names_are_not_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their description is the same; the block has one record more."""
-    bind = train.bind
 
     def swapped(*given: Any, **named: Any) -> None:
         week = place.root / "weeks/w1.csv"

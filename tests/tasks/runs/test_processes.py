@@ -17,7 +17,7 @@ import pytest
 import torch
 from cryptography.exceptions import InvalidTag
 from safetensors.torch import load_file
-from torch.distributed import FileStore
+from torch._C._distributed_c10d import FileStore
 
 from algorithms.core.software import Software
 from algorithms.errors import RefusedError
@@ -27,6 +27,7 @@ from algorithms.privacy.barrier.process_group import ProcessGroup
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train
 from tasks.config import params
+from tasks.model_building import model_for
 from tasks.runs import processes
 from tasks.runs.dvc_stages import EXISTING, TRAINING
 from tests.support.checkout import PROJECT
@@ -131,7 +132,7 @@ def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
                 if name == OTHER_SOFTWARE:
                     patch.setattr(train, "pipeline_software", lambda: Software("9.9", "9" * 64, {}))
                 try:
-                    train.train_as_worker(job, train.model_for(job.settings, job.info), home=place.home)
+                    train.train_as_worker(job, model_for(job.settings, job.info), home=place.home)
                     ends[name] = "trained"
                 except RefusedError as refusal:
                     ends[name] = str(refusal)

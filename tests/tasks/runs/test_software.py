@@ -16,7 +16,7 @@ from algorithms.privacy.ledger import Ledger
 from data.prepared import load_as
 from data.readers.records import RecordBatch
 from tasks import evaluate, report, train
-from tasks.runs import charge
+from tasks.runs import charge, store
 from tasks.runs import software as subject
 from tasks.runs.dvc_process import code_has_changed
 from tasks.runs.software import pipeline_software, reuse_note_of
@@ -122,7 +122,7 @@ def test_a_run_that_was_never_charged_begins_under_other_software(
 def test_a_run_that_was_killed_between_its_settlement_and_its_result_is_not_repeated_by_other_software(
     workspace: Workspace, upgrade: Callable[[Software], None]
 ) -> None:
-    with killed_in(train.store.RunAttempt, "finish"):
+    with killed_in(store.RunAttempt, "finish"):
         workspace.train()
     upgrade(MENDED)
     with refused_as("other_software"):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,13 +49,13 @@ def _replace_client(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     def started(_: Any, **how: Any) -> Any:
         return start([sys.executable, "-c", code], **how)
 
-    monkeypatch.setattr(module.subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", started)
 
 
 @contextmanager
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     yield now
 
 
@@ -109,7 +110,7 @@ def test_a_training_that_took_no_step_opens_no_run(
 def test_nothing_is_started_unless_the_mode_is_online(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.subprocess, "Popen", None)  # a call of it would fail
+    monkeypatch.setattr(subprocess, "Popen", None)  # a call of it would fail
     with live_curve(
         "run-1", PLAN, Tracking.model_validate({"mode": mode}), group="visits", root=tmp_path
     ) as tell:
@@ -147,7 +148,7 @@ def test_no_process_for_it_costs_one_line(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr(module.subprocess, "Popen", fail)
+    monkeypatch.setattr(subprocess, "Popen", fail)
     with (
         caplog.at_level(logging.WARNING),
         live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,

@@ -253,8 +253,9 @@ def test_file_that_a_full_disk_cut_off_is_not_whole(logged: Logged, tmp_path: Pa
 
 def test_file_of_a_run_is_not_whole_at_the_end_of_a_block_within_a_record(tmp_path: Path) -> None:
     """W&B's client writes blocks of 32 KiB, so that a longer record is seen so while it is written."""
-    table = wandb_internal_pb2.Record(output_raw={"line": "0" * 40_000}).SerializeToString()
-    end = wandb_internal_pb2.Record(exit={"exit_code": 0}).SerializeToString()
+    records: Any = wandb_internal_pb2  # whose names its module makes as it is imported
+    table = records.Record(output_raw={"line": "0" * 40_000}).SerializeToString()
+    end = records.Record(exit={"exit_code": 0}).SerializeToString()
     left = 32_768 - 7 - 7  # without the header of the file and of the part
     content, file = bytes(7), tmp_path / "run.wandb"
     for kind, part in ((2, table[:left]), (4, table[left:]), (1, end)):

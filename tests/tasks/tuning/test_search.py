@@ -29,6 +29,7 @@ from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DataRefusedError, DatasetInfo
 from tasks import retraining, tuning
+from tasks.calibrate import calibrate
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
 from tasks.runs import store
@@ -61,7 +62,7 @@ def test_a_search_over_many_settings_plans_all_of_them_about_once(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epsilon of a trial is found with the first and the last of them."""
-    planned, calibrate = [], tuning.calibrate
+    planned = []
 
     def spy(settings: Any, info: DatasetInfo) -> Any:
         planned.append(settings.algorithm.steps)

@@ -36,6 +36,7 @@ from algorithms.privacy.accounting.filters import (
     rho_of_budget,
 )
 from algorithms.privacy.accounting.noise_search import calibrate
+from algorithms.privacy.accounting.pld_epsilon import epsilon_of
 from algorithms.privacy.accounting.random_allocation import RandomAllocationDpEvent
 from algorithms.privacy.accounting.rdp import (
     rdp_by_library,
@@ -364,11 +365,11 @@ def test_hardly_any_noise_costs_what_the_closed_form_says(multiplier: float) -> 
 
 def test_what_an_event_costs_that_is_made_of_a_list_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search asks for the price of its winner, whose card is verified, and again when it is reported."""
-    computed, compute = list[float](), accounting.epsilon_of
+    computed = list[float]()
 
     def noting(plds: Any, *given: Any, **named: Any) -> Any:
         computed.append(plds[0][1])
-        return compute(plds, *given, **named)
+        return epsilon_of(plds, *given, **named)
 
     monkeypatch.setattr(accounting, "epsilon_of", noting)
     for noise in (7.25, 7.5):

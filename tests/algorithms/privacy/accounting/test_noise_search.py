@@ -13,6 +13,7 @@ from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.noise_search import calibrate, find_smallest
+from algorithms.privacy.accounting.pld_epsilon import epsilon_of
 from algorithms.privacy.accounting.random_allocation import RandomAllocationDpEvent
 from tests.support.refusals import refused_as
 from tests.support.soak import soak_but
@@ -95,10 +96,10 @@ def test_noise_of_rare_samples_is_found_with_few_costs_on_fine_grids(
     size: int, epsilon_target: float, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first grids of the search state several times what such releases cost, which must not lead it astray."""
-    computed, compute = list[float](), accounting.epsilon_of
+    computed = list[float]()
 
     def noting(*given: Any, **named: Any) -> Any:
-        found = compute(*given, **named)
+        found = epsilon_of(*given, **named)
         computed.append(found[0])
         return found
 

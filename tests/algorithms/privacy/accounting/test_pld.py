@@ -583,6 +583,7 @@ def test_a_profile_of_losses_near_nothing_is_made_of_numbers(mu: float, delta: f
         return deltas, deltas
 
     profile = pair_of_curves(sides, 8 * mu).remove
+    assert isinstance(profile, ProfilePLD)
     assert np.isfinite(profile.masses).all()
     assert exact * (1 - 1e-6) <= profile.epsilon(delta) <= exact + 1e-9
 

@@ -22,7 +22,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.privacy.accounting import Budget, random_allocation
+from algorithms.privacy.accounting import Budget, noise_search, random_allocation
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
@@ -249,11 +249,11 @@ def test_passes_of_a_long_run_are_priced_as_rows_of_each_kind(is_read: bool) -> 
 
 def test_a_long_run_is_calibrated_by_the_kinds_of_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan has the rows of each pass, in their order."""
-    lengths, searched = [], calibration.calibrate
+    lengths = []
 
     def calibrate(schedule_at: Callable[[float], Schedule], *arguments: Any, **others: Any) -> float:
         lengths.append(len(schedule_at(1.0)))
-        return searched(schedule_at, *arguments, **others)
+        return noise_search.calibrate(schedule_at, *arguments, **others)
 
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     facts = PlanningFacts(records=1000, parameters=10, layers=1, classes=2)

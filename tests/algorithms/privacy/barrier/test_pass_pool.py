@@ -1,10 +1,12 @@
 """Passes on several cores at once: the same bits for any number of them, in the order of the passes."""
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -125,8 +127,8 @@ def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
 def test_a_process_takes_the_cores_that_it_may(
     quota: str | None, threads: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pass_pool.psutil, "cpu_count", lambda logical: 8)
-    monkeypatch.setattr(pass_pool.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr(pass_pool, "QUOTA_FILE", tmp_path / "cpu.max")
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from algorithms.core import training
 from algorithms.gradients import L2, Affine, Engine, PerLayer, ProcessLostError, UnsupportedModelError, engine
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
 from algorithms.privacy.barrier.compute_config import ComputeConfig
@@ -138,7 +139,7 @@ def joined_briefly(rank: int, count: int, folder: Path) -> Iterator[ProcessGroup
     Each process inspects each model, which would take most of the time and has tests of its own.
     """
     with joined(rank, count, folder) as group, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "InspectionLimits", partial(engine.InspectionLimits, full_operations=0))
+        patch.setattr(engine, "InspectionLimits", partial(InspectionLimits, full_operations=0))
         patch.setattr(engine, "_MAX_SEEDS", 1)
         yield group
 
