@@ -64,7 +64,7 @@ class Standardised(Strict):
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
         """mean, scale: [c, 1, 1]."""
         noise = Gaussian(self.noise)
-        mean, square = (
+        mean, square = (  # [c] each
             barrier.total(statistic, bound=L2(bound), noise=noise) / records
             for statistic, bound in (
                 (lambda record, _label: record.mean(dim=(1, 2)), self.mean_bound),
@@ -110,7 +110,7 @@ class PrincipalComponents(Strict):
             return functional.normalize(record.flatten(), dim=0)[None]
 
         moment = barrier.moment(unit, bound=L2(1.0), noise=Gaussian(self.noise))
-        vectors = torch.linalg.eigh(moment).eigenvectors
+        vectors = torch.linalg.eigh(moment).eigenvectors  # columns by rising eigenvalue
         return {"components": vectors[:, -self.components :].flip(1).float().contiguous()}
 
     def module(self, shape: Shape) -> Projection:
@@ -162,11 +162,13 @@ class Whitened(Strict):
 
         def centre_record(record: Tensor, _label: Tensor) -> Tensor:
             difference = normalize(record[None])[0] - mean.to(record.device)
+            # [positions, c]: their moment is a mean over positions
             return difference.flatten(1).T / math.sqrt(positions)
 
         noise = Gaussian(self.moment_noise)
         moment = barrier.moment(centre_record, bound=self._moment_bound(shape), noise=noise) / records
         values, vectors = torch.linalg.eigh(moment)
+        # Noise makes some negative.
         values = values.clamp(min=0.0) + self.ridge * float(values.mean().clamp(min=1e-12))
         return {"mean": mean, "matrix": (vectors @ torch.diag(values.rsqrt()) @ vectors.T).float()}
 
@@ -225,14 +227,14 @@ class Preconditioned(Strict):
         moment = barrier.moment(
             lambda record, _label: unit_length(record[None]), bound=L2(1.0), noise=Gaussian(self.noise)
         )
-        values, vectors = torch.linalg.eigh(moment / records)
+        values, vectors = torch.linalg.eigh(moment / records)  # moment / n = V diag(values) V^T
         of_noise = self.noise * math.sqrt(features) / records
         values = (values - of_noise).clamp(min=0.0)
         raised = values + of_noise / 2.0
         # The second moment of unit records has trace 1. What was cut off is taken to lie in all directions alike.
         shown = values / values.sum().clamp(min=1.0)
         likely = shown + (1.0 - shown.sum()) / features
-        length = (likely / raised).sum().sqrt()
+        length = (likely / raised).sum().sqrt()  # root mean square of |matrix x| with a factor of 1
         matrix = vectors @ torch.diag(self.length / length * raised.rsqrt()) @ vectors.T
         return {"matrix": matrix.float()}
 
@@ -305,13 +307,14 @@ class Centred(Strict):
 
         def of_its_class(record: Tensor, label: Tensor) -> Tensor:
             unit = unit_length(before.to(record.device)(record[None]))
-            every = torch.arange(rows, device=record.device)
+            every = torch.arange(rows, device=record.device)  # [rows]
+            # One row of a record is not zero, so its norm is 1: its class's, or the only logit's, by +1 or -1.
             signs = (label == every) if rows > 1 else 2 * label[None] - 1
-            directions: Tensor = signs.to(unit.dtype)[:, None] * unit
+            directions: Tensor = signs.to(unit.dtype)[:, None] * unit  # [rows, features]
             return directions.reshape(-1)
 
         sums = barrier.total(of_its_class, bound=L2(1.0), noise=Gaussian(self.head_noise)).float()
-        length = torch.linalg.vector_norm(sums) / rows**0.5
+        length = torch.linalg.vector_norm(sums) / rows**0.5  # root mean square norm of the rows
         parameters[model.slices[name]] = self.head_length * sums / length.clamp(min=1e-6)
         return parameters
 

@@ -117,10 +117,12 @@ def released_mean(barrier: Barrier, centre: float, scale: float, noise: float, r
     a `NoisyCount`.
     """
     error = records.noise if isinstance(records, NoisyCount) else 0.0
+    # In units of the target's range [-1, 1].
     reach = _WITHIN * scale * math.sqrt(max(1.0, records / (noise * _WIDER_FROM)))
     low, high = max(-1.0, centre - reach), min(1.0, centre + reach)
-    middle, half = (low + high) / 2.0, (high - low) / 2.0
+    middle, half = (low + high) / 2.0, (high - low) / 2.0  # |label - origin| <= half + |origin - middle|
     apart = centre - middle
+    # Least error^2 (apart - m)^2 + noise^2 (half + m)^2, by its derivative in m.
     moved = (error**2 * abs(apart) - noise**2 * half) / (error**2 + noise**2)
     moved = min(abs(apart), max(0.0, moved))
     origin, longest = middle + math.copysign(moved, apart), half + moved

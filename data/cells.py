@@ -200,7 +200,7 @@ class _Draws:
     def draw(self) -> float:
         digest = hashlib.sha256(f"trees over the columns of a table, {self._seed}, {self._count}".encode())
         self._count += 1
-        return int.from_bytes(digest.digest()[:6], "big") / 2.0**48
+        return int.from_bytes(digest.digest()[:6], "big") / 2.0**48  # 48 bits: exact in a float
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,7 @@ class CellEncoding:
         if part.is_ordered:
             step = 1 + int(draws.draw() * max(1, part.count - 1))
             return CellTest(index, passing=frozenset(range(step, part.count)))
+        # A random order; its first half passes.
         order = sorted(range(part.count), key=[draws.draw() for _ in range(part.count)].__getitem__)
         return CellTest(index, passing=frozenset(order[: (part.count + 1) // 2]))
 
@@ -241,6 +242,7 @@ class CellEncoding:
             sizes_of_column = [size for part in column for size in self._sizes(part)]
             sizes += sizes_of_column
             weights += [
+                # Shares are of the squared norm, and a column's is split evenly over its positions.
                 math.sqrt((1.0 - constant - of_trees) / (len(self.columns) * len(sizes_of_column)))
             ] * len(sizes_of_column)
         sizes += [2**self.settings.depth] * self.settings.trees
@@ -259,6 +261,7 @@ class CellEncoding:
             for part in column:
                 if isinstance(part, Grids):
                     scales = 1 + part.logarithmic
+                    # A number's positions are grid by grid, linear then logarithmic.
                     at = start + finest * scales
                     parts.append(CellHistogram((*range(at, at + scales),), True))
                 else:
@@ -294,6 +297,7 @@ class CellEncoding:
         for splits in self.trees:
             leaf = np.zeros(len(values[0]), np.int64)
             for split in splits:
+                # Its number in binary, first split first.
                 leaf = 2 * leaf + split.holds(scales[split.part], is_number=numbers[split.part])
             yield leaf
         if self.settings.constant_share:

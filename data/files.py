@@ -51,6 +51,7 @@ def write_whole(
     try:
         os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         content(fresh)
+        # Before the move: a crash after it could otherwise leave the name with less than the content.
         with fresh.open("rb") as file:
             os.fsync(file.fileno())
         put(fresh, path)
@@ -81,6 +82,7 @@ def try_lock(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The file may have been deleted and made anew since it was opened.
         is_there = os.path.samestat(os.fstat(descriptor), path.stat())
     except (BlockingIOError, FileNotFoundError):
         is_there = False

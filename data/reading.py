@@ -136,9 +136,11 @@ class _Copies:
         order = np.argsort(digests, kind="stable")
         ordered = digests[order]
         numbers = np.empty(len(ordered), np.int64)
+        # Index less that of the first equal one.
         numbers[order] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
-        for earlier in self._sorted:
+        for earlier in self._sorted:  # as many as lie between both ends of the equal ones
             numbers += np.searchsorted(earlier, digests, "right") - np.searchsorted(earlier, digests)
+        # Arrays that are no longer than this one join it, so that there are about log n.
         while self._sorted and len(self._sorted[-1]) <= len(ordered):
             ordered = np.concatenate([self._sorted.pop(), ordered])
             ordered.sort(kind="stable")

@@ -153,10 +153,13 @@ def calibration_error_of(released: ReleasedHistogram) -> Outcome:
     for people, size, gap in zip(merged, sizes, means, strict=True):
         centred = (gaps - gap) * people
         by_sample = max(float(cells.people @ (centred * centred)), 0.0)
+        # Variance of the mean gap, times the bin's size.
         chances.append((cells.noise(centred, centred) + by_sample + 1e-9) / size)
     shares, squares = sizes / sizes.sum(), means * means
+    # The variance of sum p_i g_i^2 for the multinomial shares p_i of people.
     between = float(shares @ np.square(squares - shares @ squares)) / sizes.sum()
     error = root_mean_square(shares * squares, np.array(chances) / sizes.sum(), between, cells.z)
+    # Half a bin's width, which its share enters squared.
     moved = 0.0 if released.spec.kind == BINARY else math.sqrt(shares[-1]) / (2 * len(scored.means))
     high = math.hypot(error.high + moved, _HIDDEN_GAP * math.sqrt(hidden))
     return Estimate(error.value, max(error.low - moved, 0.0), high)
@@ -173,7 +176,7 @@ class _ProbabilityBins:
     @property
     def gaps(self) -> Floats:
         """Predicted less observed in each cell."""
-        return np.stack([self.means, self.means - 1], axis=1).ravel()
+        return np.stack([self.means, self.means - 1], axis=1).ravel()  # [bins x 2]: observed 0, observed 1
 
 
 def _probability_bins(released: ReleasedHistogram) -> _ProbabilityBins | None:
@@ -201,7 +204,7 @@ def _clear_bins(scored: _ProbabilityBins) -> tuple[list[Floats], float]:
     With the share of people outside the largest bin of those that were merged.
     """
     cells, bins, points = scored.cells, len(scored.means), len(scored.edges) - 1
-    ends = [at * (bins // points) for at in range(points + 1)]
+    ends = [at * (bins // points) for at in range(points + 1)]  # of points, in bins
     starts = [0]
     for end in range(1, points + 1):
         if cells.is_clear(_between(bins, ends[starts[-1]], ends[end], (1.0, 1.0))):
@@ -216,6 +219,7 @@ def _clear_bins(scored: _ProbabilityBins) -> tuple[list[Floats], float]:
         for first, last in zip(starts, [*starts[1:], points], strict=True)
     ]
     sizes = np.array([cells.total(_between(bins, *pair, (1.0, 1.0))) for pair in pairwise(ends)])
+    # `reduceat`: the largest of each run of merged points
     hidden = 1.0 - float(np.maximum.reduceat(sizes, starts).sum() / sizes.sum())
     return merged, max(hidden, 0.0)
 

@@ -127,6 +127,7 @@ def proportion(cells: NoisyCells, hits: Floats, misses: Floats, *, twice: bool =
     if not cells.is_clear(everyone):
         return TOO_FEW
     above, below = cells.total(top), cells.total(everyone)
+    # Covariances of numerator and denominator.
     nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
 
     def variance(t: float) -> float:
@@ -160,6 +161,7 @@ def mean(
         return TOO_FEW
     above, below, people = cells.total(top), cells.total(everyone), cells.people
     nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
+    # A person in cell i changes N - t D by top_i - t everyone_i; its square is expanded in t.
     uu = float(people @ (top * top)) if squares is None else squares
     uv, vv = float(people @ (top * everyone)), float(people @ (everyone * everyone))
 
@@ -168,6 +170,7 @@ def mean(
 
     value = above / below
     by_noise = nn - 2 * value * nd + value * value * dd
+    # Far outside the interval: only where the search begins.
     reach = 4 * cells.z * math.sqrt(max(variance(value), 0.0)) / below
     return _invert(
         above,
@@ -206,6 +209,7 @@ def _invert(
     def is_inside(t: float) -> bool:
         deviation = math.sqrt(max(variance(t), 1e-300))
         distance = above - t * below
+        # To the nearer bound, in standard deviations.
         nearer = min(t - lowest, highest - t) * below / deviation
         towards = (distance if highest - t < t - lowest else -distance) / deviation
         away, beyond = _acceptance(nearer, z)
@@ -229,6 +233,7 @@ def _acceptance(distance: float, z: float) -> tuple[float, float]:
     if distance <= 0.0:
         return float(roots[0]), math.inf
     away = float(np.interp(distance, distances, roots))
+    # Beyond it the bound itself is the best t: x^2 - (x - d)^2 = c has the root (c + d^2) / 2 d.
     return away, (away**2 + distance**2) / (2 * distance)
 
 
@@ -245,6 +250,7 @@ def _critical_values(z: float) -> tuple[Floats, Floats]:
     """Distances d to the bound, and roots of the critical ratio c there: Phi((c + d^2) / 2 d) - Phi(-sqrt(c)) is the
     coverage."""
     distances, coverage = np.linspace(0.0, z, 200), 2 * normal_cdf(z) - 1
+    # At the bound the test has one side, so its root is the quantile at the coverage; far from it the root is z.
     low, high = np.full(200, NormalDist().inv_cdf(coverage)), np.full(200, z)
     for _ in range(40):
         middle = (low + high) / 2
@@ -297,7 +303,7 @@ def product_ratio(cells: NoisyCells, above: tuple[Floats, Floats], below: tuple[
     top, bottom = a * b - cells.noise(*above), c * d - cells.noise(*below)
 
     def parts(t: float) -> tuple[float, float]:
-        slope = a * above[1] + b * above[0] - t * (c * below[1] + d * below[0])
+        slope = a * above[1] + b * above[0] - t * (c * below[1] + d * below[0])  # of a b - t c d by each cell
         return cells.noise(slope, slope), cells.total(slope * slope)
 
     noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
@@ -333,14 +339,16 @@ def root_mean_square(squares: Floats, chances: Floats, between: float, z: float)
         z: standard deviations on each side of the interval.
     """
     total, by_chance = float(squares.sum()), float(chances.sum())
-    excess = np.maximum(squares - chances, 0.0)
+    excess = np.maximum(squares - chances, 0.0)  # each one's part of s, up to a factor
+    # The variance of squares is 2 sum v^2 + 4 sum v m^2 for variances v and means m: a constant, and a part linear in
+    # s.
     slope = 4 * float(np.average(chances, weights=excess if excess.any() else None))
     constant = 2 * float(chances @ chances) + between
     value = max(total - by_chance, 0.0)
 
     def is_inside(s: float) -> bool:
         mean = s + by_chance
-        spread = (constant + slope * s) / (9 * mean**2)
+        spread = (constant + slope * s) / (9 * mean**2)  # 2 / 9 k for chi square with k degrees of freedom
         away, beyond = _acceptance((1 - math.cbrt(by_chance / mean)) / math.sqrt(spread), z)
         return -beyond <= (math.cbrt(total / mean) - 1 + spread) / math.sqrt(spread) <= away
 
@@ -363,7 +371,7 @@ def mean_gain(cells: NoisyCells, gains: Floats) -> Estimate | None:
     if not cells.is_clear(everyone):
         return None
     value = cells.total(gains) / people
-    centred = gains - value
+    centred = gains - value  # of the ratio's linear part, per person
     error = Z * math.sqrt(cells.noise(centred, centred) + max(cells.total(centred * centred), 0.0)) / people
     return Estimate(value, value - error, value + error)
 
@@ -383,7 +391,7 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
         z: standard deviations on each side of the interval.
     """
     negatives, positives = values.T
-    ones = np.ones(len(values))
+    ones = np.ones(len(values))  # weights that add up all bins
     total_noise = math.sqrt(float(ones @ noise @ ones))
     below_n, below_p = float(negatives.sum()), float(positives.sum())
     if min(below_n, below_p) <= _CLEAR * total_noise:
@@ -394,6 +402,7 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
     def parts(t: float) -> tuple[float, float]:
         centred = kernel - t
         a, b = centred @ of_n, centred.T @ of_p
+        # The trace is a sum of products, as S is symmetric.
         by_noise = a @ noise @ a + b @ noise @ b + np.sum((centred @ noise @ centred.T) * noise)
         return float(by_noise), float(of_p @ (a * a) + of_n @ (b * b))
 
@@ -408,6 +417,7 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
 
 
 def _quadratic(at_0: float, at_half: float, at_1: float) -> Callable[[float], float]:
+    # The coefficients of c + slope t + square t^2 by its values at 0, 1/2 and 1.
     square = 2 * (at_0 - 2 * at_half + at_1)
     slope = at_1 - at_0 - square
     return lambda t: at_0 + t * (slope + t * square)
@@ -439,9 +449,10 @@ def variance_explained(
     if min(people / math.sqrt(errors.size), total / math.sqrt(targets.size)) <= _CLEAR * noise_std:
         return TOO_FEW, TOO_FEW
     error, centre = float(errors @ squares) / people, float(targets @ nodes) / total
-    spread = np.square(nodes - centre)
+    spread = np.square(nodes - centre)  # [targets]
     variance = float(targets @ spread) / total
-    joint_spread = np.square(joint_nodes - centre)[None, :]
+    joint_spread = np.square(joint_nodes - centre)[None, :]  # [1, bins]
+    # The centre's variance, by noise and by sampling (V / n): its square is too large by that.
     variance += (noise_std**2 * float(spread.sum()) / total + max(variance, 0.0)) / total
     if variance <= 0:
         return DROWNED, DROWNED
@@ -470,6 +481,7 @@ def variance_explained(
     explained = unexplained.map(lambda t: 1 - t) if isinstance(unexplained, Estimate) else unexplained
     if math.sqrt(of_spread) > MAX_RELATIVE_NOISE * variance:
         return explained, DROWNED
+    # Sampling variance of V, by the fourth moment.
     fourth = max(0.0, float(np.sum(joint * np.square(joint_spread - variance)))) / total**2
     width = z * math.sqrt(fourth + of_spread)
     return explained, Estimate(variance, max(0.0, variance - width), variance + width)
@@ -513,6 +525,7 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
         Newcombe 1998.
     """
     value = first.value - second.value
+    # First at its low end, second at its high one.
     down = math.hypot(first.value - first.low, second.high - second.value)
     up = math.hypot(first.high - first.value, second.value - second.low)
     return Estimate(value, value - down, value + up)

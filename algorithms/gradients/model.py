@@ -68,6 +68,7 @@ class PerExampleModel:
     def _views(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
         """The shape, strides and first index of each trained parameter in the flat vector."""
         return {
+            # Strides of a contiguous tensor.
             name: (shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))), self.slices[name].start)
             for name, shape in ((name, tuple(shape)) for name, shape in self.shapes.items())
         }

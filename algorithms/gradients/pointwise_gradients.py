@@ -51,8 +51,8 @@ class PointwiseGrad:
         lost = 8.0 * torch.finfo(torch.float64).tiny * squares.numel() * (1.0 + squares.amax())
         parts = slices(2 * sum(squares.shape), self.of.inputs[:, 0], self.of.grad_outputs[:, 0])
         sums = []
-        for inputs, errors in parts:
-            e, x = errors.double().square(), inputs.double().square()
+        for inputs, grad_outputs in parts:
+            e, x = grad_outputs.double().square(), inputs.double().square()
             margin = lost * (1.0 + e.sum(dim=1)) * (1.0 + x.sum(dim=1))
             sums.append(torch.linalg.vecdot(e @ squares, x) + margin)
         return torch.cat(sums)

@@ -99,7 +99,7 @@ class SmallGradients:
     def square_norms(self) -> list[Tensor]:
         """Squared L2 norms, [batch] each, float64, that add up to those over all of them."""
         squares = [square_norms(self._rows)] if self.materialized else []
-        squares += [square_norms(self._errors_of_lookups)] if self.lookups else []
+        squares += [square_norms(self._grad_outputs_of_lookups)] if self.lookups else []
         return [*squares, self._norms_of_layers()] if self.layers else squares
 
     def _norms_of_layers(self) -> Tensor:
@@ -143,19 +143,19 @@ class SmallGradients:
             total.index_add_(0, indices, torch.cat(joined))
 
     def _add_lookups(self, weights: Tensor, total: Tensor, slices: Mapping[str, slice]) -> None:
-        """Add the weighted errors of lookups to a total, each number where it belongs."""
+        """Add the weighted output gradients of lookups to a total, each number where it belongs."""
         rows = tuple((slices[name].start, each.grad_outputs.shape[2]) for name, each in self.lookups.items())
         firsts, widths, tables = _columns_of_rows(rows, total.device)
         entries = torch.cat([each.indices for each in self.lookups.values()], dim=1)  # [batch, tables]
-        parts = entries[: len(weights)], self._errors_of_lookups[: len(weights)], weights
-        for theirs, errors, each in few_at_a_time(4 * len(firsts), *parts):
+        parts = entries[: len(weights)], self._grad_outputs_of_lookups[: len(weights)], weights
+        for theirs, grad_outputs, each in few_at_a_time(4 * len(firsts), *parts):
             # [records, numbers]: of the table's first row, and the rows before the one that was looked up.
             # entry times row width, plus where the table starts
             indices = theirs[:, tables].mul_(widths).add_(firsts)
-            total.index_add_(0, indices.flatten(), (errors.double() * each[:, None]).flatten())
+            total.index_add_(0, indices.flatten(), (grad_outputs.double() * each[:, None]).flatten())
 
     @cached_property
-    def _errors_of_lookups(self) -> Tensor:
+    def _grad_outputs_of_lookups(self) -> Tensor:
         """The output gradients of all lookups next to each other, [batch, numbers]."""
         return torch.cat([wide(each.grad_outputs) for each in self.lookups.values()], dim=2)[:, 0]
 
@@ -172,7 +172,7 @@ class SmallGradients:
         for values, each in zip(self._slices(), torch.split(weights, self._size), strict=False):
             # [records, all inputs] and [records, all outputs]
             seen, back = values[: len(each)].split_with_sizes([sum(widths), sum(of_outputs)], dim=1)
-            # Weights go to the narrower factor, once for all layers; a bias's sum is that of the weighted errors.
+            # Weights go to the narrower factor, once for all layers; a bias's sum is that of weighted output gradients.
             back = back * each[:, None]
             of_biases += back.sum(dim=0)
             sides = zip(
@@ -247,10 +247,10 @@ def _materialize_alike(gradients: Iterable[PerExample]) -> None:
                 vars(layer)["rows"] = part
     for biases in sums.values():
         if len(biases) >= _FEWEST_ALIKE:
-            errors = [wide(each.of.grad_outputs) for each in biases]
-            widths = [error.shape[2] for error in errors]
+            grad_outputs = [wide(each.of.grad_outputs) for each in biases]
+            widths = [each.shape[2] for each in grad_outputs]
             # [batch, all outputs], cut by layer
-            parts = torch.cat(errors, dim=2).sum(dim=1).split_with_sizes(widths, dim=1)
+            parts = torch.cat(grad_outputs, dim=2).sum(dim=1).split_with_sizes(widths, dim=1)
             for bias, part in zip(biases, parts, strict=True):
                 vars(bias)["rows"] = part
 

@@ -52,6 +52,7 @@ class InputSpec:
         """Draw made-up records: normal numbers, or random entries followed by one constant."""
         source = torch.Generator().manual_seed(seed)
         labels_of_record = math.prod(self.label_shape)
+        # [count, labels of a record]
         order = torch.arange(seed, seed + count)[:, None] + torch.arange(labels_of_record)
         labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
         labels = labels.view(count, *self.label_shape).to(self.label_dtype)
@@ -71,14 +72,13 @@ class InputSpec:
             constants: tuple[int, ...] = (0,)
         else:
             values = torch.randint(0, part.entries, (count, math.prod(part.shape)), generator=source)
-            values[0, :1] = part.entries - 1
+            values[0, :1] = part.entries - 1  # the largest entry occurs, so a table that is too short fails
             constants = tuple(c for c in self.constants if c < part.entries)
         length = values.shape[1]
         begins = torch.randint(int(part.is_mask), length + 1, (count, 1), generator=source)
-        begins[-1:] = (
-            length  # one has no padding, so that no other one is longer, and a single one names the last entry
-        )
-        rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
+        # One has no padding, so that no other one is longer, and a single one names the last entry.
+        begins[-1:] = length
+        rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]  # [count], in turn
         values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
         return _avoid_padding(values.view(count, *part.shape), part.padding).to(self.dtype)
 

@@ -278,13 +278,13 @@ class DPIS(Strict):
         if epoch is None:
             return None
         fraction, clip_norm = float(epoch.fraction), float(epoch.clip_norm)
-        release = self._release(plan.sampling_rate, fraction, float(epoch.noise), clip_norm)
+        release = self._release(plan.sampling_rate, fraction, float(epoch.noise), clip_norm)  # q = b C / K
         gradient = barrier.gradient(
             state.parameters,
             sampling=release.sampling,
             clipping=Normalised(clip_norm),
             noise=release.noise,
-            divisor=float(epoch.expected_batch) / fraction,
+            divisor=float(epoch.expected_batch) / fraction,  # q N = b / (K / (N C))
         )
         return ImportanceState(self.update.apply(state.optimizer_state, gradient, steps=plan.steps), epoch)
 
@@ -311,7 +311,7 @@ class DPIS(Strict):
     ) -> Epoch:
         """The epoch with released norms: its clip norm, where it follows them, and K."""
         noise = Gaussian(plan.params(EpochParams).norm_multiplier)
-        records = float(epoch.expected_batch) / plan.sampling_rate
+        records = float(epoch.expected_batch) / plan.sampling_rate  # N, as b is the rate times it
         clip_norm, adaptive = float(epoch.clip_norm), self.adaptive_clipping
         if adaptive is not None and index > 0:
             largest = barrier.norm_total(at, bound=L2(adaptive.max_clip_norm), noise=noise)
@@ -319,6 +319,7 @@ class DPIS(Strict):
                 max(adaptive.factor * largest / records, adaptive.min_clip_norm), adaptive.max_clip_norm
             )
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
+        # K >= k b C, over N C
         min_fraction = self.oversampling * plan.sampling_rate * _NO_PROBABILITY_ABOVE_1
         fraction = min(max(total / (records * clip_norm), min_fraction), 1.0)
         return epoch.with_numbers(clip_norm=clip_norm, fraction=fraction)
@@ -328,7 +329,9 @@ class DPIS(Strict):
         assert isinstance(plan.filter, RenyiBudget)
         order, limit, settings = plan.filter.order, plan.filter.limit * (1 - SLACK), plan.params(EpochParams)
         per_epoch, fraction = settings.steps_per_epoch, float(epoch.fraction)
+        # With the norms released before this epoch.
         spent = float(epoch.spent) + settings.norm_cost * self._norm_releases(index)
+        # Norms of later epochs.
         reserved = settings.norm_cost * sum(map(self._norm_releases, range(index + 1, self.epochs)))
         if limit <= spent + reserved:
             return None
@@ -372,6 +375,7 @@ class DPIS(Strict):
             target,
             noise_setting=setting,
         )
+        # At the plan's order.
         spent, norm_cost = (float(rdp(schedule, orders=(order,))[0]) for schedule in (before, [(norm, 1)]))
         epoch = replace(epoch, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(

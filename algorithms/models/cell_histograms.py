@@ -114,6 +114,8 @@ class HistogramCells(TargetScaling):
         self._front = sum(column.count for column in self.columns)
         if len(sizes) != math.prod(shape) or self._front > len(sizes) or not self.parts:
             raise ModelRefusedError("the model's file has histograms of other rows; take the file of a run.")
+        # Each code is at most its size less 1, for a missing number; so their sum, a histogram's cell, is at most
+        # that of these.
         self.part_sizes = tuple(sum(sizes[at] - 1 for at in part.positions) + 1 for part in self.parts)
         self._bin_parts = [
             index
@@ -154,6 +156,7 @@ class HistogramCells(TargetScaling):
 
     def indices(self, rows: Tensor) -> Tensor:
         """The cell of each row in each histogram, [batch, positions] -> int64 [batch, parts]."""
+        # A number outside counts as the nearest cell.
         codes = torch.minimum(rows.nan_to_num(0.0).round().clamp(min=0.0), self.last.to(rows.dtype)).long()
         return torch.stack([codes[:, list(part.positions)].sum(1) for part in self.parts], dim=1)
 
@@ -162,6 +165,7 @@ class HistogramCells(TargetScaling):
         shared = [rows[:, -1:]] if self._constant_share else []
         if not self._widths:
             return torch.cat([rows[:, : self._front], *shared], dim=1)
+        # [batch, bins + trees * depth]
         values = self.table[self.indices(rows)[:, self.looked_up] + self.offsets].to(rows.dtype)
         bins = values[:, : len(self._bin_parts)]
         passed = (
@@ -169,6 +173,7 @@ class HistogramCells(TargetScaling):
         )
         after = [rows[:, : self._front], bins]
         if passed is not None:
+            # A leaf's number in binary, first split first.
             powers = 2.0 ** torch.arange(self._depth - 1, -1, -1, device=rows.device)
             after.append((passed * powers.to(rows.dtype)).sum(-1))
         return torch.cat([*after, *shared], dim=1)
@@ -197,6 +202,7 @@ class HistogramCells(TargetScaling):
         ]
         if self._constant_share:
             sizes, weights = [*sizes, 1], [*weights, math.sqrt(self._constant_share)]
+        # Rounding to 32 bits makes no row longer than 1.
         return tuple(sizes), tuple(weight * (1.0 - 2.0**-23) for weight in weights)
 
     def buffers_from(self, counts: Tensor, noise_std: float) -> dict[str, Tensor]:
@@ -204,6 +210,7 @@ class HistogramCells(TargetScaling):
         masses = [
             _without_noise(noisy, noise_std) for noisy in torch.split(counts.double(), list(self.part_sizes))
         ]
+        # [values of the part]: the middle of each value's share of all records that are not missing.
         quantiles = [
             (present.cumsum(0) - present / 2) / present.sum() for present in (mass[:-1] for mass in masses)
         ]

@@ -35,6 +35,7 @@ class CellVectors(SparseMap):
         super().__init__()
         self.total = sum(sizes)
         # Not persistent, so that they are in no model's file, whose facts have them.
+        # [positions]: where each one's cells begin
         first = torch.tensor([0, *accumulate(sizes[:-1])], dtype=torch.int64)
         self.register_buffer("first", first, persistent=False)
         self.register_buffer("last", torch.tensor([float(size - 1) for size in sizes]), persistent=False)

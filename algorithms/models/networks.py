@@ -155,6 +155,7 @@ def small_cnn(name: str, activation: str, spec: ModelSpec) -> Model:
 
 def _side(pixels: int) -> int:
     """Height or width after both convolutions and both poolings."""
+    # (pixels + padding - kernel) // stride + 1 of a convolution; the pooling, of stride 1, takes another one.
     first = (pixels + 4 - 8) // 2 + 1 - 1
     return (first - 4) // 2 + 1 - 1
 

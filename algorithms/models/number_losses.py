@@ -43,6 +43,7 @@ class CountLoss:
         output, rate_at_zero, scale = self._parts(outputs)
         count = (labels + 1.0) / 2.0
         ratio = count / rate_at_zero
+        # The output whose rate is the count: log(ratio), or ratio / e on the linear part.
         best = torch.where(ratio > math.e, ratio / math.e, ratio.clamp(min=_SMALLEST_RATE).log())
         gap = rate_at_zero * (_potential(output) - _potential(best)) - count * (output - best)
         return gap / scale
@@ -62,7 +63,7 @@ class CountLoss:
 
 def _potential(output: Tensor) -> Tensor:
     """What the rate over the centre is the derivative of."""
-    above = math.e * (output.square() + 1.0) / 2.0
+    above = math.e * (output.square() + 1.0) / 2.0  # the integral of e f, equal to e at f = 1
     return torch.where(output > _LINEAR_FROM, above, output.clamp(max=_LINEAR_FROM).exp())
 
 
@@ -86,6 +87,7 @@ class QuantileLoss:
         above = (labels - centre) / scale - output
         sharp = torch.maximum(self.level * above, (self.level - 1.0) * above)
         near = above.clamp(-_ROUNDED, _ROUNDED)
+        # The parabola with the pinball loss's values and slopes at -h and h; its second derivative is 1 / 2 h.
         rounded = (self.level - 0.5) * near + near.square() / (4.0 * _ROUNDED) + _ROUNDED / 4.0
         return torch.where(above.abs() < _ROUNDED, rounded, sharp)
 

@@ -165,6 +165,7 @@ class RowReader:
                 return refusal
             return None
 
+        # Rows up to and with the first wrong one.
         count = bisect_left(range(table.num_rows + 1), True, key=lambda rows: refusal_of(rows) is not None)
         refusal = refusal_of(count)
         return refusal.with_more(_see_row(done + count, self.declared_reader)) if refusal and count else None
@@ -225,6 +226,7 @@ class RowReader:
                 owner = blake2b(who, key=self.key, digest_size=16).digest()
                 owners += owner
                 parts = [spelled(part or b"") for part in row]
+                # With lengths, so that no other row has the same bytes.
                 content = owner + b"".join(b"%d " % len(part) + part for part in parts)
                 ranks += blake2b(content, key=self.key, digest_size=8).digest()
                 usable.append(bool(who) and who not in excluded)
@@ -253,12 +255,13 @@ class RowReader:
 
 def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[np.bool_]:
     """Whether each row is among the first `count` of its owner by rank; bool [n]."""
-    who = np.frombuffer(owners, "<u8").reshape(-1, 2)
+    who = np.frombuffer(owners, "<u8").reshape(-1, 2)  # [n, 2], the halves of 16 bytes
+    # By the last key first: by owner, then rank.
     order = np.lexsort((np.frombuffer(ranks, "<u8"), who[:, 1], who[:, 0]))
     sorted_, positions = who[order], np.arange(len(order))
     is_first = np.ones(len(order), bool)
     is_first[1:] = (sorted_[1:] != sorted_[:-1]).any(axis=1)
-    begins = np.maximum.accumulate(np.where(is_first, positions, 0))
+    begins = np.maximum.accumulate(np.where(is_first, positions, 0))  # [n], where each owner's rows begin
     taken = np.empty(len(order), bool)
     taken[order] = positions - begins < count
     return taken
@@ -578,6 +581,7 @@ def _holds_a_line_break(column: pa.ChunkedArray) -> bool:
         _, offsets, content = chunk.buffers()
         if content is None:
             continue
+        # Arrow's offsets: value i is content[ends[i] : ends[i + 1]]
         ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
         characters = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
         if ((characters == ord("\n")) | (characters == ord("\r"))).any():

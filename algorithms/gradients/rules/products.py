@@ -31,10 +31,10 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample, as_measured
 from algorithms.gradients.rules.general import elementwise, general
 
-_RECORD, _FOLDED = "Z", "Y"
+_RECORD, _ROW = "Z", "Y"
 """The letters of the batch dimension, and of consecutive values of one record within it."""
 
-_LETTERS = "".join(letter for letter in ascii_letters if letter not in (_RECORD, _FOLDED))
+_LETTERS = "".join(letter for letter in ascii_letters if letter not in (_RECORD, _ROW))
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Term(NamedTuple):
         if self.layout is None:
             return wide(values).reshape(self.sizes), self.letters
         values, rows_per_record = wide(self.layout.by_record(values, batch)), self.layout.rows_per_record
-        return values.reshape(batch, rows_per_record, *self.sizes), _RECORD + _FOLDED + self.letters
+        return values.reshape(batch, rows_per_record, *self.sizes), _RECORD + _ROW + self.letters
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _plan(
     # The rows of a record ("Y") are in each output, so they are always among the outer products.
     letters, of_output, seen = (
         terms.pop(at).letters,
-        _FOLDED + back.letters,
+        _ROW + back.letters,
         "".join(term.letters for term in terms),
     )
     if not set(letters) <= {*seen, *of_output}:  # a sum over the weight alone
@@ -312,7 +312,7 @@ def _of_equation(equation: str, dimensions: tuple[int, ...]) -> tuple[tuple[str,
     named = {letter for letter in equation if letter.isalpha()}
     free = [letter for letter in _LETTERS if letter not in named]
     # An equation of the user's that has Z or Y gets other letters there, as these two are the recorder's.
-    apart = {letter: free.pop() for letter in (_RECORD, _FOLDED) if letter in named}
+    apart = {letter: free.pop() for letter in (_RECORD, _ROW) if letter in named}
     # How many dimensions "..." stands for in each word.
     dots = [n - len(word.replace("...", "")) for n, word in zip(dimensions, words, strict=True)]
     around = "".join(

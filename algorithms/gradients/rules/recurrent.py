@@ -521,7 +521,7 @@ def _layer_of_one_sum(
 
 
 def _share_sum(first: PerExample | None, second: PerExample | None) -> None:
-    """Sum errors over steps once for two biases that have the same."""
+    """Sum output gradients over steps once for two biases that have the same."""
     if isinstance(first, BiasGrad) and isinstance(second, BiasGrad) and first.of.length > 1:
         vars(second)["rows"] = first.rows
 
