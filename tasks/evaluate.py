@@ -204,6 +204,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
         all_scores.append(predictions(label_type, scores))
         losses.append(evaluated.losses(outputs, labels).double())
         predictable = labels[:, 1:] if label_type.kind == "next token" else labels
+        # A record's loss is the mean over its tokens, so it weighs as many as it has.
         counts = predictable.ne(IGNORED).sum(-1) if label_type.has_tokens else torch.ones(len(labels))
         weights.append(counts.double())
     weight = torch.cat(weights)
@@ -459,7 +460,7 @@ def _of_tags(label_type: Tags, evaluation: EvaluationResult, labels: NDArray[Any
     is_inside, is_named = np.isin(real, inside), np.isin(predicted, inside)
     hits = (is_inside & (real == predicted)).sum()
     types = entity_types(label_type)
-    rows = np.nonzero(np.asarray(labels) != IGNORED)[0]
+    rows = np.nonzero(np.asarray(labels) != IGNORED)[0]  # [count], the text of each word
     return TagMetrics(
         test_entity_f1=None if types is None else entity_f1(types, predicted, real, rows),
         test_token_f1=f1(hits, is_inside.sum() + is_named.sum()),
@@ -508,7 +509,7 @@ def entity_f1(
 
     def spans(tags: NDArray[np.int64]) -> set[tuple[int, int, int]]:
         kind = indices[tags]
-        follows = np.concatenate(
+        follows = np.concatenate(  # [words]: goes on with the entity before it
             [[False], (kind[1:] == kind[:-1]) & (rows[1:] == rows[:-1]) & ~begins[tags[1:]]]
         )
         starts = np.flatnonzero((kind > 0) & ~follows)
@@ -537,6 +538,7 @@ def figure_pairs(
         return PredictionPairs(predicted, real, names)
     if isinstance(label_type, Labels):
         named, has = (_with_none(x) for x in (evaluation.predicted, np.asarray(labels)))
+        # [n, true, predicted]
         _, row, column = np.nonzero(np.logical_and(has[:, :, None], named[:, None, :]))
         return PredictionPairs(column, row, (*label_type.labels, "none of them"))
     if not label_type.has_tokens:
@@ -570,7 +572,7 @@ def classification_metrics(evaluation: EvaluationResult, labels: NDArray[np.int6
     classes = probabilities.shape[1]
     auc = None
     if len(np.unique(labels)) == classes and np.isfinite(probabilities).all():
-        judged = range(1 if classes == 2 else 0, classes)
+        judged = range(1 if classes == 2 else 0, classes)  # both AUCs of two classes are the same
         auc = float(np.mean([area_under_curve(labels == index, probabilities[:, index]) for index in judged]))
     confidence, right = probabilities.max(axis=1), evaluation.predicted == labels
     ranges = np.minimum((confidence * 10).astype(np.int64), 9) if np.isfinite(confidence).all() else None

@@ -202,7 +202,7 @@ def attacks_of(game: Game, plan: Plan, run: GameTranscript, claimed: Profile) ->
     """The attacks on one run: by all answers, and by the released parameters alone."""
     canaries = range(game.canaries)
     white = np.array([log_likelihood(game, plan, run.answers, i, alone=False) for i in canaries])
-    black = np.array([-float(run.released @ game.canary(i)) for i in canaries])
+    black = np.array([-float(run.released @ game.canary(i)) for i in canaries])  # [canaries]
     return [
         by_guesses(f"one run, {box} box", scored, run.coins, claimed, game.delta)
         for box, scored in (("white", white), ("black", black))
@@ -244,6 +244,7 @@ def noise_of(game: Game, played: GameTranscript, kind: type) -> Array:
     for answer, event in [pair for pair in _seen_alone(played) if type(pair[0].noise) is kind]:
         charged = charged_multiplier(event, kind)
         ratio = 1.0 if charged is None else answer.noise.multiplier / charged
+        # In units of the scale that was charged, which may be another than the noise has.
         rows.append(answer.value[game.silent] / answer.scale * ratio)
     return np.concatenate(rows) if rows else np.zeros(0)
 
@@ -297,6 +298,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
             # The record is replaced by zeros here, which move these sums as well, so that nothing can be concluded.
             if is_sampled and (moves_zeros or answer.kind in ("total", "norm count")):
                 continue
+            # Both runs have the same coins and noise, so what is left is the record.
             moved = answer.value - other.value
             limit = answer.bound.sensitivity
             if isinstance(answer.bound, Minimum):
@@ -358,6 +360,7 @@ def coin_checks(game: Game, plan: Plan, run: GameTranscript) -> list[AuditCheck]
         # Each canary's estimate is its coin plus noise of mean 0. One-sided: taking part more often than claimed costs
         # more privacy than was charged.
         seen, claimed = np.concatenate(rows), np.repeat(rates, len(inside))
+        # A mean over its standard error.
         score = float((seen - claimed).mean() / (seen - claimed).std() * math.sqrt(len(seen)))
         detail = "how often a canary is in a sum; the noise averages out"
         checks.append(
@@ -402,9 +405,9 @@ def dependence(name: str, rows: Sequence[Array], detail: str) -> AuditCheck:
         spread = float(rows[first].std() * rows[other].std())
         if spread > 0:
             strongest = max(strongest, float(products.mean()) / spread, key=abs)
-    inside = max(-1 + 1e-15, min(1 - 1e-15, strongest))
+    inside = max(-1 + 1e-15, min(1 - 1e-15, strongest))  # so that the transform is finite
     score = abs(math.atanh(inside)) * math.sqrt(max(1, len(rows[0]) - 3))  # Fisher's transform
-    chance = min(1.0, 2 * float(norm.sf(score)) * max(1, len(pairs)))
+    chance = min(1.0, 2 * float(norm.sf(score)) * max(1, len(pairs)))  # two sides, and any of the pairs
     return AuditCheck(name, 0.0, strongest, chance, f"correlation over {detail}")
 
 
@@ -521,10 +524,11 @@ def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Arr
     seen = add_noise(total, release, stream).numpy() / scale
     shift = release.clipping.sensitivity / scale
     is_laplace = isinstance(release.noise, Laplace)
+    # Log p_1 / p_0 at scale 1: |x| - |x - shift| for Laplace noise, x shift - shift^2 / 2 for normal noise.
     ratio = np.abs(seen) - np.abs(seen - shift) if is_laplace else seen * shift - shift**2 / 2
     if rate == 1:
         return np.asarray(ratio)
-    return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + ratio))
+    return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + ratio))  # log(1 - q + q e^ratio)
 
 
 def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
@@ -533,6 +537,7 @@ def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
     columns = []
     for _ in range(draws):
         seen = add_noise(torch.from_numpy(is_in * far), release, stream).numpy()
+        # Log p_1 / p_0 of the density exp(-|x| / scale).
         nearer = length_of(seen, release.clipping) - length_of(seen - far, release.clipping)
         columns.append(nearer / release.noise_scale)
     return np.array(columns)
@@ -547,6 +552,7 @@ def _play_selection(release: Release, stream: Stream, is_in: bool, draws: int) -
             for _ in range(draws)
         ]
     )
+    # Exact for Gumbel noise, whose difference is logistic; without the record both are as likely.
     loses = 1 / (1 + np.exp(bound / release.noise_scale))
     log_ratios: Array = np.where(picks == 0, np.log(2 * loses), np.log(2 * (1 - loses)))
     return log_ratios
@@ -567,8 +573,10 @@ def _over_steps(release: Release, stream: Stream, is_in: bool, draws: int) -> Ar
         released.append(ahead.add_noise(sums).numpy() / release.noise_scale)
         means.append(takes_part * release.clipping.sensitivity / release.noise_scale)
     rows = range(noise.steps)
+    # C [steps, steps], lower triangular
     through = np.array([[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in rows] for i in rows])
     shift = through @ np.array(means)
+    # Released is means + C^-1 z, so C times it is shift + z with independent z.
     return np.asarray(shift @ (through @ np.array(released)) - shift @ shift / 2)
 
 

@@ -82,7 +82,7 @@ def batches(facts: PlanningFacts, *, expected_batch_size: int | None, sampling_r
                 " {method.sampling_rate} and leave expected_batch_size empty.",
                 code="rate_missing",
             )
-        return Batches(Poisson(sampling_rate), None)
+        return Batches(Poisson(sampling_rate), None)  # a released count decides the divisor
     if expected_batch_size is None:
         raise RefusedError(
             "the number of records is public, so a batch is given by its size; set"
@@ -159,6 +159,7 @@ def _passes(run: RandomAllocation) -> list[tuple[list[tuple[Sampling, int]], int
     def turns(first: int) -> list[tuple[Sampling, int]]:
         start = replace(run, step=first)
         later = start.steps_of_pass - 1
+        # One stands for all later steps of the pass.
         return [(start, 1), *([(replace(run, step=first + 1), later)] if later else [])]
 
     whole = run.steps // run.parts
@@ -303,6 +304,7 @@ def moves_of(update: OptimizerConfig, plan: Plan, clipping: Clipping, divisor: f
         return None
     noise_std = plan.noise_multiplier * clipping.sensitivity / divisor
     factor = update.factor_for(noise_std, plan.steps)
+    # A step holds the record with the probability of the rate, and divides its gradient by the divisor.
     of_a_record = math.fsum(update.moves(plan.steps)) * plan.sampling_rate / divisor
     return Moves(factor * update.noise_moves(noise_std, plan.steps), factor * of_a_record)
 
@@ -340,7 +342,7 @@ def noise_factors(factors: Array, allocation: Allocation) -> Array:
     """alpha_t with mean 1 / alpha_t^2 = 1: its square goes with 1 / eta_t, in reverse or not at all; shape [steps]."""
     if allocation == "constant":
         return np.ones_like(factors)
-    alphas: Array = np.sqrt(factors.mean() / factors)
+    alphas: Array = np.sqrt(factors.mean() / factors)  # 1 / alpha^2 = f / mean(f), whose mean is 1
     return alphas if allocation == "matched" else alphas[::-1].copy()
 
 

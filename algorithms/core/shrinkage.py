@@ -154,6 +154,7 @@ class LabelCounts:
     def log_odds(self, counts: Tensor) -> Tensor:
         """The outputs that say the frequencies of noisy counts, [labels]."""
         noise = self.noise * math.sqrt(self.labels)
+        # [labels]; a pair is without, with
         return torch.stack([estimated_counts(pair, noise).log().diff()[0] for pair in counts.view(2, -1).T])
 
     def shape(self, log_odds: Tensor) -> LossShape:
@@ -226,6 +227,7 @@ def kept_share(gain: float, cost: float | None) -> float:
     """
     if cost is None:
         return min(1.0, max(0.0, gain / CERTAIN))
+    # The best share a / 2 b, as a = (a - b) + b.
     return min(1.0, max(0.0, (gain - _DOUBT + cost) / (2.0 * math.hypot(cost, _SOFTENED))))
 
 

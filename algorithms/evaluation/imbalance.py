@@ -81,7 +81,9 @@ def class_metrics_of(released: ReleasedHistogram) -> tuple[MetricsOfClass, ...]:
 def confusion_of(released: ReleasedHistogram) -> Floats | None:
     """Noisy counts of predicted class by label, [classes, classes], from the cells of metrics; None without any."""
     if released.spec.kind == BINARY:
+        # [4, cells]: tn, fp, fn, tp
         weights = np.stack(confusion_at(released.spec.bins, released.spec.bins // 2))
+        # Label x predicted, transposed.
         counts: Floats = (weights @ scored_cells(released.view()).values).reshape(2, 2).T
         return counts
     return released.view().tables.get("predicted x label")
@@ -111,6 +113,7 @@ def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> D
         return None
     cells, bins = scored_cells(released.view()), released.spec.bins
     # The cheapest one if probabilities are right; another one has to be cheaper by more than the noise.
+    # Both mistakes cost the same at p = costs[0] / sum: costs[0] (1 - p) = costs[1] p.
     usual = min(max(1 + int(np.searchsorted(sigmoid(score_edges(bins)), costs[0] / sum(costs))), 1), bins - 1)
 
     def excess(cut: int) -> float:
@@ -118,6 +121,7 @@ def cheapest_threshold(released: ReleasedHistogram, costs: Sequence[float]) -> D
         return cells.total(change) + math.sqrt(cells.noise(change, change))
 
     cut = min(range(1, bins), key=excess)
+    # All second, or all first.
     always = min((0, bins), key=lambda threshold: cells.total(_mistakes(bins, threshold, costs)))
     return Decision(threshold_at(cells, cut), _cost(cells, cut, costs), _cost(cells, always, costs))
 

@@ -70,6 +70,7 @@ def recalibration_of(released: ReleasedHistogram) -> Recalibration | None:
         return None
     centres = _half_centres(released)
     candidates, losses = _candidates(tuple(centres.tolist()))
+    # [candidates, bins, 2] x [bins, 2] over both last
     temperature = float(candidates[int(np.argmin(np.tensordot(losses, first, axes=2)))])
     gains = _losses(centres) - _losses(centres / temperature)
     gain = mean_gain(independent(released.half(1), released.noise_std), gains.ravel())
@@ -82,6 +83,7 @@ def _of_classes(released: ReleasedHistogram) -> Recalibration | None:
     if released.has_invalid:
         return None
     count, noise = len(TEMPERATURES), released.noise_std * TEMPERATURE_NORM
+    # A half is in the order of `temperature_cells`: the people, what each temperature gains, the squares of that.
     best = int(np.argmax(released.half(0)[1 : 1 + count]))
     judging = released.half(1) * TEMPERATURE_NORM
     people, total, squares = (
@@ -98,6 +100,7 @@ def _of_classes(released: ReleasedHistogram) -> Recalibration | None:
 def _without_empty_bins(cells: Floats, noise_std: float) -> Floats:
     """The cells, [bins, 2], but 0 in bins that noise alone explains: far ones would decide the temperature."""
     sizes = cells.sum(axis=1, keepdims=True)
+    # A bin's size has the noise of two cells.
     return np.where(sizes > _CLEAR * math.sqrt(2) * noise_std, cells, 0.0)
 
 
@@ -105,6 +108,7 @@ def _half_centres(released: ReleasedHistogram) -> Floats:
     """Log-odds in the middle of the bins of the halves' table, [bins]."""
     bins = released.spec.bins
     width = bins // len(released.half(0))
+    # Edge i lies between the bins i and i + 1, so the middle of a group of `width` bins is an edge.
     return score_edges(bins)[width // 2 - 1 :: width]
 
 
@@ -118,5 +122,6 @@ def _candidates(centres: tuple[float, ...]) -> tuple[Floats, Floats]:
 def _losses(centres: Floats) -> Floats:
     """Log losses by label, [bins, 2]; log-odds are cut off where those of the metric are."""
     odds = np.clip(centres, -MAX_LOG_ODDS, MAX_LOG_ODDS)
+    # -log(1 - p), -log p for p = sigmoid(odds)
     losses: Floats = np.logaddexp(0.0, np.stack([odds, -odds], axis=1))
     return losses

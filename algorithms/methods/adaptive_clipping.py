@@ -173,7 +173,7 @@ class QuantileClipping(SampledMethod):
             noise=Gaussian(plan.params(Counts).count_noise_multiplier),
             sampling=sampling,
         )
-        clip_norm = self.next_clip_norm(bound.norm, within / divisor + 0.5)
+        clip_norm = self.next_clip_norm(bound.norm, within / divisor + 0.5)  # each record adds +1/2 or -1/2
         moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps)
         return state.after(moved, divisor, clip_norm=torch.full_like(state.clip_norm, clip_norm))
 
@@ -281,7 +281,7 @@ class AdaCliP(SampledMethod):
             noise=Gaussian(z),
             divisor=divisor,
         )
-        g = m + b * transformed
+        g = m + b * transformed  # the inverse of (g - m) / b
         v = self.variance((g - m).square(), b * z, divisor)
         return state.after(
             self.update.apply(state.optimizer_state, g, steps=plan.steps),

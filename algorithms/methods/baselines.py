@@ -198,5 +198,6 @@ def log_odds(counts: Tensor, noise: float) -> Tensor:
     a model with one output, and for one with two, whose first bias then is 0.
     """
     logs = estimated_counts(counts, noise).log()
+    # A softmax stays the same if all are shifted.
     biases = logs[1:] - logs[0] if len(counts) == 2 else logs - logs.mean()
     return biases.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)

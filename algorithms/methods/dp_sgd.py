@@ -244,10 +244,11 @@ class SGDAdv(_LegacyAnalysis):
 
 def noise_multiplier_by_advanced_composition(budget: Budget, *, steps: int, sampling_rate: float) -> float:
     """Standard deviation over C of each step's noise: half of delta is for the composition, half for the steps."""
+    # Corollary 3.21 with half of delta: epsilon / (2 sqrt(2 T ln(2 / delta))).
     step_epsilon = budget.epsilon / (2 * math.sqrt(2 * steps * math.log(2 / budget.delta)))
     step_delta = budget.delta / (2 * steps)
     amplified = step_epsilon / (2 * sampling_rate)
-    return 2 / amplified * math.sqrt(2 * math.log(1.25 / step_delta))
+    return 2 / amplified * math.sqrt(2 * math.log(1.25 / step_delta))  # sensitivity 2 C, over C
 
 
 _MOMENTS = np.arange(1, 33)
@@ -308,7 +309,7 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
 
     A moment m of the privacy loss is m times the Rényi divergence of order m + 1 (Abadi et al. 2016, Theorem 2).
     """
-    divergences = rdp(events_of(releases), orders=tuple(float(moment + 1) for moment in _MOMENTS))
+    divergences = rdp(events_of(releases), orders=tuple(float(moment + 1) for moment in _MOMENTS))  # [32]
     return float(np.min(divergences - math.log(delta) / _MOMENTS))
 
 

@@ -83,7 +83,7 @@ class DPSGDDecay(SampledMethod):
 
     def shares(self, sampling_rate: float) -> Array:
         """sigma / sigma_0 of each step, shape [steps]."""
-        epochs = np.floor(np.arange(self.steps) * sampling_rate + _PART_OF_A_STEP)
+        epochs = np.floor(np.arange(self.steps) * sampling_rate + _PART_OF_A_STEP)  # [steps]
         shares: Array
         match self.form:
             case "exponential":
@@ -274,4 +274,4 @@ def square_without_noise(gradient: Tensor, noise_std: float) -> float:
     gradient = gradient.double()
     from algorithms.gradients.placement import total
 
-    return total(gradient.square()) - gradient.numel() * noise_std**2
+    return total(gradient.square()) - gradient.numel() * noise_std**2  # less E |noise|^2 = d sigma^2

@@ -44,7 +44,7 @@ class Whitening(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """[batch, c, h, w] -> [batch, c, h, w]."""
-        centred = (self.normalize(maps) - self.mean).flatten(2)
+        centred = (self.normalize(maps) - self.mean).flatten(2)  # [batch, c, h * w]
         return (self.matrix @ centred).view_as(maps)
 
 
@@ -196,6 +196,7 @@ class ShiftedView:
         height, width = images.shape[2:]
         if self.down or self.right:
             padded = functional.pad(images, (_PIXELS,) * 4, mode="reflect")
+            # A window that begins further up shows the image further down.
             top, left = _PIXELS - self.down, _PIXELS - self.right
             images = padded[:, :, top : top + height, left : left + width]
         return images.flip(3) if self.is_mirrored else images
@@ -251,7 +252,7 @@ def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
         views = outputs.shape[1]  # one in evaluation
         same = labels[:, None].expand(-1, views, *labels.shape[1:])
         each = model.losses(outputs.flatten(0, 1), same.flatten(0, 1))
-        return each.view(-1, views).mean(dim=1)
+        return each.view(-1, views).mean(dim=1)  # [batch]
 
     note = f"Each record is seen in {count} fixed views; its gradient is their mean, clipped once."
     return replace(

@@ -246,7 +246,7 @@ class Trials:
         gamma = float(_gamma_truncated_negative_binomial(self.shape, self.mean))
         if self.shape == 0:
             return int(stats.logser.ppf(uniform, 1 - gamma))
-        none = gamma**self.shape
+        none = gamma**self.shape  # the probability of 0 before truncation
         return max(1, int(stats.nbinom.ppf(none + uniform * (1 - none), self.shape, gamma)))
 
     def event(self, candidates: Sequence[Schedule]) -> dp.DpEvent:

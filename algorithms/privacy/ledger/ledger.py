@@ -231,6 +231,7 @@ class Ledger:
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
+        # A read tells that nothing is to be written, as is usual, without a turn at the ledger's lock.
         if declaration_drafts(self._state(population, blocks=()), population, cap, terms):
             self._append(
                 StatePart(population, blocks=()),
@@ -784,6 +785,7 @@ def verify_rows(
     checkpoint's head.
     """
     first = query_value(connection, FIRST_HASH)
+    # A copy, as replaying changes it.
     state, start = (deepcopy(since.state), since.head) if since else (LedgerState(), NOTHING)
     is_here = start == NOTHING or query_value(connection, SEQ_OF_HASH, hash=start.hash) == start.seq
     if since is not None and (since.first != first or not is_here):
@@ -800,6 +802,7 @@ def verify_rows(
     wrong = state_tables.differing(connection, state)
     if wrong is not None:
         raise _wrong(store, wrong)
+    # Of all rows, those before the checkpoint included.
     is_priced = prices and (since is None or since.priced)
     return LedgerVerification(Checkpoint(first, head, state, is_priced), count, priced)
 

@@ -131,6 +131,7 @@ class Spread:
             done: The number of past retrainings.
         """
         coming = (self.planned or 0) - done
+        # Falling prices of c, c - 1, .. 1 steps: c of their sum c (c + 1) / 2 is a share of 2 / (c + 1).
         by_number = 0.0 if coming < 1 else 1 / coming if self.policy == "equal" else 2 / (coming + 1)
         share = self.fraction or by_number
         return tuple(share * part for part in left)

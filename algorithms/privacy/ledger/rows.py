@@ -316,7 +316,7 @@ class LedgerState:
     def charged_amount(self, population: str, block: str, *states: Status) -> Amount:
         """The amount of all runs in these states in a block, including runs on the whole population."""
         total = self.term(population).composition.nothing()
-        for name in {block, WHOLE_POPULATION}:
+        for name in {block, WHOLE_POPULATION}:  # a set: without blocks both are one
             for status, amount in self.sums.get((population, name), {}).items():
                 total = plus(total, amount) if status in states else total
         return total
@@ -336,6 +336,7 @@ class LedgerState:
         room = self.remaining(population, block)
         if min(room) < 0 or (population, block) in self.retired:
             return 0
+        # `//` of fractions gives whole numbers.
         return min((left // part for left, part in zip(room, charge, strict=True) if part), default=None)
 
     def is_charged(self, population: str) -> bool:
@@ -409,6 +410,7 @@ class LedgerState:
             model=notes.get("model"),
         )
         account = entry.population, entry.block
+        # From the open runs' sum to that of its end, so that it counts once.
         self._move(account, before, "open", sign=-1)
         self._move(account, amount, status)
 
@@ -498,7 +500,7 @@ def find_fullest_block(state: LedgerState, population: str) -> str:
     def share(block: str) -> tuple[bool, Fraction]:
         charged = state.charged_amount(population, block, *STATES)
         pairs = list(zip(charged, state.limit(population, block), strict=True))
-        beyond = any(part and not whole for part, whole in pairs)
+        beyond = any(part and not whole for part, whole in pairs)  # charged where the cap is 0
         return beyond, max(part / whole if whole else Fraction(0) for part, whole in pairs)
 
     return max(state.blocks(population) or [WHOLE_POPULATION], key=share)

@@ -87,6 +87,7 @@ class Minimum:
     @property
     def sensitivity(self) -> float:
         """How far the solver's result can move in L2 norm if one record is added or removed."""
+        # Both results may be that far from their minima.
         return self.clip_norm / self.regularisation + 2 * self.slack
 
 
@@ -229,6 +230,8 @@ class KNorm(Multiplied):
         return stream.k_norm(count, box=box)
 
     def std(self, dimension: int, *, box: bool) -> float:
+        # L2: E |x|^2 = d (d + 1) of a Gamma(d) length, in equal parts. Box: u - s has mean square 1 / 6 a coordinate
+        # and E r^2 = d (d + 1) / ((d + 2) (d + 3)) of its length r, which is replaced by one with d (d + 1).
         return math.sqrt((dimension + 2) * (dimension + 3) / 6) if box else math.sqrt(dimension + 1)
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
