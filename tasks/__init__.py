@@ -9,6 +9,9 @@ from epsilonflow import find_shadowing
 # PyTorch's threads sleep until the next operation, instead of keeping cores from others. Read when PyTorch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Pydantic looks for plugins in the metadata of all packages that are installed.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 # Objects made by imports stay alive. Looking for garbage among them takes a third of the time of all imports: after
 # every 700 of them, and once more when the process ends.
 COLLECTION_THRESHOLDS = gc.get_threshold()

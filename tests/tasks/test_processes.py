@@ -27,3 +27,12 @@ def test_threads_of_pytorch_sleep_between_operations_unless_told_otherwise(
     )
     [count] = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
     assert (int(count) > 0) == spins
+
+
+def test_no_plugins_of_pydantic_are_looked_for() -> None:
+    code = """import importlib.metadata, tasks
+importlib.metadata.distributions = lambda: print("looked")
+import data.card"""
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
