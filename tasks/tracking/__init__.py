@@ -139,7 +139,9 @@ def session(
     file of an offline run is not whole.
     """
     import wandb  # here, since the import takes most of a second and may not be needed
+    from wandb.analytics.opentelemetry import opentelemetry_proxy
 
+    opentelemetry_proxy.disable()  # of W&B's own, which sends it tracebacks and how long its calls take
     # It imports W&B Launch, which takes as long again, for inputs of a job that Launch started; none starts this.
     wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[assignment, method-assign]
     logged = wandb.init(

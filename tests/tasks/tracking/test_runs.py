@@ -307,6 +307,15 @@ def test_no_session_starts_the_launch_agent(tmp_path: Path, monkeypatch: pytest.
     assert asked == []
 
 
+def test_no_session_has_telemetry_of_wandbs_own(tmp_path: Path) -> None:
+    """It would send tracebacks, and how long W&B's calls take."""
+    with wandb_folders(tmp_path), chdir(tmp_path):  # noqa: SIM117
+        with session(Tracking(), job_type="train", group="a", name="a", config={}):
+            from wandb.analytics.opentelemetry.opentelemetry_proxy import get_open_telemetry_proxy
+
+            assert get_open_telemetry_proxy() is None
+
+
 def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "mine"))
     monkeypatch.delenv("WANDB_CACHE_DIR", raising=False)
