@@ -67,7 +67,7 @@ def test_short_passes_have_one_thread_and_long_ones_two(
 
 @pytest.mark.parametrize(("physical_batch", "threads"), [(32, 1), (512, 2)])
 def test_recurrent_passes_count_by_their_memory(physical_batch: int, threads: int) -> None:
-    engine = of(Recurrent(), (40,), physical_batch, input_dtype=torch.int64)
+    engine = of(Recurrent(), (40,), physical_batch, input_dtype=torch.int64, limits=BRIEF)
     assert engine.inspection.operations * physical_batch < 10**6
     assert engine.threads == threads
 

@@ -26,7 +26,7 @@ from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.support.gradients import naive
-from tests.support.gradients.networks import NETWORKS, ON_TOKENS, SPECS, TYPICAL
+from tests.support.gradients.networks import NETWORKS, ON_TOKENS, REPEATS, SPECS, TYPICAL
 from tests.support.gradients.problems import (
     BRIEF,
     SMALL,
@@ -39,6 +39,8 @@ from tests.support.gradients.problems import (
 )
 from tests.support.soak import soak_but
 
+OF_EACH_FORM = [name for name in TYPICAL if name not in REPEATS]
+"""One network of convolutions beside their layers."""
 SOME_CUT = ["linear, sequence", "conv2d", "attention to itself", "einsum", "embedding, padding", "cnn"]
 
 
@@ -55,7 +57,7 @@ def test_any_physical_batch_gives_the_same_sum(name: str) -> None:
             assert found is into and naive.relative(found, expected) < 1e-10, kind
 
 
-@pytest.mark.parametrize("name", TYPICAL + ON_TOKENS)
+@pytest.mark.parametrize("name", soak_but(OF_EACH_FORM + ON_TOKENS, TYPICAL + ON_TOKENS))
 def test_an_empty_batch_is_zero(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
     nobody = made.take(slice(0, 0))
@@ -79,7 +81,7 @@ class _NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", TYPICAL + ON_TOKENS)
+@pytest.mark.parametrize("name", soak_but(OF_EACH_FORM + ON_TOKENS, TYPICAL + ON_TOKENS))
 def test_a_sum_of_finite_gradients_reads_no_value(name: str) -> None:
     """So that the passes of a device follow each other; and it is the same sum."""
     made, engine = cached_problem(SPECS[name], torch.float32)
@@ -128,7 +130,7 @@ def test_copies_of_weights_are_not_counted_for_each_record() -> None:
     assert engine.physical_batch == 64 and engine.pass_bytes <= 3e6
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", soak_but(OF_EACH_FORM, TYPICAL))
 @pytest.mark.parametrize("bad", soak_but([math.inf], [math.inf, math.nan, -math.inf]))
 def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, bad: float) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
@@ -141,7 +143,7 @@ def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, 
         assert naive.relative(found, expected) < 1e-5, kind
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", soak_but(OF_EACH_FORM, TYPICAL))
 @pytest.mark.parametrize("huge", soak_but([1e18, 3e38], [1e18, 1e30, 1e38, 3e38]))
 def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
@@ -154,7 +156,7 @@ def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> 
         assert all(size <= bound + 1e-5 for size, bound in naive.measured(made.model, moved, clipping))
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@pytest.mark.parametrize("name", soak_but(OF_EACH_FORM, TYPICAL))
 def test_a_batch_in_which_no_record_is_finite_is_zero(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float32)
     for clipping in naive.clippings(made.model, made.gradients).values():
@@ -229,7 +231,7 @@ def test_per_layer_bounds_that_do_not_fit_are_refused() -> None:
 
 
 def test_neither_the_records_nor_the_parameters_are_changed() -> None:
-    for name in (*TYPICAL, *ON_TOKENS):
+    for name in (*OF_EACH_FORM, *ON_TOKENS):
         made, engine = cached_problem(SPECS[name], torch.float32)
         parameters, inputs = made.parameters.clone(), made.inputs.clone()
         before = [value.clone() for value in made.model.module.state_dict().values()]
