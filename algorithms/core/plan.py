@@ -310,6 +310,7 @@ class Plan:
                 adjacency = adjacency_named(self.adjacency)
                 return by_accountants(self.reserved_schedule, budget.delta, adjacency, stated=self.epsilon)
             case ZCDPBudget(rho):
+                # Trained on and held out are different people: nobody loses more than the larger one.
                 maximum = max([rho, *(rho_of(event) for event, _ in evaluated)])
                 return {"rdp": epsilon_of_zcdp(maximum, budget.delta)}
             case RenyiBudget(order, limit):
@@ -323,6 +324,7 @@ class Plan:
                         order=order,
                         held=held,
                     )
+                # Trained on and held out are different people: nobody loses more than the larger one.
                 maximum = max(limit, float(rdp(evaluated, orders=(order,))[0]))
                 return {"rdp": maximum + conversion(order, budget.delta)}
 

@@ -67,7 +67,7 @@ def wordllama(settings: EncoderSettings) -> Encoder:
                 if tokens:
                     there, counts = np.unique(tokens, return_counts=True)
                     roots = np.sqrt(counts, dtype=np.float32)
-                    seen = vectors[there]
+                    seen = vectors[there]  # [distinct tokens, 256]
                     sizes = np.abs(seen)
                     for index, values in enumerate((seen, sizes, np.copysign(np.sqrt(sizes), seen))):
                         features[row, index] = roots @ values / roots.sum()
@@ -160,6 +160,7 @@ def tokenizer(name: str, settings: EncoderSettings) -> Encoder:
         def both(text: str) -> tuple[list[int], list[int]]:
             encoded = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
             words = [-1 if word is None else word for word in encoded.word_ids()]
+            # The word that begins at each token; -1 for later tokens of a word, and for special ones.
             first = [word if word != before else -1 for before, word in pairwise([-1, *words])]
             return encoded["input_ids"], first
 
@@ -225,12 +226,13 @@ def _transformer(folder: Path, settings: EncoderSettings) -> Encode:
         features = np.zeros((len(texts), int(model.config.hidden_size)), np.float32)
         with torch.inference_mode():
             for row_indices, length in _batches(rows):
+                # As many rows in the last batch, too.
                 ids = torch.full((_BATCH, length), tokenizer.pad_token_id or 0)
                 mask = torch.zeros((_BATCH, length), dtype=torch.long)
                 for row, position in enumerate(row_indices):
                     ids[row, : len(rows[position])] = torch.tensor(rows[position])
                     mask[row, : len(rows[position])] = 1
-                mask[len(row_indices) :, 0] = 1
+                mask[len(row_indices) :, 0] = 1  # so that no mean of such a row is 0 / 0
                 states = model(
                     input_ids=ids.to(device), attention_mask=mask.to(device), output_hidden_states=True
                 ).hidden_states[layer]
@@ -246,6 +248,7 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
     """Yield batches of indices of texts with the same padded length, and that length."""
     by_length: dict[int, list[int]] = {}
     for position, row in enumerate(rows):
+        # Rounded up to whole steps.
         by_length.setdefault(-(-max(1, len(row)) // _STEP) * _STEP, []).append(position)
     for length, row_indices in sorted(by_length.items()):
         for start in range(0, len(row_indices), _BATCH):

@@ -115,6 +115,7 @@ def _fill(
         _mark(features, positions(table[column.name], column.categories, where))
     elif isinstance(column, Hashed):
         hashes = hash_cells(table[column.name], column, missing, where)
+        # An index beyond the features, so zeros.
         _mark(features, np.where(np.isnan(hashes), column.cells, hashes).astype(np.int64))
     elif isinstance(column, Timestamp):
         *_, elapsed = moments(table[column.name], column, missing, where)
@@ -201,7 +202,7 @@ def moments(
         else _trim(values, where)
     )
     first, last = (datetime.combine(day, datetime.min.time()) for day in column.days)
-    rows = np.full((len(text), 4), np.nan)
+    rows = np.full((len(text), 4), np.nan)  # year, month, weekday, share of the time
     for row, value in enumerate(text.to_pylist()):
         if value is None or value in missing:
             continue
@@ -361,6 +362,7 @@ def _scale(
     inside = np.clip(floats, low, high) - low
     if column.scale == "linear":
         return inside / (high - low)
+    # Not above 1 by rounding.
     scaled: NDArray[np.float64] = np.minimum(np.log1p(inside) / np.log1p(high - low), 1.0)
     return scaled
 

@@ -218,6 +218,7 @@ def join_texts(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tu
         texts = [truncate(declared.join.join(map(decode_text, parts)), declared) for parts in whole]
     else:
         texts = [apart(encoding.words_of(content), tags) for (content,) in whole]
+    # With lengths, so that no two rows have one key whose columns differ.
     keys = [b"".join(b"%d " % len(part or b"") + (part or b"") for part in parts) for parts in whole]
     return texts, keys
 
