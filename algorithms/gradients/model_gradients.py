@@ -6,7 +6,7 @@ Those of one parameter are in `parameter_gradients`. They are for the barrier al
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -405,7 +405,7 @@ def combine(parts: list[PerExample]) -> PerExample:
         slices = _by_slice(parts)  # type: ignore[arg-type]
         if _are_disjoint(slices):
             return SlicedGrad({span: combine(of) for span, of in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
-    return DenseGrad(torch.stack([part.rows for part in parts]).sum(dim=0))
+    return DenseGrad(reduce(torch.add, [part.rows for part in parts]))
 
 
 def _by_slice(parts: list[SlicedGrad]) -> dict[tuple[int, int], list[PerExample]]:

@@ -8,7 +8,7 @@
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.model_gradients import combine
 from algorithms.gradients.normalised_weights import (
-    RowFactorGrad,
     normalised_gradients,
     pull_back_by_rows,
     standardised_gradients,
@@ -50,6 +49,7 @@ from algorithms.gradients.parameter_gradients import (
 )
 from algorithms.gradients.patches import APPLIED
 from algorithms.gradients.pointwise_gradients import pointwise_gradients
+from algorithms.gradients.rules.parameter_products import product_form, scale_gradient
 from algorithms.gradients.table_gradients import EmbeddingGrad
 
 
@@ -74,7 +74,7 @@ _BY_ENTRIES = _words(
     "mul __mul__ __rmul__ multiply div __truediv__ true_divide divide where masked_fill pow __pow__ square exp exp2"
     " expm1 log log1p sqrt rsqrt reciprocal abs absolute neg __neg__ sin cos tanh sigmoid softplus relu relu6"
     " leaky_relu elu celu selu gelu silu mish hardtanh hardsigmoid logsigmoid softsign tanhshrink clamp clamp_min"
-    " clamp_max clip maximum minimum fmax fmin"
+    " clamp_max clip maximum minimum fmax fmin tril triu"
 )
 """Functions of one parameter and constants each of whose numbers follows from the one in its place alone."""
 
@@ -87,11 +87,12 @@ _MOVES = _words("add __add__ __radd__ sub __sub__")
 _LIKE_ANOTHER = _words("view_as reshape_as type_as expand_as")
 """Functions that use only the shape or type of their second tensor."""
 
+_ADJOINTS = frozenset(("adjoint", "H.__get__", "mH.__get__"))
 _TRANSPOSED = frozenset(
-    ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", "H.__get__")
+    ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", *_ADJOINTS)
 )
 
-_REORDERED = (_SAME_ORDER | _TRANSPOSED) - {"H.__get__"}  # which conjugates
+_REORDERED = (_SAME_ORDER | _TRANSPOSED) - _ADJOINTS  # which conjugate
 _SUMS = _words("add __add__ __radd__ __iadd__ add_")
 _STRETCHES = _words("expand expand_as broadcast_to")
 _PRODUCTS = _words("mul __mul__ __rmul__ multiply")
@@ -384,6 +385,8 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
         elif name == _WEIGHT_NORM and len(free) == 2:
             v, g = (value.detach() for value in free.values())
             closed = [_weight_norm_form([*sources.values()], v, g, *new_args[2:], **new_kwargs)]
+        elif len(moving) == 1 and (form := product_form(name, sources, moving[0], new_args, new_kwargs)):
+            closed = [form]
         else:
             closed = _forms_of_one(sources, free, name, args, moving)
         back |= {
@@ -566,9 +569,9 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda gradient: gradient
     if name in _PRODUCTS and parameter is args[0] and len(args) == 2 and isinstance(args[1], int | float):
-        return lambda gradient: _scale_gradient(gradient, args[1])
+        return lambda gradient: scale_gradient(gradient, args[1])
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
-        return _transpose_gradient
+        return lambda gradient: _transpose_gradient(gradient, output.shape)
     if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):
         padding = args[2] if len(args) > 2 else None
         return lambda gradient: _gradients_of_lookup(gradient, args[0], args[1], padding)
@@ -590,16 +593,13 @@ def _form_by_entries(name: str, parameter: Tensor, output: Tensor) -> _Form | No
     return of_parameter
 
 
-def _scale_gradient(gradient: PerExample, factor: float) -> PerExample:
-    if isinstance(gradient, RowFactorGrad):
-        return replace(gradient, coefficients=gradient.coefficients * factor)
-    if isinstance(gradient, RowGrad | EmbeddingGrad):
-        return replace(gradient, grad_outputs=gradient.grad_outputs * factor)  # type: ignore[type-var]
-    return DenseGrad(gradient.rows * factor)
-
-
-def _transpose_gradient(gradient: PerExample) -> PerExample | None:
-    return LinearGrad(gradient.grad_outputs, gradient.inputs) if isinstance(gradient, LinearGrad) else None
+def _transpose_gradient(gradient: PerExample, shape: torch.Size) -> PerExample | None:
+    """Gradients of a matrix from those of its transpose, of this shape."""
+    if isinstance(gradient, LinearGrad):
+        return LinearGrad(gradient.grad_outputs, gradient.inputs)
+    if isinstance(gradient, DenseGrad):
+        return DenseGrad(gradient.rows.view(-1, *shape).mT.flatten(start_dim=1))
+    return None
 
 
 def _gradients_of_lookup(

@@ -67,6 +67,10 @@ class Standardised(nn.Conv2d):
         return nn.functional.conv2d(images, rows.view_as(self.weight), self.bias)
 
 
+def orthogonal() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(6, 6)), nn.Tanh(), nn.Linear(6, 3))
+
+
 class Masked(nn.Linear):
     """A layer some of whose weights are zero, as in an autoregressive network."""
 
@@ -92,6 +96,7 @@ class Turned(nn.Module):
 
 MODELS = {
     "complex recurrence": (Turned, ROW),
+    "orthogonal": (orthogonal, ROW),
     "masked": (lambda: nn.Sequential(Masked(6, 350), nn.Tanh(), nn.Linear(350, 3)), ROW),
     "dense, tied": (dense, ROW),
     "weight norm": (normalised, ROW),
