@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import dp_accounting as dp
@@ -53,6 +54,7 @@ from algorithms.privacy.mechanisms.sampling import RandomAllocation, draw_sample
 from tests.support.barriers import Free, barrier
 from tests.support.bench import made_up, small_model
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 
 
 def passes(noise: float, parts: int, count: int) -> Schedule:
@@ -451,8 +453,13 @@ def test_a_pass_loses_no_mass_on_a_grid_of_any_width(noise: float, finer: float)
     assert masses @ ratios + lost == pytest.approx(1.0, abs=1e-8)
 
 
-@pytest.mark.parametrize("noise", [0.3, 4.0, 300.0])
-@pytest.mark.parametrize("steps", [3, 1024, 2**15, 10**6])
+ROUNDED = [(3, 0.3), (3, 300.0), (1024, 4.0), (2**15, 0.3), (10**6, 300.0)]
+"""The fewest and the most steps, and each noise."""
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise"), soak_but(ROUNDED, product((3, 1024, 2**15, 10**6), (0.3, 4.0, 300.0)))
+)
 def test_rounding_takes_nothing_of_the_chances_and_the_mean_of_a_long_pass(noise: float, steps: int) -> None:
     """A distribution that dominates has the whole mass, and the mean 1 but for what counts as lost."""
     ratios, masses, lost = ratio_of_pass(noise, steps, steps)

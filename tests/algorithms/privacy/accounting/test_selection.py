@@ -162,8 +162,20 @@ def test_the_best_exceeds_one_trial_by_as_much_as_the_worst_score_makes_it(mean:
     assert shift == pytest.approx(float(np.max(favours[1] - favours[0])), rel=1e-3)
 
 
-@pytest.mark.parametrize(("adjacency", "moved"), [(ADD_OR_REMOVE_ONE, 1.0), (REPLACE_ONE, 2.0)])
-@pytest.mark.parametrize(("mean", "shape"), [(6.0, 1.0), (6.0, math.inf), (1.0, 1.0)])
+SHARED = [(6.0, 1.0, ADD_OR_REMOVE_ONE, 1.0), (6.0, math.inf, REPLACE_ONE, 2.0), (1.0, 1.0, REPLACE_ONE, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("mean", "shape", "adjacency", "moved"),
+    soak_but(
+        SHARED,
+        [
+            (*trials, *neighbours)
+            for trials in ((6.0, 1.0), (6.0, math.inf), (1.0, 1.0))
+            for neighbours in ((ADD_OR_REMOVE_ONE, 1.0), (REPLACE_ONE, 2.0))
+        ],
+    ),
+)
 def test_what_is_shared_and_the_best_never_tell_more_than_is_charged(
     mean: float, shape: float, adjacency: NeighboringRelation, moved: float
 ) -> None:

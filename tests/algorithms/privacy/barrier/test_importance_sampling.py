@@ -94,14 +94,17 @@ def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.nda
     return parts > 1e-9, parts
 
 
+CALLS: list[tuple[Importance, Any, float]] = [
+    (Importance(0.2), None, C),
+    (Importance(0.2), SCALES, C),
+    (Importance(0.6, oversampling=1.0, floor=0.5), SCALES, C),
+    (Importance(0.3, oversampling=2.0, floor=0.05), np.zeros(COUNT), 0.1),
+]
+
+
 @pytest.mark.parametrize(
     ("sampling", "warm", "reachable"),
-    [
-        (Importance(0.2), None, C),
-        (Importance(0.2), SCALES, C),
-        (Importance(0.6, oversampling=1.0, floor=0.5), SCALES, C),
-        (Importance(0.3, oversampling=2.0, floor=0.05), np.zeros(COUNT), 0.1),
-    ],
+    [pytest.param(*call, marks=[pytest.mark.soak] if place == 1 else []) for place, call in enumerate(CALLS)],
 )
 def test_a_record_takes_part_by_its_clipped_norm(sampling: Importance, warm: Any, reachable: float) -> None:
     """Whatever its last norm was, up to the bound that follows from it."""

@@ -174,7 +174,7 @@ def lower_bounds(
 
 LIKE_OTHERS = {
     *("many steps", "two kinds", "search after a count", "poisson search of many trials"),
-    "half of the records, much noise",
+    *("half of the records, much noise", "geometric search", "random allocation", "poisson"),
 }
 """Rows of which others have one kind each, in other sizes or together."""
 

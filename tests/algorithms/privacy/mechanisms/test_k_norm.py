@@ -25,6 +25,7 @@ from algorithms.privacy.mechanisms.release import (
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.support.barriers import barrier
 from tests.support.bench import SHAPE, made_up
+from tests.support.soak import soak_but
 
 DRAWS = 2000
 
@@ -41,8 +42,11 @@ def width(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(above - below)
 
 
-@pytest.mark.parametrize("dimension", [1, 3, 20])
-@pytest.mark.parametrize("box", [False, True])
+LENGTHS = [(1, True), (3, False), (20, False), (20, True)]
+"""One dimension, few and many, in either norm."""
+
+
+@pytest.mark.parametrize(("dimension", "box"), soak_but(LENGTHS, [*LENGTHS, (1, False), (3, True)]))
 def test_the_length_is_a_gamma_draw(dimension: int, box: bool) -> None:
     found = draws(dimension, box=box)
     lengths = width(found) if box else np.linalg.norm(found, axis=1)
