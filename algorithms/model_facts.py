@@ -1,7 +1,6 @@
 """What a model's file states beside its parameters; it is read without importing PyTorch."""
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from safetensors import SafetensorError, safe_open
@@ -69,8 +68,8 @@ class ModelFacts(BaseModel):
     tokens: int | None = None
     padding: int = 0
     cells: CellLayout | None = None
-    front: dict[str, Any] | None = None
-    preparation: dict[str, Any] | None = None
+    front: dict[str, JsonValue] | None = None
+    preparation: dict[str, JsonValue] | None = None
     temperature: float | None = Field(default=None, gt=0)
     shrinkage: ShrinkageFacts | None = None
 

@@ -4,8 +4,7 @@ The records need no labels; if there are labels, they are ignored. The result fo
 and the card.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,13 +12,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from data.card import DataCard, DataRefusedError
-from data.description import Transform
-from data.documents import Document
 from data.formats import (
-    Csv,
     Datasets,
     Digits,
     Format,
@@ -32,13 +27,12 @@ from data.formats import (
     Texts,
     Tokens,
 )
+from data.preparation import Preparation, target_in
 from data.readers import encoding, images, rows, texts
 from data.readers.records import Features, OwnReader, RecordBatch, RecordChunk, files_in
 from data.targets import Classes, Tags, Target
 from data.transforms import scatter
 
-_FORMAT: TypeAdapter[Format] = TypeAdapter(Format)
-_TARGET: TypeAdapter[Target] = TypeAdapter(Target)
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _AT_ONCE = 1024
@@ -54,49 +48,9 @@ class NewRecords:
     features: Features
 
 
-def preparation_of(
-    card: DataCard,
-    transform: Transform,
-    words: bytes | None,
-    *,
-    encoder: Mapping[str, JsonValue] | None = None,
-) -> Document:
-    """The part of a data card that a model's file needs to prepare records; only what this module uses.
-
-    It has no file, checksum or cap. words: the words of the tokens, one per line. encoder: as in params.yaml, with the
-    checksum of its weights.
-    """
-    listed = None if words is None else words.decode().splitlines()
-    return {
-        "name": card.name,
-        "unit": card.unit,
-        "classes": list(card.classes),
-        "shape": None if card.shape is None else list(card.shape),
-        "reader": _reader_of(card),
-        "transform": transform,
-        "words": listed,
-        "encoder": encoder,
-        **({} if card.target is None else {"target": card.target.model_dump(mode="json")}),
-    }
-
-
-def _reader_of(card: DataCard) -> Document:
-    """The reader without the person's column, which a model does not need and which should not be published.
-
-    In files without a header the column keeps its position, under another name, since positions identify columns.
-    """
-    reader: Document = json.loads(card.reader.model_dump_json())
-    if card.person is not None and isinstance(card.reader, Table):
-        is_headerless = isinstance(card.reader, Csv) and not card.reader.header
-        placeholder = [{"name": "(person)", "kind": "ignored"}] if is_headerless else []
-        index = [column["name"] for column in reader["columns"]].index(card.person.column)
-        reader["columns"][index : index + 1] = placeholder
-    return reader
-
-
 def records_in(
     path: Path,
-    preparation: Document | None,
+    preparation: Preparation | None,
     shape: tuple[int, ...],
     *,
     tokens: int | None = None,
@@ -141,7 +95,7 @@ def records_in(
         records = _number(_row_images(path, card, reader))
     elif card.has_texts:
         read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
-        words = None if encode else preparation.get("words")
+        words = None if encode else preparation.words
         records = _texts(read, reader, words)
     elif len(card.input_shape) == 3:
         records = _images(path, card)
@@ -153,7 +107,7 @@ def records_in(
         )
     if encode is not None:
         yield from (NewRecords(batch.names, encode(batch.features)) for batch in records)
-    elif preparation["transform"] == "none":
+    elif preparation.transform == "none":
         yield from records
     else:
         for batch in records:
@@ -162,33 +116,14 @@ def records_in(
             yield NewRecords(batch.names, np.concatenate(features))
 
 
-def reader_in(preparation: Document | None) -> Format | None:
-    """The reader that prepared a model's records; None if the model's file does not say."""
-    if preparation is None:
-        return None
-    try:
-        return _FORMAT.validate_json(json.dumps(preparation["reader"]))
-    except (ValidationError, KeyError):
-        raise DataRefusedError(
-            "the model was prepared by a reader that this version does not know; use the version that trained it.",
-            code="preparation_unknown",
-        ) from None
-
-
-def target_in(declared: Document | None) -> Target | None:
-    """The target that a model's file declares; None for classes."""
-    return None if declared is None else _TARGET.validate_json(json.dumps(declared))
-
-
-def _card(preparation: Document) -> DataCard:
+def _card(preparation: Preparation) -> DataCard:
     """The part of the card that is in the model's file."""
-    shape = preparation["shape"]
     return DataCard.model_construct(
-        name=preparation["name"],
-        classes=tuple(preparation["classes"]),
-        shape=None if shape is None else tuple(shape),
-        target=target_in(preparation.get("target")),
-        reader=reader_in(preparation),
+        name=preparation.name,
+        classes=preparation.classes,
+        shape=preparation.shape,
+        target=target_in(preparation.target),
+        reader=preparation.format,
         files={},
     )
 
@@ -285,7 +220,9 @@ def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Feat
             yield features
 
 
-def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[NewRecords]:
+def _texts(
+    each: Iterator[tuple[str, str]], reader: Format, listed: Sequence[str] | None
+) -> Iterator[NewRecords]:
     """Texts as tokens of the listed words, or unchanged without a list."""
     words = {word: index + 2 for index, word in enumerate(listed or ())}
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader

@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.card import DataRefusedError
 from data.description import DatasetInfo
-from data.documents import Document
 from data.files import hide, try_lock
+from data.preparation import Preparation
 from data.readers.records import PARTS, Features, Part, RecordBatch, RecordChunk
 from data.targets import IGNORED
 
@@ -89,7 +89,7 @@ def write(
     at_most: int | None,
     digests: Mapping[str, Sequence[str]] | None = None,
     words: bytes | None = None,
-    preparation: Document | None = None,
+    preparation: Preparation | None = None,
 ) -> None:
     """Write the records into `folder` as their chunks come, whole or not at all; only its owner can read it.
 
@@ -97,7 +97,7 @@ def write(
     are written. at_most: bound on the number of records if that is private; the file `salt` is then padded so that the
     folder's size depends only on this bound. digests: of the population's blocks, complete once the records are
     written. words: the public words of the tokens, one per line in their order, for the file words.txt. preparation:
-    the part of a model's file that says how its records were prepared, for the file preparation.json.
+    how they were prepared, for the file preparation.json.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder)
@@ -114,7 +114,7 @@ def write(
         if words is not None:
             (content / "words.txt").write_bytes(words)
         if preparation is not None:
-            (content / PREPARATION).write_text(json.dumps(preparation), encoding="utf-8")
+            (content / PREPARATION).write_text(json.dumps(preparation.document()), encoding="utf-8")
         padding = 0 if at_most is None else _padding(counts, at_most, info)
         secret = salt if isinstance(salt, bytes) else salt()
         with (content / "salt").open("wb") as file:
@@ -131,13 +131,10 @@ def write(
             os.close(held)
 
 
-def preparation_in(folder: Path) -> Document | None:
+def preparation_in(folder: Path) -> Preparation | None:
     """How the records in a prepared folder were prepared, for a model's file; None in a folder of an older version."""
     path = folder / PREPARATION
-    if not path.is_file():
-        return None
-    preparation: Document = json.loads(path.read_text(encoding="utf-8"))
-    return preparation
+    return Preparation.of(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def sweep(folder: Path) -> None:

@@ -38,7 +38,7 @@ from algorithms.privacy.accounting.gaussian import SHARE_OF_FEATURES
 from algorithms.privacy.card import load_beside
 from algorithms.privacy.card.text import statement
 from data.cells import CellSettings, usual_cells
-from data.new_records import target_in
+from data.preparation import target_in
 from data.targets import Number
 from epsilonflow.sklearn_refusals import ESTIMATORS
 from epsilonflow.table_encoding import (

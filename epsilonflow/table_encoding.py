@@ -34,7 +34,7 @@ from algorithms.noise_limits import (
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
-from data.new_records import reader_in
+from data.preparation import preparation_of
 from data.readers import encoding
 
 _BATCHES_IN_A_PASS, _MAX_BATCH = 10, 4096
@@ -228,12 +228,13 @@ def encoding_of_schema(schema: Any, cells: CellSettings) -> TableEncoding:
 
 def encoding_of_model(model: TrainedModel) -> TableEncoding | PreparedRecords:
     """How a model's file says its records were prepared: the columns of a table as it is, or what else to give."""
-    preparation = model.preparation or {}
-    reader = reader_in(model.preparation)
-    if isinstance(reader, Table) and preparation.get("transform") == "none":
-        return TableEncoding(reader, reader.content)
+    preparation = preparation_of(model.preparation)
+    if preparation is not None and (table := preparation.table) is not None:
+        return TableEncoding(table, table.content)
     has_tokens = model.facts.tokens is not None
-    return PreparedRecords(model.input_shape, has_tokens, preparation.get("encoder"))
+    return PreparedRecords(
+        model.input_shape, has_tokens, None if preparation is None else preparation.encoder
+    )
 
 
 def declared_card(card: DataCard | str | Path) -> DataCard:

@@ -29,7 +29,7 @@ from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card import load_beside, verify, verify_card
 from algorithms.privacy.card.text import markdown, statement
 from data.files import read_json
-from data.new_records import target_in
+from data.preparation import preparation_of, target_in
 from data.targets import Tags
 from tasks.model_card import model_card
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
@@ -375,7 +375,8 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
 
     Raises RefusedError if the written tokenizer tokenizes a text differently.
     """
-    name = str(((model.preparation or {}).get("encoder") or {}).get("name", ""))
+    preparation = preparation_of(model.preparation)
+    name = "" if preparation is None else preparation.encoder_name
     if not name.startswith("tokenizer/"):
         return ""
     target = target_in(model.target)
@@ -383,7 +384,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     how = f"truncation=True, padding='max_length', max_length={model.input_shape[-1]}"
     how += ", is_split_into_words=True" if is_of_words else ""
     try:
-        chosen = encoder_of_model(model.preparation)
+        chosen = encoder_of_model(preparation)
         write = None if chosen is None else encoder_of(chosen).write
     except ModelRefusedError:
         chosen = write = None

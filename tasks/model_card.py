@@ -13,6 +13,7 @@ from algorithms.models.saved import TrainedModel
 from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card.text import not_protected, protection_sentence, statement
+from data.preparation import preparation_of
 from tasks.runs.metrics import Metrics, held_out_metrics, is_private, metric_rows, metric_words
 
 _LOG = logging.getLogger(__name__)
@@ -130,8 +131,8 @@ def _metric_title(name: str, metrics: Metrics) -> str:
 
 def _task(model: TrainedModel) -> str:
     """The hub's name of what the model does."""
-    reader = (model.preparation or {}).get("reader") or {}
-    records = _RECORDS.get(reader.get("kind", ""), "")
+    preparation = preparation_of(model.preparation)
+    records = "" if preparation is None else _RECORDS.get(preparation.reader_kind, "")
     if model.predicts in _OF_PARTS:
         return _OF_PARTS[model.predicts]
     if records and model.predicts in ("class", "labels"):

@@ -31,7 +31,7 @@ def save_model(
     shrinkage: Mapping[str, float] | None = None,
 ) -> None:
     """Write released parameters [d] with all facts needed to rebuild the model and to prepare records for it."""
-    front = front_of(model)
+    front, preparation = front_of(model), preparation_in(prepared)
     facts = {
         "model": model.name,
         "model_settings": model.settings,
@@ -39,7 +39,7 @@ def save_model(
         "dataset": info.dataset,
         "algorithm": algorithm,
         "front": None if front is None else front.settings,
-        "preparation": preparation_in(prepared),
+        "preparation": None if preparation is None else preparation.document(),
         **({} if shrinkage is None else {"shrinkage": shrinkage}),
     }
     # All facts under one key, so that the order of keys does not change the file.

@@ -24,7 +24,7 @@ from algorithms.models.objectives import MARGINS
 from algorithms.models.saved import TrainedModel
 from data.cells import CellEncoding, Grids
 from data.formats import Binned, Categorical, Date, Hashed, Numeric, Table, Timestamp
-from data.new_records import reader_in, target_in
+from data.preparation import Preparation, preparation_of, target_in
 from data.readers import encoding
 from data.targets import Number
 from tasks.onnx_dates import Moments, moments
@@ -348,7 +348,7 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
         RefusedError: If the file gives other scores for made-up rows than the model does.
     """
     whole, target = onnx.load(str(path)), target_in(model.target)
-    table, preparation = table_of(model), model.preparation or {}
+    table, preparation = table_of(model), preparation_of(model.preparation)
     if table is not None:
         whole = prepend(whole, table)
     if isinstance(target, Number) or model.predicts in ("class", "labels"):
@@ -370,8 +370,8 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
         facts["hashed"] = hashed
     if model.facts.tokens is not None:
         facts["padding"] = model.facts.padding
-    if preparation.get("encoder"):
-        facts["encoder"] = preparation["encoder"]  # with the digest of its weights
+    if preparation is not None and preparation.encoder:
+        facts["encoder"] = preparation.encoder  # with the digest of its weights
     for name, value in facts.items():
         entry = whole.metadata_props.add()
         entry.key, entry.value = name, value if isinstance(value, str) else json.dumps(value)
@@ -382,21 +382,21 @@ def complete(path: Path, model: TrainedModel, privacy: str) -> None:
 
 def table_of(model: TrainedModel) -> Table | None:
     """The columns of a model of a table as it is, whose preparation belongs into the file."""
-    reader = reader_in(model.preparation)
-    is_as_it_is = (model.preparation or {}).get("transform") == "none"
-    return reader if isinstance(reader, Table) and is_as_it_is else None
+    preparation = preparation_of(model.preparation)
+    return None if preparation is None else preparation.table
 
 
-def _what_records_are(preparation: Mapping[str, Any]) -> str:
+def _what_records_are(preparation: Preparation | None) -> str:
     """What to feed a file without the preparation."""
-    encoder, transform = preparation.get("encoder"), preparation.get("transform", "none")
-    if encoder:
+    if preparation is not None and (encoder := preparation.encoder):
         return (
             f"not in this file: records are what the public encoder {encoder['name']} makes, whose weights have the"
             f" SHA-256 {encoder['sha256']}"
         )
-    if transform != "none":
-        return f"not in this file: records are as epsilonflow's transform {transform!r} makes them"
+    if preparation is not None and preparation.transform != "none":
+        return (
+            f"not in this file: records are as epsilonflow's transform {preparation.transform!r} makes them"
+        )
     return "not in this file: records are as prepared"
 
 

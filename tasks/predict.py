@@ -28,7 +28,8 @@ from algorithms.models.objectives import MARGINS, next_token
 from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError
 from data.formats import Own
-from data.new_records import reader_in, records_in, target_in
+from data.new_records import records_in
+from data.preparation import preparation_of, target_in
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from tasks.csv_files import write_csv
 from tasks.prediction_passes import records_a_pass
@@ -82,15 +83,16 @@ def predict(
         _check_threshold(model, threshold)
     of_tokens = prod(model.input_shape) * model.facts.output_count if target and target.has_tokens else 1
     size = records_a_pass(of_tokens)
-    encoder = encoder_of_model(model.preparation, allow_code=allow_code)
+    preparation = preparation_of(model.preparation)
+    encoder = encoder_of_model(preparation, allow_code=allow_code)
     encode = None if encoder is None else loader_of(encoder, target)()
-    reader = reader_in(model.preparation)
+    reader = None if preparation is None else preparation.format
     if isinstance(reader, Own):
         check_allowed(reader.factory, allow_code, "the model's file")
     tokens = model.facts.tokens
     batches = records_in(
         Path(path),
-        model.preparation,
+        preparation,
         model.input_shape,
         tokens=tokens,
         encode=encode,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, FileSources, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
+from data.preparation import Preparation
 from data.readers.records import OwnReader, RecordChunk
 from data.targets import Tags, Target
 from data.transforms import encode_records, scatter
@@ -143,16 +144,16 @@ def loader_of(
 
 
 def encoder_of_model(
-    preparation: Mapping[str, Any] | None, *, allow_code: Collection[str] = ()
+    preparation: Preparation | None, *, allow_code: Collection[str] = ()
 ) -> params.EncoderParams | None:
     """The encoder whose output a model was trained on, if any.
 
     allow_code: encoders of the user's own that the model's file may name; NotUsableError is raised for others. Raises
     ModelRefusedError if it is not available, or has other weights.
     """
-    carried = dict((preparation or {}).get("encoder") or {})
-    if not carried:
+    if preparation is None or not preparation.encoder:
         return None
+    carried = dict(preparation.encoder)
     expected = carried.pop("sha256")
     chosen = params.EncoderParams.model_validate(carried)
     check_allowed(chosen.name, allow_code, "the model's file")
@@ -213,7 +214,6 @@ def prepare(
     Raises DataRefusedError and then leaves `destination` unchanged; a transform that the records cannot have is refused
     before anything is fetched.
     """
-    from data.new_records import preparation_of  # here, since who only asks for facts reads no records
     from data.reading import Digests, read, read_blocks, snapshot, word_list
 
     transform = params.data.transform
@@ -264,7 +264,7 @@ def prepare(
             at_most=card.records.at_most,
             digests=digests.by_block,
             words=vocabulary,
-            preparation=preparation_of(card, transform, vocabulary, encoder=encoder_settings),
+            preparation=Preparation.from_card(card, transform, vocabulary, encoder=encoder_settings),
         )
     return info
 

@@ -133,14 +133,15 @@ _KINDS: dict[str, type[Front]] = {
 }
 
 
-def front(settings: Mapping[str, Any], shape: Shape) -> Front:
+def front(settings: Mapping[str, JsonValue], shape: Shape) -> Front:
     """The map with these settings for records of this shape, before learning."""
-    options = {key: value for key, value in settings.items() if key != "kind"}
-    if settings.get("kind") not in _KINDS:
+    options: dict[str, Any] = {key: value for key, value in settings.items() if key != "kind"}
+    kind = _KINDS.get(str(settings.get("kind")))
+    if kind is None:
         raise ModelRefusedError(
             f"there is no map {settings.get('kind')!r}; choose one of {', '.join(_KINDS)}."
         )
-    return _KINDS[settings["kind"]](shape, **options)
+    return kind(shape, **options)
 
 
 def shape_after(module: nn.Module, shape: Shape) -> Shape:

@@ -85,7 +85,7 @@ def _predict(
     from algorithms.privacy.card import load_beside
     from algorithms.privacy.card.text import statement
     from data.card import DataRefusedError
-    from data.new_records import reader_in
+    from data.preparation import reader_in
     from tasks.export import NO_CARD
     from tasks.kept_columns import with_columns
     from tasks.predict import predict as predictions

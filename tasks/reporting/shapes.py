@@ -93,7 +93,7 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
     facts = facts_of(model)
     if facts.model != "additive":
         return None
-    from data.new_records import reader_in  # here and below, since it imports readers of all kinds
+    from data.preparation import reader_in  # here and below, since it imports readers of all kinds
 
     with safe_open(model, framework="np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -116,7 +116,7 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
 
 def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
     """What outputs are multiplied with to be in their unit, that unit in words, and the names of the outputs."""
-    from data.new_records import target_in
+    from data.preparation import target_in
 
     target, classes = target_in(facts.target), facts.classes
     if target is None:

@@ -20,7 +20,8 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY, FileSources, checksum_for, fetch
-from data.new_records import preparation_of, records_in
+from data.new_records import records_in
+from data.preparation import Preparation
 from data.readers import images
 from data.readers.images import in_mode
 from data.reading import read, row_reader
@@ -204,7 +205,7 @@ def test_a_table_of_bytes_as_hugging_face_writes_it(card: CardOf, tmp_path: Path
     assert sorted(labels) == [0, 0, 1]
     assert (features[labels == 0] == np.float32(GREY)).all()
     assert features[labels == 1][0, :, 0, 0].tolist() == pytest.approx([1, 0, 0.2])
-    (found,) = records_in(tmp_path / "t.parquet", preparation_of(own, "none", None), (3, 3, 2))
+    (found,) = records_in(tmp_path / "t.parquet", Preparation.from_card(own, "none", None), (3, 3, 2))
     assert found.names == ("1", "2", "3") and (found.features[1:] == np.float32(GREY)).all()
 
 
@@ -216,7 +217,7 @@ def test_a_folder_in_which_nothing_can_be_read_is_refused(card: CardOf, tmp_path
 
 def test_images_to_predict_on_become_what_those_of_training_did(card: CardOf, tmp_path: Path) -> None:
     place = folder(tmp_path / "photos", {"x.png": PICTURES["light/a.png"], "._x.png": b"of a Mac"})
-    carried = preparation_of(card(fit="crop"), "none", None)
+    carried = Preparation.from_card(card(fit="crop"), "none", None)
     (found,) = records_in(place, carried, (3, 3, 2))
     np.testing.assert_allclose(found.features[0, :, 0, 0], [1, 0, 0.2])
     (place / "y.png").write_bytes(b"no image")
@@ -231,7 +232,9 @@ def test_pixels_of_16_bits_are_those_of_8_where_training_had_bytes(
     images: Document, card_of: CardOf, tmp_path: Path, bits: int, content: list[list[int]]
 ) -> None:
     Image.fromarray(np.array(content, f"uint{bits}")).save(tmp_path / "new.png")
-    (found,) = records_in(tmp_path / "new.png", preparation_of(card_of(images), "none", None), (1, 2, 2))
+    (found,) = records_in(
+        tmp_path / "new.png", Preparation.from_card(card_of(images), "none", None), (1, 2, 2)
+    )
     np.testing.assert_allclose(found.features[0, 0], [[0, 0.2], [0.4, 1]])
 
 

@@ -19,7 +19,8 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.formats import OfRows
-from data.new_records import preparation_of, records_in
+from data.new_records import records_in
+from data.preparation import Preparation
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
 from data.readers.records import Part, RecordBatch, RecordChunk
@@ -301,7 +302,7 @@ def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path
 
 def test_the_person_is_never_a_feature_and_never_leaves(card: CardOf, tmp_path: Path) -> None:
     own = card()
-    info, carried = dataset_info(own), preparation_of(own, "none", None)
+    info, carried = dataset_info(own), Preparation.from_card(own, "none", None)
     assert info.input_shape == (4,) and (info.per_person, info.blocks_per_person) == (1, 1)
     assert "who" not in str(carried)
     (tmp_path / "new.csv").write_text("age,town\n50,Rome\n")
@@ -316,7 +317,7 @@ def test_the_person_keeps_its_place_in_a_file_without_header(
 ) -> None:
     """Without it, the number that names the person would be read as an age."""
     table["reader"]["header"] = False
-    carried = preparation_of(card(), "none", None)
+    carried = Preparation.from_card(card(), "none", None)
     for line in ("17,50,Rome", "17,50,Rome,no"):
         (tmp_path / "new.csv").write_text(f"{line}\n")
         (found,) = records_in(tmp_path / "new.csv", carried, (4,))

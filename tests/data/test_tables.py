@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from data import DataRefusedError
 from data.description import rule_of
 from data.formats import Parquet
-from data.new_records import preparation_of, records_in
+from data.new_records import records_in
+from data.preparation import Preparation
 from data.readers import encoding
 from data.readers import rows as rows_module
 from data.readers.records import RecordBatch
@@ -210,7 +211,9 @@ def test_how_a_text_is_written_is_part_of_the_rule_for_held_out_records_where_it
         assert rule_of(card_of(changed)) != plain
     usual = table | {"reader": table["reader"] | {"encoding": "UTF8", "decimal": "."}}
     assert rule_of(card_of(usual)) == plain
-    assert preparation_of(card_of(usual), "none", None) == preparation_of(card_of(table), "none", None)
+    assert Preparation.from_card(card_of(usual), "none", None) == Preparation.from_card(
+        card_of(table), "none", None
+    )
 
 
 def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
@@ -241,7 +244,7 @@ def test_the_archive_of_training_is_predicted_on_as_its_text_is(
     with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
         archive.write(tmp_path / "new.csv", "tiny.csv")
     for name in ("new.csv", "new.zip"):
-        (found,) = records_in(tmp_path / name, preparation_of(card_of(table), "none", None), (4,))
+        (found,) = records_in(tmp_path / name, Preparation.from_card(card_of(table), "none", None), (4,))
         assert found.features.tolist() == [[0.25, 0, 1, 0]]
 
 

@@ -14,7 +14,8 @@ from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY
-from data.new_records import preparation_of, records_in
+from data.new_records import records_in
+from data.preparation import Preparation
 from data.readers.records import RecordBatch
 from data.reading import Digests, read, read_blocks, row_reader, word_list
 from tests.data.conftest import CardOf, Document, named_files
@@ -92,7 +93,7 @@ def test_columns_are_joined_and_cut_in_every_format(card: CardOf, tmp_path: Path
     assert found.features.tolist() == TEXTS and found.labels.tolist() == [1, 0, 1, 0]
     (unseen,) = records_in(
         path,
-        preparation_of(own, "none", None),
+        Preparation.from_card(own, "none", None),
         (4,),
         encode=lambda texts: np.array([[len(t)] for t in texts]),
     )
@@ -116,10 +117,14 @@ def test_words_become_the_tokens_of_a_public_list(card: CardOf, tmp_path: Path) 
     assert found.features.dtype == np.int32 and found.features[:2].tolist() == [[1, 1, 4], [2, 2, 3]]
     assert dataset_info(own).tokens == 5 and word_list(own, {"words": listed}) == b"the\nfilm\ngood\n"
     (tmp_path / "new.txt").write_text("the film\n" + "good " * 50)
-    (lines,) = records_in(tmp_path / "new.txt", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
+    (lines,) = records_in(
+        tmp_path / "new.txt", Preparation.from_card(own, "none", b"the\nfilm\ngood\n"), (3,)
+    )
     assert lines.features.tolist() == [[0, 2, 3], [4, 4, 4]]
     (tmp_path / "new.csv").write_text("title,body\nthe,good\n")
-    (unseen,) = records_in(tmp_path / "new.csv", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
+    (unseen,) = records_in(
+        tmp_path / "new.csv", Preparation.from_card(own, "none", b"the\nfilm\ngood\n"), (3,)
+    )
     assert unseen.features.tolist() == [[0, 2, 4]]
     assert whole(read(own, {"train": path, "words": listed}, as_texts=True)).train.features.dtype == object
 
@@ -301,7 +306,7 @@ def test_a_table_that_save_to_disk_wrote(table: Document, card_of: CardOf, tmp_p
     found = records(own, path)
     np.testing.assert_allclose(found.features[:2], [[0.12, 1, 0, 0], [0.9, 0, 1, 0]], rtol=1e-6)
     assert found.labels.tolist() == [1, 0, 1, 0]
-    unseen = [some.features for some in records_in(path, preparation_of(own, "none", None), (4,))]
+    unseen = [some.features for some in records_in(path, Preparation.from_card(own, "none", None), (4,))]
     np.testing.assert_array_equal(np.concatenate(unseen), found.features)
 
 

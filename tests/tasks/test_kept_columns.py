@@ -16,7 +16,7 @@ from algorithms.models.saved import load
 from algorithms.privacy.card import build
 from algorithms.privacy.card.text import statement
 from data.card import DataRefusedError
-from data.new_records import reader_in
+from data.preparation import reader_in
 from flows.cli.main import app
 from tasks import predict as predicting
 from tasks.kept_columns import spool_to_file, with_columns

@@ -42,7 +42,13 @@ def model_of(reader: str = "csv", predicts: str = "class") -> TrainedModel:
         input_shape=(5,),
         classes=CLASSES,
         predicts=predicts,
-        preparation={"reader": {"kind": reader}},
+        preparation={
+            "name": "some",
+            "classes": [*CLASSES],
+            "shape": None,
+            "reader": {"kind": reader},
+            "transform": "none",
+        },
     )
     return TrainedModel(model, model.module.state_dict(), facts)
 

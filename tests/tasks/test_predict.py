@@ -27,7 +27,8 @@ from algorithms.privacy.card import build, load
 from algorithms.privacy.card.text import statement
 from data import dataset_info
 from data.card import DataRefusedError, data_card
-from data.new_records import preparation_of, records_in
+from data.new_records import records_in
+from data.preparation import Preparation
 from data.prepared import load_held_out
 from data.readers.texts import read_texts
 from flows.cli.main import app
@@ -154,8 +155,9 @@ def test_what_cannot_be_predicted_on_is_refused(
 def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path) -> None:
     (tmp_path / "visits.yaml").write_text((PROJECT / "examples/own_data/visits.yaml").read_text())
     card = data_card("visits", tmp_path)
-    carried = json.loads(json.dumps(preparation_of(card, "none", None)))
-    assert not [word for word in ("sha256", "cap", "population") if word in json.dumps(carried)]
+    document: Any = Preparation.from_card(card, "none", None).document()
+    assert not [word for word in ("sha256", "cap", "population") if word in json.dumps(document)]
+    carried = Preparation.of(json.loads(json.dumps(document)))
     shape = dataset_info(card).input_shape
     rows = "age,distance_km,insurance,reason\n50,100,none,pain\n18,,unheard of,injury\n"
     (tmp_path / "new.csv").write_text(rows)
@@ -163,7 +165,8 @@ def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path)
     assert found.names == ("1", "2")
     expected = [[32 / 82, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0], [0, 0.2, 0, 0, 0, 1, 0, 0, 1, 0, 0]]
     np.testing.assert_allclose(found.features, expected, rtol=1e-6)
-    carried["reader"]["skip_lines"] = {"train": 1}
+    document["reader"]["skip_lines"] = {"train": 1}
+    carried = Preparation.of(document)
     for first in ("sep=,\n", ""):
         (tmp_path / "new.csv").write_text(first + rows)
         (again,) = records_in(tmp_path / "new.csv", carried, shape)
@@ -179,7 +182,7 @@ def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path)
 
 def test_texts_become_the_tokens_of_training(tmp_path: Path) -> None:
     card = data_card("imdb")
-    carried = preparation_of(card, "none", b"good\nbad\n")
+    carried = Preparation.from_card(card, "none", b"good\nbad\n")
     (tmp_path / "texts.txt").write_text("Good, bad!\n\nunheard good\n")
     (found,) = records_in(tmp_path / "texts.txt", carried, (80,))
     assert found.names == ("1", "3")
@@ -195,7 +198,7 @@ def test_texts_become_the_texts_of_training_for_an_encoder(tmp_path: Path) -> No
     (tmp_path / "new" / "a.TXT").write_bytes(text)
     (tmp_path / "new" / "._a.TXT").write_bytes(b"\xff")
     (tmp_path / "lines.txt").write_bytes(b"\xef\xbb\xbfGood film\r\n\n:-)\n")
-    carried = preparation_of(data_card("imdb"), "encoder", None, encoder={"name": "wordllama"})
+    carried = Preparation.from_card(data_card("imdb"), "encoder", None, encoder={"name": "wordllama"})
 
     def predicted_on(path: Path) -> tuple[tuple[str, ...], list[str]]:
         (found,) = records_in(path, carried, (2,), encode=lambda texts: texts)

@@ -14,7 +14,7 @@ import torch
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.models.saved import load
 from data.card import DataCard
-from data.new_records import reader_in
+from data.preparation import reader_in
 from data.readers import encoding as rows
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import LIGHT, png, shape_figure
