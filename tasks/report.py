@@ -53,7 +53,7 @@ from tasks.reporting.figures import (
     picture,
     risk_figure,
 )
-from tasks.reporting.shapes import explanation_of
+from tasks.reporting.shapes import explanation_of, optimizer_in
 from tasks.runs.checkout import require_pulled
 from tasks.runs.metrics import Metrics
 from tasks.runs.signing import signing_key
@@ -181,7 +181,9 @@ def compose(
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     only_on_page = drawings(past) | _calibration(run.metrics)
     explanation = (
-        None if folder is None else explanation_of(folder / "model.safetensors", run.plan.settings, run.trace)
+        None
+        if folder is None
+        else explanation_of(folder / "model.safetensors", optimizer_in(run.plan.settings), run.trace)
     )
     only_on_page |= shape_drawings(explanation)
     every = pictures | {name: draw(*drawing) for name, drawing in only_on_page.items()}

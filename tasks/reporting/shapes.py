@@ -5,8 +5,9 @@ column adds to it, beside what random trees add of several columns. All of this 
 from the data card in the model's file, and costs nothing.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import JsonValue, TypeAdapter, ValidationError
 from safetensors import safe_open
 
+from algorithms.core.optimizers import OptimizerConfig
 from algorithms.model_facts import ModelFacts, facts_of
 from data.cells import CellEncoding, Grids, Part
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
@@ -25,11 +28,7 @@ from data.targets import Number
 _MAX_DRAWN = 6
 _POINTS = 128
 _PARTS = {Timestamp: ("year", "month", "weekday", "elapsed"), Date: ("month", "day of the year")}
-_DECAYS: Mapping[str, Callable[[float], float]] = {
-    "constant": lambda _: 1.0,
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-}
+_OPTIMIZER = TypeAdapter(OptimizerConfig)
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,18 @@ class Explanation:
         return self.shapes[:_MAX_DRAWN]
 
 
-def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame) -> Explanation | None:
+def optimizer_in(settings: Mapping[str, JsonValue]) -> OptimizerConfig | None:
+    """The optimizer that the settings of a method in a plan state; None where they state none."""
+    try:
+        return _OPTIMIZER.validate_json(json.dumps(settings.get("update")))
+    except ValidationError:
+        return None
+
+
+def explanation_of(model: Path, update: OptimizerConfig | None, trace: pd.DataFrame) -> Explanation | None:
     """The explanation of an additive model of a table's cells, from its file; None for other models.
 
-    settings, trace: of its method and its run, which say how much noise is in each parameter.
+    update, trace: of its run, which say how much noise is in each parameter.
     """
     facts = facts_of(model)
     if facts.model != "additive":
@@ -107,7 +114,7 @@ def explanation_of(model: Path, settings: Mapping[str, Any], trace: pd.DataFrame
     if len(weights) != 1 or has_bins:  # the cells are other ones than those of the card alone
         return None
     units, unit, outputs = _unit_of(facts, tensors)
-    noise = parameter_noise(settings, trace)
+    noise = parameter_noise(update, trace)
     if noise is not None and facts.shrinkage is not None:
         noise *= facts.shrinkage.kept
     shapes = _shapes(reader, encoding, weights[0].astype(np.float64) * units, noise, units)
@@ -131,22 +138,18 @@ def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[fl
     return scale * (target.bounds[1] - target.bounds[0]) / 2.0, f"{target.kind} to predict", (target.kind,)
 
 
-def parameter_noise(settings: Mapping[str, Any], trace: pd.DataFrame) -> float | None:
+def parameter_noise(update: OptimizerConfig | None, trace: pd.DataFrame) -> float | None:
     """The standard deviation that the noise of all steps gives a parameter, as if there were no gradients.
 
     None for methods and settings whose steps are not plain descent under the same noise.
     """
-    update, steps = settings.get("update", {}), trace[trace["kind"] == "gradient"]
-    is_plain = update.get("optimizer", "sgd") == "sgd" and update.get("averaging", "none") == "none"
-    if not is_plain or update.get("weight_decay") or "learning_rate" not in update:
+    steps = trace[trace["kind"] == "gradient"]
+    if update is None or update.optimizer != "sgd" or update.averaging != "none" or update.weight_decay:
         return None
     if steps.empty or set(steps["noise"]) != {"gaussian"} or steps["noise_std"].nunique() > 1:
         return None
-    decay, count = _DECAYS[update.get("schedule", "constant")], len(steps)
-    squares = math.fsum(decay(step / count) ** 2 for step in range(count))
     of_a_step = float(steps["noise_std"].iloc[0] / steps["divisor"].iloc[0])
-    moved = update["learning_rate"] / (1.0 - update.get("momentum", 0.0)) * of_a_step * math.sqrt(squares)
-    return float(min(moved, update.get("noise_limit") or math.inf))
+    return min(update.noise_moves(of_a_step, len(steps)), update.noise_limit or math.inf)
 
 
 def _shapes(

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from data.preparation import reader_in
 from data.readers import encoding as rows
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import LIGHT, png, shape_figure
-from tasks.reporting.shapes import Shape, explanation_of
+from tasks.reporting.shapes import Shape, explanation_of, optimizer_in, parameter_noise
 from tests.support.cards import category, csv_of, label, number
 from tests.support.own_records import CARD, finish
 from tests.support.own_records import declared as declared
@@ -62,7 +63,7 @@ def test_differences_of_a_shape_are_those_of_the_models_predictions(
     artifacts = workspace.root / "artifacts"
     settings = json.loads((artifacts / "plan.json").read_text())["settings"]
     trace = pd.read_parquet(artifacts / "trace.parquet")
-    explanation = explanation_of(artifacts / "model.safetensors", settings, trace)
+    explanation = explanation_of(artifacts / "model.safetensors", optimizer_in(settings), trace)
     assert explanation is not None
     size, kind = explanation.shapes
     assert (size.name, kind.name) == ("size", "kind") and not size.is_noise
@@ -106,15 +107,22 @@ def test_noise_moves_a_parameter_as_far_as_the_page_says() -> None:
     trace = pd.DataFrame(
         {"kind": "gradient", "noise": "gaussian", "noise_std": 3.0, "divisor": 10.0}, index=range(steps)
     )
-    settings = {"update": {"learning_rate": 0.5, "momentum": 0.5, "schedule": "linear"}}
-    from tasks.reporting.shapes import parameter_noise
-
-    said = parameter_noise(settings, trace)
+    said = parameter_noise(replace(update, noise_limit=None), trace)
     # Momentum still holds some of the last steps' noise back, so it is a little less.
     assert said is not None and 0.85 * said < measured < 1.02 * said
-    for other in ({"optimizer": "adam"}, {"averaging": "ema"}, {"weight_decay": 0.1}):
-        assert parameter_noise({"update": settings["update"] | other}, trace) is None
-    assert parameter_noise(settings, trace.assign(noise="correlated")) is None
+    others: tuple[dict[str, Any], ...] = ({"averaging": "ema"}, {"weight_decay": 0.1}, {"optimizer": "adam"})
+    for other in others:
+        assert parameter_noise(replace(update, noise_limit=None, **other), trace) is None
+    assert parameter_noise(update, trace.assign(noise="correlated")) is None
+    assert parameter_noise(None, trace) is None
+
+
+def test_optimizer_of_a_plan_is_read_where_it_is_stated() -> None:
+    update = {"learning_rate": 0.5, "momentum": 0.5, "schedule": "linear"}
+    expected = OptimizerConfig(0.5, momentum=0.5, schedule="linear")
+    assert optimizer_in({"steps": 3, "update": update}) == expected
+    for settings in ({}, {"update": None}, {"update": {"of my own": 1}}, {"update": "fast"}):
+        assert optimizer_in(settings) is None
 
 
 @pytest.mark.parametrize("signal", [0.0, 5.0])
@@ -137,7 +145,7 @@ def test_names_that_the_font_lacks_are_drawn_without_a_word_on_the_terminal() ->
 def test_models_that_are_not_additive_have_no_shapes(workspace: Workspace) -> None:
     workspace.train()
     trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
-    assert explanation_of(workspace.root / "artifacts/model.safetensors", {}, trace) is None
+    assert explanation_of(workspace.root / "artifacts/model.safetensors", None, trace) is None
 
 
 @pytest.mark.parametrize(("bins", "trees", "is_shown"), [(0, 8, True), (15, 7, False)])
@@ -154,5 +162,5 @@ def test_a_model_with_quantile_bins_has_no_shapes_even_with_as_many_cells(
     workspace.replace("features", {"name": "histograms", "bins": bins, "trees": trees})
     workspace.train()
     trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
-    explanation = explanation_of(workspace.root / "artifacts/model.safetensors", {}, trace)
+    explanation = explanation_of(workspace.root / "artifacts/model.safetensors", None, trace)
     assert (explanation is not None) is is_shown
