@@ -309,6 +309,7 @@ def _trace_network(network: nn.Module, batch: int, side: int) -> nn.Module:
     with torch.inference_mode(), warnings.catch_warnings():
         # PyTorch advises torch.compile, which needs a C++ compiler.
         warnings.simplefilter("ignore", DeprecationWarning)
-        traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
+        # Its check would trace it again and run both, and finds nothing where control flow is fixed.
+        traced = torch.jit.trace(network, example, check_trace=False)  # type: ignore[no-untyped-call]
         optimized: nn.Module = torch.jit.optimize_for_inference(traced)
     return optimized

@@ -56,6 +56,20 @@ def test_the_shipped_image_encoder_has_the_features_of_its_own_package() -> None
     assert np.allclose(encode(seen), expected, atol=1e-4)
 
 
+def test_the_shipped_image_encoder_runs_once_before_its_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = import_module("efficientnet_lite_pytorch").EfficientNet
+    once, runs = network.extract_features, list[torch.Size]()
+
+    def extract_features(self: Any, inputs: torch.Tensor) -> torch.Tensor:
+        runs.append(inputs.shape)
+        features: torch.Tensor = once(self, inputs)
+        return features
+
+    monkeypatch.setattr(network, "extract_features", extract_features)
+    encoder("efficientnet-lite0", EncoderSettings(size=32)).load()
+    assert len(runs) == 1
+
+
 def test_an_image_that_is_shrunk_is_averaged_over_all_its_pixels() -> None:
     """Through a fine chessboard or through the other one it looks the same, whichever field a pixel's centre is on."""
     _, encode = made("efficientnet-lite0", size=64)
