@@ -51,18 +51,21 @@ class InputSpec:
     def draw(self, count: int, seed: int) -> "SyntheticBatch":
         """Draw made-up records: normal numbers, or random entries followed by one constant."""
         source = torch.Generator().manual_seed(seed)
-        labels_of_record = math.prod(self.label_shape)
-        # [count, labels of a record]
-        order = torch.arange(seed, seed + count)[:, None] + torch.arange(labels_of_record)
-        labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
-        labels = labels.view(count, *self.label_shape).to(self.label_dtype)
         if self.packing is None:
             part = Part("", self.shape, self.dtype, self.entries, self.padding)
             inputs = self._part(part, count, seed, source)
         else:
             drawn = [self._part(part, count, seed, source) for part in self.packing.parts]
             inputs = self.packing.join(drawn)
-        return SyntheticBatch(inputs.to(self.device), labels.to(self.device), self.packing, self.padding)
+        return SyntheticBatch(inputs.to(self.device), self.labels(count, seed), self.packing, self.padding)
+
+    def labels(self, count: int, seed: int) -> Tensor:
+        """The labels of `draw`: classes or numbers in turn."""
+        labels_of_record = math.prod(self.label_shape)
+        # [count, labels of a record]
+        order = torch.arange(seed, seed + count)[:, None] + torch.arange(labels_of_record)
+        labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
+        return labels.view(count, *self.label_shape).to(self.device, self.label_dtype)
 
     def _part(self, part: Part, count: int, seed: int, source: torch.Generator) -> Tensor:
         if part.dtype.is_floating_point:
@@ -146,7 +149,7 @@ class SyntheticBatch:
 
     def repeat_record(self, index: int) -> "SyntheticBatch":
         """The same number of records, all equal to the one at a position."""
-        return self.take([index] * len(self.labels))
+        return self.take(torch.full((len(self.labels),), index))
 
     def shorten(self) -> "SyntheticBatch":
         """The same series, cut in turn to a third, two thirds or all of their length; the rest is zero.
@@ -182,7 +185,10 @@ def near_start(model: PerExampleModel) -> Tensor:
 
     Moves are proportional to a parameter's size, so that outputs of a deep model do not explode.
     """
-    moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
+    moved = model.initial_parameters()
+    longest = max((span.stop - span.start for span in model.slices.values()), default=0)
+    # PyTorch draws 16 numbers at a time, so that fewer of them are the same.
+    draw = torch.randn(16 * min(2**12, longest // 16 + 1), generator=torch.Generator().manual_seed(2))
     for span in model.slices.values():
         part = moved[span]
         size = float(torch.linalg.vector_norm(part)) / max(1, len(part)) ** 0.5 or 0.1
@@ -232,7 +238,7 @@ def _lengths(packing: Packing, index: int) -> set[int]:
 
 def _losses_with_labels(passes: Passes, outputs: Tensor, form: InputSpec) -> Tensor | None:
     """The losses of some outputs with made-up labels; None if the loss rejects a label, such as another class."""
-    labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
+    labels = (form.labels(len(outputs), seed) for seed in range(_LABELLINGS))
     try:
         with torch.no_grad():
             return torch.cat([passes.model.losses(outputs, of_output) for of_output in labels])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError
+from algorithms.gradients.independence import content_digest
 from algorithms.gradients.model_inspection import InspectionLimits, examine
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.synthetic_inputs import InputSpec
@@ -332,3 +333,27 @@ def test_records_without_a_finite_loss_are_neither_random_nor_hide_the_gradients
     engine = made.engine(limits=limits)
     assert not engine.is_random
     assert engine.is_batched
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+@pytest.mark.parametrize("size", [1, 7, 4096, 2**18])
+def test_a_digest_changes_with_each_byte_and_with_the_shape(size: int, dtype: torch.dtype) -> None:
+    value = torch.zeros(size, dtype=dtype)
+    digest = content_digest(value)
+    assert digest == content_digest(value.clone()) != content_digest(value[None])
+    bits = value.view(torch.uint8)
+    for index in {0, len(bits) // 2, len(bits) - 1}:
+        bits[index] = 1
+        assert content_digest(value) != digest
+        bits[index] = 0
+    if size > 1:
+        first, last = torch.zeros_like(value), torch.zeros_like(value)
+        first[0] = last[-1] = True
+        assert content_digest(first) != content_digest(last)
+        assert content_digest(first) == content_digest(first[:, None].expand(-1, 2)[:, 0])
+
+
+def test_a_digest_is_of_the_bits_so_that_a_missing_number_equals_itself() -> None:
+    missing = torch.tensor([float("nan"), -0.0])
+    assert content_digest(missing) == content_digest(missing.clone())
+    assert content_digest(torch.tensor([0.0])) != content_digest(torch.tensor([-0.0]))
