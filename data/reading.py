@@ -44,7 +44,7 @@ from data.formats import (
 )
 from data.readers import images, texts
 from data.readers.encoding import check_columns
-from data.readers.records import PARTS, OwnReader, RecordBatch, RecordChunk, check_chunks
+from data.readers.records import PARTS, OwnReader, RecordBatch, RecordChunk, check_chunks, rows_as_bytes
 from data.readers.rows import RowReader
 
 if TYPE_CHECKING:  # imported where a query is read: most data sets are files
@@ -116,12 +116,10 @@ def _identities(records: RecordBatch) -> NDArray[np.bytes_]:
     """
     used = records.features if records.values is None else records.values
     parts = [used, records.labels] if records.groups is None else [used, records.labels, records.groups]
-    digests = []
-    for content, *row in zip(_contents_of(records), *parts, strict=True):
-        digest = hashlib.blake2b(b"%d " % len(content) + content, digest_size=16)
-        for part in row:
-            digest.update(part.tobytes())
-        digests.append(digest.digest())
+    digests = [
+        hashlib.blake2b(b"%d " % len(content) + content + row, digest_size=16).digest()
+        for content, row in zip(_contents_of(records), rows_as_bytes(*parts), strict=True)
+    ]
     return np.array(digests, "S16")
 
 

@@ -83,6 +83,8 @@ def records(
     """
     check_columns(table, declared.in_the_file, path)
     encoding = declared.cell_encoding if has_split else None
+    if encoding is not None:  # whose values and the shares below are both made of the numbers
+        table = _with_numbers(table, declared, path)
     values = [] if encoding is None else _values(table, declared, path)
     encoded = features(table, declared, path) if encoding is None else encoding.codes(values)
     targets = labels(table, declared.label_columns, label_type, declared.missing, path)
@@ -96,6 +98,22 @@ def records(
         return RecordBatch(encoded, targets, groups=by_group)
     keys = [*RecordBatch(_shares(table, declared, path), targets).canonical()]
     return RecordBatch(encoded, targets, keys, by_group, np.stack(values, axis=1))
+
+
+def _with_numbers(table: pa.Table, declared: Table, path: str) -> pa.Table:
+    """The table with its columns of numbers as float64, null where a number is missing.
+
+    The month and the day of a date stay as they are written. Raises DataRefusedError for what is no number.
+    """
+    in_dates = {
+        name for column in declared.columns if isinstance(column, Date) for name in (column.month, column.day)
+    }
+    for column in declared.columns:
+        if isinstance(column, Numeric | Binned) and column.name not in in_dates:
+            index = table.column_names.index(column.name)
+            where = ColumnSource(path, column.name)
+            table = table.set_column(index, column.name, _floats(table[column.name], declared.missing, where))
+    return table
 
 
 def _fill(
@@ -403,12 +421,9 @@ def numbers(
 
     Raises DataRefusedError for any other value, and for a missing one if `refuses_missing`.
     """
-    if _is_text(values.type):
-        values = _trim(values, where)
-        is_missing = pc.is_in(values, value_set=pa.array(missing, pa.string()))
-        values = pc.if_else(is_missing, pa.scalar(None, pa.string()), values)
-    absent = values.is_null().to_numpy()
-    floats = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
+    with_nulls = _floats(values, missing, where)
+    absent = with_nulls.is_null().to_numpy()
+    floats = np.array(with_nulls.fill_null(0.0).to_numpy())
     if not np.isfinite(floats).all():
         raise DataRefusedError(
             "{where}: NaN and infinite numbers are not allowed; correct the file.",
@@ -420,6 +435,15 @@ def numbers(
     if refuses_missing and absent.any():
         raise _is_missing(where, "correct the file, or declare `missing` for that column")
     return floats, absent
+
+
+def _floats(values: pa.ChunkedArray, missing: tuple[str, ...], where: ColumnSource) -> pa.ChunkedArray:
+    """The values as float64, null where a number is missing; raises DataRefusedError for what is no number."""
+    if _is_text(values.type):
+        values = _trim(values, where)
+        is_missing = pc.is_in(values, value_set=pa.array(missing, pa.string()))
+        values = pc.if_else(is_missing, pa.scalar(None, pa.string()), values)
+    return _cast(values, pa.float64(), where)
 
 
 def _is_missing(where: ColumnSource, remedy: str) -> DataRefusedError:

@@ -34,6 +34,22 @@ def add_features(features: Features, digest: "hashlib._Hash") -> None:
         digest.update(np.ascontiguousarray(features).data)
 
 
+def rows_as_bytes(*arrays: NDArray[Any]) -> Iterator[bytes]:
+    """For each row the bytes of all arrays, one after the other; they are [n, ...] each.
+
+    Example:
+        >>> list(rows_as_bytes(np.array([[1, 2], [3, 4]], np.uint8), np.array([5, 6], np.uint8)))
+        [b'\\x01\\x02\\x05', b'\\x03\\x04\\x06']
+    """
+    for start in range(0, len(arrays[0]), _AT_ONCE):
+        portions = [np.ascontiguousarray(array[start : start + _AT_ONCE]) for array in arrays]
+        rows = np.concatenate(
+            [portion.reshape(len(portion), -1).view(np.uint8) for portion in portions], axis=1
+        )
+        content, width = rows.tobytes(), rows.shape[1]
+        yield from (content[at : at + width] for at in range(0, len(content), width))
+
+
 @dataclass(frozen=True)
 class RecordBatch:
     """A batch of records: features float32 [n, *shape], labels int64 [n], indices into the declared classes.
@@ -66,9 +82,7 @@ class RecordBatch:
         for start in range(0, len(self), _AT_ONCE):
             rows = slice(start, start + _AT_ONCE)
             features, labels = (self.features[rows] + 0.0).astype("<f4"), (self.labels[rows] + 0).astype(kind)
-            yield from (
-                record.tobytes() + label.tobytes() for record, label in zip(features, labels, strict=True)
-            )
+            yield from rows_as_bytes(features, labels)
 
     def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "RecordBatch":
         keys = self.keys

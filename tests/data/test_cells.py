@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 
 from data import DataRefusedError, dataset_info
 from data.cells import Categories, CellEncoding, CellSettings, Grids, usual_cells
 from data.description import rule_of
-from data.readers.encoding import features
+from data.formats import Csv
+from data.readers.encoding import features, records
 from data.reading import read
 from tests.data.conftest import CardOf, Document
 from tests.support.cards import card, category, csv_of, label, number
@@ -198,6 +200,42 @@ def test_a_missing_date_is_refused_where_the_card_says_so(tmp_path: Path, card_o
     with refused_as("bad_value", DataRefusedError, column="seen", expected="a date") as refusal:
         records_of(document, lines(40), tmp_path / "t.csv", card_of)
     assert "soon" not in str(refusal.value)
+
+
+def test_numbers_are_parsed_once_for_cells_and_for_the_side_of_a_record(
+    card_of: CardOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, cast = list[pa.DataType](), pa.compute.cast
+
+    def counting(values: pa.ChunkedArray, kind: pa.DataType, **options: object) -> pa.ChunkedArray:
+        if pa.types.is_floating(kind) and pa.types.is_string(values.type):
+            parsed.append(kind)
+        return cast(values, kind, **options)
+
+    monkeypatch.setattr("data.readers.encoding.pc.cast", counting)
+    card, row = card_of(table(BINS)), ("12.5", "Rome", "mild", "2020-01-01", "nurse", "yes")
+    names = [str(column["name"]) for column in COLUMNS] + ["back"]
+    rows = pa.table({name: [value, value] for name, value in zip(names, row, strict=True)})
+    assert isinstance(card.reader, Csv)
+    made = records(rows, card.reader, card.label_type, "t.csv", has_split=True)
+    assert len(parsed) == 1 and made.values is not None and made.values[0, 0] == 0.0125
+
+
+def test_a_month_that_is_a_number_too_stays_as_it_is_written_in_a_date(card_of: CardOf) -> None:
+    document = table(BINS)
+    months = [f"{month:02}" for month in range(1, 13)]
+    dates = {"name": "date", "kind": "date", "month": "month", "day": "day", "months": months}
+    document["reader"]["columns"] = [
+        number("month", 1.0, 12.0),
+        number("day", 1.0, 31.0),
+        dates,
+        label("back"),
+    ]
+    card, rows = card_of(document), pa.table({"month": ["03"], "day": ["05"], "back": ["no"]})
+    assert isinstance(card.reader, Csv)
+    made = records(rows, card.reader, card.label_type, "t.csv", has_split=True)
+    assert made.values is not None
+    assert made.values[0].tolist() == pytest.approx([2 / 11, 4 / 30, 2.0, (31 * 3 + 5 - 32) / (403 - 32)])
 
 
 def test_encoding_takes_little_more_memory_than_the_cells_themselves() -> None:
