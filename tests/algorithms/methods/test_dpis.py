@@ -34,6 +34,7 @@ from algorithms.privacy.mechanisms.sampling import Importance
 from tests.support import bench
 from tests.support.bench import RECORDS, StoppedError, small_model
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "privacy/accounting/golden.json").read_text())
 DELTA, MANY, C = 1e-5, 6000, 0.5
@@ -110,16 +111,18 @@ def noises(made: DPIS, plan: Plan, fractions: Sequence[float]) -> list[float]:
     return [float(state.epoch.noise) for state in states[:: plan.method_params["steps_per_epoch"]]]
 
 
+SHARES: list[dict[str, Any]] = [
+    {},
+    {"cautious_share": 0.0},
+    {"cautious_share": 1.0},
+    {"adaptive_clipping": {"min_clip_norm": 0.1, "max_clip_norm": 2.0}},
+]
+COURSES = [*zip(SHARES, ("jumping", "falling", "jumping", "falling"), strict=True), ({}, "falling")]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"cautious_share": 0.0},
-        {"cautious_share": 1.0},
-        {"adaptive_clipping": {"min_clip_norm": 0.1, "max_clip_norm": 2.0}},
-    ],
+    ("settings", "course"), soak_but(COURSES, itertools.product(SHARES, ("falling", "jumping")))
 )
-@pytest.mark.parametrize("course", ["falling", "jumping"])
 def test_a_run_spends_its_budget_and_no_more_by_an_independent_count(
     settings: dict[str, Any], course: str
 ) -> None:
