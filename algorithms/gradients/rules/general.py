@@ -595,9 +595,9 @@ def _form_by_entries(name: str, parameter: Tensor, output: Tensor) -> _Form | No
 
 def _transpose_gradient(gradient: PerExample, shape: torch.Size) -> PerExample | None:
     """Gradients of a matrix from those of its transpose, of this shape."""
-    if isinstance(gradient, LinearGrad):
+    if isinstance(gradient, LinearGrad) and gradient.inputs.shape[2] == shape[1]:
         return LinearGrad(gradient.grad_outputs, gradient.inputs)
-    if isinstance(gradient, DenseGrad):
+    if isinstance(gradient, LinearGrad | DenseGrad):  # a layer may use a view of another shape
         return DenseGrad(gradient.rows.view(-1, *shape).mT.flatten(start_dim=1))
     return None
 

@@ -152,8 +152,16 @@ def _of_system(part: PerExample, matrix: Tensor, solution: Tensor) -> tuple[PerE
 
 
 def _mapped(part: PerExample, of_errors: Tensor | None, of_inputs: Tensor | None) -> PerExample | None:
-    """P G Q^T for matrices P and Q, or the identity for None; None for gradients G in which that takes longer."""
-    if not isinstance(part, LinearGrad) or not _is_cheaper(part, of_errors, of_inputs):
+    """P G Q^T for matrices P and Q, or the identity for None.
+
+    None for gradients G in which that takes longer, or that are matrices of another shape, as a layer's of a view are.
+    """
+    if not isinstance(part, LinearGrad):
+        return None
+    sides = (part.grad_outputs, of_errors), (part.inputs, of_inputs)
+    if any(matrix is not None and matrix.shape[1] != vectors.shape[2] for vectors, matrix in sides):
+        return None
+    if not _is_cheaper(part, of_errors, of_inputs):
         return None
     return LinearGrad(_each(part.inputs, of_inputs), _each(part.grad_outputs, of_errors))
 
@@ -171,9 +179,11 @@ def _is_cheaper(part: LinearGrad, *matrices: Tensor | None) -> bool:
 
 
 def _of_exponent(part: PerExample, matrix: Tensor) -> PerExample | None:
-    """Those of A from those of exp(A), as above; None for more outer products than are worth it."""
+    """Those of A from those of exp(A), as above; None for more outer products than are worth it, or another shape."""
     width = len(matrix)
-    if not isinstance(part, LinearGrad) or (part.length > 1 and part.length * _POINTS > 2 * width):
+    if not isinstance(part, LinearGrad) or part.inputs.shape[2] != width:
+        return None
+    if part.length > 1 and part.length * _POINTS > 2 * width:
         return None
     points, weights = _rule()
     inputs, grad_outputs = wide(part.inputs), wide(part.grad_outputs)

@@ -89,6 +89,8 @@ FORMS = {
     "a multiple": through(lambda a, b: b * a, SQUARE, ()),
     "a multiple by the first": through(lambda a, b: a.reshape(1, 1) * b, (), SQUARE),
     "a quotient": through(lambda a, b: a / (b + 2.0), SQUARE, (1,)),
+    "a multiple, of another shape": through(lambda a, b: (a * b).view(3, WIDTH), (6, 6), ()),
+    "a transpose, of another shape": through(lambda a: a.T.reshape(3, WIDTH), (6, 6)),
 }
 THROUGH_A_GRAPH = {
     "orthogonal, tall, exponential": orthogonal(7, "matrix_exp"),
@@ -96,6 +98,11 @@ THROUGH_A_GRAPH = {
     "by its length": through(lambda a: a / a.norm(), SQUARE),
     "a number over a matrix": through(lambda a, b: a / (3.0 + b.abs()), (1, 1), SQUARE),
     "a sum that is stretched": through(lambda a, b: a + b, SQUARE, (WIDTH,)),
+    "a product, of another shape": through(lambda a, b: (a @ b).view(3, WIDTH), (6, 2), (2, 6)),
+    "an inverse, of another shape": through(
+        lambda a: torch.linalg.inv(2.0 * torch.eye(6, dtype=a.dtype) + a).reshape(3, WIDTH), (6, 6)
+    ),
+    "an exponential, of another shape": through(lambda a: torch.matrix_exp(a).view(3, WIDTH), (6, 6)),
     "an exponential, a long sequence": Spec(through(torch.matrix_exp, SQUARE).make, (5, WIDTH)),
     "a product, a long sequence": Spec(through(lambda a, b: a @ b, (9, 20), (20, WIDTH)).make, (30, WIDTH)),
 }
