@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import absolute_norms, square_distances, wide
+from algorithms.gradients.factored_gradients import FactoredGrad
 from algorithms.gradients.parameter_gradients import FEW_NUMBERS, DenseGrad, LinearGrad, PerExample, slices
 
 
@@ -22,7 +23,10 @@ def pointwise_gradients(of: PerExample, slopes: Tensor) -> PerExample:
     """
     if isinstance(of, PointwiseGrad):
         return PointwiseGrad(of.of, of.slopes * slopes)
-    if isinstance(of, LinearGrad) and of.length == 1 and slopes.numel() > FEW_NUMBERS:
+    if isinstance(of, FactoredGrad):
+        return of.times(slopes.view(of.shape))
+    is_real = slopes.is_floating_point()
+    if isinstance(of, LinearGrad) and of.length == 1 and slopes.numel() > FEW_NUMBERS and is_real:
         return PointwiseGrad(of, slopes.to(wide(of.grad_outputs).dtype))
     return DenseGrad(of.rows * slopes)
 

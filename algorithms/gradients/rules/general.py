@@ -49,6 +49,7 @@ from algorithms.gradients.parameter_gradients import (
 )
 from algorithms.gradients.patches import APPLIED
 from algorithms.gradients.pointwise_gradients import pointwise_gradients
+from algorithms.gradients.rules.computed_kernels import kernel_form
 from algorithms.gradients.rules.parameter_products import product_form, scale_gradient
 from algorithms.gradients.table_gradients import EmbeddingGrad
 
@@ -77,6 +78,11 @@ _BY_ENTRIES = _words(
     " clamp_max clip maximum minimum fmax fmin tril triu"
 )
 """Functions of one parameter and constants each of whose numbers follows from the one in its place alone."""
+
+_HOLOMORPHIC = _words(
+    "mul __mul__ __rmul__ multiply div __truediv__ true_divide divide square exp log neg __neg__ reciprocal"
+)
+"""Those of `_BY_ENTRIES` that multiply gradients of complex numbers by their slopes' conjugates, too."""
 
 _CONVERSIONS = _words("to type type_as cfloat cdouble")
 """Functions that may make complex numbers of real ones."""
@@ -385,7 +391,7 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
         elif name == _WEIGHT_NORM and len(free) == 2:
             v, g = (value.detach() for value in free.values())
             closed = [_weight_norm_form([*sources.values()], v, g, *new_args[2:], **new_kwargs)]
-        elif len(moving) == 1 and (form := product_form(name, sources, moving[0], new_args, new_kwargs)):
+        elif len(moving) == 1 and (form := _form_of_many(name, sources, moving[0], new_args, new_kwargs)):
             closed = [form]
         else:
             closed = _forms_of_one(sources, free, name, args, moving)
@@ -394,6 +400,14 @@ def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwarg
             for leaf, derived in zip(moving, recorder.record_derived(moving, closed), strict=True)
         }
     return replace_tensors(output, back)
+
+
+def _form_of_many(
+    name: str, sources: Mapping[int, str], output: Tensor, args: Args, kwargs: Kwargs
+) -> Closed | None:
+    """The closed form of an operation that may take several parameters."""
+    arguments = name, sources, output, args, kwargs
+    return product_form(*arguments) or kernel_form(*arguments)
 
 
 def _forms_of_one(
@@ -583,7 +597,8 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
 def _form_by_entries(name: str, parameter: Tensor, output: Tensor) -> _Form | None:
     """The closed form of a map by entries, such as a mask; None for other maps."""
     is_real = parameter.is_floating_point() and output.is_floating_point()
-    if name not in _BY_ENTRIES or parameter.shape != output.shape or not is_real:
+    is_complex = parameter.is_complex() and output.is_complex() and name in _HOLOMORPHIC
+    if name not in _BY_ENTRIES or parameter.shape != output.shape or not (is_real or is_complex):
         return None
 
     def of_parameter(gradient: PerExample) -> PerExample:

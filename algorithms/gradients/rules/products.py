@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from string import ascii_letters
 from typing import Any, NamedTuple
 
 import torch
@@ -29,12 +28,8 @@ from algorithms.gradients.grad_sample_recorder import (
     name_of,
 )
 from algorithms.gradients.parameter_gradients import DenseGrad, LinearGrad, PerExample, as_measured
+from algorithms.gradients.rules.einsum_terms import LETTERS, RECORD, ROW, einsum_terms
 from algorithms.gradients.rules.general import elementwise, general
-
-_RECORD, _ROW = "Z", "Y"
-"""The letters of the batch dimension, and of consecutive values of one record within it."""
-
-_LETTERS = "".join(letter for letter in ascii_letters if letter not in (_RECORD, _ROW))
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Reordered:
 @for_complex
 def product(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A product of one parameter and other values; all other products are left to `general`."""
-    terms = _einsum_terms(name_of(func), args, kwargs)
+    terms = einsum_terms(name_of(func), args, kwargs)
     return (
         general(recorder, func, args, kwargs)
         if terms is None
@@ -108,7 +103,7 @@ def bilinear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
     if kwargs or len(factors) != 3:
         return general(recorder, func, args, kwargs)
     # "a" and "b" are the summed widths p and q, "c" is the output o; the letters after them are leading dimensions.
-    around = _LETTERS[3 : 2 + factors[0].dim()]
+    around = LETTERS[3 : 2 + factors[0].dim()]
     words = (around + "a", around + "b", "cab")
     output = _record_product(recorder, func, tuple(factors), {}, factors, words, around + "c")
     return output if bias is None else elementwise(recorder, torch.add, (output, bias), {})
@@ -178,7 +173,7 @@ class _Term(NamedTuple):
         if self.layout is None:
             return wide(values).reshape(self.sizes), self.letters
         values, rows_per_record = wide(self.layout.by_record(values, batch)), self.layout.rows_per_record
-        return values.reshape(batch, rows_per_record, *self.sizes), _RECORD + _ROW + self.letters
+        return values.reshape(batch, rows_per_record, *self.sizes), RECORD + ROW + self.letters
 
 
 @dataclass(frozen=True)
@@ -207,7 +202,7 @@ class _Plan:
         grad_outputs, letters_of_output = self.back.by_record(grad_outputs, batch)
         # A letter of W in both, as of a product per head, is one of blocks, which have outer products of their own.
         # For W [h, o, i] and x [Z, t, h, i]: entering i, leaving o, blocks h, along Y t.
-        apart = _RECORD + self.blocks + self.along
+        apart = RECORD + self.blocks + self.along
         # [batch, *blocks, *along, *entering]
         inputs = _contract([part for part, _ in parts], [word for _, word in parts], apart + self.entering)
         # [batch, *blocks, *along, *leaving]
@@ -218,7 +213,7 @@ class _Plan:
         length = math.prod(inputs.shape[first:last])
         if self.blocks and not are_worth_blocks(blocks, width_out, width_in):
             words = apart + self.entering, apart + self.leaving
-            rows = _contract((inputs, grad_outputs), words, _RECORD + self.word)  # [batch, *weight]
+            rows = _contract((inputs, grad_outputs), words, RECORD + self.word)  # [batch, *weight]
             return DenseGrad(rows.flatten(start_dim=1))
         # Letters of a kind are flattened into one: `along` is the sequence of a linear layer.
         around = (batch, blocks, length) if self.blocks else (batch, length)
@@ -263,7 +258,7 @@ def _plan(
     # The rows of a record ("Y") are in each output, so they are always among the outer products.
     letters, of_output, seen = (
         terms.pop(at).letters,
-        _ROW + back.letters,
+        ROW + back.letters,
         "".join(term.letters for term in terms),
     )
     if not set(letters) <= {*seen, *of_output}:  # a sum over the weight alone
@@ -282,79 +277,3 @@ def _contract(factors: Sequence[Tensor], words: Sequence[str], result: str) -> T
     if len(words) == 1 and len(words[0]) == len(result):
         return factors[0].permute([words[0].index(letter) for letter in result])
     return torch.einsum(f"{','.join(words)}->{result}", *factors)
-
-
-def _einsum_terms(name: str, args: Args, kwargs: Kwargs) -> tuple[list[Tensor], Sequence[str], str] | None:
-    """The factors with the letters of their dimensions, and those of the product; None for unsupported forms."""
-    if name == "einsum" and isinstance(args[0], str) and not kwargs:
-        factors = list(args[1] if isinstance(args[1], list | tuple) else args[1:])
-        equation = _of_equation(args[0], tuple(factor.dim() for factor in factors))
-    elif name == "tensordot":
-        factors = list(args[:2])
-        dims: Any = kwargs.get("dims", args[2] if len(args) > 2 else 2)
-        if len(factors) != 2 or kwargs.get("out") is not None or isinstance(dims, Tensor):
-            return None
-        over = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
-        equation = _of_dimensions(tuple(part.dim() for part in factors), tuple(tuple(each) for each in over))
-    else:
-        factors = list(args[::-1] if name == "__rmatmul__" else args)
-        if kwargs or len(factors) != 2:
-            return None
-        equation = _of_matrices(*(factor.dim() for factor in factors))
-    return None if equation is None else (factors, *equation)
-
-
-@lru_cache
-def _of_equation(equation: str, dimensions: tuple[int, ...]) -> tuple[tuple[str, ...], str] | None:
-    """The letters of an einsum equation; dots are replaced by unused letters."""
-    before, arrow, result = equation.replace(" ", "").partition("->")
-    words = before.split(",")
-    named = {letter for letter in equation if letter.isalpha()}
-    free = [letter for letter in _LETTERS if letter not in named]
-    # An equation of the user's that has Z or Y gets other letters there, as these two are the recorder's.
-    apart = {letter: free.pop() for letter in (_RECORD, _ROW) if letter in named}
-    # How many dimensions "..." stands for in each word.
-    dots = [n - len(word.replace("...", "")) for n, word in zip(dimensions, words, strict=True)]
-    around = "".join(
-        free[: max((n for n, word in zip(dots, words, strict=True) if "..." in word), default=0)]
-    )
-    # Implicit output, as in NumPy: the letters that occur once, in alphabetical order.
-    if not arrow:
-        once = sorted(letter for letter in named if before.count(letter) == 1)
-        result = ("..." if "..." in before else "") + "".join(once)
-    # Broadcast dimensions are aligned at their right end, so a shorter word has the last of the letters.
-    words = [word.replace("...", around[len(around) - n :]) for n, word in zip(dots, words, strict=True)]
-    words = [
-        "".join(apart.get(letter, letter) for letter in word)
-        for word in (*words, result.replace("...", around))
-    ]
-    is_plain = all(len(set(word)) == len(word) for word in words)  # no diagonal
-    return (tuple(words[:-1]), words[-1]) if is_plain else None
-
-
-@lru_cache
-def _of_matrices(first: int, second: int) -> tuple[tuple[str, ...], str] | None:
-    """The letters of `matmul`, for factors with these numbers of dimensions."""
-    if not first or not second:
-        return None
-    # "a" rows, "b" summed, "c" columns: `matmul` of [..., a, b] and [..., b, c]; a vector lacks its "a" or "c".
-    around = _LETTERS[3 : 1 + max(first, second)]
-    rows, columns = "a" if first > 1 else "", "c" if second > 1 else ""
-    words = tuple(
-        around[len(around) - n + 2 :] + inside
-        for n, inside in ((max(2, first), rows + "b"), (max(2, second), "b" + columns))
-    )
-    return words, around + rows + columns
-
-
-@lru_cache
-def _of_dimensions(
-    dimensions: tuple[int, ...], over: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[str, ...], str] | None:
-    """The letters of `tensordot`, which sums over some dimensions of each factor."""
-    words = [list(_LETTERS[: dimensions[0]]), list(_LETTERS[dimensions[0] : sum(dimensions)])]
-    for first, other in zip(*over, strict=True):
-        words[1][other] = words[0][first]  # a summed dimension has the same letter in both
-    summed = {words[0][index] for index in over[0]}
-    result = "".join(letter for word in words for letter in word if letter not in summed)
-    return tuple("".join(word) for word in words), result
