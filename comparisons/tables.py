@@ -15,7 +15,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -276,7 +276,7 @@ def settings_for(chosen: Recipe, epsilon: float, model: dict[str, Any]) -> param
 def train_and_score(settings: params.Params, info: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
     """The CPU seconds of a run with seeded noise, and its metrics on the held-out records."""
     seconds, evaluation = train_and_predict(settings, info, held, seed)
-    metrics = compute_metrics(info.label_type, evaluation, held.test_labels)
+    metrics: Mapping[str, object] = compute_metrics(info.label_type, evaluation, held.test_labels)
     return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[info.label_type.kind]}
 
 

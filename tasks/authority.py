@@ -19,7 +19,6 @@ from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import text as words
 from data.card import data_card
 from data.deployment import Deployment
-from data.files import read_json
 from tasks.reporting import AUDIT, AuditSummary, audit_folder, environment, newest_audit
 from tasks.runs.metrics import (
     Metrics,
@@ -29,6 +28,7 @@ from tasks.runs.metrics import (
     is_private,
     metric_words,
     private_words,
+    read_metrics,
 )
 
 MUST_ANSWER = "You must answer."
@@ -446,10 +446,8 @@ def _utility(question: str, metrics: Metrics | None) -> Line:
 
 def _groups(question: str, metrics: Metrics | None) -> Line:
     """The metric of each group that was released with the others; else what would release it."""
-    shown = "; ".join(
-        f"by {column}: {group_metrics(groups)}"
-        for column, groups in (metrics or {}).get("groups", {}).items()
-    )
+    by_column = metrics.get("groups", {}) if metrics is not None and is_private(metrics) else {}
+    shown = "; ".join(f"by {column}: {group_metrics(groups)}" for column, groups in by_column.items())
     if not shown:
         return _unanswered(question, "no metric of a group was released; privacy.evaluation.by names groups")
     return Line(question, f"Released {shown}. What that means for them is yours to say.", "metrics.json")
@@ -460,7 +458,7 @@ def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:
     metrics, cards, name = artifacts / "metrics.json", root / "data/cards", card.setting.dataset
     source_list: Sequence[Source] = sources(
         card,
-        read_json(metrics) if metrics.is_file() else None,
+        read_metrics(metrics) if metrics.is_file() else None,
         newest_audit(card.mechanism.algorithm, root),
         data_card(name, cards).deployment if (cards / f"{name}.yaml").is_file() else None,
     )

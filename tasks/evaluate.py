@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from tasks.config.own_code import named_code
 from tasks.csv_files import write_rows
 from tasks.prediction_passes import passes, predictions
 from tasks.runs import store
-from tasks.runs.metrics import metric_units
+from tasks.runs.metrics import PublicMetrics, metric_units
 from tasks.runs.stage_main import main_of
 from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 
@@ -225,7 +225,7 @@ def _pairs(
 
 def compute_metrics(
     label_type: LabelType, evaluation: EvaluationResult, labels: NDArray[Any]
-) -> dict[str, object]:
+) -> PublicMetrics:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.metrics`."""
     metrics: _TargetMetrics
     if isinstance(label_type, Count):
@@ -244,7 +244,7 @@ def compute_metrics(
         metrics = classification_metrics(evaluation, labels)
     gains = _gains(label_type, evaluation, labels)
     gain: dict[str, object] = {} if gains is None else {"gain": interval_of(gains)}
-    return metrics.document() | gain | {"test_loss": evaluation.loss}
+    return cast(PublicMetrics, metrics.document() | gain | {"test_loss": evaluation.loss})
 
 
 def interval_of(gains: NDArray[np.float64]) -> dict[str, float]:
@@ -344,7 +344,7 @@ def exact_histogram(
     return ReleasedHistogram(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
 
 
-def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, object]:
+def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> PublicMetrics:
     """The metrics of a model file on the held-out records of prepared data; allow_code: as in `algorithms.load`."""
     data = load_held_out(prepared)
     trained = load_model(model, allow_code=allow_code)
@@ -827,7 +827,7 @@ def main() -> None:
     else:
         data, label_type = load_held_out(prepared), info.label_type
         evaluation = evaluate(*load_model(path, allow_code=named_code(Path())), data)
-        document = compute_metrics(label_type, evaluation, data.test_labels)
+        document = {**compute_metrics(label_type, evaluation, data.test_labels)}
         if label_type.kind == "class":
             document |= uneven_metrics(exact_histogram(info, evaluation, data.test_labels), info)
         write_plots(artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, info.tokens))

@@ -33,7 +33,7 @@ from data.preparation import preparation_of, target_in
 from data.targets import Tags
 from tasks.model_card import model_card
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
-from tasks.runs.metrics import Metrics
+from tasks.runs.metrics import Metrics, read_metrics
 from tasks.runs.store import EVALUATION, sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
@@ -266,7 +266,7 @@ def _run_folder(artifacts: Path) -> Path:
 
 def _metrics(folder: Path) -> Metrics:
     path = folder / "metrics.json"
-    return read_json(path) if path.is_file() else {}
+    return read_metrics(path) if path.is_file() else {}
 
 
 def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collection[str] = ()) -> list[str]:

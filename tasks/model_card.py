@@ -14,7 +14,14 @@ from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card.text import not_protected, protection_sentence, statement
 from data.preparation import preparation_of
-from tasks.runs.metrics import Metrics, held_out_metrics, is_private, metric_rows, metric_words
+from tasks.runs.metrics import (
+    Metrics,
+    held_out_metrics,
+    is_private,
+    metric_rows,
+    metric_words,
+    private_estimates,
+)
 
 _LOG = logging.getLogger(__name__)
 _LIBRARY = "huggingface_hub"
@@ -123,8 +130,8 @@ def _metadata(card: PrivacyCard, model: TrainedModel, metrics: Metrics) -> str:
 
 def _metric_title(name: str, metrics: Metrics) -> str:
     """A metric's name for people, with the interval of an estimate from private records."""
-    estimate = metrics[f"test_{name}"]
-    if not is_private(metrics):
+    estimate = private_estimates(metrics)[f"test_{name}"] if is_private(metrics) else None
+    if estimate is None:
         return metric_words(name)
     return f"{metric_words(name)}, 95% interval {estimate['low']:.4g} to {estimate['high']:.4g}"
 

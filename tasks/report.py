@@ -22,7 +22,6 @@ from algorithms.privacy.card import (
 )
 from algorithms.privacy.documents import DataFacts, PlanDocument, Receipt
 from data import DatasetInfo
-from data.files import read_json
 from tasks.config import home, params
 from tasks.csv_files import read_csv, write_csv
 from tasks.reporting import (
@@ -55,7 +54,7 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.shapes import explanation_of, optimizer_in
 from tasks.runs.checkout import require_pulled
-from tasks.runs.metrics import Metrics
+from tasks.runs.metrics import Metrics, is_private, read_metrics
 from tasks.runs.signing import signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.stage_main import main_of
@@ -212,10 +211,11 @@ def compose(
 
 def _calibration(metrics: Metrics) -> dict[str, tuple[Drawing, str]]:
     """The calibration curve, where private held-out records have one."""
-    if "calibration" not in metrics:
+    if not is_private(metrics) or "calibration" not in metrics:
         return {}
+    points = metrics["calibration"]
     words = "The observed share by predicted probability, with 95% intervals."
-    return {"calibration": (lambda theme: calibration_figure(metrics["calibration"], theme=theme), words)}
+    return {"calibration": (lambda theme: calibration_figure(points, theme=theme), words)}
 
 
 def data_facts_of(info: DatasetInfo) -> DataFacts:
@@ -246,7 +246,7 @@ def _read(artifacts: Path, prepared: Path) -> RunResults:
     return RunResults(
         plan=PlanDocument.read(artifacts / "plan.json"),
         receipt=Receipt.read(artifacts / "receipt.json"),
-        metrics=read_json(artifacts / "metrics.json"),
+        metrics=read_metrics(artifacts / "metrics.json"),
         info=DatasetInfo.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=read_csv(artifacts / "plots" / "confusion.csv"),
@@ -288,12 +288,9 @@ def _trace_curve(trace: pd.DataFrame) -> CostsByStep:
 def overall_accuracy(metrics: Metrics, classes: pd.DataFrame) -> float:
     """The share of right answers: for private records an estimate, which noisy counts by class do not add up to."""
     # Counts are all 0 if no held-out text has a word.
-    estimate, counts = (
-        metrics.get("test_accuracy"),
-        classes["records"],
-    )
-    if isinstance(estimate, Mapping):
-        return float(estimate["value"])
+    counts = classes["records"]
+    if is_private(metrics) and (estimate := metrics.get("test_accuracy")) is not None:
+        return estimate["value"]
     return float((classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))
 
 

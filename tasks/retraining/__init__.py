@@ -29,7 +29,7 @@ from algorithms.privacy.ledger import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
 from tasks.config.params import ParamsRefusedError, StrictModel, bad_keys, parse, read_yaml
-from tasks.runs.metrics import Metrics
+from tasks.runs.metrics import Metrics, read_metrics
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -171,7 +171,7 @@ class Registry:
     def metrics(self, run_id: str) -> Metrics:
         """The metrics of a run's model, including held-out accuracy and epsilon; empty if it has no model here."""
         path = self.folder / run_id / "metrics.json"
-        return read_json(path) if path.is_file() else {}
+        return read_metrics(path) if path.is_file() else {}
 
     def add(self, artifacts: Path) -> Path:
         """Add the model in `artifacts` under its run's id, whole or not at all; returns its folder.

@@ -68,6 +68,7 @@ from tasks.runs.ledger import declare, missing_blocks, open_ledger, open_runs
 from tasks.runs.metrics import (
     describe_metric,
     headline_metric,
+    is_private,
 )
 from tasks.runs.reservations import what_was_spent
 from tasks.runs.stage_main import refusals, shortage
@@ -611,7 +612,7 @@ def _decide_by_release(work: DeliveryWork, entry: Path, serving: Path | None) ->
         candidate,
         (f"in use before: {serving.name}", describe_metric(work.registry.metrics(serving.name))),
     )
-    gain = fresh.get("test_difference")
+    gain = fresh.get("test_difference") if is_private(fresh) else None
     if gain is None:
         return False, f"the model {serving.name} stays: noise drowns the difference of the two.", models
     certain = (

@@ -8,13 +8,15 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NotRequired, TypedDict
+from pathlib import Path
+from typing import Literal, NotRequired, TypedDict, cast
 
 from markupsafe import escape
+from typing_extensions import TypeIs
 
+from data.files import read_json
 from data.targets import LabelType, Number, TargetKind
 
-Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
 
 
@@ -45,11 +47,18 @@ class GroupRow(TypedDict):
     score: NotRequired[EstimateRow | None]
 
 
-class DecisionRow(TypedDict):
-    """What a record costs at the cheapest threshold, and by the better constant answer."""
-
-    cost: EstimateRow | None
-    constant_cost: EstimateRow | None
+DecisionRow = TypedDict(
+    "DecisionRow",
+    {
+        "class": str,
+        "threshold": float,
+        "recall": EstimateRow | None,
+        "precision": EstimateRow | None,
+        "cost": EstimateRow | None,
+        "constant_cost": EstimateRow | None,
+    },
+)
+"""A class that is predicted from the cheapest threshold on, and what a record costs there and by a constant answer."""
 
 
 class CalibrationRow(TypedDict):
@@ -57,6 +66,113 @@ class CalibrationRow(TypedDict):
 
     predicted: float
     observed: EstimateRow
+
+
+ClassRow = TypedDict(
+    "ClassRow",
+    {
+        "class": str,
+        "share": EstimateRow | None,
+        "recall": EstimateRow | None,
+        "precision": EstimateRow | None,
+    },
+)
+"""Metrics of a class; None where noise drowns one."""
+
+
+class ShrinkageRow(TypedDict):
+    """How far a training was shrunk, as in the model's file, and what the model predicts."""
+
+    gain: float
+    kept: float
+    predicts: str | None
+
+
+class RecalibrationRow(TypedDict):
+    """The temperature, and what it gains on people who did not fit it, in one of two scores."""
+
+    temperature: float
+    log_loss_gain: NotRequired[EstimateRow]
+    brier_score_gain: NotRequired[EstimateRow]
+
+
+class _RunMetrics(TypedDict, total=False):
+    """What metrics of public and of private held-out records have alike.
+
+    held_out: "private" for private records; public ones do not say it. epsilon, delta, run_id: Of the run.
+    by_class: Metrics of each class. decision: The cheapest threshold of two classes at declared costs.
+    shrinkage: Of a model that was shrunk.
+    """
+
+    held_out: Literal["private"]
+    epsilon: float | None
+    delta: float | None
+    run_id: str
+    by_class: list[ClassRow]
+    decision: DecisionRow
+    shrinkage: ShrinkageRow
+
+
+class PublicMetrics(_RunMetrics, total=False):
+    """metrics.json of public held-out records: the metrics of the target's kind, see `_KINDS` and `tasks.evaluate`.
+
+    gain: What records gain on the best constant answer, with its interval.
+    """
+
+    test_loss: float
+    gain: EstimateRow
+    test_accuracy: float
+    majority_accuracy: float
+    test_records: int
+    test_auc: float | None
+    test_f1: float
+    calibration_error: float | None
+    test_r2: float
+    test_rmse: float
+    test_mae: float
+    mean_rmse: float
+    test_d2: float
+    test_deviance: float
+    mean_deviance: float
+    test_pinball_explained: float
+    test_pinball_loss: float
+    constant_pinball_loss: float
+    test_coverage: float
+    level: float
+    test_micro_f1: float
+    test_macro_f1: float
+    test_subset_accuracy: float
+    constant_micro_f1: float
+    constant_subset_accuracy: float
+    auc: Mapping[str, float | None]
+    test_perplexity: float
+    test_token_accuracy: float
+    unigram_perplexity: float
+    test_entity_f1: float
+    test_token_f1: float
+
+
+class PrivateMetrics(_RunMetrics, total=False):
+    """metrics.json of private held-out records: estimates that begin with `test_`, of which these are named here.
+
+    evaluation_epsilon: Of the people held out. groups: By column. test_difference: The gain on the model in use.
+    """
+
+    evaluation_epsilon: float
+    test_accuracy: EstimateRow | None
+    test_majority_accuracy: EstimateRow | None
+    test_log_loss: EstimateRow | None
+    test_r2: EstimateRow | None
+    test_score: EstimateRow | None
+    test_difference: EstimateRow | None
+    calibration: list[CalibrationRow]
+    thresholds: list[ThresholdRow]
+    groups: dict[str, list[GroupRow]]
+    recalibration: RecalibrationRow | None
+
+
+Metrics = PublicMetrics | PrivateMetrics
+"""The content of metrics.json; empty for a model without."""
 
 
 ACCURACY = "accuracy"
@@ -110,9 +226,14 @@ def verdict(accuracy: float, majority: float, records: int) -> str:
     return f"{how} always naming the most frequent class"
 
 
-def is_private(metrics: Metrics) -> bool:
+def read_metrics(path: Path) -> Metrics:
+    """The metrics in a file that `tasks.evaluate` wrote."""
+    return cast(Metrics, read_json(path))
+
+
+def is_private(metrics: Metrics) -> TypeIs[PrivateMetrics]:
     """Whether these are of private held-out records."""
-    return bool(metrics.get("held_out") == "private")
+    return metrics.get("held_out") == "private"
 
 
 def headline_metric(metrics: Metrics) -> float:
@@ -123,10 +244,24 @@ def headline_metric(metrics: Metrics) -> float:
 
 def headline_estimate(metrics: Metrics) -> tuple[float, float, float] | None:
     """This metric with its interval, which is a point for public records; None where noise drowns it."""
-    value = metrics.get(_headline(metrics))
-    if isinstance(value, Mapping):
-        return value["value"], value["low"], value["high"]
-    return None if value is None else (float(value),) * 3
+    name = _headline(metrics)
+    if is_private(metrics):
+        estimate = _estimate(metrics, name)
+        return None if estimate is None else (estimate["value"], estimate["low"], estimate["high"])
+    value = _number(metrics, name)
+    return None if value is None else (value,) * 3
+
+
+def _estimate(metrics: PrivateMetrics, name: str) -> EstimateRow | None:
+    """The estimate of this name; None where noise drowns it."""
+    estimate = metrics.get(name)
+    return cast(EstimateRow | None, estimate)
+
+
+def _number(metrics: PublicMetrics, name: str) -> float | None:
+    """The metric of this name; None if it is not known, as an AUC without records of a class."""
+    value = metrics.get(name)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def metric_name(metrics: Metrics) -> str:
@@ -182,7 +317,8 @@ def _shrinkage_text(metrics: Metrics) -> str:
     """How much of a training was kept, by the gain that was released after it; empty without a shrinkage."""
     if "shrinkage" not in metrics:
         return ""
-    gain, share, predicts = (metrics["shrinkage"][name] for name in ("gain", "kept", "predicts"))
+    shrinkage = metrics["shrinkage"]
+    gain, share, predicts = shrinkage["gain"], shrinkage["kept"], shrinkage["predicts"]
     constant, released = (
         (f"the {'class' if predicts == 'class' else 'label'} frequencies", "the released frequencies are")
         if predicts in ("class", "labels")
@@ -215,26 +351,30 @@ def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:
             for name, estimate in private_estimates(metrics).items()
         }
     names = [name for name in _kind_in(metrics).metrics if name.startswith("test_") and name != "test_loss"]
-    return {name.removeprefix("test_"): metrics[name] for name in names}
+    return {name.removeprefix("test_"): _number(metrics, name) for name in names}
 
 
 def placeholder_metrics(kind: TargetKind, *, evaluation_epsilon: float | None = None) -> Metrics:
     """Metrics of ones, to rehearse a report; evaluation_epsilon: of private held-out records."""
     if evaluation_epsilon is not None:
-        estimates = {"test_accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}, "test_log_loss": None}
-        return {"held_out": "private", "evaluation_epsilon": evaluation_epsilon} | estimates
-    return dict.fromkeys(_KINDS[kind].metrics, 1.0)
+        return {
+            "held_out": "private",
+            "evaluation_epsilon": evaluation_epsilon,
+            "test_accuracy": {"value": 1.0, "low": 1.0, "high": 1.0},
+            "test_log_loss": None,
+        }
+    return cast(PublicMetrics, dict.fromkeys(_KINDS[kind].metrics, 1.0))
 
 
-def private_estimates(metrics: Metrics) -> dict[str, EstimateRow | None]:
+def private_estimates(metrics: PrivateMetrics) -> dict[str, EstimateRow | None]:
     """The estimates of private held-out records by name, the headline first; None where noise drowns one."""
     names = sorted(
         (name for name in metrics if name.startswith("test_")), key=lambda x: x != _headline(metrics)
     )
-    return {name: metrics[name] for name in names}
+    return {name: _estimate(metrics, name) for name in names}
 
 
-def private_words(metrics: Metrics) -> str:
+def private_words(metrics: PrivateMetrics) -> str:
     """What protects the numbers of private held-out records."""
     return f"private, epsilon {metrics['evaluation_epsilon']:.4g}"
 
@@ -245,7 +385,7 @@ NOT_EVALUATED = (
 DROWNED = "too few people are held out for this epsilon: noise drowns it"
 
 
-def _private_rows(metrics: Metrics) -> Rows:
+def _private_rows(metrics: PrivateMetrics) -> Rows:
     estimates = private_estimates(metrics)
     if not estimates:
         return [("held-out metrics", NOT_EVALUATED)]
@@ -260,7 +400,7 @@ def _private_rows(metrics: Metrics) -> Rows:
     )
 
 
-def _private_verdict(metrics: Metrics) -> str | None:
+def _private_verdict(metrics: PrivateMetrics) -> str | None:
     """How a model compares with the best constant answer, by the intervals.
 
     None where noise drowns them, and for scores, of which no constant answer's is released.
@@ -270,23 +410,20 @@ def _private_verdict(metrics: Metrics) -> str | None:
     if headline is None or (kind == "class" and maximum is None):
         return None
     constant = 0.0 if maximum is None else maximum["value"]
-    ends = {"low": headline[1] - constant, "high": headline[2] - constant}
-    return verdict_of({"gain": ends}, kind, 0.0)
+    return _verdict(headline[1] - constant, headline[2] - constant, kind)
 
 
-def _recalibration_text(metrics: Metrics) -> str:
+def _recalibration_text(metrics: PrivateMetrics) -> str:
     recalibration = metrics["recalibration"]
     if recalibration is None:
         return "none, as it does not help beyond the noise"
-    name, score = next(
-        (name, words)
-        for name, words in (("log_loss_gain", "log loss"), ("brier_score_gain", "Brier score"))
-        if name in recalibration
-    )
+    if "log_loss_gain" in recalibration:
+        score, gain = "log loss", _estimate_text(recalibration["log_loss_gain"], "log_loss_gain")
+    else:
+        score, gain = "Brier score", _estimate_text(recalibration["brier_score_gain"], "brier_score_gain")
     return (
         f"the model's log-odds are divided by {recalibration['temperature']:.3g}; on people who did not fit this its"
-        f" {score} is smaller by {_estimate_text(recalibration[name], name)}, while log loss and calibration are stated"
-        " as before it"
+        f" {score} is smaller by {gain}, while log loss and calibration are stated as before it"
     )
 
 
@@ -294,7 +431,7 @@ def _estimate_text(estimate: EstimateRow, name: str) -> str:
     return ", ".join(_cells(estimate, name))
 
 
-def _private_text(metrics: Metrics) -> ReportText:
+def _private_text(metrics: PrivateMetrics) -> ReportText:
     """The page's texts about private held-out records; the numbers of records and classes are private, too."""
     estimates, name = private_estimates(metrics), metric_name(metrics)
     captions = (
@@ -380,14 +517,12 @@ def group_metrics(groups: Sequence[GroupRow]) -> str:
     return "; ".join(shown)
 
 
-def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, EstimateRow | None]]:
+def rare_classes(metrics: Metrics) -> dict[str, ClassRow]:
     """Share, recall and precision of the rarest classes, at most three: those with less than half of an even share.
 
     Empty where classes are even, for other targets, and where noise drowns the shares.
     """
-    by_class = {
-        row["class"]: {key: row[key] for key in row if key != "class"} for row in metrics.get("by_class", ())
-    }
+    by_class = {row["class"]: row for row in metrics.get("by_class", ())}
     shares = {name: row["share"]["value"] for name, row in by_class.items() if row["share"] is not None}
     rare = sorted((name for name in shares if shares[name] * len(by_class) < 0.5), key=shares.__getitem__)
     return {name: by_class[name] for name in rare[:_MAX_RARE]}
@@ -441,7 +576,8 @@ def _uneven_sentences(metrics: Metrics) -> str:
     if rare:
         text += " Classes are uneven, so accuracy alone says little."
     for name, row in rare.items():
-        recall, precision = (row[key] and _short(row[key]) for key in ("recall", "precision"))
+        recall = row["recall"] and _short(row["recall"])
+        precision = row["precision"] and _short(row["precision"])
         finds = f"the model finds <b>{recall}</b>" if recall else "noise drowns how many the model finds"
         right = f"{precision} are" if precision else "noise drowns how many are"
         text += (
@@ -460,12 +596,12 @@ def _uneven_sentences(metrics: Metrics) -> str:
     return text
 
 
-def _class_rows(metrics: Metrics) -> Rows:
+def _class_rows(metrics: PublicMetrics) -> Rows:
     keys = {"AUC": "test_auc", "F1": "test_f1", "calibration error": "calibration_error"}
     further = {
-        name: format_metric(float(metrics[key]), name)
+        name: format_metric(value, name)
         for name, key in keys.items()
-        if metrics.get(key) is not None
+        if (value := _number(metrics, key)) is not None
     }
     accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
     how = verdict(accuracy, majority, metrics["test_records"])
@@ -476,7 +612,7 @@ def _class_rows(metrics: Metrics) -> Rows:
     ]
 
 
-def _class_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
+def _class_text(metrics: PublicMetrics, records: int, commonest: float) -> ReportText:
     accuracy, f1, auc = metrics["test_accuracy"], metrics.get("test_f1"), metrics.get("test_auc")
     low, high = interval(accuracy, records)
     text = (
@@ -518,20 +654,26 @@ _CONSTANT: Mapping[str, str] = {
 """The best answer that is the same for all records."""
 
 
-def verdict_of(metrics: Metrics, kind: str, value: float) -> str:
+def _verdict_of(metrics: PublicMetrics, kind: str, value: float) -> str:
     """How a model compares with the best constant answer.
 
     value: what it gains on that answer, of any unit, where the metrics have no interval of it.
     """
-    gain = metrics.get("gain", {"low": value, "high": value})
-    how = "better than" if gain["low"] > 0 else "worse than" if gain["high"] < 0 else "within noise of"
-    if gain["low"] == gain["high"] == 0:
+    if "gain" not in metrics:
+        return _verdict(value, value, kind)
+    return _verdict(metrics["gain"]["low"], metrics["gain"]["high"], kind)
+
+
+def _verdict(low: float, high: float, kind: str) -> str:
+    """How a model compares with the best constant answer, on which it gains between these numbers."""
+    how = "better than" if low > 0 else "worse than" if high < 0 else "within noise of"
+    if low == high == 0:
         how = "no better than"
     return f"{how} {_CONSTANT[kind]}"
 
 
-def _warning_of(metrics: Metrics, kind: str, value: float) -> str | None:
-    words = verdict_of(metrics, kind, value)
+def _warning_of(metrics: PublicMetrics, kind: str, value: float) -> str | None:
+    words = _verdict_of(metrics, kind, value)
     return None if words.startswith("better") else f"The model is {words}."
 
 
@@ -542,19 +684,20 @@ _NUMBER_CAPTIONS = (
 )
 
 
-def _number_rows(metrics: Metrics) -> Rows:
+def _number_rows(metrics: PublicMetrics) -> Rows:
     return [
         ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
         (
             "root mean squared error of the mean",
-            f"{metrics['mean_rmse']:.4g}: the model is {verdict_of(metrics, 'number', metrics['test_r2'])}",
+            f"{metrics['mean_rmse']:.4g}: the model is {_verdict_of(metrics, 'number', metrics['test_r2'])}",
         ),
     ]
 
 
-def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
-    r2, rmse, mae, mean = (metrics[name] for name in _KINDS["number"].metrics)
+def _number_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
+    r2, rmse = metrics["test_r2"], metrics["test_rmse"]
+    mae, mean = metrics["test_mae"], metrics["mean_rmse"]
     return ReportText(
         percent(r2),
         f"of the variance explained (R2) on {records:,} records it never saw; always naming their mean: 0%",
@@ -566,20 +709,20 @@ def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
     )
 
 
-def _count_rows(metrics: Metrics) -> Rows:
+def _count_rows(metrics: PublicMetrics) -> Rows:
     return [
         ("deviance explained (D2)", f"{metrics['test_d2']:.2%}"),
         ("mean Poisson deviance", f"{metrics['test_deviance']:.4g}"),
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
         (
             "mean Poisson deviance of the mean",
-            f"{metrics['mean_deviance']:.4g}: the model is {verdict_of(metrics, 'count', metrics['test_d2'])}",
+            f"{metrics['mean_deviance']:.4g}: the model is {_verdict_of(metrics, 'count', metrics['test_d2'])}",
         ),
     ]
 
 
-def _count_text(metrics: Metrics, records: int, _: float) -> ReportText:
-    d2, deviance, alone = (metrics[name] for name in ("test_d2", "test_deviance", "mean_deviance"))
+def _count_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
+    d2, deviance, alone = metrics["test_d2"], metrics["test_deviance"], metrics["mean_deviance"]
     return ReportText(
         percent(d2),
         f"of the Poisson deviance explained (D2) on {records:,} records it never saw; always naming their mean:"
@@ -593,7 +736,7 @@ def _count_text(metrics: Metrics, records: int, _: float) -> ReportText:
     )
 
 
-def _quantile_rows(metrics: Metrics) -> Rows:
+def _quantile_rows(metrics: PublicMetrics) -> Rows:
     explained = metrics["test_pinball_explained"]
     return [
         ("pinball loss explained (R1)", f"{explained:.2%}"),
@@ -601,12 +744,12 @@ def _quantile_rows(metrics: Metrics) -> Rows:
         ("records at or below their quantile", f"{metrics['test_coverage']:.2%} of {metrics['level']:.2%}"),
         (
             "mean pinball loss of the quantile of all records",
-            f"{metrics['constant_pinball_loss']:.4g}: the model is {verdict_of(metrics, 'quantile', explained)}",
+            f"{metrics['constant_pinball_loss']:.4g}: the model is {_verdict_of(metrics, 'quantile', explained)}",
         ),
     ]
 
 
-def _quantile_text(metrics: Metrics, records: int, _: float) -> ReportText:
+def _quantile_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
     explained, loss = metrics["test_pinball_explained"], metrics["test_pinball_loss"]
     return ReportText(
         percent(explained),
@@ -620,7 +763,7 @@ def _quantile_text(metrics: Metrics, records: int, _: float) -> ReportText:
     )
 
 
-def _label_rows(metrics: Metrics) -> Rows:
+def _label_rows(metrics: PublicMetrics) -> Rows:
     micro, macro = metrics["test_micro_f1"], metrics["test_macro_f1"]
     return [
         ("F1 over all labels, averaged over labels", f"{micro:.3f}, {macro:.3f}"),
@@ -629,13 +772,15 @@ def _label_rows(metrics: Metrics) -> Rows:
         (
             "best constant answer",
             f"F1 {metrics['constant_micro_f1']:.3f}, all labels right {metrics['constant_subset_accuracy']:.2%}: the"
-            f" model is {verdict_of(metrics, 'labels', micro - metrics['constant_micro_f1'])}",
+            f" model is {_verdict_of(metrics, 'labels', micro - metrics['constant_micro_f1'])}",
         ),
     ]
 
 
-def _label_text(metrics: Metrics, records: int, _: float) -> ReportText:
-    micro, macro, subset, auc, constant, always = (metrics[name] for name in _KINDS["labels"].metrics)
+def _label_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
+    micro, macro, auc = metrics["test_micro_f1"], metrics["test_macro_f1"], metrics["test_auc"]
+    subset, always = metrics["test_subset_accuracy"], metrics["constant_subset_accuracy"]
+    constant = metrics["constant_micro_f1"]
     area = "" if auc is None else f" The area under the ROC curve, averaged over labels, is {auc:.3f}."
     return ReportText(
         f"{micro:.3f}",
@@ -652,7 +797,7 @@ def _label_text(metrics: Metrics, records: int, _: float) -> ReportText:
     )
 
 
-def _token_rows(metrics: Metrics) -> Rows:
+def _token_rows(metrics: PublicMetrics) -> Rows:
     return [
         ("perplexity", f"{metrics['test_perplexity']:.4g}"),
         (
@@ -663,7 +808,7 @@ def _token_rows(metrics: Metrics) -> Rows:
             "perplexity of token frequencies alone",
             f"{metrics['unigram_perplexity']:.4g}"
             + (
-                f"; in naming the next token the model is {verdict_of(metrics, 'next token', 0.0)}"
+                f"; in naming the next token the model is {_verdict_of(metrics, 'next token', 0.0)}"
                 if "gain" in metrics
                 else ""
             ),
@@ -671,8 +816,9 @@ def _token_rows(metrics: Metrics) -> Rows:
     ]
 
 
-def _token_text(metrics: Metrics, records: int, _: float) -> ReportText:
-    accuracy, perplexity, loss, alone = (metrics[name] for name in _KINDS["next token"].metrics)
+def _token_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
+    accuracy, perplexity = metrics["test_token_accuracy"], metrics["test_perplexity"]
+    loss, alone = metrics["test_loss"], metrics["unigram_perplexity"]
     return ReportText(
         f"{perplexity:.4g}",
         "perplexity on texts it never saw: it is as unsure as among so many tokens; smaller is better. Their"
@@ -689,7 +835,7 @@ def _token_text(metrics: Metrics, records: int, _: float) -> ReportText:
     )
 
 
-def _tag_rows(metrics: Metrics) -> Rows:
+def _tag_rows(metrics: PublicMetrics) -> Rows:
     entities = metrics.get("test_entity_f1")
     return [
         *([] if entities is None else [("F1 over entities", f"{entities:.3f}")]),
@@ -698,13 +844,17 @@ def _tag_rows(metrics: Metrics) -> Rows:
         (
             "majority-tag baseline",
             f"{metrics['majority_accuracy']:.2%}: the model is"
-            f" {verdict_of(metrics, 'tags', metrics['test_token_accuracy'] - metrics['majority_accuracy'])}",
+            f" {_verdict_of(metrics, 'tags', metrics['test_token_accuracy'] - metrics['majority_accuracy'])}",
         ),
     ]
 
 
-def _tag_text(metrics: Metrics, records: int, _: float) -> ReportText:
-    f1, accuracy, majority = (metrics[name] for name in _KINDS["tags"].metrics)
+def _tag_text(metrics: PublicMetrics, records: int, _: float) -> ReportText:
+    f1, accuracy, majority = (
+        metrics["test_token_f1"],
+        metrics["test_token_accuracy"],
+        metrics["majority_accuracy"],
+    )
     entities = metrics.get("test_entity_f1")
     words = f"F1 over all tags except outside is <b>{f1:.3f}</b>."
     if entities is not None:
@@ -731,8 +881,8 @@ class _MetricKind:
     """metrics: their names; models are compared by the first, the headline."""
 
     metrics: tuple[str, ...]
-    rows: Callable[[Metrics], Rows]
-    text: Callable[[Metrics, int, float], ReportText]
+    rows: Callable[[PublicMetrics], Rows]
+    text: Callable[[PublicMetrics, int, float], ReportText]
 
     @property
     def headline(self) -> str:

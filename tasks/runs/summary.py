@@ -7,7 +7,6 @@ from rich.table import Table
 
 from algorithms.privacy.accounting import rounded_up
 from algorithms.privacy.documents import Receipt
-from data.files import read_json
 from tasks.runs.ledger import open_ledger
 from tasks.runs.metrics import (
     NOT_EVALUATED,
@@ -16,6 +15,7 @@ from tasks.runs.metrics import (
     describe_metric,
     held_out_metrics,
     metric_rows,
+    read_metrics,
 )
 
 REPORT = Path("artifacts/report.html")
@@ -27,7 +27,7 @@ def run_summary(root: Path) -> Rows:
     Raises RefusedError if the ledger cannot be read.
     """
     artifacts = root / "artifacts"
-    metrics, receipt = read_json(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
+    metrics, receipt = read_metrics(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
     ledger, population = open_ledger(root), receipt.population
     balance = ledger.balance(population) if population in ledger.populations() else None
     spent, left = ("unknown to this ledger",) * 2
@@ -50,7 +50,7 @@ def run_summary(root: Path) -> Rows:
 def outcome_sentence(root: Path) -> str:
     """What was trained in `root`, its epsilon, its score on the held-out records, and where the card is."""
     artifacts = root / "artifacts"
-    metrics, receipt = read_json(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
+    metrics, receipt = read_metrics(artifacts / "metrics.json"), Receipt.read(artifacts / "receipt.json")
     cost = claimed_cost(metrics, receipt)
     epsilon = "without privacy" if cost is None else f"for epsilon {cost}"
     score = f"held-out {describe_metric(metrics)}" if held_out_metrics(metrics) else NOT_EVALUATED

@@ -208,10 +208,11 @@ def history(run: FinishedRun) -> Iterator[dict[str, float]]:
 
 def curve_tables(metrics: Metrics) -> dict[str, pd.DataFrame]:
     """The calibration curve and the metrics at thresholds of private held-out records, each with its interval."""
+    if not is_private(metrics):
+        return {}
+    curves = {"calibration": metrics.get("calibration"), "thresholds": metrics.get("thresholds")}
     return {
-        name: pd.json_normalize(metrics[name], sep="_")
-        for name in ("calibration", "thresholds")
-        if name in metrics
+        name: pd.json_normalize(map(dict, rows), sep="_") for name, rows in curves.items() if rows is not None
     }
 
 
@@ -222,9 +223,16 @@ def summary(metrics: Metrics, card: PrivacyCard) -> Mapping[str, object]:
     uneven, share, recall and precision of the rarest one are among them.
     """
     setting = card.setting
-    rarest = next(iter(rare_classes(metrics).values()), {})
+    rarest = next(iter(rare_classes(metrics).values()), None)
+    estimates_of_rarest = (
+        {}
+        if rarest is None
+        else {"share": rarest["share"], "recall": rarest["recall"], "precision": rarest["precision"]}
+    )
     rare = {
-        f"test/rare_{name}": estimate["value"] for name, estimate in rarest.items() if estimate is not None
+        f"test/rare_{name}": estimate["value"]
+        for name, estimate in estimates_of_rarest.items()
+        if estimate is not None
     }
     guarantee = {
         EPSILON_TOTAL: setting.epsilon,
@@ -234,19 +242,20 @@ def summary(metrics: Metrics, card: PrivacyCard) -> Mapping[str, object]:
     }
     if is_private(metrics):
         estimates = {
-            f"test/{name.removeprefix('test_')}{'' if part == 'value' else f'_{part}'}": estimate[part]
+            f"test/{name.removeprefix('test_')}{end}": value
             for name, estimate in private_estimates(metrics).items()
             if estimate is not None
-            for part in ("value", "low", "high")
+            for end, value in (
+                ("", estimate["value"]),
+                ("_low", estimate["low"]),
+                ("_high", estimate["high"]),
+            )
         }
         return estimates | rare | guarantee | {"test/epsilon": metrics["evaluation_epsilon"]}
-    scores = {
-        name: metrics[name] for name in metrics if name.startswith("test_") or name == "calibration_error"
-    }
     held_out = {
         f"test/{name.removeprefix('test_')}": score
-        for name, score in scores.items()
-        if isinstance(score, float)
+        for name, score in metrics.items()
+        if (name.startswith("test_") or name == "calibration_error") and isinstance(score, float)
     }
     gain = {f"test/gain_{end}": value for end, value in metrics.get("gain", {}).items()}
     return {tracker_key(metrics): headline_metric(metrics)} | held_out | gain | rare | guarantee
