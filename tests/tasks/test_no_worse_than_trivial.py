@@ -220,7 +220,7 @@ def moments(seed: int, kind: str) -> NDArray[np.float64]:
 @pytest.mark.parametrize("kind", ["classes", "number"])
 def test_what_a_training_learns_by_heart_is_known_from_its_length(kind: str) -> None:
     """By the eigenvalues of made-up rows, as gradient flow on squares shrinks each direction by exp(-time l)."""
-    for seed in range(3):
+    for seed in range(2):
         eigenvalues = moments(seed, kind)
         for time in (10.0, 100.0, 1000.0, 3000.0):
             exact = float((1.0 - np.exp(-time * eigenvalues)).sum()) / time

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, tzinfo
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from tests.support.cards import csv_of, label, number
 from tests.support.offline_run import read_records
 from tests.support.own_records import declared, finish
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 from tests.support.visits import CARD, Visits, visits
 from tests.support.workspace import Workspace, killed_in, prepared_digits, workspace
 
@@ -814,8 +816,13 @@ def test_a_run_that_was_settled_with_an_evaluation_repeats_it_or_waits(
     assert clinic.runs == 1
 
 
-@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
-@pytest.mark.parametrize("stated", [0.2, None])
+ADJACENCIES = ("add-or-remove-one", "replace-one")
+
+
+@pytest.mark.parametrize(
+    ("stated", "adjacency"),
+    soak_but([(0.2, ADJACENCIES[0]), (None, ADJACENCIES[1])], product((0.2, None), ADJACENCIES)),
+)
 def test_a_card_that_states_less_for_the_people_held_out_does_not_verify(
     stated: float | None, adjacency: str, clinic: Visits
 ) -> None:

@@ -30,6 +30,7 @@ from tasks.runs.ledger import bind
 from tasks.runs.store import check_run_facts
 from tasks.tracking import live
 from tests.support.refusals import refused_as
+from tests.support.soak import soak_but
 from tests.support.waiting import HANG_SECONDS
 from tests.support.wandb_stand_in import standing_in
 from tests.support.workspace import Workspace, crash, killed_in
@@ -127,8 +128,11 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
     ) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("where", ["reserve", "settle", "finish"])
-@pytest.mark.parametrize("after", [False, True])
+CRASHES = [("reserve", False), ("reserve", True), ("settle", False), ("settle", True), ("finish", False)]
+"""After the last step nothing is left that could cost a charge."""
+
+
+@pytest.mark.parametrize(("where", "after"), soak_but(CRASHES, [*CRASHES, ("finish", True)]))
 def test_a_crash_around_each_durable_step_costs_one_charge(
     where: str, after: bool, workspace: Workspace
 ) -> None:

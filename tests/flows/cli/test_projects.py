@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import dvc_here, stay_in_this_process
 from tests.support.public_texts import publish
+from tests.support.soak import soak_but
 
 FIELDS = [
     {"name": "age", "constraints": {"minimum": 18, "maximum": 100}},
@@ -167,8 +169,13 @@ def submodule(place: Path) -> Path:
     return whole / "inner"
 
 
-@pytest.mark.parametrize("outer", [outer_repository, worktree, submodule])
-@pytest.mark.parametrize("name", ["clinic", "teams/a b/clinic"])
+OUTER = (outer_repository, worktree, submodule)
+COMMITTED = [(outer_repository, "clinic"), (worktree, "teams/a b/clinic"), (submodule, "clinic")]
+
+
+@pytest.mark.parametrize(
+    ("outer", "name"), soak_but(COMMITTED, product(OUTER, ("clinic", "teams/a b/clinic")))
+)
 def test_a_project_in_a_repository_is_committed_with_it(
     schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: Callable[[Path], Path], name: str
 ) -> None:

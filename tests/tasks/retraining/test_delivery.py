@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tasks.retraining.affordable_epsilon import epsilon_for
 from tasks.retraining.delivery import Outcome
 from tests.support.retraining import CARD, CARD_FILE, MONDAY, PARAMS, SETTINGS, Place
 from tests.support.retraining import place as place
+from tests.support.soak import soak_but
 from tests.support.transactions import transactions
 from tests.support.workspace import killed_in
 
@@ -322,8 +324,10 @@ def change_recipe(place: Place, **algorithm: Any) -> None:
     place.settings = Retraining.model_validate_json(json.dumps(SETTINGS | {"recipe": recipe}))
 
 
-@pytest.mark.parametrize("has_recipe", [True, False], ids=["own", "taken over"])
-@pytest.mark.parametrize("dataset", ["tiny", "other"])
+@pytest.mark.parametrize(
+    ("has_recipe", "dataset"),
+    soak_but([(True, "other"), (False, "tiny")], product((True, False), ("tiny", "other"))),
+)
 def test_a_run_in_between_changes_no_retraining_and_a_retraining_no_params(
     place: Place, has_recipe: bool, dataset: str
 ) -> None:
