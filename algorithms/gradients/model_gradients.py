@@ -4,7 +4,7 @@ Those of one parameter are in `parameter_gradients`. They are for the barrier al
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
@@ -406,6 +406,23 @@ def combine(parts: list[PerExample]) -> PerExample:
         if _are_disjoint(slices):
             return SlicedGrad({span: combine(of) for span, of in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
     return DenseGrad(reduce(torch.add, [part.rows for part in parts]))
+
+
+def combine_by_name(
+    names: Sequence[str | None], gradients: Iterable[PerExample | None]
+) -> dict[str, PerExample] | None:
+    """The sums of gradients of factors by the factors' names; None if that of a named one is not known.
+
+    A factor without a name is no parameter, so its gradient is not needed.
+    """
+    parts: dict[str, list[PerExample]] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        if name is None:
+            continue
+        if gradient is None:
+            return None
+        parts.setdefault(name, []).append(gradient)
+    return {name: combine(of) for name, of in parts.items()}
 
 
 def _by_slice(parts: list[SlicedGrad]) -> dict[tuple[int, int], list[PerExample]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from algorithms.gradients.factored_gradients import FactoredGrad
 from algorithms.gradients.grad_sample_recorder import Args, Closed, Gradients, Kwargs
-from algorithms.gradients.model_gradients import combine
+from algorithms.gradients.model_gradients import combine_by_name
 from algorithms.gradients.parameter_gradients import DenseGrad, PerExample
 from algorithms.gradients.rules.einsum_terms import RECORD, einsum_terms
 
@@ -51,13 +51,7 @@ def kernel_form(
     names = [sources.get(id(tensor)) for tensor in tensors]
 
     def gradients_of(part: PerExample) -> Gradients | None:
-        by_name: dict[str, list[PerExample]] = {}
-        for source, gradient in zip(names, pull(part), strict=True):
-            if source is not None and gradient is None:
-                return None
-            if source is not None and gradient is not None:
-                by_name.setdefault(source, []).append(gradient)
-        return {source: combine(parts) for source, parts in by_name.items()}
+        return combine_by_name(names, pull(part))
 
     return gradients_of
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.grad_sample_recorder import Args, Closed, Gradients, Kwargs, UnrecordedError
-from algorithms.gradients.model_gradients import combine
+from algorithms.gradients.model_gradients import combine_by_name
 from algorithms.gradients.normalised_weights import RowFactorGrad
 from algorithms.gradients.parameter_gradients import (
     DenseGrad,
@@ -65,13 +65,7 @@ def product_form(
     def gradients_of(part: PerExample) -> Gradients | None:
         if versions != [tensor._version for tensor in tensors]:
             raise UnrecordedError("a value computed from parameters is overwritten after its use")
-        by_name: dict[str, list[PerExample]] = {}
-        for source, gradient in zip(names, pull(part), strict=True):
-            if source is not None and gradient is None:
-                return None
-            if source is not None and gradient is not None:
-                by_name.setdefault(source, []).append(gradient)
-        return {source: combine(parts) for source, parts in by_name.items()}
+        return combine_by_name(names, pull(part))
 
     return gradients_of
 

@@ -199,13 +199,18 @@ def test_what_was_charged_and_is_lost_is_refused_without_a_person(
     assert ask(tmp_path) == (f"{DIGEST}-2", False)
 
 
+def finished_and_reserved(home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """A finished attempt, and a second one that is paid for, too, and has no result."""
+    first = finished(home)
+    with monkeypatch.context() as patch:
+        patch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+        return first, reserved(home)
+
+
 def test_an_earlier_attempt_is_handed_out_where_the_last_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = finished(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
-        second = reserved(tmp_path)
+    first, second = finished_and_reserved(tmp_path, monkeypatch)
     assert (first, second) == (f"{DIGEST}-1", f"{DIGEST}-2")
     deleted(tmp_path / "runs" / second)
     assert ask(tmp_path) == (first, True)
@@ -240,13 +245,10 @@ def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_noth
     assert had == [(run_id, True)]
 
 
-def test_a_forfeited_run_that_is_there_still_makes_nobody_spend_again_and_goes(
+def test_a_forfeited_run_is_deleted_and_an_earlier_one_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = finished(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
-        second = reserved(tmp_path)
+    first, second = finished_and_reserved(tmp_path, monkeypatch)
     assert ask(tmp_path) == (second, False)
     ledger_of(tmp_path).forfeit(second)
     assert ask(tmp_path) == (first, True)
