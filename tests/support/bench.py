@@ -61,7 +61,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "matrix_factorisation": {"steps": 5, "expected_batch_size": 10},
     "dp_ftrl": {"steps": 5, "expected_batch_size": 10},
     "dp_gd": {"steps": 5},
-    "dp_agd": {},
+    "dp_agd": {"iterations": 5, "range_every": 2},
     "dpis": {"epochs": 3, "expected_batch_size": 10, "clip_norm": 4.0, "oversampling": 1, "norm_noise": 0.5},
     "heavy_ball": {"steps": 5},
     "nesterov": {"steps": 5, "variant": "nag"},
