@@ -41,7 +41,7 @@ def kernel_form(
             pull = partial(_of_product, factors=tensors, words=words, result=result, output=output)
     elif name in _PRODUCTS and any(isinstance(arg, Tensor) and arg.shape != output.shape for arg in args):
         tensors = args
-        pull = partial(_of_broadcast, factors=tensors)
+        pull = partial(_of_broadcast, factors=tensors, shape=output.shape)
     elif name in _TRANSFORMS:
         pull = partial(_of_transform, signal=args[0], output=output)
     elif name == "real.__get__" and args[0].is_complex():
@@ -92,9 +92,14 @@ def _in_order(values: Tensor, word: str, wanted: str) -> Tensor:
     return ordered[tuple(slice(None) if letter in word else None for letter in wanted)]
 
 
-def _of_broadcast(part: PerExample, factors: Sequence[Tensor]) -> tuple[PerExample | None, ...]:
-    """Those of two factors, which are broadcast to the product's shape, from factored gradients of the product."""
-    if not isinstance(part, FactoredGrad):
+def _of_broadcast(
+    part: PerExample, factors: Sequence[Tensor], shape: torch.Size
+) -> tuple[PerExample | None, ...]:
+    """Those of two factors, which are broadcast to the product's shape, from factored gradients of the product.
+
+    None for other gradients, and for those of a view of another shape.
+    """
+    if not isinstance(part, FactoredGrad) or part.shape != shape:
         return None, None
     first, second = factors
     return _of_entries(part, first, second), _of_entries(part, second, first)

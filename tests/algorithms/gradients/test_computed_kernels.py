@@ -66,6 +66,12 @@ def of_tables(weights: Tensor, table: Tensor) -> Tensor:
     return torch.einsum("hn,hnl->hl", weights, table)
 
 
+def by_a_view(weights: Tensor, rates: Tensor) -> Tensor:
+    """Values in another shape than that in which the sum takes them."""
+    flat = rates.reshape(-1, 1) * times(rates)
+    return torch.einsum("hn,hnl->hl", weights, torch.exp(flat.view(*rates.shape, LENGTH)))
+
+
 def of_transforms(weights: Tensor, rates: Tensor) -> Tensor:
     waves = torch.fft.fft(torch.view_as_complex(rates), n=LENGTH)
     return torch.fft.ifft(waves * torch.view_as_complex(weights)).real
@@ -80,6 +86,7 @@ KERNELS = {
     "maps of complex numbers": kernel(holomorphic, BOTH, BOTH),
 }
 OTHERS = {
+    "values of another shape": kernel(by_a_view, SIZE, SIZE),
     "a table of trained values": kernel(of_tables, SIZE, (*SIZE, LENGTH)),
     "transforms": kernel(of_transforms, (CHANNELS, LENGTH, 2), (CHANNELS, STATES, 2)),
 }
