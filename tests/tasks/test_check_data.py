@@ -1,8 +1,9 @@
 """What `data check` counts is what the reader does, and what the reader refuses is refused in a sentence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from hashlib import sha256
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from data.readers import rows
 from data.reading import read
 from tasks.check_data import DataFindings, check_data
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.soak import soak_but
 
 Check = Callable[..., DataFindings]
 CARD = card("mine", records={"at_most": 4000})
@@ -66,6 +68,11 @@ def check(tmp_path: Path) -> Check:
         return check_data(str(tmp_path / "mine.yaml"), tmp_path, counted=not public)
 
     return checked
+
+
+def in_turns(cases: Iterable[str]) -> list[tuple[str, bool]]:
+    """Each case once, of a private table and of a public one in turn."""
+    return list(zip(cases, cycle((False, True)), strict=False))
 
 
 def in_train(found: DataFindings) -> dict[str, int]:
@@ -141,8 +148,7 @@ COUNTED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]]
 }
 
 
-@pytest.mark.parametrize("public", [False, True])
-@pytest.mark.parametrize("case", COUNTED)
+@pytest.mark.parametrize(("case", "public"), soak_but(in_turns(COUNTED), product(COUNTED, (False, True))))
 def test_the_counts_are_what_the_reader_does(check: Check, case: str, public: bool) -> None:
     column, values, counts, refused = COUNTED[case]
     found = check({"x": values, "y": ["no"] * len(values)}, column, label("y"), public=public)
@@ -413,8 +419,7 @@ REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[st
 }
 
 
-@pytest.mark.parametrize("public", [False, True])
-@pytest.mark.parametrize("case", REMARKS)
+@pytest.mark.parametrize(("case", "public"), soak_but(in_turns(REMARKS), product(REMARKS, (False, True))))
 def test_what_looks_wrong_is_told_to_the_owner_in_words(
     check: Check, tmp_path: Path, case: str, public: bool
 ) -> None:
