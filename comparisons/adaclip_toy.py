@@ -176,10 +176,10 @@ def distances(
     return np.array(squared_distances)
 
 
-def rows(*, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
+def rows(*, seeds: int = SEEDS, steps: int = _STEPS) -> Iterator[dict[str, Any]]:
     """One row per run: the final squared distance, and its mean over the last epoch, which is less noisy."""
     for dimension, start in CASES:
-        plan, data = plan_of(dimension, steps=_STEPS), records(dimension)
+        plan, data = plan_of(dimension, steps=steps), records(dimension)
         for (name, method), seed in product(METHODS.items(), range(seeds)):
             course = distances(method, dimension, start, seed=seed, plan=plan, data=data)
             about = {"method": name, "dimension": dimension, "start": start, "seed": seed}
@@ -219,11 +219,12 @@ def main(
     seeds: Annotated[
         int, typer.Option(help="How many runs of each case; one takes six minutes of a core.")
     ] = SEEDS,
+    steps: Annotated[int, typer.Option(help="Steps of a run; fewer are for a try.")] = _STEPS,
 ) -> None:
     """Run the regression toy of arXiv:1908.07643 and draw its Figure 2."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    table = pd.DataFrame(rows(seeds=seeds))
+    table = pd.DataFrame(rows(seeds=seeds, steps=steps))
     table.to_csv(folder / "adaclip-toy.csv", index=False)
     (folder / "adaclip-toy.png").write_bytes(png(figure(table)))
 

@@ -124,7 +124,7 @@ def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def brief_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are inspected as large ones are, in a third of the time, and their passes are compared once.
+    """Models are inspected as large ones are, in a third of the time, so that their passes are compared once.
 
     For tests of what is done with a model that is taken; what is taken, and how, is tested with the engine.
     """
@@ -133,7 +133,6 @@ def brief_inspections(monkeypatch: pytest.MonkeyPatch) -> None:
 
     brief = partial(InspectionLimits, full_operations=0)
     monkeypatch.setattr(engine, "InspectionLimits", brief)
-    monkeypatch.setattr(engine, "_MAX_SEEDS", 1)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -117,10 +117,10 @@ def records(shape: tuple[int, ...], count: int = SIZE, seed: int = 0) -> tuple[T
     return torch.randn(count, *shape, generator=draw), labels
 
 
-def engine_of(module: nn.Module, shape: tuple[int, ...] = ROW) -> Engine:
+def engine_of(module: nn.Module, shape: tuple[int, ...] = ROW, **settings: Any) -> Engine:
     dtype = records(shape)[0].dtype
     model = PerExampleModel("model", module, LOSSES)
-    return Engine(model, input_shape=shape, input_dtype=dtype, physical_batch=SIZE, limits=BRIEF)
+    return Engine(model, input_shape=shape, input_dtype=dtype, physical_batch=SIZE, limits=BRIEF, **settings)
 
 
 def recorded(engine: Engine, *arguments: Tensor) -> PerExampleGradients:
@@ -443,10 +443,8 @@ def test_large_passes_and_random_models_are_recorded(monkeypatch: pytest.MonkeyP
     traces = Mock(side_effect=replay_of)
     monkeypatch.setattr("algorithms.gradients.engine.replay_of", traces)
     dropout = nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.5), nn.Linear(400, 3)).train()
-    engines = [engine_of(dropout)]
-    monkeypatch.setattr("algorithms.gradients.engine._REPLAYED_BYTES", 1.0)
-    engines.append(engine_of(dense()))
-    for engine in engines:
+    wide = nn.Sequential(nn.Linear(6, 4000), nn.Tanh(), nn.Linear(4000, 3))
+    for engine in (engine_of(dropout), engine_of(wide, memory_mb=1)):
         engine.clipped_sum(engine.passes.model.initial_parameters(), *records(ROW), L2(1.0))
     assert not traces.called
 

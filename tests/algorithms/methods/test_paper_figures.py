@@ -334,12 +334,11 @@ def test_a_run_of_the_same_seed_is_the_same() -> None:
 
 
 def test_the_table_and_the_figure_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaclip_toy, "_STEPS", 3)
     monkeypatch.setattr(adaclip_toy, "CASES", ((1, "random"), (2, "random"), (2, "optimum")))
     monkeypatch.setattr(
         adaclip_toy, "png", lambda figure: "; ".join(a.get_title() for a in figure.axes).encode()
     )
-    adaclip_toy.main(tmp_path / "new", seeds=2)
+    adaclip_toy.main(tmp_path / "new", seeds=2, steps=3)
     table = pd.read_csv(tmp_path / "new" / "adaclip-toy.csv")
     assert len(table) == 2 * 3 * len(METHODS)
     assert (table["last_epoch"] > 0).all()

@@ -134,13 +134,12 @@ WAYS = ({"shard_frozen": True}, {"shard_trained": True}, {"shard_frozen": True, 
 
 @contextmanager
 def joined_briefly(rank: int, count: int, folder: Path) -> Iterator[ProcessGroup]:
-    """As `joined`; models are inspected as large ones are, and their passes compared once.
+    """As `joined`; models are inspected as large ones are, so that their passes are compared once.
 
     Each process inspects each model, which would take most of the time and has tests of its own.
     """
     with joined(rank, count, folder) as group, pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "InspectionLimits", partial(InspectionLimits, full_operations=0))
-        patch.setattr(engine, "_MAX_SEEDS", 1)
         yield group
 
 
