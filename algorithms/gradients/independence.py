@@ -4,10 +4,9 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import product
 from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import ReferenceType
@@ -171,10 +170,10 @@ def check_apart(probe: ModelProbe) -> bool:
     sample = seen.sample
     check_shape(probe, seen)
     is_random = probe.varies(probe.observe(probe.draw(MANY, 0)), _MANY_SEEDS)
-    for shown in (sample, sample.times(_LARGE), sample.with_holes()):
-        others = probe.draw(_FEW, 1)
-        contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
-        contexts += [others.all_of(constant) for constant in constants]
+    others = probe.draw(_FEW, 1)
+    contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
+    contexts = _distinct(contexts + [others.all_of(constant) for constant in constants])
+    for shown in _distinct([sample, sample.times(_LARGE), sample.with_holes()]):
         _check_places(probe, shown, contexts, range(_FEW), alone=not is_random)
     for constant in constants:
         _check_places(probe, sample.all_of(constant), [probe.draw(_FEW, 1)], (0,), alone=not is_random)
@@ -182,8 +181,15 @@ def check_apart(probe: ModelProbe) -> bool:
     _check_losses_apart(probe, sample)
     if not is_random:
         large = sample.times(_LARGE)
-        for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
-            _check_gradients_apart(probe, shown, weight)
+        is_scaled = not torch.equal(large.inputs, sample.inputs)
+        for weight in (1.0, _LARGE):
+            of_sample = _gradients_alone(probe, sample, weight)
+            _check_gradients_apart(probe, sample, of_sample, weight)
+            if is_scaled:
+                of_large = _gradients_alone(probe, large, weight)
+                _check_gradients_apart(probe, large, of_large, weight)
+                of_both = torch.cat([of_sample[:1], of_large[1:]])
+                _check_gradients_apart(probe, sample.among(large, 0), of_both, weight)
         return False
     with still(probe.passes.model.module):
         try:
@@ -193,6 +199,15 @@ def check_apart(probe: ModelProbe) -> bool:
         if is_steady:
             check_apart(probe)
     return True
+
+
+def _distinct(samples: Sequence[SyntheticBatch]) -> list[SyntheticBatch]:
+    """The samples whose inputs no earlier one has: whole numbers cannot be large, nor missing."""
+    return [
+        sample
+        for index, sample in enumerate(samples)
+        if not any(torch.equal(sample.inputs, earlier.inputs) for earlier in samples[:index])
+    ]
 
 
 def check_many_apart(probe: ModelProbe, *, alone: bool, count: int = MANY) -> None:
@@ -359,13 +374,18 @@ def _check_losses_apart(probe: ModelProbe, sample: SyntheticBatch) -> None:
         raise RecordsNotIndependentError(f"{probe.loss_name} mixes records")
 
 
-def _check_gradients_apart(probe: ModelProbe, sample: SyntheticBatch, weight: float) -> None:
+def _gradients_alone(probe: ModelProbe, sample: SyntheticBatch, weight: float) -> Tensor:
+    """The gradient of each record in a pass of its own, [count, d]."""
+    return torch.stack([probe.gradient(sample.alone(i), weight) for i in range(len(sample.labels))])
+
+
+def _check_gradients_apart(probe: ModelProbe, sample: SyntheticBatch, alone: Tensor, weight: float) -> None:
     """Raises RecordsNotIndependentError if the backward pass mixes records: a sum of losses has another gradient.
 
-    weight: of the losses, since some backward passes mix records only if errors are large.
+    alone: the gradients of the records, [count, d]; see `_gradients_alone`. weight: of the losses, since some backward
+    passes mix records only if errors are large.
     """
     together = probe.gradient(sample, weight)
-    alone = torch.stack([probe.gradient(sample.alone(i), weight) for i in range(len(sample.labels))])
     # The sum of gradients, and what its rounding is relative to.
     apart, sizes = alone.sum(dim=0), alone.abs().sum(dim=0)
     if not bool(sizes.isfinite().all()):

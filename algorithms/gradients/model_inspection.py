@@ -441,8 +441,9 @@ def _check_independence(runnable: _RunnableModel) -> _IndependentModel:
     if not runnable.is_brief and not is_random:
         # A dependence that begins with more records than a run's passes have is a mistake all the same, such as a
         # capacity per batch.
-        each = max(1, runnable.operations, runnable.record_bytes)
-        check_many_apart(probe64, alone=True, count=min(MAX_RECORDS, max(MANY, int(_LITTLE / each))))
+        count = min(MAX_RECORDS, int(_LITTLE / max(1, runnable.operations, runnable.record_bytes)))
+        if count > MANY:  # so many are compared by `check_apart`
+            check_many_apart(probe64, alone=True, count=count)
     return _IndependentModel(**vars(runnable), second=second, is_random=is_random)
 
 

@@ -1,5 +1,6 @@
 """Honest mistakes that ordinary records do not show, as they lie in place, number, length, or what is kept."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, Engine, RecordsNotIndependentError
-from algorithms.gradients.independence import content_digest
+from algorithms.gradients import L2, Engine, PerExampleModel, RecordsNotIndependentError
+from algorithms.gradients.independence import MANY, ModelProbe, check_apart, content_digest
 from algorithms.gradients.model_inspection import InspectionLimits, examine
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.synthetic_inputs import InputSpec
+from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 from algorithms.models import Model
 from tests.support.gradients.problems import (
     BRIEF,
@@ -357,3 +358,61 @@ def test_a_digest_is_of_the_bits_so_that_a_missing_number_equals_itself() -> Non
     missing = torch.tensor([float("nan"), -0.0])
     assert content_digest(missing) == content_digest(missing.clone())
     assert content_digest(torch.tensor([0.0])) != content_digest(torch.tensor([-0.0]))
+
+
+@pytest.fixture
+def seen_passes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
+    """How often each pass was made, by its kind, weight, precision and records."""
+    seen = Counter[tuple[Any, ...]]()
+    observe, gradient = ModelProbe.observe, ModelProbe.gradient
+
+    def note(probe: ModelProbe, sample: SyntheticBatch, *kind: object) -> None:
+        records = sample.inputs.numpy().tobytes(), *sample.labels.tolist()
+        seen[*kind, probe.is_exact, len(sample.labels), *records] += 1
+
+    def noting_observe(probe: ModelProbe, sample: SyntheticBatch) -> Any:
+        note(probe, sample, "losses")
+        return observe(probe, sample)
+
+    def noting_gradient(probe: ModelProbe, sample: SyntheticBatch, weight: float = 1.0) -> Tensor:
+        note(probe, sample, "gradient", weight)
+        return gradient(probe, sample, weight)
+
+    monkeypatch.setattr(ModelProbe, "observe", noting_observe)
+    monkeypatch.setattr(ModelProbe, "gradient", noting_gradient)
+    return seen
+
+
+class WordMeans(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(50, 4), nn.Linear(4, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(self.table(words).mean(dim=1))
+        return outputs
+
+
+@pytest.mark.parametrize("is_of_words", [False, True])
+def test_records_are_told_apart_by_passes_of_which_none_is_made_again(
+    is_of_words: bool, seen_passes: Counter[tuple[Any, ...]]
+) -> None:
+    module, dtype = (WordMeans(), torch.int64) if is_of_words else (nn.Linear(12, 2), torch.float32)
+    model = PerExampleModel("told apart", module, nn.CrossEntropyLoss(reduction="none"))
+    form = InputSpec((12,), dtype, torch.device("cpu"), entries=50, constants=(0, 1, 49))
+    assert not check_apart(ModelProbe(Passes(model), near_start(model), form, tolerance=1e-4))
+    # The first pass has the records that are then shown among others.
+    assert sorted(seen_passes.values())[-2:] == [1, 2]
+    few = [kind for kind in seen_passes if kind[0] == "gradient"]
+    assert len(few) == (8 if is_of_words else 18)
+
+
+def test_as_many_records_as_a_pass_has_are_compared_once(seen_passes: Counter[tuple[Any, ...]]) -> None:
+    module = nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten()
+    )
+    model = PerExampleModel("of some operations", module, nn.CrossEntropyLoss(reduction="none"))
+    inspection = examine(Passes(model), InputSpec((8, 32, 32), torch.float32, torch.device("cpu")))
+    assert not inspection.is_brief
+    exact = [seen_passes[kind] for kind in seen_passes if kind[:3] == ("losses", True, MANY)]
+    assert len(exact) > 5 and set(exact) == {1}
