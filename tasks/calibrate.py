@@ -52,6 +52,11 @@ from tasks.runs.earlier_plans import earlier_plan, request_in, stated_model
 
 READS = ("privacy", "features", "algorithm", "model")
 _MIN_EPSILON, _MAX_EPSILON = 1e-4, 64.0
+_SHARES_OF_OTHERS = {
+    "nothing_to_shrink_to": ("shrink_share", "error_share"),
+    "no_errors_to_follow": ("error_share",),
+}
+"""Settings that buy nothing of a model that is refused with them so."""
 _SLACK = 1e-9
 """By so much, relatively, rounding may raise a price that is the same."""
 
@@ -109,16 +114,17 @@ def _releases_for_features(settings: Params, info: DatasetInfo) -> tuple[tuple[D
 
 
 def _plan_of(algorithm: Algorithm[Any], target: Target, facts: PlanningFacts) -> Plan:
-    """The algorithm's plan, without the releases of a shrinkage where the model has nothing to be shrunk towards.
+    """The algorithm's plan, without the releases that are of another model: of a shrinkage, or of errors.
 
-    The share may stand in params.yaml since its features or its model were others, for which it was advised.
+    Their shares may stand in params.yaml since its features or its model were others, for which they were advised.
     """
     try:
         return algorithm.plan(target, facts)
     except RefusedError as refusal:
-        if refusal.code != "nothing_to_shrink_to":
+        if refusal.code not in _SHARES_OF_OTHERS:
             raise
-        return replace(algorithm, shrink_share=None).plan(target, facts)  # type: ignore[type-var]
+        without = dict.fromkeys(_SHARES_OF_OTHERS[refusal.code])
+        return replace(algorithm, **without).plan(target, facts)  # type: ignore[type-var]
 
 
 def _add_evaluation(

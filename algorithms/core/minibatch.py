@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -227,6 +228,7 @@ def plan_gradient_steps(
     facts: PlanningFacts,
     method_params: object | None = None,
     before: Repeated = (),
+    between: Mapping[int, Repeated] = MappingProxyType({}),
     after: Repeated = (),
 ) -> Plan:
     """The plan of noisy gradient steps with the smallest noise that meets the target.
@@ -234,14 +236,15 @@ def plan_gradient_steps(
     Args:
         sampled, clipping, steps: As for `gradient_steps`.
         target, facts, method_params: As for `plan_fixed`.
-        before, after: Releases of the method beside the steps, whose noise is given.
+        before, between, after: Releases of the method beside the steps, whose noise is given; those between by the
+            number of steps that come before them.
 
     Raises:
         RefusedError: If no noise meets the target.
     """
 
     def beside(releases: Releases) -> Releases:
-        return lambda noise_multiplier: [*before, *releases(noise_multiplier), *after]
+        return lambda noise_multiplier: [*before, *interrupted(releases(noise_multiplier), between), *after]
 
     charged = beside(charged_steps(sampled, clipping, steps))
     return plan_fixed(
@@ -253,6 +256,25 @@ def plan_gradient_steps(
         noise_multiplier=calibrated_multiplier(charged, target, facts, sampled),
         method_params=method_params,
     )
+
+
+def interrupted(steps: Repeated, between: Mapping[int, Repeated]) -> Repeated:
+    """The releases of steps with others between them, by the number of steps before those.
+
+    Example:
+        >>> interrupted([("step", 5)], {2: [("count", 1)], 4: [("count", 1)]})
+        [('step', 2), ('count', 1), ('step', 2), ('count', 1), ('step', 1)]
+    """
+    rows, taken = [], 0
+    for release, count in steps:
+        end = taken + count
+        for place in sorted(place for place in between if taken < place <= end):
+            rows += [(release, place - taken), *between[place]]
+            taken = place
+        if taken < end:
+            rows.append((release, end - taken))
+            taken = end
+    return rows
 
 
 def divisor_of(state: DPSGDState, plan: Plan, barrier: Barrier) -> float:
@@ -295,18 +317,23 @@ class Moves(NamedTuple):
     record: float
 
 
-def moves_of(update: OptimizerConfig, plan: Plan, clipping: Clipping, divisor: float) -> Moves | None:
+def moves_of(
+    update: OptimizerConfig, plan: Plan, clippings: Sequence[Clipping], divisor: float
+) -> Moves | None:
     """How far the steps move, as long as no other gradient pulls back; arguments as of `noise_limit_factor`.
 
     None without a noise limit, by which the settings say that records are unit vectors.
+
+    clippings: of each step.
     """
     if update.noise_limit is None:
         return None
-    noise_std = plan.noise_multiplier * clipping.sensitivity / divisor
-    factor = update.factor_for(noise_std, plan.steps)
+    factors = [noise_limit_factor(update, plan, clipping, divisor) for clipping in clippings]
+    moves = [factor * move for factor, move in zip(factors, update.moves(plan.steps), strict=True)]
+    noises = [plan.noise_multiplier * clipping.sensitivity / divisor for clipping in clippings]
+    of_noise = math.fsum((move * noise) ** 2 for move, noise in zip(moves, noises, strict=True))
     # A step holds the record with the probability of the rate, and divides its gradient by the divisor.
-    of_a_record = math.fsum(update.moves(plan.steps)) * plan.sampling_rate / divisor
-    return Moves(factor * update.noise_moves(noise_std, plan.steps), factor * of_a_record)
+    return Moves(math.sqrt(of_noise), math.fsum(moves) * plan.sampling_rate / divisor)
 
 
 @dataclass(frozen=True)

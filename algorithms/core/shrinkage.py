@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 from pydantic import Field
 
 from algorithms.core.estimated_counts import estimated_counts
+from algorithms.core.falling_errors import MEAN_SQUARE, ErrorReleases, error_releases
 from algorithms.core.minibatch import DPSGDState, Moves
 from algorithms.core.optimizers import Positive
 from algorithms.core.plan import Plan, Target
@@ -53,8 +54,6 @@ _OF_TWO_CLASSES, _OF_MORE = 0.5, 1.0
 _OF_NUMBERS: Mapping[NumberKind, tuple[float, float]] = {"number": (0.2, 1.0), "count": (0.7, 0.5)}
 """The same in units of the loss on the released scale, and the loss's curvature. Counts are skewed: clipped at less,
 rates that are too low for the few large ones seem to gain."""
-_SQUARE_OF_NUMBERS = 0.44
-"""The mean square of a number's gradient where the centre is said, as it varies by the 1.5th part of its scale."""
 _MAX_SHARE_OF_COUNTS = 0.3
 """The largest share of the counts of many classes."""
 
@@ -64,18 +63,24 @@ class Shrinkage:
     """What a plan states of the releases: of the gain and, but for a number, of the counts of its classes or labels.
 
     gain_noise: multiplier of the gain. bound: of a record's gain. counts: of classes or labels. curvature: of the loss
-    by its output, about, of a number.
+    by its output, about, of a number. errors: the releases between the steps, by which its clip norm falls, if any.
     """
 
     gain_noise: Positive
     bound: Positive
     counts: ClassCounts | LabelCounts | None = None
     curvature: Positive = 1.0
+    errors: Annotated[ErrorReleases | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
     def before(self) -> list[tuple[Release, int]]:
         """What is released before the first step, each once."""
         return [] if self.counts is None else [(self.counts.release, 1)]
+
+    @property
+    def between(self) -> dict[int, list[tuple[Release, int]]]:
+        """What is released between the steps, by the number of steps before."""
+        return {} if self.errors is None else self.errors.between
 
     @property
     def after(self) -> list[tuple[Release, int]]:
@@ -236,11 +241,13 @@ class ShrunkState(DPSGDState):
     """The state of steps that a shrinkage follows.
 
     start: [d], parameters that say the released frequencies of the classes to every record, or zeros, which say a
-    number's centre. gain: [], of the training over them and beyond chance, in standard deviations of its noise. kept:
+    number's centre. clip_shares: [releases between the steps], of the clip norm after each, 1 until it is released.
+    gain: [], of the training over them and beyond chance, in standard deviations of its noise. kept:
     [], the share of the training that is kept; both NaN until the gain is released.
     """
 
     start: Tensor
+    clip_shares: Tensor
     gain: Tensor
     kept: Tensor
 
@@ -261,6 +268,27 @@ class ShrunkState(DPSGDState):
         start, intercepts = torch.zeros_like(self.start), chosen.intercepts
         start[intercepts.indices] = chosen.log_odds(counts).to(start) / intercepts.weight
         return replace(self, start=start)
+
+    def with_errors(self, plan: Plan, barrier: Barrier, records: float) -> Self:
+        """The state with the share of the clip norm by the gain so far, if it is released before the next step.
+
+        records: their number, public or released.
+        """
+        errors, count = plan.params(Shrinkage).errors, int(self.optimizer_state.count)
+        if errors is None or count not in errors.after:
+            return self
+        gain = barrier.loss_gain(
+            self.start, self.parameters, bound=errors.bound, noise=Gaussian(errors.noise)
+        )
+        shares = self.clip_shares.clone()
+        shares[errors.after.index(count)] = errors.clip_share(gain, records)
+        return replace(self, clip_shares=shares)
+
+    def clip_share_at(self, step: int, plan: Plan) -> float:
+        """The share of the clip norm in a step, of which so many came before it."""
+        errors = plan.params(Shrinkage).errors
+        released = 0 if errors is None else sum(place <= step for place in errors.after)
+        return float(self.clip_shares[released - 1]) if released else 1.0
 
     def shrunk(
         self, trained: Tensor, plan: Plan, barrier: Barrier, records: float, moves: Moves | None
@@ -283,7 +311,7 @@ class ShrunkState(DPSGDState):
     def _chance(self, shrinkage: Shrinkage, records: float, moves: Moves) -> Chance:
         """In standard deviations of the noise of the gain, which is a sum over records."""
         counts, curvature = shrinkage.counts, shrinkage.curvature
-        shape = LossShape(_SQUARE_OF_NUMBERS, curvature, curvature)
+        shape = LossShape(MEAN_SQUARE, curvature, curvature)
         if counts is not None:
             shape = counts.shape(self.start[counts.intercepts.indices] * counts.intercepts.weight)
         noise = shrinkage.gain_noise * shrinkage.bound
@@ -293,6 +321,22 @@ class ShrunkState(DPSGDState):
     def facts(self) -> dict[str, float]:
         """What a model's file states: the released gain, and the share of the training that is kept."""
         return {"gain": float(self.gain), "kept": float(self.kept)}
+
+
+def plan_errors(share: float, target: Target, facts: PlanningFacts, steps: int) -> ErrorReleases:
+    """The releases between the steps, of which each takes a share of the squared mu of the target's budget.
+
+    Raises:
+        RefusedError: Unless a number is predicted by its squared error, whose centre is released.
+    """
+    if facts.number != "number":
+        raise RefusedError(
+            "{method.error_share} lets the clip norm follow the errors of a linear model of a number whose centre is"
+            " released, and this model, or its loss, is another one; leave it out.",
+            code="no_errors_to_follow",
+        )
+    budget = min(target.budget.epsilon, MAX_EPSILON), target.budget.delta
+    return error_releases(noise_for_share(share, *budget), steps)
 
 
 def plan_shrinkage(share: float, target: Target, facts: PlanningFacts) -> Shrinkage:

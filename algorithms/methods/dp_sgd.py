@@ -6,7 +6,7 @@ And its two relatives: DP-GD, with all records in each step, and descent without
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -33,7 +33,7 @@ from algorithms.core.minibatch import (
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Share, StepCount
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
-from algorithms.core.shrinkage import ShrunkState, plan_shrinkage
+from algorithms.core.shrinkage import Shrinkage, ShrunkState, plan_errors, plan_shrinkage
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.lazy_imports import later
@@ -79,6 +79,8 @@ class DPSGD(SampledMethod):
     of a linear model: the counts of its classes or labels, first, and how much lower than theirs its losses are, last;
     or for that alone, of a number or a count whose centre is released. What is published lies between the frequencies,
     or the centre, and the trained model, the nearer to them the less that gain is beyond chance; null for none.
+    error_share: with it, of a number: of the squared mu, for each of six more releases of that gain on the way; the
+    clip norm, and the noise with it, falls as errors do. It needs "l2" clipping and Poisson samples; null for none.
 
     Example:
         >>> from algorithms import DPSGD, OptimizerConfig
@@ -93,6 +95,7 @@ class DPSGD(SampledMethod):
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
     sampling: Literal["poisson", "random_allocation"] = "poisson"
     shrink_share: Share | None = None
+    error_share: Annotated[Share | None, Field(exclude_if=lambda share: share is None)] = None
 
     def __post_init__(self) -> None:
         if self.shrink_share is not None:  # losses are those of whole vectors of parameters
@@ -109,27 +112,50 @@ class DPSGD(SampledMethod):
         planned = partial(
             plan_gradient_steps, sampled, clipping, steps=self.steps, target=target, facts=facts
         )
+        if self.error_share is not None and (
+            self.shrink_share is None or self.clipping != "l2" or self.sampling != "poisson"
+        ):
+            raise RefusedError(
+                "{method.error_share} needs a {method.shrink_share}, {method.clipping} l2 and {method.sampling}"
+                " poisson; set them, or leave it out.",
+                code="errors_need_settings",
+            )
         if self.shrink_share is None:
             return planned()
         shrinkage = plan_shrinkage(self.shrink_share, target, facts)
-        return planned(method_params=shrinkage, before=shrinkage.before, after=shrinkage.after)
+        if self.error_share is not None:
+            errors = plan_errors(self.error_share, target, facts, self.steps)
+            shrinkage = replace(shrinkage, errors=errors)
+        return planned(
+            method_params=shrinkage,
+            before=shrinkage.before,
+            between=shrinkage.between,
+            after=shrinkage.after,
+        )
 
     def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
         """The state at the model's start."""
         state = super().init(parameters, plan)
         if not plan.method_params:  # no shrinkage is planned
             return state
-        unknown = torch.tensor(math.nan)
+        errors, unknown = plan.params(Shrinkage).errors, torch.tensor(math.nan)
         return ShrunkState(
-            **vars(state), start=torch.zeros_like(parameters), gain=unknown, kept=unknown.clone()
+            **vars(state),
+            start=torch.zeros_like(parameters),
+            clip_shares=torch.ones(0 if errors is None else len(errors.after), dtype=torch.float64),
+            gain=unknown,
+            kept=unknown.clone(),
         )
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh sample, one update; with a shrinkage, what it releases first or last, too."""
-        count = int(state.optimizer_state.count)
-        clipping, divisor = self._clipping(plan.facts.layers), divisor_of(state, plan, barrier)
-        if isinstance(state, ShrunkState) and count == 0:
-            state = state.with_start(plan, barrier)
+        count, divisor = int(state.optimizer_state.count), divisor_of(state, plan, barrier)
+        records = divisor / plan.sampling_rate
+        if isinstance(state, ShrunkState):
+            state = (
+                state.with_start(plan, barrier) if count == 0 else state.with_errors(plan, barrier, records)
+            )
+        clipping = self._clipping_at(count, state, plan)
         gradient = barrier.gradient(
             state.parameters,
             sampling=self._sampling_of(plan, step=count),
@@ -141,9 +167,14 @@ class DPSGD(SampledMethod):
         moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
         after = state.after(moved, divisor)
         if isinstance(after, ShrunkState) and count + 1 == plan.steps:
-            moves, records = moves_of(self.update, plan, clipping, divisor), divisor / plan.sampling_rate
+            clippings = [self._clipping_at(step, after, plan) for step in range(plan.steps)]
+            moves = moves_of(self.update, plan, clippings, divisor)
             return after.shrunk(self.released(after), plan, barrier, records, moves)
         return after
+
+    def _clipping_at(self, step: int, state: DPSGDState, plan: Plan) -> L2 | PerLayer | Normalised:
+        share = state.clip_share_at(step, plan) if isinstance(state, ShrunkState) else 1.0
+        return self._clipping(plan.facts.layers) if share == 1.0 else L2(share * self.clip_norm)
 
     def _sampling_of(self, plan: Plan, *, step: int) -> Sampling:
         if self.sampling == "poisson":

@@ -149,23 +149,23 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("noise multiplier", _noise(plan)),
         *_correlation_rows(plan),
         *_method_rows(plan),
-        *_shrinkage_rows(settings, plan),
+        *_unspent_rows(settings, plan),
         ("epsilon", costs),
         ("delta", f"{plan.target.budget.delta:g}"),
         *_attack_rows(settings, plan),
     ]
 
 
-def _shrinkage_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
-    """That a share for shrinking buys nothing, where the model cannot be shrunk."""
-    if getattr(settings.algorithm, "shrink_share", None) is None or plan.method_params:
-        return []
-    return [
-        (
-            "shrinkage",
-            "none: this model has nothing to be shrunk towards, so algorithm.shrink_share is not spent",
-        )
-    ]
+def _unspent_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
+    """That a share buys nothing, where the model cannot be shrunk, or has no errors that the clip norm may follow."""
+    rows = []
+    if getattr(settings.algorithm, "shrink_share", None) is not None and not plan.method_params:
+        why = "this model has nothing to be shrunk towards, so algorithm.shrink_share is not spent"
+        rows.append(("shrinkage", f"none: {why}"))
+    if getattr(settings.algorithm, "error_share", None) is not None and "errors" not in plan.method_params:
+        why = "it has no errors of a number to follow, so algorithm.error_share is not spent"
+        rows.append(("clip norm", f"stays: {why}"))
+    return rows
 
 
 def _promise_rows(settings: Params) -> list[tuple[str, str]]:
@@ -261,6 +261,9 @@ def _method_rows(plan: Plan) -> list[tuple[str, str]]:
                 f" the gain on them ({shrinkage.gain_noise:.4g}), which the epsilon below counts"
             )
         rows += [("shrinkage", text)]
+        if (errors := shrinkage.errors) is not None:
+            of_each = f"{len(errors.after)} releases on the way (noise multiplier {errors.noise:.4g})"
+            rows += [("clip norm", f"falls with the errors, by {of_each}, which the epsilon below counts")]
     if isinstance(law, Mapping):
         distance = law["distance"]
         text = "unknown, as the number of records is private" if distance is None else f"{distance:.2g}"

@@ -104,8 +104,14 @@ def test_learned_features_and_a_shrinkage_end_where_the_cpu_does(
     records = MadeUp(rows, labels)
     records.features[0] = math.nan
     update = OptimizerConfig(learning_rate=1.0, momentum=0.9, noise_limit=2.0)
-    method = DPSGD(steps=3, expected_batch_size=100, shrink_share=0.1, update=update)
     intercepts, number = intercepts_of(model, 3), number_of(model)
+    method = DPSGD(
+        steps=3,
+        expected_batch_size=100,
+        shrink_share=0.1,
+        error_share=None if number is None else 0.1,
+        update=update,
+    )
     facts = PlanningFacts(300, model.parameter_count, 1, 3, intercepts=intercepts, number=number)
     before = tuple((release.event(), 1) for release in features.releases((6,)))
     plan = method.plan(Target(Budget(200.0, 1e-3), "rdp", prior_events=before), facts)
@@ -125,7 +131,7 @@ def test_learned_features_and_a_shrinkage_end_where_the_cpu_does(
 
     expected, found = run(CPU, "cpu"), run(sim, "sim")
     assert found.parameters.device.type == "sim" and float(expected.kept) > 0.0
-    for name in ("start", "gain", "kept"):
+    for name in ("start", "clip_shares", "gain", "kept"):
         torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.parameters.cpu(), expected.parameters, rtol=1e-4, atol=1e-4)
     for step in (1, 3):

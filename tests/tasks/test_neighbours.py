@@ -69,8 +69,11 @@ PEOPLE = {
 """Of whom each has two rows, or in the other data one of them six, of which three are kept."""
 NUMBER = {"classes": None, "target": {"bounds": [0, 100]}}
 """With a number in the place of each class."""
-SCALED = SHRUNK | {"features": RUN["features"] | {"mean_noise": 20.0}}
-"""The number's mean is released, too."""
+SCALED = SHRUNK | {
+    "features": RUN["features"] | {"mean_noise": 20.0},
+    "algorithm": SHRUNK["algorithm"] | {"error_share": 0.05},
+}
+"""The number's mean is released, too, and how far its errors have fallen."""
 SPACE = {"algorithm.update.learning_rate": [0.5, 2.0]}
 ODD = {
     "extreme": "1e300,Rome,a,2020-01-01,30,p,no",

@@ -309,7 +309,7 @@ def test_a_share_for_shrinking_stays_unspent_where_another_model_is_chosen(
     """`init` sets it, and whoever changes the model alone need not know of it."""
     declared(root, name, constant_share=0.1)
     place, asked = Workspace(root, root / "home"), document(root, name, "dp_sgd", **change)
-    asked["algorithm"] |= {"steps": 3, "shrink_share": 0.05}
+    asked["algorithm"] |= {"steps": 3, "shrink_share": 0.05, "error_share": 0.05}
     place.write(asked)
     finish(place)
     assert facts_of(root / "artifacts/model.safetensors").shrinkage is None
@@ -317,7 +317,30 @@ def test_a_share_for_shrinking_stays_unspent_where_another_model_is_chosen(
     assert set(kinds) == {"gradient"}
     settings = params.load(root / "params.yaml", reads=("data", *calibrate.READS))
     rows = dict(_plan_rows(settings, calibrate.plan_for(settings, place.info)))
-    assert "is not spent" in rows["shrinkage"]
+    assert "is not spent" in rows["shrinkage"] and "is not spent" in rows["clip norm"]
+
+
+@pytest.mark.parametrize(("name", "follows"), [("price", True), ("two", False)])
+def test_the_clip_norm_follows_errors_where_a_number_is_predicted(
+    root: Path, name: str, follows: bool
+) -> None:
+    """A share for it stays unspent where classes are, and both verifiers find its releases on the card."""
+    declared(root, name, constant_share=0.1)
+    learned = HISTOGRAMS if name == "price" else {}
+    place, asked = Workspace(root, root / "home"), document(root, name, "dp_sgd", **learned)
+    asked["algorithm"] |= {"steps": 3, "shrink_share": 0.05, "error_share": 0.05}
+    place.write(asked)
+    finish(place)
+    kinds = list(pd.read_parquet(root / "artifacts/trace.parquet")["kind"])
+    steps = ["gradient", "total"] * 3 if follows else ["gradient"] * 3 + ["total"]
+    assert kinds[-len(steps) :] == steps and set(kinds[: -len(steps)]) == {"total"}
+    settings = params.load(root / "params.yaml", reads=("data", *calibrate.READS))
+    rows = dict(_plan_rows(settings, calibrate.plan_for(settings, place.info)))
+    assert ("2 releases on the way" if follows else "is not spent") in rows["clip norm"]
+    artifacts = root / "artifacts"
+    by_one_file = verify_card.verify(artifacts, key=public_key(root / "home"))
+    assert [check for check in by_one_file if check[1] is False] == []
+    assert verify(load_card(artifacts / "privacy_card.json"), artifacts, key=public_key(root / "home")).passed
 
 
 @pytest.mark.parametrize(
