@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.comparing import groups
 from tasks.comparing.work import ComparisonWork, lock_comparison, plan_group, prepare_data, run_group, work_of
+from tests.support.engines import engines_made_once
 
 PROJECT = Path(__file__).parents[2]
 
@@ -59,9 +60,9 @@ def write(root: Path, content: dict[str, Any]) -> Path:
 
 
 def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] = ()) -> ComparisonWork:
-    """Plans and runs the comparison in this process, without Prefect."""
+    """Plans and runs the comparison in this process, without Prefect; equal models are inspected once."""
     work = work_of(write(root, content), root, allow_code=allow_code)
-    with lock_comparison(work.workspace):
+    with lock_comparison(work.workspace), engines_made_once():
         prepare_data(work)
         wanted = work.unfinished_trials(renew=False)
         for group in groups(wanted):
