@@ -100,7 +100,7 @@ def written_settings(kind: type[Any], form: str = "{}") -> dict[str, str]:
     return written | {setting.name: form.format(f"{setting.name}=...") for setting in fields(kind)}
 
 
-def _types_of(kind: type[Any]) -> dict[str, Any]:
+def _types_of(kind: type[Any]) -> dict[str, object]:
     """The types of a class's fields, which may be written as text; empty if a text names what is not there."""
     try:
         return get_type_hints(kind)

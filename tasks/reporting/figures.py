@@ -130,11 +130,13 @@ def epsilon_figure(
         return figure
     if target is not None:
         axes.axhline(target, color=theme.muted, linestyle=":", label="allowed")
-    style: dict[str, Any] = {"color": theme.accent, "marker": "o", "markersize": 3, "label": "spent so far"}
-    if not is_fixed:
+    if is_fixed:
+        axes.plot(
+            curve.steps, curve.epsilon, color=theme.accent, marker="o", markersize=3, label="spent so far"
+        )
+    else:
         label = "added up so far, no bound for ending there"
-        style = {"color": theme.second, "linestyle": "--", "label": label}
-    axes.plot(curve.steps, curve.epsilon, **style)
+        axes.plot(curve.steps, curve.epsilon, color=theme.second, linestyle="--", label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     legend(axes, theme)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError
@@ -55,8 +55,8 @@ class RetrainingRecipe(StrictModel):
     """
 
     data: dict[str, JsonValue] = Field(default_factory=dict)
-    privacy: dict[str, Any] = Field(default_factory=dict)
-    features: dict[str, Any] = Field(default_factory=lambda: {"name": "none"})
+    privacy: dict[str, JsonValue] = Field(default_factory=dict)
+    features: dict[str, JsonValue] = Field(default_factory=lambda: dict[str, JsonValue](name="none"))
     algorithm: dict[str, JsonValue]
     model: dict[str, JsonValue]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from algorithms.core.plan import Plan
 from algorithms.errors import LedgerBrokenError, RefusedError
@@ -445,7 +445,8 @@ def _recipe_of(work: DeliveryWork, before: list[RetrainingState]) -> RetrainingR
     recipe = RetrainingRecipe.of(before[-1].params if before else here)
     if str(recipe.model.get("start")).startswith(f"models/{work.settings.name}/"):
         recipe.model["start"] = None
-    recipe.privacy.get("evaluation", {}).pop("compare_with", None)  # decided for each retraining
+    if isinstance(evaluation := recipe.privacy.get("evaluation"), dict):
+        evaluation.pop("compare_with", None)  # decided for each retraining
     if work.file is not None:
         write_recipe(work.file, recipe)
         work.say(
@@ -469,7 +470,7 @@ def recipe_changes(work: DeliveryWork, before: list[RetrainingState], after: str
     return "; ".join(f"{key} is {values.get(key)} and was {old.get(key)}" for key in keys)
 
 
-def _recipe_values(text: str) -> dict[str, Any]:
+def _recipe_values(text: str) -> dict[str, object]:
     """The values of a recipe by dotted key, with defaults, without what is decided for each retraining."""
     parsed = params.parse(load_yaml(text), reads=RECIPE)
     groups = {name: getattr(parsed, name) for name in ("data", "privacy", "model")}
@@ -480,7 +481,7 @@ def _recipe_values(text: str) -> dict[str, Any]:
     return {key: value for key, value in _by_dotted_key(documents) if key not in decided}
 
 
-def _by_dotted_key(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _by_dotted_key(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in document.items():
         if isinstance(value, Mapping) and value:
             yield from _by_dotted_key(value, f"{prefix}{name}.")
