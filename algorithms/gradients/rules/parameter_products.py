@@ -1,8 +1,9 @@
 """Products, sums, inverses and exponentials of matrices of parameters, whose gradients stay sums of outer products.
 
-Low-rank weights and orthogonal ones are computed so, by a parametrization or by hand. Of W = A B, the outer product
-e x^T of an error and an input leaves e (B x)^T for A and (A^T e) x^T for B. So no gradient of W is materialised and
-pulled back for each record: a few products of all records' factors with the matrices do.
+Low-rank weights and orthogonal ones are computed so, by a parametrization or by hand, also by products of reflections.
+Of W = A B, the outer product e x^T of an error and an input leaves e (B x)^T for A and (A^T e) x^T for B. So no
+gradient of W is materialised and pulled back for each record: a few products of all records' factors with the matrices
+do.
 
 For W = exp(A) the derivative is an integral of products:
 
@@ -40,6 +41,8 @@ _SUMS, _DIFFERENCES = frozenset(("add", "__add__")), frozenset(("sub", "__sub__"
 _EXPONENTIALS = frozenset(("matrix_exp", "linalg_matrix_exp"))
 _INVERSES, _SOLUTIONS = frozenset(("inverse", "linalg_inv")), frozenset(("linalg_solve",))
 
+_REFLECTIONS = frozenset(("linalg_householder_product", "orgqr"))
+
 _POINTS, _PARTS, _TERMS = 24, 12, 16
 """Points on [0, 1], equal parts of it, and terms of the exponential's series within a part."""
 
@@ -55,7 +58,8 @@ def product_form(
     name: of the operation. sources: the names of arguments that are parameters or computed from them, by identity.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if any(tensor.dtype != output.dtype for tensor in tensors) or not output.is_floating_point():
+    of_parameters = [tensor for tensor in tensors if id(tensor) in sources]
+    if any(part.dtype != output.dtype for part in of_parameters) or not output.is_floating_point():
         return None
     pull = _pull(name, [tensor.detach() for tensor in tensors], output.detach(), args, kwargs)
     if pull is None:
@@ -83,6 +87,8 @@ def _pull(name: str, tensors: list[Tensor], output: Tensor, args: Args, kwargs: 
         return lambda part: _of_multiple(part, *tensors, is_quotient=name in _OVER)
     if name in _TIMES and tensors[-1].shape == output.shape and tensors[0].numel() == 1:
         return lambda part: _of_multiple(part, *tensors[::-1])[::-1]
+    if name in _TIMES and tensors[0].shape == output.shape and dimensions == (2, 2):
+        return lambda part: _of_scaled(part, tensors[-1])
     if name in _PRODUCTS and set(dimensions) == {2}:
         return lambda part: _of_factors(part, *tensors)
     if name in _PRODUCTS and dimensions == (2, 1):
@@ -93,6 +99,8 @@ def _pull(name: str, tensors: list[Tensor], output: Tensor, args: Args, kwargs: 
         return lambda part: _of_system(part, tensors[0], output)
     if name in _INVERSES and dimensions == (2,):
         return lambda part: (_mapped(part, -output.mT, output),)
+    if name in _REFLECTIONS and dimensions == (2, 1) and tensors[1].shape == output.shape[1:]:
+        return lambda part: _of_reflections(part, *tensors)
     if name in _EXPONENTIALS and dimensions == (2,):
         return lambda part: (_of_exponent(part, *tensors),)
     return None
@@ -137,6 +145,37 @@ def _of_multiple(
         return None, None
     along = part.rows @ of_factor.flatten().to(part.rows.dtype)
     return DenseGrad(part.rows * factor), DenseGrad(along[:, None])
+
+
+def _of_scaled(part: PerExample, factors: Tensor) -> tuple[PerExample | None, None]:
+    """Those of a matrix from those of its multiple by a constant for each column, [1, columns]."""
+    if not isinstance(part, LinearGrad) or factors.shape != (1, part.inputs.shape[2]):
+        return None, None
+    return replace(part, inputs=wide(part.inputs) * factors), None
+
+
+def _of_reflections(part: PerExample, below: Tensor, taus: Tensor) -> tuple[PerExample | None, ...]:
+    """Those of the vectors and factors of W = H_1 ... H_k I, whose reflections H_i are 1 - tau_i v_i v_i^T.
+
+    below: [rows, k], whose columns have v_i below the diagonal; its entry there is 1. I: the first k unit vectors.
+    """
+    if not isinstance(part, LinearGrad):
+        return None, None
+    inputs, errors = wide(part.inputs), wide(part.grad_outputs)
+    (rows, count), dtype = below.shape, errors.dtype
+    vectors, factors = below.to(dtype).tril(-1) + torch.eye(rows, count).to(below), taus.to(dtype)
+    # An outer product e x^T leaves a_i b_i^T for H_i, where a_i = H_(i-1) ... H_1 e and b_i = H_(i+1) ... H_k I x. So
+    # a_i = e - sum_{j<i} tau_j alpha_j v_j with alpha_j = v_j . a_j, which solve triangular equations; b_i alike.
+    products = (vectors.mT @ vectors) * factors
+    one = torch.eye(count).to(products)
+    alphas = (errors @ vectors) @ torch.linalg.inv(one + products.tril(-1)).mT  # [batch, length, k]
+    betas = (inputs @ vectors[:count]) @ torch.linalg.inv(one + products.triu(1)).mT
+    # What a_i beta_i + b_i alpha_i takes of the vectors v_j, of e and of I x; [batch, j, i] and [batch, rows, i].
+    of_vectors = ((alphas * factors).mT @ betas).triu(1) + ((betas * factors).mT @ alphas).tril(-1)
+    sums = errors.mT @ betas
+    sums.sub_(vectors @ of_vectors)[:, :count].add_(inputs.mT @ alphas)
+    of_below = sums.mul_(-factors).tril_(-1)
+    return DenseGrad(of_below.flatten(start_dim=1)), DenseGrad(-(alphas * betas).sum(dim=1))
 
 
 def _of_system(part: PerExample, matrix: Tensor, solution: Tensor) -> tuple[PerExample | None, ...]:

@@ -88,13 +88,20 @@ FORMS = {
     "spectral norm of kernels": spectral(lambda: nn.Conv1d(3, 5, 3), (3, 6)),
     "a multiple": through(lambda a, b: b * a, SQUARE, ()),
     "a multiple by the first": through(lambda a, b: a.reshape(1, 1) * b, (), SQUARE),
+    "reflections": through(lambda a, b: torch.linalg.householder_product(a, b) * 2.0, (15, WIDTH), (WIDTH,)),
+    "reflections, all columns scaled": through(
+        lambda a, b: torch.orgqr(a, b) * torch.arange(WIDTH)[None], (15, WIDTH), (WIDTH,)
+    ),
     "a quotient": through(lambda a, b: a / (b + 2.0), SQUARE, (1,)),
     "a multiple, of another shape": through(lambda a, b: (a * b).view(3, WIDTH), (6, 6), ()),
     "a transpose, of another shape": through(lambda a: a.T.reshape(3, WIDTH), (6, 6)),
 }
 THROUGH_A_GRAPH = {
-    "orthogonal, tall, exponential": orthogonal(7, "matrix_exp"),
-    "orthogonal, tall, Householder": orthogonal(7, "householder"),
+    "orthogonal, wide, exponential": orthogonal(7, "matrix_exp"),
+    "orthogonal, wide, Householder": orthogonal(7, "householder"),
+    "orthogonal, tall, Householder": orthogonal(17, "householder"),
+    "orthogonal, square, Householder": orthogonal(WIDTH, "householder"),
+    "orthogonal, Householder, a sequence": Spec(orthogonal(17, "householder").make, (3, WIDTH)),
     "by its length": through(lambda a: a / a.norm(), SQUARE),
     "a number over a matrix": through(lambda a, b: a / (3.0 + b.abs()), (1, 1), SQUARE),
     "a sum that is stretched": through(lambda a, b: a + b, SQUARE, (WIDTH,)),
