@@ -655,7 +655,7 @@ MEASURED = {
 """Operators of a pass, operations and bytes of a record, and milliseconds that a pass and a record took one core."""
 
 
-@pytest.mark.parametrize("expected", [8.0, 16.0])
+@pytest.mark.parametrize("expected", [8.0, 16.0, 32.0, 64.0])
 @pytest.mark.parametrize("name", MEASURED)
 def test_sums_take_little_longer_than_with_the_best_sizes(
     name: str, expected: float, monkeypatch: pytest.MonkeyPatch
@@ -675,7 +675,7 @@ def test_sums_take_little_longer_than_with_the_best_sizes(
     cost = replace(engine.inspection.cost, each=bytes_each)
     engine.inspection = replace(engine.inspection, kernels=kernels, operations=operations, cost=cost)
     engine.physical_batch = engine._cheapest_size(192, expected, cpu)
-    engine._find_smaller_sizes(expected, cpu)
+    engine._find_smaller_sizes(192, expected, cpu)
 
     def milliseconds(size: int, smaller: tuple[int, ...]) -> float:
         counts = PassCounts.of(size, expected)
