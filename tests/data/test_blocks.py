@@ -128,7 +128,7 @@ def test_a_row_that_moves_between_blocks_while_they_are_read_is_in_one_of_them(
     )
 
 
-def test_a_card_whose_blocks_are_of_a_query_says_in_the_check_that_its_column_must_not_change(
+def test_check_of_blocks_by_query_says_that_the_column_must_not_change(
     folder_card: Document, query_card: tuple[Document, str], store: Store, tmp_path: Path
 ) -> None:
     for document, said in ((query_card[0], "column 'week' of a query"), (folder_card, "")):
@@ -355,9 +355,10 @@ def test_the_rows_of_a_query_have_a_digest_in_any_order(
     assert found["other"] == found[WEEKS[0]] != found[WEEKS[1]]
 
 
-def test_small_blocks_of_few_kinds_share_a_digest_only_where_all_their_rows_are_the_same(
+def test_small_blocks_share_a_digest_only_with_the_same_rows(
     folder_card: Document, card_of: CardOf, tmp_path: Path
 ) -> None:
+    """Their rows are of few kinds."""
     card, draw, same = card_of(folder_card), random.Random(2), 0
     for _ in range(50):
         one, other = (

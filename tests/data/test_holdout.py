@@ -95,7 +95,7 @@ def with_test_files(document: Document, *tests: str) -> Document:
     return {**without_split, "public": False, "files": sets[0], "alternatives": sets[1:]}
 
 
-def test_which_of_a_private_card_s_files_are_there_does_not_decide_what_is_held_out(
+def test_held_out_records_do_not_depend_on_which_private_files_exist(
     table: Document, card_of: CardOf
 ) -> None:
     same, other = "a" * 64, "b" * 64

@@ -153,9 +153,7 @@ def test_a_whole_number_names_one_person_however_a_file_spells_it(card: CardOf, 
     assert people(train | test) == dict.fromkeys(range(20), 1)
 
 
-def test_which_rows_of_a_person_are_used_does_not_depend_on_how_a_file_spells_whole_numbers(
-    card: CardOf, tmp_path: Path
-) -> None:
+def test_rows_of_a_person_do_not_depend_on_the_spelling_of_numbers(card: CardOf, tmp_path: Path) -> None:
     """A missing value in one row makes whole numbers real ones in all."""
     found = []
     for end in ("", ".0"):

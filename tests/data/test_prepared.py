@@ -54,9 +54,7 @@ def test_what_is_prepared_is_for_its_owner_alone(info: DatasetInfo, tmp_path: Pa
     assert (tmp_path / "p/train_features.npy").is_file() and open_to_others(tmp_path / "p") == []
 
 
-def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
-    info: DatasetInfo, tmp_path: Path
-) -> None:
+def test_digest_of_contents_is_of_training_records_alone(info: DatasetInfo, tmp_path: Path) -> None:
     def digest(chunks: list[RecordChunk], **changes: Any) -> str:
         described = replace(info, **changes)
         prepared.write(tmp_path / "p", chunks, described, salt=os.urandom(32), at_most=None)

@@ -186,7 +186,7 @@ def test_an_image_is_decoded_without_copies_of_its_pixels() -> None:
         (errno.ESTALE, False),
     ],
 )
-def test_a_file_that_cannot_be_opened_is_a_stand_in_only_if_that_is_its_own(
+def test_a_file_that_cannot_be_opened_is_a_stand_in_by_itself_alone(
     folder: list[Path], monkeypatch: pytest.MonkeyPatch, number: int, is_stand_in: bool
 ) -> None:
     is_there, opens = folder[7].parent, Path.open
@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_opened_is_a_stand_in_only_if_that_is_its_own(
         assert "07" not in str(refused.value) and refused.value.__suppress_context__
 
 
-def test_a_path_that_cannot_be_followed_is_a_stand_in_only_if_that_is_its_own(
+def test_a_path_that_cannot_be_followed_is_a_stand_in_by_itself_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert images._below(tmp_path, b"a\0b") is images._below(tmp_path, b"\xff") is None

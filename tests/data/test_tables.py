@@ -200,9 +200,7 @@ def test_an_encoding_in_which_a_separator_may_be_part_of_a_character_is_refused(
     assert [error["loc"][-1] for error in refusal.value.errors()] == ["encoding"]
 
 
-def test_how_a_text_is_written_is_part_of_the_rule_for_held_out_records_where_it_is_unusual(
-    table: Document, card_of: CardOf
-) -> None:
+def test_holdout_rule_includes_an_unusual_spelling_of_texts(table: Document, card_of: CardOf) -> None:
     """Another encoding moves records that it reads in another way; cards without one keep their rule."""
     table["split"] = {"salt": "s", "test_fraction": 0.2}
     plain = rule_of(card_of(table))

@@ -109,7 +109,7 @@ def test_what_a_person_writes_during_a_run_stays(root: Path, fault: Exception | 
 
 
 @pytest.mark.parametrize(("fault", "keeps"), [(None, False), (StageRefusedError("no."), True)])
-def test_a_line_that_a_person_writes_during_a_run_stays_without_the_overrides_of_the_run(
+def test_a_line_written_during_a_run_stays_without_the_runs_overrides(
     root: Path, fault: Exception | None, keeps: bool
 ) -> None:
     path = root / "params.yaml"

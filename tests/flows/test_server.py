@@ -125,7 +125,7 @@ def test_the_text_for_a_url_is_json_whatever_the_message_holds() -> None:
     assert _sent("Refused", message, url=None) == said.removesuffix(" http://127.0.0.1/runs")
 
 
-def test_the_text_about_a_late_run_says_what_to_do_as_its_state_has_no_message() -> None:
+def test_text_about_a_late_run_without_message_says_what_to_do() -> None:
     assert "resume the work pool or the deployment if it is paused" in _sent("Late", None)
     assert "Failed: it has no message." in _sent("Failed", None)
 

@@ -224,11 +224,12 @@ def test_the_librarys_validation_refuses_a_result_of_no_data_set(
         card.validate()
 
 
-def test_without_the_library_a_card_has_no_metadata_and_the_warning_says_how_to_get_it(
+def test_card_without_the_library_has_no_metadata_and_a_warning(
     private: PrivacyCard,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The warning says how to get the library."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with caplog.at_level(logging.WARNING, "tasks.model_card"):
         text = model_card(private, model_of(), PUBLIC)

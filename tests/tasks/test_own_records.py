@@ -418,7 +418,7 @@ def make(settings):
 """
 
 
-def test_an_encoder_of_ones_own_that_mixes_records_is_refused_and_an_edited_one_is_prepared_again(
+def test_own_encoder_is_refused_if_it_mixes_records_and_prepared_again_if_edited(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "norms"

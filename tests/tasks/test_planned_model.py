@@ -97,7 +97,7 @@ def test_a_model_that_is_changed_is_built(change: dict[str, Any]) -> None:
     assert outline_for(settings_of(name="softmax", **change), info) is None
 
 
-def test_the_loss_of_a_start_at_zero_is_that_of_pytorch_for_any_number_of_classes() -> None:
+def test_loss_at_zero_is_that_of_pytorch_for_any_number_of_classes() -> None:
     for classes in range(2, 1001):
         outline = outline_of("softmax", input_shape=(2,), classes=classes, predicts="class")
         zeros = torch.zeros(classes, classes, dtype=torch.float64)

@@ -176,7 +176,8 @@ def test_words_of_the_data_card_stay_words(page: str) -> None:
     assert "<drawn>" not in page
 
 
-def test_the_page_of_a_run_with_diagnostics_says_so_and_what_the_model_is_made_of(tmp_path: Path) -> None:
+def test_page_of_a_run_with_diagnostics_says_so(tmp_path: Path) -> None:
+    """And what the model is made of."""
     folders = write_run(tmp_path)
     path = folders.artifacts / "receipt.json"
     write_json(path, read_json(path) | {"diagnostics": True})

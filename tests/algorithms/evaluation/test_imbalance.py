@@ -6,7 +6,7 @@ from algorithms.evaluation.imbalance import cheapest_threshold
 from comparisons import private_evaluation as populations
 
 
-def test_the_cost_at_a_threshold_that_is_chosen_on_the_same_people_is_hardly_too_small():
+def test_cost_at_a_threshold_chosen_on_the_same_people_is_hardly_too_small():
     population = populations.two_classes(0.24, (-3.2, 0.3), (2.0, 1.5))
     draw = np.random.default_rng(62)
     chances, real, hits = population.scores[:, 1], population.labels, []

@@ -574,9 +574,10 @@ class RarelyOther(nn.Module):
 
 
 @pytest.mark.parametrize(("power", "sizes"), [(1.0001, ()), (2, (12, 16, 24))])
-def test_a_size_that_leaves_numbers_at_the_end_is_not_taken_even_if_made_up_records_agree(
+def test_a_size_that_leaves_numbers_at_the_end_is_not_taken(
     power: float, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Even if made-up records agree in it."""
     monkeypatch.setattr(batch_invariance, "_is_same", lambda *_: True)
     engine = problem(Spec(lambda: RarelyOther(power), (6,)), torch.float32).engine(expected_batch=16.0)
     assert (engine.physical_batch, engine.smaller_sizes) == (32, sizes)

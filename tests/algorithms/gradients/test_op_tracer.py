@@ -98,7 +98,7 @@ def written_in_parts(x: Tensor) -> Tensor:
     return found
 
 
-def test_a_question_about_what_was_written_into_a_part_of_a_tensor_has_a_public_answer() -> None:
+def test_a_branch_on_a_part_written_into_a_tensor_is_pinned() -> None:
     def wiring(self: Wired, x: Tensor) -> Tensor:
         return self.layer(x) * (2.0 if written_in_parts(x).any() else 1.0)
 

@@ -171,7 +171,7 @@ def test_one_step_of_the_printed_update_by_hand() -> None:
     assert state.deviation.square().tolist() == pytest.approx([0.9 + 0.1 * 1.5, 0.9 + 0.1 * 0.01], rel=1e-5)
 
 
-def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noise_on_the_sum() -> None:
+def test_printed_update_takes_noise_of_each_user_for_that_of_the_sum() -> None:
     golden = json.loads((Path(__file__).parents[1] / "privacy/accounting/golden.json").read_text())[
         "adaclip_z"
     ]

@@ -235,7 +235,8 @@ def test_importance_samples_pay_with_gradients_for_all_records(finished: Compari
     assert rows["accuracy"].to_dict() == expected
 
 
-def test_the_best_rate_is_by_the_mean_over_seeds_of_which_one_alone_kept_a_trace(tmp_path: Path) -> None:
+def test_best_rate_is_by_the_mean_over_seeds(tmp_path: Path) -> None:
+    """One seed alone kept a trace."""
     (tmp_path / "cells").mkdir()
     found = {0.5: (0.9, 0.5), 1.0: (0.8, 0.7)}
     for eta, seed in product(found, (0, 1)):

@@ -122,7 +122,7 @@ def cell_of(**changes: Any) -> Trial:
     return replace(cell, **changes)
 
 
-def test_a_cell_s_digest_is_what_it_was_and_changes_with_the_model_s_settings_and_files() -> None:
+def test_digest_of_a_cell_changes_only_with_the_models_settings_and_files() -> None:
     digests = {
         cell_of().digest,
         cell_of(model_settings={"settings": HIDDEN}).digest,

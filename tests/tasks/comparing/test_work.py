@@ -197,7 +197,7 @@ def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Comp
     assert other.unfinished_trials(renew=True) == list(finished.trials)
 
 
-def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_run(
+def test_memory_in_the_file_limits_a_run_and_makes_no_other_run(
     finished: ComparisonWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"memory_mb": 3, "physical_batch": 50}

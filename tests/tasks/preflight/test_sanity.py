@@ -258,7 +258,7 @@ def test_a_run_that_a_filter_refuses_is_told_what_it_would_take_of_the_cap(visit
     assert "1.501" in str(refusal.value.fields["spent"])  # not 1.5, which the cap would allow
 
 
-def test_a_run_beyond_the_cap_is_told_what_is_left_and_who_has_reserved_the_rest(visits: Visits) -> None:
+def test_warning_beyond_the_cap_says_what_is_left_and_who_reserved(visits: Visits) -> None:
     """Spent 0, reserved 0.75 by a run that was stopped, of a cap of 1.5; asked is 1."""
     visits.prepare(re.sub("cap: .*", "cap: {epsilon: 1.5, delta: 1e-4}", CARD))
     visits.place.set("data", dataset="visits")

@@ -253,7 +253,7 @@ def test_a_retraining_without_a_model_has_a_cost_and_no_accuracy() -> None:
     assert points == [[[1.0, 0.5], [3.0, 0.52]], [[9.0, 0.9]]]
 
 
-def test_what_is_explained_of_the_variance_is_in_percent_as_on_the_page_of_a_run() -> None:
+def test_explained_variance_is_in_percent_as_on_a_runs_page() -> None:
     past = History(nothing().blocks, some_retrainings(4), metric="r2")
     draw, words = drawings(past)["retrainings"]
     assert words.startswith("Held-out r2 of 4 models over 4 periods, from 50.0% to 90.0%")
@@ -367,7 +367,7 @@ def test_pictures_are_the_same_bytes_again() -> None:
     assert first == second
 
 
-def test_a_cost_so_far_that_no_theorem_makes_the_cost_of_a_stop_is_drawn_as_one() -> None:
+def test_a_cost_so_far_that_is_no_bound_is_drawn_apart() -> None:
     curve = CostsByStep([1, 2], [0.2, 0.3])
     fixed, chosen = (
         epsilon_figure(curve, target=1.0, theme=LIGHT, is_fixed=is_fixed).axes[0]

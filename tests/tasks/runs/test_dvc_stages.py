@@ -88,7 +88,7 @@ def test_dvc_is_not_asked_about_a_checkout_in_which_no_stage_has_ended(
     assert not up_to_date(tmp_path, say=print) and not started
 
 
-def test_a_stage_looks_for_garbage_in_its_own_work_only_and_as_often_as_python_does() -> None:
+def test_a_stage_collects_garbage_of_its_own_work_as_often_as_python() -> None:
     """Not among the objects that imports made, of which none goes."""
     seen = list[tuple[int, int]]()
     gc.unfreeze()

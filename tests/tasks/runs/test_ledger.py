@@ -115,9 +115,10 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     register(own, info, home=workspace.home, prepared=tmp_path)
 
 
-def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_charged_keeps_them(
+def test_people_belong_to_the_first_ledger_charged_and_not_by_refused_runs(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A refused run leaves them to any ledger."""
     workspace.declare(is_public=False, population="people", cap_epsilon=1.0, cap_delta=1e-4)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     with monkeypatch.context() as patch, pytest.raises(BudgetRefusedError):

@@ -119,9 +119,10 @@ def test_a_run_that_was_never_charged_begins_under_other_software(
     assert workspace.receipt["software"]["version"] == "9.9"
 
 
-def test_a_run_that_was_killed_between_its_settlement_and_its_result_is_not_repeated_by_other_software(
+def test_a_run_killed_after_settlement_is_not_repeated_by_other_software(
     workspace: Workspace, upgrade: Callable[[Software], None]
 ) -> None:
+    """It is killed before its result is kept."""
     with killed_in(store.RunAttempt, "finish"):
         workspace.train()
     upgrade(MENDED)

@@ -119,7 +119,7 @@ def test_a_finished_run_is_handed_out_for_nothing_again_and_again(
     assert ask(tmp_path) == (f"{DIGEST}-2", False)
 
 
-def test_a_result_that_nobody_has_in_hand_yet_is_handed_out_to_who_would_spend_again(
+def test_unused_result_is_reused_even_where_spending_again_is_agreed_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is killed between the result and its copy is started again by the same command."""
@@ -221,7 +221,7 @@ def test_the_result_of_a_run_on_public_records_is_not_kept(tmp_path: Path) -> No
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_nothing(tmp_path: Path) -> None:
+def test_second_caller_waits_for_a_running_run_and_gets_its_result_free(tmp_path: Path) -> None:
     finish, said, had = store.RunAttempt.finish, threading.Event(), list[tuple[str, bool]]()
 
     class Told(logging.Handler):
@@ -357,7 +357,7 @@ def test_another_record_asks_for_another_run(visits: Visits) -> None:
     assert visits.digest() != first
 
 
-def test_another_unit_asks_for_no_other_run_and_its_result_is_not_handed_out_under_it(visits: Visits) -> None:
+def test_another_unit_has_the_same_run_whose_result_is_not_reused(visits: Visits) -> None:
     first, digest = visits.train(), visits.digest()
     visits.finish()
     visits.prepare(CARD.replace("unit: ", "unit: a part of "))

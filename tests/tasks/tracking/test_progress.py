@@ -49,9 +49,10 @@ def test_elsewhere_there_is_a_line_every_few_seconds_and_one_at_the_end(
     ]
 
 
-def test_a_run_that_was_resumed_counts_its_rate_from_there_and_its_first_step_promises_nothing(
+def test_a_resumed_run_counts_its_rate_from_where_it_resumed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And its first step promises nothing."""
     now = iter([0.0, 10.0, 20.0])
     # In place of the module, which other threads ask for the time, too.
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))

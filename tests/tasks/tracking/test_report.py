@@ -145,7 +145,7 @@ def test_without_a_past_the_report_says_so(run: FinishedRun) -> None:
     assert len(table(told["accuracy"][1])) == 1
 
 
-def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is_not(
+def test_report_on_adaptive_releases_says_what_epsilon_so_far_is_not(
     run: FinishedRun,
 ) -> None:
     assert SO_FAR not in sections(run, EMPTY)["epsilon"][1]

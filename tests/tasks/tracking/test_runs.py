@@ -251,7 +251,7 @@ def test_file_that_a_full_disk_cut_off_is_not_whole(logged: Logged, tmp_path: Pa
         assert not is_whole(cut)
 
 
-def test_file_of_a_run_is_not_whole_at_the_end_of_a_block_within_a_record(tmp_path: Path) -> None:
+def test_file_that_ends_with_a_block_within_a_record_is_not_whole(tmp_path: Path) -> None:
     """W&B's client writes blocks of 32 KiB, so that a longer record is seen so while it is written."""
     records: Any = wandb_internal_pb2  # whose names its module makes as it is imported
     table = records.Record(output_raw={"line": "0" * 40_000}).SerializeToString()

@@ -541,7 +541,7 @@ def test_no_transform_is_longer_than_a_few_million_points(
     assert 0 < max(points) <= 2**21
 
 
-def test_a_rare_jump_in_a_sum_that_hardly_moves_needs_no_window_of_millions_of_points() -> None:
+def test_a_rare_jump_in_a_sum_needs_no_window_of_millions() -> None:
     """With bounds at the scale of a normal law alone it has 4 million, and a billion for 140,000 steps."""
     composed = GridComposition([(SampledPLD(GaussianPLD(2.1321), 2.84e-7), 20_000)], 6.5e-5, 5e-5)
     assert 0 < composed.epsilon(5e-5) < 0.08
@@ -767,7 +767,7 @@ def test_hundreds_of_kinds_of_samples_are_put_on_grids_in_few_families(adjacency
     adjacency=st.sampled_from([ADD_OR_REMOVE_ONE, REPLACE_ONE]),
 )
 @settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
-def test_many_kinds_that_are_nearly_alike_cost_between_as_many_of_the_first_and_of_the_last(
+def test_cost_of_similar_kinds_lies_between_that_of_first_and_last(
     log_rate: float, log_multiplier: float, log_count: float, log_delta: float, adjacency: Any
 ) -> None:
     """A rate less and noise more never cost more; a single kind is of no family."""

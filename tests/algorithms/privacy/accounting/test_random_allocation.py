@@ -129,7 +129,7 @@ def test_a_pass_costs_what_an_inverse_laplace_transform_says(
         (0.9, 100, 40, 4.427380, 4.427990),
     ],
 )
-def test_passes_cost_no_less_than_cells_of_their_ratio_tell_and_hardly_more_than_their_ends(
+def test_cost_of_passes_lies_between_cells_and_ends_of_their_ratio(
     noise: float, parts: int, count: int, lower: float, upper: float
 ) -> None:
     """At delta 1e-5, made like the exact values: of what is left when a cell's outputs are one, and of its two ends."""

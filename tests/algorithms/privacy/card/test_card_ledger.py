@@ -129,9 +129,7 @@ def test_all_records_of_a_person_count_where_a_population_was_declared_with_seve
         check_charged(of(document), ledger)
 
 
-def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_run_is_signed_with_the_key_it_was_reserved_with(ledger: Ledger, tmp_path: Path) -> None:
     card = charge(ledger, record(write_run(tmp_path / "run")))
     check_charged(card, ledger)
     for other in (card.sign(None), card.sign(OTHER)):

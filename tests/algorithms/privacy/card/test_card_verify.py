@@ -426,7 +426,7 @@ def test_a_filter_at_delta_0_bounds_nothing(built: PrivacyCard, filter_: Documen
     assert {"guarantee", "epsilon by RDP"} <= failed(card_of(document))
 
 
-def test_a_run_of_more_than_a_thousand_kinds_of_samples_under_a_filter_has_a_card_that_holds(
+def test_card_of_a_filtered_run_with_a_thousand_kinds_of_samples_verifies(
     tmp_path: Path,
 ) -> None:
     """As one with importance sampling, whose rate is another in each epoch."""

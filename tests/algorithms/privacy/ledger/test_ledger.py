@@ -223,7 +223,7 @@ def _chain(length: int) -> list[Entry]:
     return entries
 
 
-def test_a_forged_row_with_a_hash_of_its_own_or_a_number_that_skips_some_breaks_the_chain() -> None:
+def test_a_forged_row_breaks_the_chain_by_its_hash_or_its_number() -> None:
     chain = _chain(3)
     assert list(follow(chain, name="x")) == chain
     chain[1] = _sealed(99.0, chain[0].head)

@@ -130,7 +130,7 @@ def test_a_run_is_settled_at_the_price_of_what_happened_and_never_above_its_rese
     assert ledger.verify(prices=True).priced == 4
 
 
-def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them(tmp_path: Path) -> None:
+def test_a_person_in_all_blocks_of_a_run_is_priced_for_each(tmp_path: Path) -> None:
     """Two of three records move a sum by twice the bound: four times the rho, which two blocks share."""
     ledger = declared(tmp_path, *"xyz", blocks_per_person=3, cap=CAP, composition=ZCDP)
     _reserve(ledger, "a", GAUSSIAN, blocks=tuple("xy"))
@@ -289,7 +289,7 @@ def test_a_delta_of_0_covers_no_gaussian_noise(others: list[tuple[dp.DpEvent, in
         ledger.verify(prices=True)
 
 
-def test_what_a_filter_reserves_and_what_it_let_through_are_covered_by_the_budget_of_the_filter(
+def test_budget_of_a_filter_covers_its_reservation_and_what_it_let_through(
     tmp_path: Path,
 ) -> None:
     """At orders and rhos between those of the accountants, whose conversion states more."""

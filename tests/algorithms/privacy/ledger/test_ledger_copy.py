@@ -92,7 +92,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
     assert len(Ledger.open(f"sqlite:///{tmp_path}/second.sqlite").history()) == 11
 
 
-def test_an_open_ledger_is_verified_from_its_last_known_row_and_in_full_when_it_is_opened(
+def test_ledger_is_verified_in_full_when_opened_and_from_its_last_row_later(
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"

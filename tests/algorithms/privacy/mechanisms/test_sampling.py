@@ -177,7 +177,7 @@ def test_a_sample_of_fixed_size_is_charged_as_such(clipping: Any, noise: Any) ->
             privacy_filter.charge(event)
 
 
-def test_a_step_on_a_sample_is_repeated_bit_for_bit_when_a_run_is_taken_up() -> None:
+def test_a_step_on_a_sample_is_repeated_bit_for_bit_on_resume() -> None:
     sampling, trace = WithoutReplacement(20, 40), Trace()
     asked = barrier(made_up(40), trace=trace)
     point = small_model().initial_parameters()
@@ -270,7 +270,7 @@ def test_an_empty_sample_is_answered_with_noise() -> None:
     assert set(chosen) == {0, 1, 2}
 
 
-def test_a_selection_on_a_sample_is_repeated_bit_for_bit_when_a_run_is_taken_up() -> None:
+def test_a_selection_on_a_sample_is_repeated_bit_for_bit_on_resume() -> None:
     trace, model = Trace(), small_model()
     asked = barrier(made_up(40), trace=trace)
     points = torch.randn(30, model.parameter_count, generator=torch.Generator().manual_seed(0))
