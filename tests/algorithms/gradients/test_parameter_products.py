@@ -93,6 +93,8 @@ FORMS = {
         lambda a, b: torch.orgqr(a, b) * torch.arange(WIDTH)[None], (15, WIDTH), (WIDTH,)
     ),
     "a quotient": through(lambda a, b: a / (b + 2.0), SQUARE, (1,)),
+    "an image of a vector": through(lambda a, b: (a @ b).view(3, WIDTH), (3 * WIDTH, 4), (4,)),
+    "a quotient by a product of vectors": through(lambda a, b, c: a / (b @ c + 2.0), SQUARE, (5,), (5,)),
     "a multiple, of another shape": through(lambda a, b: (a * b).view(3, WIDTH), (6, 6), ()),
     "a transpose, of another shape": through(lambda a: a.T.reshape(3, WIDTH), (6, 6)),
 }
