@@ -86,7 +86,12 @@ def sources(
             "AI Act, Regulation (EU) 2024/1689, Annex IV: technical documentation",
             "13 June 2024",
             "Shortened from the wording of points 1 to 9, each of which is here.",
-            (*_ai_act_system(card, deployed), *_ai_act_development(card, metrics), *_ai_act_use(metrics)),
+            (
+                *_ai_act_system(card, deployed),
+                *_ai_act_development(card),
+                *_ai_act_validation(metrics),
+                *_ai_act_use(metrics),
+            ),
         ),
     )
 
@@ -331,7 +336,8 @@ def _ai_act_system(card: PrivacyCard, deployed: Deployment | None) -> tuple[Line
     )
 
 
-def _ai_act_development(card: PrivacyCard, metrics: Metrics | None) -> tuple[Line, ...]:
+def _ai_act_development(card: PrivacyCard) -> tuple[Line, ...]:
+    """Points 2(a) to 2(d) of Annex IV."""
     setting, mechanism, ran = card.setting, card.mechanism, card.implementation
     records = "private, and not on the card" if setting.records is None else f"{setting.records:,}"
     model = f"{mechanism.model.name}, {mechanism.model.parameters:,} parameters, trained by {mechanism.algorithm}."
@@ -369,6 +375,12 @@ def _ai_act_development(card: PrivacyCard, metrics: Metrics | None) -> tuple[Lin
         _unanswered(
             "2(d) How were the data obtained and selected, labelled and cleaned?", "before the data card"
         ),
+    )
+
+
+def _ai_act_validation(metrics: Metrics | None) -> tuple[Line, ...]:
+    """Points 2(e) to 2(h) of Annex IV."""
+    return (
         _unanswered(
             "2(e) Which human oversight is needed, and what helps to interpret outputs?", "not known to a run"
         ),

@@ -140,6 +140,7 @@ def test_a_run_that_crashed_between_the_releases_ends_as_if_it_had_not(tmp_path:
         with pytest.raises(bench.StoppedError):
             bench.trained(FOLLOWING, plan, model, folder, records=lambda: held, stop_after=stop)
         state = bench.trained(FOLLOWING, plan, model, folder, records=lambda: held).state
+        assert isinstance(state, ShrunkState) and isinstance(whole, ShrunkState)
         assert torch.equal(state.clip_shares, whole.clip_shares)
         assert torch.equal(FOLLOWING.released(state), FOLLOWING.released(whole))
 
