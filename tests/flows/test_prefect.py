@@ -419,12 +419,12 @@ def test_runs_without_a_sign_of_life_are_ended_and_a_retraining_is_begun_again(
     assert before_long(lambda: silent.waits_no_longer(server))
     assert before_long(lambda: _state(server, pending)["type"] == "CRASHED")
     assert "no sign of life" in _state(server, pending)["message"]
+    _tell_again(server, pending, "Stuck")  # within the minute in which it counts once
     assert before_long(lambda: _state(server, silent.dead)["type"] == "CRASHED")
     assert before_long(lambda: _state(server, silent.cancelled)["type"] == "CANCELLED")
     assert _state(server, silent.dead)["name"] == "Stuck"
     assert _state(server, silent.waiting)["name"] == "WaitedTooLong"
     assert [_state(server, run)["type"] for run in (silent.ended, silent.other)] == ["RUNNING", "RUNNING"]
-    _tell_again(server, pending, "Stuck")
     again = body["parameters"] | {"accept_recipe": False}  # the schedule's own runs have other parameters
     scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = _filter(

@@ -141,7 +141,7 @@ def single_and_derived() -> list[tuple[Problem, Engine]]:
     """A model that is taken record by record, and one with a weight that is computed; not to be changed."""
     specs = (
         Spec(lambda: Wired(by_sign, layer=nn.Linear(4, 2)), (4,)),
-        OF_PARAMETERS["merged low-rank adaptation"],
+        OF_PARAMETERS["weight in several forms"],
     )
     return [(made, made.engine(physical_batch=4, limits=BRIEF)) for made in map(problem, specs)]
 
