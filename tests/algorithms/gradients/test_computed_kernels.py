@@ -116,3 +116,11 @@ def test_sum_to_a_shape_is_that_of_formed_gradients(shape: tuple[int, ...]) -> N
     gradient = FactoredGrad(values, factor, torch.Size((2, 3, 4)))
     expected = [each.view(2, 3, 4).sum_to_size(shape).flatten() for each in gradient.rows]
     torch.testing.assert_close(gradient.summed_to(torch.Size(shape)), torch.stack(expected))
+
+
+def test_chosen_records_keep_their_gradients_also_in_64_bits() -> None:
+    values, factor = torch.randn(5, 2, 1, 4) * 1e30, torch.randn(2, 3, 4) * 1e20
+    gradient = FactoredGrad(values, factor, torch.Size((2, 3, 4)))
+    rows = (values.double() * factor.double()).flatten(start_dim=1)
+    assert torch.equal(gradient.double().take(torch.tensor([3, 0])).rows, rows[[3, 0]])
+    assert torch.equal(gradient.take(slice(1, 3)).double().rows, rows[1:3])
