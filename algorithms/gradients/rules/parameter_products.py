@@ -87,7 +87,8 @@ def _pull(name: str, tensors: list[Tensor], output: Tensor, args: Args, kwargs: 
         return lambda part: _of_multiple(part, *tensors, is_quotient=name in _OVER)
     if name in _TIMES and tensors[-1].shape == output.shape and tensors[0].numel() == 1:
         return lambda part: _of_multiple(part, *tensors[::-1])[::-1]
-    if name in _TIMES and tensors[0].shape == output.shape and dimensions == (2, 2):
+    is_scaled = dimensions == (2, 2) and tensors[0].shape == output.shape and len(tensors[1]) == 1
+    if name in _TIMES and is_scaled:
         return lambda part: _of_scaled(part, tensors[-1])
     if name in _PRODUCTS and set(dimensions) == {2}:
         return lambda part: _of_factors(part, *tensors)
