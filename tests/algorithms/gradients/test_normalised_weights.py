@@ -342,3 +342,17 @@ def test_constant_rows_have_finite_gradients_in_the_closed_form() -> None:
         )
         assert naive.relative(gradient.rows, expected) < 1e-9
         assert naive.relative(gradient.square_norms(), expected.square().sum(dim=1)) < 1e-9
+
+
+def test_rows_of_large_gradients_that_are_formed_one_by_one_have_their_own_products() -> None:
+    width, length = 736, 100
+    inputs, errors = torch.randn(2, 3, length, width) * torch.tensor([1.0, 3.0, 9.0])[:, None, None]
+    directions = functional.normalize(torch.randn(width, width, dtype=torch.float64), dim=1)
+    gradient = LinearGrad(inputs, errors)
+    assert not gradient.is_materialized
+    found = gradient.row_products(directions)
+    assert found.slack is None  # so that rows were formed
+    rows = errors.double().mT @ inputs.double()
+    torch.testing.assert_close(found.squares, rows.square().sum(dim=2), rtol=1e-4, atol=0.0)
+    along = torch.stack([rows.sum(dim=2) / width**0.5, (rows * directions).sum(dim=2)])
+    torch.testing.assert_close(found.along, along, rtol=0.0, atol=1e-4 * float(rows.norm(dim=2).amax()))
