@@ -160,7 +160,7 @@ def _of_reflections(part: PerExample, below: Tensor, taus: Tensor) -> tuple[PerE
 
     below: [rows, k], whose columns have v_i below the diagonal; its entry there is 1. I: the first k unit vectors.
     """
-    if not isinstance(part, LinearGrad):
+    if not isinstance(part, LinearGrad) or part.inputs.shape[2] != below.shape[1]:
         return None, None
     inputs, errors = wide(part.inputs), wide(part.grad_outputs)
     (rows, count), dtype = below.shape, errors.dtype

@@ -112,6 +112,9 @@ THROUGH_A_GRAPH = {
         lambda a: torch.linalg.inv(2.0 * torch.eye(6, dtype=a.dtype) + a).reshape(3, WIDTH), (6, 6)
     ),
     "an exponential, of another shape": through(lambda a: torch.matrix_exp(a).view(3, WIDTH), (6, 6)),
+    "reflections, of another shape": through(
+        lambda a, b: torch.linalg.householder_product(a, b).reshape(3, WIDTH), (6, 6), (6,)
+    ),
     "an exponential, a long sequence": Spec(through(torch.matrix_exp, SQUARE).make, (5, WIDTH)),
     "a product, a long sequence": Spec(through(lambda a, b: a @ b, (9, 20), (20, WIDTH)).make, (30, WIDTH)),
 }
