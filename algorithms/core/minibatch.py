@@ -244,7 +244,11 @@ def plan_gradient_steps(
     """
 
     def beside(releases: Releases) -> Releases:
-        return lambda noise_multiplier: [*before, *interrupted(releases(noise_multiplier), between), *after]
+        return lambda noise_multiplier: [
+            *before,
+            *interrupt_steps(releases(noise_multiplier), between),
+            *after,
+        ]
 
     charged = beside(charged_steps(sampled, clipping, steps))
     return plan_fixed(
@@ -258,11 +262,11 @@ def plan_gradient_steps(
     )
 
 
-def interrupted(steps: Repeated, between: Mapping[int, Repeated]) -> Repeated:
+def interrupt_steps(steps: Repeated, between: Mapping[int, Repeated]) -> Repeated:
     """The releases of steps with others between them, by the number of steps before those.
 
     Example:
-        >>> interrupted([("step", 5)], {2: [("count", 1)], 4: [("count", 1)]})
+        >>> interrupt_steps([("step", 5)], {2: [("count", 1)], 4: [("count", 1)]})
         [('step', 2), ('count', 1), ('step', 2), ('count', 1), ('step', 1)]
     """
     rows, taken = [], 0
@@ -328,9 +332,9 @@ def moves_of(
     """
     if update.noise_limit is None:
         return None
-    factors = [noise_limit_factor(update, plan, clipping, divisor) for clipping in clippings]
-    moves = [factor * move for factor, move in zip(factors, update.moves(plan.steps), strict=True)]
     noises = [plan.noise_multiplier * clipping.sensitivity / divisor for clipping in clippings]
+    factors = {noise: update.factor_for(noise, plan.steps) for noise in set(noises)}  # few, for many steps
+    moves = [factors[noise] * move for noise, move in zip(noises, update.moves(plan.steps), strict=True)]
     of_noise = math.fsum((move * noise) ** 2 for move, noise in zip(moves, noises, strict=True))
     # A step holds the record with the probability of the rate, and divides its gradient by the divisor.
     return Moves(math.sqrt(of_noise), math.fsum(moves) * plan.sampling_rate / divisor)

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from torch import nn
 
 from algorithms.core.falling_errors import ErrorReleases
-from algorithms.core.minibatch import interrupted, moves_of
+from algorithms.core.minibatch import interrupt_steps, moves_of
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import NumberKind, PlanningFacts
@@ -163,9 +163,9 @@ def test_steps_with_less_noise_are_longer_up_to_the_limit() -> None:
 
 def test_rows_are_cut_where_others_stand_between() -> None:
     rows: Any = [("a", 3), ("b", 2)]
-    assert interrupted(rows, {}) == rows
+    assert interrupt_steps(rows, {}) == rows
     between: Any = {1: [("x", 1)], 3: [("y", 1)], 5: [("z", 2)]}
-    assert interrupted(rows, between) == [("a", 1), ("x", 1), ("a", 2), ("y", 1), ("b", 2), ("z", 2)]
+    assert interrupt_steps(rows, between) == [("a", 1), ("x", 1), ("a", 2), ("y", 1), ("b", 2), ("z", 2)]
 
 
 @pytest.mark.parametrize("number", ["count", None])
