@@ -23,6 +23,7 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.model_facts import ModelFacts, facts_of
 from data.cells import CellEncoding, Grids, Part
 from data.formats import Categorical, Column, Date, Numeric, Table, Timestamp
+from data.preparation import reader_in, target_in
 from data.targets import Number
 
 _MAX_DRAWN = 6
@@ -100,7 +101,6 @@ def explanation_of(model: Path, update: OptimizerConfig | None, trace: pd.DataFr
     facts = facts_of(model)
     if facts.model != "additive":
         return None
-    from data.preparation import reader_in  # here and below, since it imports readers of all kinds
 
     with safe_open(model, framework="np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -123,8 +123,6 @@ def explanation_of(model: Path, update: OptimizerConfig | None, trace: pd.DataFr
 
 def _unit_of(facts: ModelFacts, tensors: Mapping[str, NDArray[Any]]) -> tuple[float, str, tuple[str, ...]]:
     """What outputs are multiplied with to be in their unit, that unit in words, and the names of the outputs."""
-    from data.preparation import target_in
-
     target, classes = target_in(facts.target), facts.classes
     if target is None:
         if len(classes) == 2:
