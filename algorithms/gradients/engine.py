@@ -359,13 +359,14 @@ class Engine:
         self.smaller_sizes, seconds = self._smaller_sizes(expected_batch, device)
         at_best = self._seconds_by_size(largest, expected_batch, device)
         others = sorted(at_best.keys() - {best}, key=lambda size: (at_best[size], size))
-        for self.physical_batch in others[:_OTHER_SIZES]:
-            if at_best[self.physical_batch] >= seconds:
+        for size in others[:_OTHER_SIZES]:
+            if at_best[size] >= seconds:
                 break
-            if self._fills(self.physical_batch) and self._is_invariant(device):
+            self.physical_batch = size  # whose invariance is compared, and with it the smaller sizes
+            if self._fills(size) and self._is_invariant(device):
                 smaller, its_seconds = self._smaller_sizes(expected_batch, device)
                 if its_seconds < seconds:
-                    best, self.smaller_sizes, seconds = self.physical_batch, smaller, its_seconds
+                    best, self.smaller_sizes, seconds = size, smaller, its_seconds
         self.physical_batch = best
 
     def _smaller_sizes(self, expected_batch: float, device: torch.device) -> tuple[tuple[int, ...], float]:

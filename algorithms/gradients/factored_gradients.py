@@ -38,8 +38,8 @@ class FactoredGrad(FromRows):
     def summed_to(self, shape: torch.Size) -> Tensor:
         """The gradients of a tensor that was broadcast from this shape, [batch, numel]."""
         full = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
-        values, of_values = _squeezed(self.values, ascii_lowercase, first=1)
-        factor, of_factor = _squeezed(self.factor, ascii_lowercase, first=0)
+        values, of_values = _without_ones(self.values, ascii_lowercase, first=1)
+        factor, of_factor = _without_ones(self.factor, ascii_lowercase, first=0)
         kept = [
             letter
             for letter, size in zip(ascii_lowercase, full, strict=False)
@@ -56,7 +56,7 @@ class FactoredGrad(FromRows):
         return replace(self, values=self.values.to(torch.promote_types(self.values.dtype, torch.float64)))
 
 
-def _squeezed(side: Tensor, letters: str, *, first: int) -> tuple[Tensor, str]:
+def _without_ones(side: Tensor, letters: str, *, first: int) -> tuple[Tensor, str]:
     """A side without its dimensions of one from the first on, and the letters of those that are left."""
     sizes = side.shape[first:]
     present = [letter for letter, size in zip(letters, sizes, strict=False) if size > 1]

@@ -99,7 +99,7 @@ def _pull(name: str, tensors: list[Tensor], output: Tensor, args: Args, kwargs: 
     if name in _SOLUTIONS and dimensions == (2, 2):
         return lambda part: _of_system(part, tensors[0], output)
     if name in _INVERSES and dimensions == (2,):
-        return lambda part: (_mapped(part, -output.mT, output),)
+        return lambda part: (_multiply_sides(part, -output.mT, output),)
     if name in _REFLECTIONS and dimensions == (2, 1) and tensors[1].shape == output.shape[1:]:
         return lambda part: _of_reflections(part, *tensors)
     if name in _EXPONENTIALS and dimensions == (2,):
@@ -120,7 +120,7 @@ def scale_gradient(gradient: PerExample, factor: float) -> PerExample:
 
 def _of_factors(part: PerExample, first: Tensor, second: Tensor) -> tuple[PerExample | None, ...]:
     """Those of A [outputs, rank] and B [rank, inputs] from those of A B."""
-    return _mapped(part, None, second), _mapped(part, first.mT, None)
+    return _multiply_sides(part, None, second), _multiply_sides(part, first.mT, None)
 
 
 def _of_image(part: PerExample, matrix: Tensor, vector: Tensor) -> tuple[PerExample, PerExample]:
@@ -134,9 +134,8 @@ def _of_multiple(
 ) -> tuple[PerExample | None, ...]:
     """Those of a matrix M and a number from those of their product or quotient."""
     factor = (number.reciprocal() if is_quotient else number).view(())
-    of_factor = (
-        matrix * -factor.square() if is_quotient else matrix
-    )  # by which the number's gradient is multiplied
+    # By which the number's gradient is multiplied: d(M / f) = -M / f^2 df.
+    of_factor = matrix * -factor.square() if is_quotient else matrix
     if isinstance(part, LinearGrad):
         errors = wide(part.grad_outputs)
         # <e x^T, M> = e . (M x)
@@ -182,10 +181,12 @@ def _of_reflections(part: PerExample, below: Tensor, taus: Tensor) -> tuple[PerE
 def _of_system(part: PerExample, matrix: Tensor, solution: Tensor) -> tuple[PerExample | None, ...]:
     """Those of A and B from those of the W that solves A W = B."""
     inverse = torch.linalg.inv(matrix).mT
-    return _mapped(part, -inverse, solution), _mapped(part, inverse, None)
+    return _multiply_sides(part, -inverse, solution), _multiply_sides(part, inverse, None)
 
 
-def _mapped(part: PerExample, of_errors: Tensor | None, of_inputs: Tensor | None) -> PerExample | None:
+def _multiply_sides(
+    part: PerExample, of_errors: Tensor | None, of_inputs: Tensor | None
+) -> PerExample | None:
     """P G Q^T for matrices P and Q, or the identity for None.
 
     None for gradients G in which that takes longer, or that are matrices of another shape, as a layer's of a view are.
