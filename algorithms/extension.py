@@ -14,7 +14,7 @@ from typing import Any
 
 from algorithms.errors import RefusedError
 
-_OTHERS = {*sys.stdlib_module_names, "algorithms", "data", "epsilonflow", "flows", "tasks"}
+_NOT_THE_USERS = {*sys.stdlib_module_names, "algorithms", "data", "epsilonflow", "flows", "tasks"}
 """Python's own packages and ours, which are no code of the user's own."""
 
 
@@ -112,7 +112,7 @@ def _follow_imports(sources: dict[str, dict[str, Path]], files: Iterable[Path]) 
     for name in sorted({name for file in files for name in _imported_names(file.read_bytes())}):
         spec = None
         with suppress(ImportError, ValueError):  # such as `__main__`
-            spec = None if name in sources or name in _OTHERS else find_spec(name)
+            spec = None if name in sources or name in _NOT_THE_USERS else find_spec(name)
         if spec is not None and not _is_installed(spec):
             sources[name] = _source_files(spec)
             _follow_imports(sources, sources[name].values())

@@ -660,7 +660,7 @@ def _reduce_per_record(values: object, targets: Tensor, reduction: str | None, i
     return values.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
 
 
-_FEW = 4
+_COMPARED_RECORDS = 4
 """Made-up records on which a loss is compared with its own reduction."""
 
 
@@ -672,13 +672,13 @@ def _synthetic_pair(
     ignored: left out of records of several targets, each of which has a mean over those of its targets that count.
     """
     draw = torch.Generator().manual_seed(0)
-    outputs_drawn = torch.rand(_FEW, *outputs, generator=draw) * 0.8 + 0.1
+    outputs_drawn = torch.rand(_COMPARED_RECORDS, *outputs, generator=draw) * 0.8 + 0.1
     if not by_class:
-        return outputs_drawn, torch.rand(_FEW, *shape, generator=draw)
+        return outputs_drawn, torch.rand(_COMPARED_RECORDS, *shape, generator=draw)
     classes = max(2, _classes(outputs, shape))
     allowed = torch.tensor([index for index in range(classes) if not shape or index != ignored])
-    order = torch.arange(_FEW * math.prod(shape)) % len(allowed)
-    return outputs_drawn, allowed[order].view(_FEW, *shape)
+    order = torch.arange(_COMPARED_RECORDS * math.prod(shape)) % len(allowed)
+    return outputs_drawn, allowed[order].view(_COMPARED_RECORDS, *shape)
 
 
 def _check_reduction(

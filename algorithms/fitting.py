@@ -137,7 +137,7 @@ class Fitted:
             ) from None
 
 
-_BEFORE: list[tuple[int, int]] = []
+_SETTINGS_BEFORE: list[tuple[int, int]] = []
 """PyTorch's settings before each of the calls that are running, in several threads maybe; the first call's first."""
 _LOCK = threading.Lock()
 
@@ -146,18 +146,18 @@ _LOCK = threading.Lock()
 def _settings_restored() -> Iterator[None]:
     """Restore the settings of PyTorch that training changes for the whole process, once no call needs them."""
     with _LOCK:
-        _BEFORE.append((torch.get_num_threads(), torch.get_deterministic_debug_mode()))
+        _SETTINGS_BEFORE.append((torch.get_num_threads(), torch.get_deterministic_debug_mode()))
     try:
         yield
     finally:
         with _LOCK:
-            threads, mode = _BEFORE.pop()
-            if not _BEFORE:
+            threads, mode = _SETTINGS_BEFORE.pop()
+            if not _SETTINGS_BEFORE:
                 torch.set_num_threads(threads)
                 torch.set_deterministic_debug_mode(mode)
 
 
-_DECIDES = ("algorithms/fit_inputs.py", "algorithms/fitting.py")
+_DECIDING_FILES = ("algorithms/fit_inputs.py", "algorithms/fitting.py")
 """What decides the result of a call beside what decides any training."""
 
 
@@ -566,7 +566,7 @@ def _settle_and_publish(
     return Fitted(module, frame, dict(run.plan.epsilon), run.plan.target.budget.delta, card, files)
 
 
-_KINDS: Mapping[str, tuple[type | UnionType, str]] = {
+_ARGUMENT_TYPES: Mapping[str, tuple[type | UnionType, str]] = {
     **dict.fromkeys(("epsilon", "delta", "count_noise"), (Real, "a number")),
     **dict.fromkeys(("seed", "memory_mb"), (Integral, "a whole number")),
     **dict.fromkeys(("public", "n_is_public", "one_row_per_unit"), (bool, "True or False")),
@@ -599,7 +599,7 @@ class _StepReporter:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    for name, (kind, words) in _KINDS.items():
+    for name, (kind, words) in _ARGUMENT_TYPES.items():
         if not isinstance(arguments[name], kind):
             raise RefusedError(f"{name} is of type {type(arguments[name]).__name__}; give {words}.")
         if isinstance(text := arguments[name], str) and (not text or text != text.strip()):
@@ -888,7 +888,7 @@ class _Run:
             events,
             releases=len(trace),
             account=paid if account.url else paid.model_copy(update={"head": None}),
-            software=software_facts(Path(__file__).parent, software_here(_DECIDES)),
+            software=software_facts(Path(__file__).parent, software_here(_DECIDING_FILES)),
             sha256=sums,
         )
         return build(RunRecord(self.document, receipt, self.data, trace))

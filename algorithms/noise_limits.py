@@ -16,13 +16,13 @@ _OF_CLASSES, _OF_A_NUMBER = (0.7, 0.03), (0.35, 0.015)
 _MIN_IF_SHRUNK: Mapping[Kind, float] = {"classes": 0.5, "number": 0.27}
 CLIP_OF_COUNTS = 2.0
 """The clip norm of a count's gradients, in which the few large counts weigh: clipped at 1, rates would be too low."""
-_FEW = 272.0
+_FEW_RECORDS = 272.0
 """Records in standard deviations of a count, up to which `shrink_share` is the largest."""
 _FEW_OF_FEATURES = 136.0
 """The same for a head on a public encoder, whose features tell so much that what is spent on it would be missed."""
 _MIN_SHARE = 1e-4
 USUAL_MOMENTUM, _MAX_MOMENTUM = 0.9, 0.99  # 1 would never forget
-_LONGER = 1000.0
+_LONG_MOMENTUM_RECORDS = 1000.0
 """The records in standard deviations of a count, times what momentum leaves of 1 where they are many."""
 _MEMORY = 0.1
 """How many of all steps momentum remembers at most, so that the last ones still slow down."""
@@ -79,7 +79,7 @@ def shrink_share(records: float, epsilon: float, *, of_features: bool = False) -
         >>> [shrink_share(records, epsilon=1.0, of_features=True) for records in (480, 2000, 5000, 100_000)]
         [0.05, 0.013, 0.0051, 0.00025]
     """
-    few = _FEW_OF_FEATURES if of_features else _FEW
+    few = _FEW_OF_FEATURES if of_features else _FEW_RECORDS
     share = SHARE_OF_FEATURES * min(1.0, few * noise_for_share(1.0, epsilon) / records)
     return float(f"{max(_MIN_SHARE, share):.2g}")
 
@@ -95,6 +95,6 @@ def usual_momentum(records: float, epsilon: float, steps: int) -> float:
         >>> [usual_momentum(records, epsilon=1.0, steps=300) for records in (480, 42_000, 84_000, 1_000_000)]
         [0.9, 0.91, 0.96, 0.97]
     """
-    longer = 1.0 - _LONGER * noise_for_share(1.0, epsilon) / records
+    longer = 1.0 - _LONG_MOMENTUM_RECORDS * noise_for_share(1.0, epsilon) / records
     maximum = min(_MAX_MOMENTUM, 1.0 - 1.0 / (_MEMORY * steps))
     return float(f"{max(USUAL_MOMENTUM, min(maximum, longer)):.2g}")

@@ -6,7 +6,7 @@ without mathematics, see `tasks.reporting`.
 
 import re
 
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f"  # control characters: escape sequences of terminals begin with one
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # change the direction of what follows
     r"\u2028\u2029\ud800-\udfff\ufeff]"  # end lines, halves of characters, a byte order mark
@@ -24,7 +24,7 @@ def visible(text: str, *, but: str = "") -> str:
         >>> print(visible("a\x1b[2Jb\n"))
         a\x1b[2Jb\n
     """
-    return _UNSEEN.sub(lambda match: match[0] if match[0] in but else _escape(match[0]), text)
+    return _INVISIBLE.sub(lambda match: match[0] if match[0] in but else _escape(match[0]), text)
 
 
 def _escape(character: str) -> str:

@@ -20,7 +20,7 @@ from algorithms.gradients.patches import without_shortcuts
 from algorithms.models.mapped_arrays import row_chunks
 from algorithms.user_warnings import warn_user
 
-_WEIGHING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
+_WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
 """Layers whose gradients are as large as what they receive."""
 _MADE_UP = 100.0
 """The number that made-up records are full of; each type of whole numbers holds it."""
@@ -79,7 +79,7 @@ def _first_on_raw_scale(module: nn.Module, features: NDArray[Any]) -> str | None
 
     duplicate = copy.deepcopy(module)
     for layer in duplicate.modules():
-        if isinstance(layer, _WEIGHING):
+        if isinstance(layer, _WEIGHTED_LAYERS):
             layer.register_forward_pre_hook(note)
     probe = torch.full((2, *features.shape[1:]), _MADE_UP)
     with suppress(Exception), torch.no_grad(), without_shortcuts():

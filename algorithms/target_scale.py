@@ -23,7 +23,7 @@ _STEPS, _SPAN = 12, 1000.0
 _ABOVE_NOISE = 4.5
 """A cell of so many standard deviations of the noise belongs to the number wherever it lies; 1 of 300,000 does so by
 noise alone."""
-_NEAR = 2.5
+_NEAR_DEVIATIONS = 2.5
 """Others belong to it that are at most so many standard deviations of the number away from its mean."""
 _NEAR_AT_LEAST = 0.3
 """Or at most so far away, where the mean is released, too. Of numbers that are mostly zero, the others lie in the noise
@@ -32,7 +32,7 @@ _PASSES = 22
 """In which cells may join that are beside those that belong to it."""
 _DEVIATIONS = 1.5
 """The scale in standard deviations. Clipping errors at one would draw a skewed number's mean towards its median."""
-_WITHIN, _WIDER_FROM = 1.5, 30.0
+_CLAMP_SCALES, _WIDER_FROM = 1.5, 30.0
 """Numbers are clamped to so many scales around the centre where their mean is released, and to more by the root of how
 many times this the records are, in standard deviations of the sum's noise: of a skewed number that leaves out less."""
 _ABOVE_LOWEST = 0.5
@@ -118,7 +118,7 @@ def released_mean(barrier: Barrier, centre: float, scale: float, noise: float, r
     """
     error = records.noise if isinstance(records, NoisyCount) else 0.0
     # In units of the target's range [-1, 1].
-    reach = _WITHIN * scale * math.sqrt(max(1.0, records / (noise * _WIDER_FROM)))
+    reach = _CLAMP_SCALES * scale * math.sqrt(max(1.0, records / (noise * _WIDER_FROM)))
     low, high = max(-1.0, centre - reach), min(1.0, centre + reach)
     middle, half = (low + high) / 2.0, (high - low) / 2.0  # |label - origin| <= half + |origin - middle|
     apart = centre - middle
@@ -190,7 +190,7 @@ def centre_and_scale(counts: Tensor, noise: float, *, is_exact_later: bool = Fal
         centre = shares @ middles
         # A number is spread evenly over its cell, which adds width^2 / 12 to the variance of the middles.
         deviation = (shares @ ((middles - centre).square() + widths.square() / 12.0)).sqrt()
-        reach = (_NEAR * deviation).clamp(min=minimum) + widths
+        reach = (_NEAR_DEVIATIONS * deviation).clamp(min=minimum) + widths
         belongs = is_above_noise | (nearest > 0.0) & ((middles - centre).abs() <= reach)
     return float(centre), max(_MIN_SCALE, _DEVIATIONS * float(deviation))
 

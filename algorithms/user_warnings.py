@@ -3,13 +3,15 @@
 import sys
 import warnings
 
-_BETWEEN = ("algorithms", "epsilonflow", "contextlib", "torch")
+_SKIPPED_MODULES = ("algorithms", "epsilonflow", "contextlib", "torch")
 """The packages and modules whose frames are skipped."""
 
 
 def warn_user(text: str) -> None:
     """Raise a UserWarning at the innermost line outside of ours."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED_MODULES
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, UserWarning, stacklevel=level)

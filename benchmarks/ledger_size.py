@@ -19,7 +19,7 @@ from rich.table import Table
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Choice, Entry, Head, Ledger, Spread, forecast
 from algorithms.privacy.ledger.composition import RowNotes
-from algorithms.privacy.ledger.rows import NOTHING, Draft, seal
+from algorithms.privacy.ledger.rows import EMPTY_HEAD, Draft, seal
 from algorithms.privacy.ledger.store import open_store
 from benchmarks.postgres import server
 
@@ -86,7 +86,7 @@ def _waits(url: str, head: Head) -> dict[str, list[float]]:
 
 
 def _rows(runs: int, populations: int) -> Iterator[Entry]:
-    head = NOTHING
+    head = EMPTY_HEAD
     for draft in _drafts(runs, populations):
         entry = seal(draft, after=head, written_at="2026-01-01T00:00:00+00:00", written_by="benchmark")
         head = entry.head

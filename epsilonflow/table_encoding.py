@@ -19,7 +19,7 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import BehindSparseMap
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.models.bounds import CROSS_ENTROPY, SQUARED
+from algorithms.models.bounds import CROSS_ENTROPY, SQUARED_ERROR
 from algorithms.models.cells import CellVectors
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 from algorithms.models.saved import TrainedModel
@@ -139,7 +139,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     has_constant: whether all rows share a cell, by which a classifier can say the frequencies of the classes.
     """
     kind: Kind = "classes" if loss == "cross_entropy" else "number"
-    usual = CROSS_ENTROPY if kind == "classes" else SQUARED
+    usual = CROSS_ENTROPY if kind == "classes" else SQUARED_ERROR
     curvature = getattr(loss, "curvature", usual.curvature)
     # Frequencies need a cell that all rows share, and a quantile is not what is released.
     can_shrink = has_constant if kind == "classes" else not isinstance(loss, QuantileLoss)

@@ -13,7 +13,7 @@ from prefect import flow, task
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.deployed import ONCE, TASK_ONCE, flow_result, label_run
+from flows.deployed import RUN_ONCE, RUN_TASK_ONCE, flow_result, label_run
 from flows.task_runners import RunnerName, one_server, task_runner
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
@@ -34,13 +34,13 @@ from tasks.runs.dvc_stages import checkout
 _MAX_NAMED = 3
 
 
-@task(name="plan", **TASK_ONCE)
+@task(name="plan", **RUN_TASK_ONCE)
 def plan(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Make the plans of a group of trials."""
     return plan_group(context, group)
 
 
-@task(name="run", **TASK_ONCE)
+@task(name="run", **RUN_TASK_ONCE)
 def run(context: Context, group: TrialGroup) -> list[SkippedTrial]:
     """Run a group of trials."""
     return run_group(context, group)
@@ -67,7 +67,7 @@ def compare(
     return state
 
 
-@flow(name="compare", **ONCE)
+@flow(name="compare", **RUN_ONCE)
 def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -> State[Any]:
     """Compare algorithms as a YAML file describes; finished trials are not run again.
 

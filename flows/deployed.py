@@ -36,7 +36,7 @@ from tasks.config.overrides import ParamOverrides, params_edit
 from tasks.preflight.preview import preview_run
 from tasks.refusals import PIPELINE
 from tasks.runs.dvc_stages import (
-    EXISTING,
+    EXISTING_RESULT,
     StageFailedError,
     StageRefusedError,
     checkout,
@@ -73,7 +73,7 @@ def publish(root: Path) -> Rows:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
     result, note = run_summary(root), reuse_note_of(root)
     if note is not None:
-        get_run_logger().warning("%s; %s", EXISTING, note)
+        get_run_logger().warning("%s; %s", EXISTING_RESULT, note)
         result = [("existing result", note), *result]
     publish_card(root / "artifacts")
     # Prefect's page renders cells as Markdown.
@@ -106,7 +106,7 @@ def run_stage(stage: str, root: Path) -> State[Any]:
 
     def say(text: str) -> None:
         log(text)
-        if text.startswith(EXISTING):
+        if text.startswith(EXISTING_RESULT):
             reused.append(text)
         STAGE_LINES.info(text, extra=of_stage)
 
@@ -119,7 +119,7 @@ def run_stage(stage: str, root: Path) -> State[Any]:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:
         return Failed(message=str(failure))
-    outcome = "done" if ran else f"nothing to do: {EXISTING}"
+    outcome = "done" if ran else f"nothing to do: {EXISTING_RESULT}"
     return Completed(message=reused[-1] if reused else outcome)
 
 
@@ -152,7 +152,7 @@ class PrefectSteps:
 
         def run(stage: str) -> None:
             how = stage_task(stage, root)
-            self.is_reused |= stage == "train" and EXISTING in how
+            self.is_reused |= stage == "train" and EXISTING_RESULT in how
 
         yield run
 
@@ -205,10 +205,10 @@ def _populations(tags: Iterable[str]) -> set[str]:
     return {data_card(tag, cards).population for tag in tags if tag in card_names(cards)}
 
 
-ONCE: dict[str, Any] = {"retries": 0, "persist_result": False}
+RUN_ONCE: dict[str, Any] = {"retries": 0, "persist_result": False}
 """Arguments of a flow's or a task's decorator: it is never run again by itself, and Prefect stores no result."""
 
-TASK_ONCE: dict[str, Any] = {**ONCE, "cache_policy": NO_CACHE}
+RUN_TASK_ONCE: dict[str, Any] = {**RUN_ONCE, "cache_policy": NO_CACHE}
 """Those of a task, whose result is also never taken from another run."""
 
 IF_STOPPED: dict[str, Any] = {
@@ -254,7 +254,7 @@ def pipeline(
             preview_run(root, settings).check()
         # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
         rows = run_pipeline(root, overrides, runner, keeps_overrides=deployment.id is None)
-        what = f"{EXISTING}; it is" if runner.is_reused else "trained"
+        what = f"{EXISTING_RESULT}; it is" if runner.is_reused else "trained"
         return Completed(data=rows, message=f"{what} {runner.outcome}")
 
     return flow_result(run_here)

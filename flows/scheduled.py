@@ -22,9 +22,9 @@ from data.card import data_card
 from flows.deployed import (
     BROKEN,
     IF_STOPPED,
-    ONCE,
     REFUSED,
-    TASK_ONCE,
+    RUN_ONCE,
+    RUN_TASK_ONCE,
     Delta,
     Epsilon,
     Seed,
@@ -42,7 +42,7 @@ from tasks.runs.ledger import keep_checkpoint, open_ledger, stored_checkpoint
 FEW_LEFT = "FewRetrainingsLeft"
 
 
-@flow(name="retrain", **ONCE, **IF_STOPPED)
+@flow(name="retrain", **RUN_ONCE, **IF_STOPPED)
 def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[Any]:
     """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 
@@ -111,7 +111,7 @@ def publish_retraining(work: DeliveryWork, outcome: Outcome) -> None:
     create_table_artifact(rows, key="budget", description=words)
 
 
-@flow(name="verify", **ONCE)
+@flow(name="verify", **RUN_ONCE)
 def verify(from_the_first_row: bool = False) -> State[Any]:
     """Recompute the ledger's chain, balances and prices, and sign its last row as a checkpoint; spends nothing.
 
@@ -133,13 +133,13 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
     return flow_result(work)
 
 
-@task(name="audit", **TASK_ONCE)
+@task(name="audit", **RUN_TASK_ONCE)
 def audit_task(request: AuditRequest, workers: int) -> tuple[bool, str]:
     """Audit one method; returns whether its claim is violated, and the findings as a sentence."""
     return audit_one(request, checkout(), workers=workers)
 
 
-@flow(name="audit", **ONCE)
+@flow(name="audit", **RUN_ONCE)
 def audit(
     method: str | None = None,
     epsilon: Epsilon = 4.0,

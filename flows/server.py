@@ -49,15 +49,16 @@ _LEASES, _LEASES_IN_FILES = (
     "prefect.server.concurrency.lease_storage.filesystem",
 )
 """Where leases on the slots of deployments are kept; in memory they are lost, and Prefect then ends the runs."""
-_OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
+_OUR_TAG = ResourceSpecification(
+    {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+)
 _ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, WAITED, REFUSED, BROKEN, FEW_LEFT)
 _MINUTE = timedelta(minutes=1)
 _SUBJECT = "'epsilonflow: ' ~ flow_run.name ~ ' is ' ~ flow_run.state.name"
-_LATE = "no worker took it. Start one, or resume the work pool or the deployment if it is paused."
-_NO_MESSAGE = (
-    f"('{_LATE}' if flow_run.state.name == 'Late' else 'it has no message.')"  # Prefect gives a late run none
-)
+_LATE_REASON = "no worker took it. Start one, or resume the work pool or the deployment if it is paused."
+_NO_MESSAGE = f"('{_LATE_REASON}' if flow_run.state.name == 'Late' else 'it has no message.')"
+"""Prefect gives a late run no message."""
 _URL = "((flow_run | ui_url) or '')"  # a server that was not told its own URL has none
 _TEXT = f"((flow_run.state.message or {_NO_MESSAGE}) ~ ' ' ~ {_URL}) | trim"
 PAYLOAD = f"{{{{ {{'text': {_SUBJECT} ~ ': ' ~ ({_TEXT})}} | tojson }}}}"
@@ -371,7 +372,7 @@ def _presence(
     return EventTrigger(
         expect={f"prefect.flow-run.{name}" for name in states},
         match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*", **about}),
-        match_related=[_OURS] if also is None else [_OURS, also],
+        match_related=[_OUR_TAG] if also is None else [_OUR_TAG, also],
         for_each={"prefect.resource.id"},
         within=once_in,
     )
@@ -383,7 +384,7 @@ def _absence(after: list[str], expect: list[str], within: timedelta) -> EventTri
         after={f"prefect.flow-run.{name}" for name in after},
         expect={f"prefect.flow-run.{name}" for name in expect},
         match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-        match_related=_OURS,
+        match_related=_OUR_TAG,
         for_each={"prefect.resource.id"},
         within=within,
     )

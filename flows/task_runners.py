@@ -13,7 +13,7 @@ from tasks.config.params import ParamsRefusedError
 
 RunnerName = Literal["threads", "dask", "ray"]
 
-_QUIET = {
+_WORKER_ENVIRONMENT = {
     "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "OMP_NUM_THREADS": "1",
@@ -47,7 +47,12 @@ def task_runner(runner: RunnerName, workers: int) -> TaskRunner[Any]:
         ) from None
     if runner == "dask":
         logging.getLogger("distributed").setLevel(logging.WARNING)
-        cluster = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "env": _QUIET}
+        cluster = {
+            "n_workers": workers,
+            "threads_per_worker": 1,
+            "dashboard_address": None,
+            "env": _WORKER_ENVIRONMENT,
+        }
         prefect_runner: TaskRunner[Any] = package.DaskTaskRunner(cluster_kwargs=cluster)
     else:
         ray = {"num_cpus": workers, "include_dashboard": False, "log_to_driver": False}

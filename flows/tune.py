@@ -16,7 +16,7 @@ from pydantic import Field
 
 from algorithms.plain_text import for_markdown
 from data.documents import load_yaml
-from flows.deployed import IF_STOPPED, ONCE, TASK_ONCE, flow_result, label_run, publish_card
+from flows.deployed import IF_STOPPED, RUN_ONCE, RUN_TASK_ONCE, flow_result, label_run, publish_card
 from flows.task_runners import RunnerName, one_server, task_runner
 from tasks.config import params
 from tasks.config.overrides import value_at
@@ -25,7 +25,7 @@ from tasks.tuning import READS, Tuning, load_here
 from tasks.tuning.search import FOLDER, SearchTrial, deliver, one_by_one, shares
 
 
-@task(name="trials", **TASK_ONCE)
+@task(name="trials", **RUN_TASK_ONCE)
 def run_share(trials: Sequence[SearchTrial]) -> None:
     """Train and score a share of the trials."""
     one_by_one(trials)
@@ -49,7 +49,7 @@ def search(
     return state
 
 
-@flow(name="tune", **ONCE, **IF_STOPPED)
+@flow(name="tune", **RUN_ONCE, **IF_STOPPED)
 def tune(
     file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2, allow_code: Sequence[str] = ()
 ) -> State[Any]:

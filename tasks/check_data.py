@@ -50,7 +50,7 @@ from tasks.config import data_mirror, database_url, home
 from tasks.prepare import reader_of
 from tasks.table_remarks import SHOWN_ABOVE, TrainingValues, fault_of_text, in_words, remarks_on
 
-_REFUSED = encoding.ColumnSource(
+_REFUSED_SOURCE = encoding.ColumnSource(
     "refused"
 )  # how a refusal of the reader begins, where it would name file and column
 
@@ -333,22 +333,22 @@ def _changes(
         column = Numeric(name=column.name, kind="numeric", bounds=card.target.bounds)
     if isinstance(column, Categorical):
         into = "counted as other" if column.unknown == "other" else "without a category, zeros"
-        positions = encoding.positions(values, column.categories, _REFUSED)
+        positions = encoding.positions(values, column.categories, _REFUSED_SOURCE)
         return {into: positions == len(column.categories)}
     if isinstance(column, Label) and isinstance(card.target, Labels):
         spellings = (*card.target.yes, "0", "0.0", "false", "False", "FALSE")
-        return {"neither yes nor 0, without the label": ~encoding.holds(values, spellings, _REFUSED)}
+        return {"neither yes nor 0, without the label": ~encoding.holds(values, spellings, _REFUSED_SOURCE)}
     if isinstance(column, Label):
-        encoding.classes(values, column, card.classes, _REFUSED)
+        encoding.classes(values, column, card.classes, _REFUSED_SOURCE)
         return {}
     if isinstance(column, Timestamp):
-        *_, elapsed = encoding.moments(values, column, reader.missing, _REFUSED)
+        *_, elapsed = encoding.moments(values, column, reader.missing, _REFUSED_SOURCE)
         return {"missing or not written as 2020-01-31, taken as missing": np.isnan(elapsed)}
     if isinstance(column, Hashed):
-        return {"missing": np.isnan(encoding.hash_cells(values, column, reader.missing, _REFUSED))}
+        return {"missing": np.isnan(encoding.hash_cells(values, column, reader.missing, _REFUSED_SOURCE))}
     assert isinstance(column, Numeric | Binned)
     refuses = column.missing == "refuse"
-    numbers, absent = encoding.numbers(values, reader.missing, _REFUSED, refuses_missing=refuses)
+    numbers, absent = encoding.numbers(values, reader.missing, _REFUSED_SOURCE, refuses_missing=refuses)
     as_cell = reader.cells is not None  # a missing value has cells of its own, and nothing replaces it
     changes = {"missing" if as_cell else f"missing, taken as {column.missing}": absent}
     if isinstance(column, Numeric):

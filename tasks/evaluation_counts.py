@@ -16,7 +16,7 @@ from algorithms import models
 from algorithms.evaluation import HistogramSpec, count
 from algorithms.evaluation.histogram import Floats
 from algorithms.gradients import Engine
-from algorithms.gradients.arithmetic import WHOLE
+from algorithms.gradients.arithmetic import KERNEL_BATCH
 from algorithms.models import Model
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
@@ -33,7 +33,7 @@ def passes_alone(model: Model, info: DatasetInfo) -> tuple[int, ComputeConfig, E
     for models that branch on values, which are pinned in the engine's own passes alone.
     """
     compute = ComputeConfig(
-        torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(outputs_a_record(info)))
+        torch.device("cpu"), physical_batch=min(KERNEL_BATCH, records_a_pass(outputs_a_record(info)))
     )
     features = np.empty((0, *info.input_shape), np.float32 if info.tokens is None else np.int32)
     engine = compute.engine(models.for_evaluation(model), RecordBatch(features, np.empty(0, np.int64)))

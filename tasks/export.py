@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from algorithms.encoders.texts import BETWEEN
+from algorithms.encoders.texts import WORD_SEPARATOR
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
@@ -38,12 +38,12 @@ from tasks.runs.store import EVALUATION, sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
-_NEEDS: Mapping[Form, tuple[str, ...]] = {
+_REQUIRED_PACKAGES: Mapping[Form, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "huggingface": ("transformers",),
 }
 _TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # their libraries can raise any exception
-_RECORDS, _CLOSE = 5, 1e-4
+_RECORDS, _TOLERANCE = 5, 1e-4
 NO_CARD = "No privacy card was beside the model, so nothing is promised."
 RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet")
 """Files of a release, besides texts: the model, its signed card, and the files that the card has checksums of."""
@@ -66,7 +66,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
     Raises:
         RefusedError: if a library is missing or cannot trace the model, `to` exists, or the scores differ.
     """
-    missing = [name for name in _NEEDS.get(form, ()) if find_spec(name) is None]
+    missing = [name for name in _REQUIRED_PACKAGES.get(form, ()) if find_spec(name) is None]
     if missing:
         extra = "models" if form == "huggingface" else "export"
         raise RefusedError(
@@ -110,7 +110,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
                 form=form,
                 why=why,
             ) from error
-        if not difference <= _CLOSE:
+        if not difference <= _TOLERANCE:
             raise RefusedError(
                 "the {form} form gives other scores than the model, by up to {difference:.2g}; use the model as it is.",
                 code="scores_differ",
@@ -351,7 +351,7 @@ def _add_library_files(model: TrainedModel, folder: Path) -> str:
     read, inputs = write_beside(module, parameters, folder, model.facts, base), synthetic_inputs(model)
     with torch.no_grad():
         difference = float((read(inputs) - model(inputs)).abs().max())
-    if not difference <= _CLOSE:
+    if not difference <= _TOLERANCE:
         raise RefusedError(
             "the library gives other scores than the model, by up to {difference:.2g}; export the model in another"
             " form.",
@@ -404,7 +404,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
             max_length=model.input_shape[-1],
             is_split_into_words=is_of_words,
         )
-        ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([text])[0]
+        ours = encode([WORD_SEPARATOR.join(words)])[0, 0] if is_of_words else encode([text])[0]
         if tokens_of_library["input_ids"] != ours.tolist():
             raise RefusedError(
                 "the tokenizer {name} reads a text otherwise once it is saved; export the model in another"

@@ -20,7 +20,7 @@ from data.readers.encoding import check_columns
 from tasks.predict import Predictions
 
 _PARQUET = b"PAR1"
-_OWN = ("record", "predicted")
+_PREDICTION_COLUMNS = ("record", "predicted")
 """Columns that predictions have themselves."""
 
 
@@ -59,7 +59,7 @@ def with_columns(
             "columns can be kept of a table alone; leave out --keep, or give CSV or Parquet.",
             code="columns_not_kept",
         )
-    if taken := [name for name in keep if name in _OWN]:
+    if taken := [name for name in keep if name in _PREDICTION_COLUMNS]:
         raise DataRefusedError(
             "predictions have a column {column!r} of their own; rename it in the file.",
             code="columns_not_kept",

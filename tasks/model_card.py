@@ -25,7 +25,7 @@ from tasks.runs.metrics import (
 
 _LOG = logging.getLogger(__name__)
 _LIBRARY = "huggingface_hub"
-_OTHER = "other"
+_OTHER_TASK = "other"
 """The hub's name of a task that it has no other name for."""
 _RECORDS = {
     **dict.fromkeys(("csv", "parquet", "datasets", "synthetic"), "tabular"),
@@ -117,7 +117,7 @@ def _metadata(card: PrivacyCard, model: TrainedModel, metrics: Metrics) -> str:
     ]
     data: Any = hub.ModelCardData(
         library_name="epsilonflow",
-        pipeline_tag=None if task == _OTHER else task,
+        pipeline_tag=None if task == _OTHER_TASK else task,
         tags=[*(["differential-privacy"] if setting.private else []), card.mechanism.algorithm],
         metrics=[_HUB_METRICS.get(name, name) for name in list(estimates)[:1]] or None,
         model_name=f"{setting.dataset}-{card.mechanism.algorithm}",
@@ -144,4 +144,4 @@ def _task(model: TrainedModel) -> str:
         return _OF_PARTS[model.predicts]
     if records and model.predicts in ("class", "labels"):
         return f"{records}-classification"
-    return "tabular-regression" if records == "tabular" else _OTHER
+    return "tabular-regression" if records == "tabular" else _OTHER_TASK

@@ -12,7 +12,7 @@ onnx: Any = import_module("onnx")
 helper: Any = import_module("onnx.helper")
 TensorProto = onnx.TensorProto
 ML = "ai.onnx.ml"
-_WHOLE = re.compile("[+-]?[0-9]+")
+_WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
 
 
 class Graph:
@@ -103,6 +103,6 @@ def _spellings(name: str, names: Sequence[str]) -> list[str]:
     forms = [name]
     if {name.lower() for name in names} <= {"true", "false"}:
         forms = [name.lower(), name.lower().capitalize(), name.upper()]
-    elif all(_WHOLE.fullmatch(name) for name in names):
+    elif all(_WHOLE_NUMBER.fullmatch(name) for name in names):
         forms = [name, f"{name}.0"]
     return [spelling for form in forms for spelling in (form, f" {form}", f"{form} ", f" {form} ")]

@@ -35,7 +35,7 @@ onnx: Any = import_module("onnx")
 onnxruntime: Any = import_module("onnxruntime")
 helper: Any = import_module("onnx.helper")
 TensorProto = onnx.TensorProto
-_CLOSE, _MADE_UP = 1e-4, 64
+_TOLERANCE, _MADE_UP = 1e-4, 64
 """How far outputs may be from the model's, and on how many made-up rows they are compared."""
 Outputs = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
@@ -420,7 +420,7 @@ def _compare(path: Path, model: TrainedModel, table: Table) -> None:
     with torch.no_grad():
         expected = model(torch.from_numpy(features_of(rows, table))).numpy()
     far = float(np.abs(scores - expected).max())
-    if not far <= _CLOSE:
+    if not far <= _TOLERANCE:
         raise RefusedError(
             "the onnx form gives other scores for rows of the table than the model, by up to {difference:.2g}; use the"
             " model as it is.",

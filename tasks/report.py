@@ -65,7 +65,7 @@ from tasks.tracking.runs import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
-_NEEDED = (
+_REQUIRED_FILES = (
     "plan.json",
     "receipt.json",
     "metrics.json",
@@ -235,7 +235,7 @@ def _noise(run: RunResults) -> Drawing:
 
 
 def _read(artifacts: Path, prepared: Path) -> RunResults:
-    for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
+    for path in (*(artifacts / name for name in _REQUIRED_FILES), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(
                 "the report needs {path}, which is not there; run the stages before it.",

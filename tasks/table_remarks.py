@@ -31,7 +31,7 @@ _SHARES = (
 _MAX_VALUES = 200
 """A column with more values than this is no class that was copied, and its spellings are not compared."""
 _MIN_ROWS, _NEARLY_ALWAYS = 20, 0.99
-_YES, _NO = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
+_YES_WORDS, _NO_WORDS = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
 """How files write yes and no."""
 _FAULTS_OF_NUMBERS = (
     (
@@ -235,7 +235,7 @@ def _respelled_name(value: str, spellings_of: Mapping[str, tuple[str, ...]]) -> 
         same = [
             name
             for name in spellings_of
-            if any(value.casefold() in kind and name.casefold() in kind for kind in (_YES, _NO))
+            if any(value.casefold() in kind and name.casefold() in kind for kind in (_YES_WORDS, _NO_WORDS))
         ]
     return same[0] if len(same) == 1 else None
 

@@ -35,7 +35,7 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
-from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
+from algorithms.privacy.barrier.process_group import SINGLE_PROCESS, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.documents import PlanDocument, Receipt, RunIdentity
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
@@ -53,7 +53,7 @@ from tasks.model_file import check_comparable, save_model, shrinkage_of
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import ChargedRun, claim_run
-from tasks.runs.dvc_stages import EXISTING, TRAINING
+from tasks.runs.dvc_stages import EXISTING_RESULT, TRAINING_LINE
 from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.processes import broadcast_sealed, join_processes
 from tasks.runs.software import pipeline_software, reuse_note
@@ -88,7 +88,7 @@ class Job:
     info: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
     retraining: str | None = None
-    group: ProcessGroup = ALONE
+    group: ProcessGroup = SINGLE_PROCESS
 
     @property
     def document(self) -> PlanDocument:
@@ -165,10 +165,10 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 def _log_claim(run: store.RunAttempt, info: DatasetInfo) -> None:
     """Say whether the run is trained or its result is handed out, which `flows` show."""
     if run.result is None:
-        _LOG.info(TRAINING)
+        _LOG.info(TRAINING_LINE)
         return
     note = reuse_note(Receipt.read(run.result / RECEIPT), is_public=info.is_public)
-    _LOG.info("%s: run %s is identical%s.", EXISTING, run.run_id, f"; {note}" if note else "")
+    _LOG.info("%s: run %s is identical%s.", EXISTING_RESULT, run.run_id, f"; {note}" if note else "")
 
 
 def _check_settings(job: Job, *, cards: Path) -> None:
@@ -379,7 +379,7 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
     )
 
 
-def compute_config(wanted: params.Performance, group: ProcessGroup = ALONE) -> ComputeConfig:
+def compute_config(wanted: params.Performance, group: ProcessGroup = SINGLE_PROCESS) -> ComputeConfig:
     """The resources that params.yaml gives a training, for the loop and the barrier."""
     return ComputeConfig(
         device_of(wanted.device),

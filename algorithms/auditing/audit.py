@@ -87,9 +87,9 @@ from algorithms.privacy.mechanisms.sampling import (
 )
 
 Array = NDArray[np.float64]
-_CLEAR = 20.0
+_COIN_CHECK_EPSILON = 20.0
 """The epsilon at which coins are checked: noise is then so small that it shows which canaries are in a sum."""
-ROOM = 1e-3
+ROUNDING_ROOM = 1e-3
 """How far a record may move a sum beyond its bound, relative to the bound, because of rounding."""
 
 
@@ -302,7 +302,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
             moved = answer.value - other.value
             limit = answer.bound.sensitivity
             if isinstance(answer.bound, Minimum):
-                limit = min(answer.bound.clip_norm, answer.bound.input_norm) * (1 + ROOM)
+                limit = min(answer.bound.clip_norm, answer.bound.input_norm) * (1 + ROUNDING_ROOM)
             distance = (
                 length_of(moved, answer.bound) if answer.kind != "norms" else float(np.abs(moved).max())
             )
@@ -314,7 +314,11 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[AuditChec
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"
     checks = [
         AuditCheck(
-            "reach of a record", allowed, max_reach, 0.0 if max_reach > allowed * (1 + ROOM) else 1.0, detail
+            "reach of a record",
+            allowed,
+            max_reach,
+            0.0 if max_reach > allowed * (1 + ROUNDING_ROOM) else 1.0,
+            detail,
         )
     ]
     if parts and math.isfinite(nearest):
@@ -447,7 +451,7 @@ def audit(
     clear, clear_plan = wide, wide_plan
     # The coins are checked at an epsilon so large that they show through the noise, if the method allows it.
     with suppress(RefusedError):
-        larger = replace(wide, epsilon=max(wide.epsilon, _CLEAR), accountant="rdp")
+        larger = replace(wide, epsilon=max(wide.epsilon, _COIN_CHECK_EPSILON), accountant="rdp")
         clear, clear_plan = larger, larger.plan()
     checks += coin_checks(clear, clear_plan, one_run(clear, clear_plan, seed))
     return Audit(

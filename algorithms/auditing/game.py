@@ -46,8 +46,14 @@ Array = NDArray[np.float64]
 Predicts: TypeAlias = Literal["class", "number", "count"]
 LENGTH = 1e3
 """The length of a canary's gradient in each layer, before clipping."""
-_USUAL: Mapping[str, JsonValue] = {"steps": 4, "epochs": 2, "rounds": 4, "iterations": 4, "clip_norm": 1.0}
-_SPECIAL: Mapping[str, Mapping[str, JsonValue]] = {
+_USUAL_SETTINGS: Mapping[str, JsonValue] = {
+    "steps": 4,
+    "epochs": 2,
+    "rounds": 4,
+    "iterations": 4,
+    "clip_norm": 1.0,
+}
+_METHOD_SETTINGS: Mapping[str, Mapping[str, JsonValue]] = {
     "dp_agd": {"loss_bound": 1.0},
     "dpis": {"norm_noise_multiplier": 4.0, "oversampling": 1.5},
     "nesterov": {"variant": "nag_opt", "noise": "gaussian"},
@@ -168,11 +174,11 @@ class Game:
         """The given settings, and small defaults for the others."""
         kind: Any = CATALOGUE.get(self.algorithm)  # None for a method that is not shipped
         names = set() if kind is None else {field.name for field in fields(kind)}
-        usual = {name: value for name, value in _USUAL.items() if name in names}
+        usual = {name: value for name, value in _USUAL_SETTINGS.items() if name in names}
         is_sampled = "expected_batch_size" in names and "relative_step" not in names
         usual |= {"expected_batch_size": self.records // 2} if is_sampled else {}
         usual |= {"update": {"learning_rate": 0.01}} if "update" in names else {}
-        return usual | dict(_SPECIAL.get(self.algorithm, {})) | dict(self.settings)
+        return usual | dict(_METHOD_SETTINGS.get(self.algorithm, {})) | dict(self.settings)
 
 
 class _Layers(nn.Module):

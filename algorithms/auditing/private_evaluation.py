@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from algorithms.auditing.audit import ROOM, AuditCheck, MechanismAudit, charged_multiplier, dependence
+from algorithms.auditing.audit import (
+    ROUNDING_ROOM,
+    AuditCheck,
+    MechanismAudit,
+    charged_multiplier,
+    dependence,
+)
 from algorithms.auditing.bounds import Attack, family_of, many_runs
 from algorithms.core.private_evaluation import EvaluationPlan, release_evaluation
 from algorithms.evaluation import HistogramSpec, count, histogram_for
@@ -107,7 +113,7 @@ def audit_evaluation(
             "reach of a record",
             1.0,
             reach,
-            0.0 if reach > 1 + ROOM else 1.0,
+            0.0 if reach > 1 + ROUNDING_ROOM else 1.0,
             f"bounds by which one of {len(records)} records moved the cells, at most",
         ),
         dependence("noise of two models", noise, "cells without people"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     torch = later("torch")
 
-_SMALL = 10.0
+_SMALL_COUNT = 10.0
 """A count in standard deviations of its noise, up to which all sizes are asked about."""
 _MIN_COUNT = 1e-3
 """A count in standard deviations of its noise, below which none is estimated, so that no class seems impossible."""
@@ -60,8 +60,8 @@ def _means_by_their_law(counts: Tensor, mean: float) -> Tensor:
 
     counts: in standard deviations of their noise, [classes]. mean: of the exponential law.
     """
-    small = _SMALL * (torch.arange(1, 49) / 48.0).double().square()
-    values = torch.cat([small, (4.0 * counts[counts > _SMALL]).round() / 4.0]).unique()  # type: ignore[no-untyped-call]
+    small = _SMALL_COUNT * (torch.arange(1, 49) / 48.0).double().square()
+    values = torch.cat([small, (4.0 * counts[counts > _SMALL_COUNT]).round() / 4.0]).unique()  # type: ignore[no-untyped-call]
     ends = torch.tensor([0.0, math.inf]).double()
     edges = torch.cat([ends[:1], (values[1:] + values[:-1]) / 2.0, ends[1:]])
     before = -(-edges / mean).exp().diff() + 1e-12

@@ -18,7 +18,7 @@ MEAN_SQUARE = 0.44
 """The mean square of a number's error where the centre is said, as it varies by the 1.5th part of its scale."""
 _BOUND = L2(1.0)
 """Of a record's gain, in units of the loss on the released scale."""
-_PLACES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
+_RELEASED_AFTER = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 """After which shares of the steps errors are looked at."""
 _MIN_SHARE = 0.1
 
@@ -68,5 +68,5 @@ def error_releases(noise: float, steps: int) -> ErrorReleases:
         >>> error_releases(100.0, steps=4).after
         (1, 2, 3)
     """
-    places = {max(1, round(share * steps)) for share in _PLACES}
+    places = {max(1, round(share * steps)) for share in _RELEASED_AFTER}
     return ErrorReleases(noise, tuple(sorted(place for place in places if place < steps)))

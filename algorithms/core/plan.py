@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-_RECOMPUTED, _LOOSER = 1e-6, 1e-2
+_RECOMPUTATION_ERROR, _BOUND_ERROR = 1e-6, 1e-2
 """Relative: by how much the same cost may differ where another machine computes it, and how far a bound other than
 PLD's may be stated above what it costs here."""
 _ROUNDING = 1e-9
@@ -260,7 +260,7 @@ class Plan:
         """
         costs, target = self._costs(), self.target.budget.epsilon
         cost = costs.get(self.accountant, math.inf)
-        if cost > target * (1 + _RECOMPUTED) and math.isfinite(cost):
+        if cost > target * (1 + _RECOMPUTATION_ERROR) and math.isfinite(cost):
             raise RefusedError(
                 "the plan's releases cost epsilon {cost:g}, its target is {epsilon:g}; {plan.remedy}.",
                 code="plan_above_target",
@@ -269,7 +269,7 @@ class Plan:
             )
         if self.evaluation is not None:
             minimum, stated = self.cost_held_out(self.evaluation.schedule), self.evaluation.epsilon
-            if stated < minimum * (1 - _RECOMPUTED):
+            if stated < minimum * (1 - _RECOMPUTATION_ERROR):
                 raise RefusedError(
                     "the plan states epsilon {stated:g} for the people held out, their evaluation costs"
                     " {least:g}; {plan.remedy}.",
@@ -279,8 +279,8 @@ class Plan:
                 )
         computed = {name: costs.get(name, math.inf) for name in self.epsilon}
         if any(
-            computed[name] > stated * (1 + _RECOMPUTED)
-            or (name != "pld" and computed[name] < stated * (1 - _LOOSER))
+            computed[name] > stated * (1 + _RECOMPUTATION_ERROR)
+            or (name != "pld" and computed[name] < stated * (1 - _BOUND_ERROR))
             for name, stated in self.epsilon.items()
         ):
             raise RefusedError(

@@ -46,7 +46,7 @@ CERTAIN = 3.0
 vectors."""
 _DIRECTIONS = 5.0
 """How many directions rows of cells vary in, about: what they learn by heart in a time t goes with the root of it."""
-_DOUBT, _SOFTENED = 0.25, 0.7
+_GAIN_MARGIN, _NOISE_COST_MARGIN = 0.25, 0.7
 """In standard deviations of its noise: by so much a gain is taken to be smaller, and so much is added to what noise
 costs, in squares, where the gain's own noise is the larger one."""
 _OF_TWO_CLASSES, _OF_MORE = 0.5, 1.0
@@ -233,7 +233,7 @@ def kept_share(gain: float, cost: float | None) -> float:
     if cost is None:
         return min(1.0, max(0.0, gain / CERTAIN))
     # The best share a / 2 b, as a = (a - b) + b.
-    return min(1.0, max(0.0, (gain - _DOUBT + cost) / (2.0 * math.hypot(cost, _SOFTENED))))
+    return min(1.0, max(0.0, (gain - _GAIN_MARGIN + cost) / (2.0 * math.hypot(cost, _NOISE_COST_MARGIN))))
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ DECIDES = (
 COMPUTES = ("torch", "numpy", "scipy", "timm", "torchvision", "transformers", "peft")
 """Packages whose version can change a number, as far as they are installed."""
 PACKAGES = ("dp-accounting", *COMPUTES, "cryptography", "pandas", "scikit-learn")
-NOTE, DIGEST_NOTE = "software", "software_sha256"
+SOFTWARE_NOTE, DIGEST_NOTE = "software", "software_sha256"
 _SOURCE = (".py", ".yaml")
-_SHOWN = 8
+_SHOWN_DIGITS = 8
 _STATED_ELSEWHERE = (":!dvc.lock", ":!params.yaml")
 _COMMIT = "# branch.oid "
 
@@ -75,7 +75,7 @@ class Software:
     @property
     def notes(self) -> dict[str, str]:
         """The notes about the software that begins a run, in its folder and in its reservation."""
-        return {NOTE: str(self), DIGEST_NOTE: self.digest or ""}
+        return {SOFTWARE_NOTE: str(self), DIGEST_NOTE: self.digest or ""}
 
     def __str__(self) -> str:
         """For people.
@@ -87,7 +87,7 @@ class Software:
         if self.code is None:
             return "software that was not recorded"
         packages = "".join(f", {name} {text}" for name, text in self.packages.items())
-        return f"epsilonflow {self.version} (code {self.code[:_SHOWN]}{packages})"
+        return f"epsilonflow {self.version} (code {self.code[:_SHOWN_DIGITS]}{packages})"
 
 
 def software_here(more: Sequence[str] = ()) -> Software:

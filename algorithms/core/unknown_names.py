@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from algorithms.errors import RefusedError
 
-_MEANT = {
+_NAMES_ELSEWHERE = {
     "epochs": "steps",
     "num_epochs": "steps",
     "n_epochs": "steps",
@@ -65,7 +65,7 @@ def check_names(
         if name in allowed:
             continue
         every = dict(written) | {other: other for other in allowed if other not in written}
-        meant = _MEANT.get(name, name)
+        meant = _NAMES_ELSEWHERE.get(name, name)
         close = [meant] if meant in every else get_close_matches(name, every, 1, cutoff=0.7)
         perhaps = "".join(
             f", perhaps {every[match]}{_OF_EPOCHS if name.endswith('epochs') else ''}" for match in close

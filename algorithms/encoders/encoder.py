@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import public_folder
 
-UNKNOWN = "unknown"
+UNKNOWN_ORIGIN = "unknown"
 
 
 class EncoderSettings(BaseModel):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, EncoderSettings, folder_of
+from algorithms.encoders.encoder import UNKNOWN_ORIGIN, Encode, Encoder, EncoderSettings, folder_of
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import digest, imported_library
 
@@ -94,7 +94,7 @@ def from_timm(name: str, checkpoint: Path | None, settings: EncoderSettings) -> 
         _read(model, file, name)
         return _encode(model.eval(), side, mean=config["mean"], std=config["std"], settings=settings)
 
-    on = str(network.pretrained_cfg.get("tag") or UNKNOWN) if checkpoint is None else UNKNOWN
+    on = str(network.pretrained_cfg.get("tag") or UNKNOWN_ORIGIN) if checkpoint is None else UNKNOWN_ORIGIN
     return Encoder(f"timm/{name}", "images", int(network.num_features), digest(file), on, load)
 
 
@@ -141,7 +141,7 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: EncoderSettin
         network, _ = _without_classifier(model, weights)
         return _encode(network.eval(), side, mean=preset.mean, std=preset.std, settings=settings)
 
-    return Encoder(f"torchvision/{name}", "images", width, digest(checkpoint), UNKNOWN, load)
+    return Encoder(f"torchvision/{name}", "images", width, digest(checkpoint), UNKNOWN_ORIGIN, load)
 
 
 def _without_classifier(network: nn.Module, weights: Any) -> tuple[nn.Module, int]:
@@ -206,7 +206,7 @@ def from_hugging_face_of_images(name: str, settings: EncoderSettings) -> Encoder
             )
         return _encode(_Seeing(model).eval(), side, mean=mean, std=std, settings=settings)
 
-    return Encoder(f"huggingface/{name}", "images", width, weights, UNKNOWN, load)
+    return Encoder(f"huggingface/{name}", "images", width, weights, UNKNOWN_ORIGIN, load)
 
 
 def _side(processor: Mapping[str, Any]) -> int:

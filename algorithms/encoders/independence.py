@@ -16,10 +16,10 @@ from algorithms.errors import ModelRefusedError
 
 PORTION = 64
 """How many records an encoder of one's own gets at once; the last ones are filled up with blank records."""
-_FEW = 8
-_NEAR = 1e-4
+_RECORDS = 8
+_TOLERANCE = 1e-4
 """How far features may differ, relative to the largest, where the size of a batch is the library's own."""
-_POSITION = 1e-3
+_POSITION_TOLERANCE = 1e-3
 """How far they may differ at another place in a portion, where kernels may add up in another order."""
 _WORDS = ("a", "film", "that", "I", "liked", "not", "at", "all", "1984", "Zürich", "good", "bad")
 
@@ -59,7 +59,7 @@ def check_encoder_is_independent(
         is_own: Whether it is of the user's own, whose portions are as in preparing; then features must agree bit for
             bit, except on an accelerator.
     """
-    size = PORTION if is_own else _FEW
+    size = PORTION if is_own else _RECORDS
     positions = [0, size // 2, size - 1]
     records = _synthetic_records(encoder, size, shape, seed=0)
     # The brightest image and the longest text are among the others, so that what is taken over records changes.
@@ -73,12 +73,12 @@ def check_encoder_is_independent(
     usual, in_others, alone, repeated, at_next = map(encode, (records, others, blank, records, moved))
     _check_form(encoder, usual, size)
     is_exact = is_own and not torch.accelerator.is_available()
-    near = 0.0 if is_exact else _NEAR
+    near = 0.0 if is_exact else _TOLERANCE
     for features, expected, allowed in (
         (repeated, usual, near),
         (in_others[positions], usual[positions], near),
         (alone[positions], usual[positions], near),
-        (np.roll(at_next, -1, axis=0), usual, _POSITION),
+        (np.roll(at_next, -1, axis=0), usual, _POSITION_TOLERANCE),
     ):
         if (
             np.shape(features) != expected.shape

@@ -9,28 +9,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, EncoderSettings, folder_of
+from algorithms.encoders.encoder import UNKNOWN_ORIGIN, Encode, Encoder, EncoderSettings, folder_of
 from algorithms.encoders.images import from_hugging_face_of_images, processor_of
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import digest, imported_library, package_folder, public_folder
 
 _BATCH, _STEP = 32, 32
 """The batch size, and the multiple of tokens to which each text is padded, whatever the length of other texts."""
-_RARE = 5e-5
+_SIF_CONSTANT = 5e-5
 """a in the weight a / (a + p) of a token with frequency p (Arora et al. 2017, "A Simple but Tough-to-Beat
 Baseline").
 """
 _WORD = "\u2581"
 """The prefix of tokens that begin a word."""
-_WITHIN = 0.5
+_INNER_TOKEN_WEIGHT = 0.5
 """The weight of a token within a word, whose vector is an average over all words that contain it."""
-_SPECIAL = 259
+_SPECIAL_TOKENS = 259
 """The number of special tokens in this vocabulary. The merged tokens follow, frequent ones first; single characters
 come last, also by frequency.
 """
 
 
-BETWEEN = "\x1f"
+WORD_SEPARATOR = "\x1f"
 """The separator between the words of a text with tags for each word."""
 _MINILM = "all-minilm-l6-v2"
 _MINILM_ON = "a billion pairs of sentences from public collections, by its authors"
@@ -83,13 +83,13 @@ def wordllama(settings: EncoderSettings) -> Encoder:
 def _weights(tokens: Sequence[str]) -> NDArray[np.float32]:
     """The weight of each token of the vocabulary."""
     single = np.array([len(token) == 1 for token in tokens])
-    ranks = np.maximum(np.arange(len(tokens)) - _SPECIAL, 0) + 1.0
+    ranks = np.maximum(np.arange(len(tokens)) - _SPECIAL_TOKENS, 0) + 1.0
     ranks[single] = np.arange(single.sum()) + 1.0
     shares = 1.0 / (ranks * np.log(len(tokens)))
     within = np.array([not token.startswith(_WORD) for token in tokens])
-    weights: NDArray[np.float32] = (_RARE / (_RARE + shares) * np.where(within, _WITHIN, 1.0)).astype(
-        np.float32
-    )
+    weights: NDArray[np.float32] = (
+        _SIF_CONSTANT / (_SIF_CONSTANT + shares) * np.where(within, _INNER_TOKEN_WEIGHT, 1.0)
+    ).astype(np.float32)
     return weights
 
 
@@ -123,7 +123,7 @@ def from_hugging_face(name: str, settings: EncoderSettings) -> Encoder:
         with folder_of(name) as folder:
             return _transformer(folder, settings)
 
-    return Encoder(f"huggingface/{name}", "texts", int(width), weights, UNKNOWN, load)
+    return Encoder(f"huggingface/{name}", "texts", int(width), weights, UNKNOWN_ORIGIN, load)
 
 
 def tokenizer(name: str, settings: EncoderSettings) -> Encoder:
@@ -158,7 +158,7 @@ def tokenizer(name: str, settings: EncoderSettings) -> Encoder:
         tokenize = _load_tokenizer(name, **of_words)
 
         def both(text: str) -> tuple[list[int], list[int]]:
-            encoded = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
+            encoded = tokenize(text.split(WORD_SEPARATOR), is_split_into_words=True, **how)
             words = [-1 if word is None else word for word in encoded.word_ids()]
             # The word that begins at each token; -1 for later tokens of a word, and for special ones.
             first = [word if word != before else -1 for before, word in pairwise([-1, *words])]
@@ -174,7 +174,7 @@ def tokenizer(name: str, settings: EncoderSettings) -> Encoder:
         "texts",
         settings.length,
         checksum,
-        _MINILM_ON if name == _MINILM else UNKNOWN,
+        _MINILM_ON if name == _MINILM else UNKNOWN_ORIGIN,
         load,
         tokens=len(public),
         padding=int(public.pad_token_id),

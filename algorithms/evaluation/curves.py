@@ -37,7 +37,7 @@ from algorithms.evaluation.intervals import (
 
 _POINTS = 16
 _MAX_HIDDEN, _HIDDEN_GAP = 0.1, 0.25
-_MERGED = "noise hides too many of the bins, and in merged ones errors of opposite signs cancel."
+_MERGED_BINS = "noise hides too many of the bins, and in merged ones errors of opposite signs cancel."
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def calibration_error_of(released: ReleasedHistogram) -> Outcome:
     if not merged:
         return TOO_FEW
     if hidden > _MAX_HIDDEN:
-        return _MERGED
+        return _MERGED_BINS
     sizes = np.array([cells.total(people) for people in merged])
     means = np.array([cells.total(gaps * people) for people in merged]) / sizes
     chances = []

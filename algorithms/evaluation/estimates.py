@@ -27,8 +27,8 @@ from algorithms.evaluation.histogram import (
     target_nodes,
 )
 from algorithms.evaluation.intervals import (
-    DROWNED,
     MAX_NOISE,
+    NOISE_DROWNS_IT,
     TOO_FEW,
     Estimate,
     NoisyCells,
@@ -367,7 +367,7 @@ def macro_f1(
         return TOO_FEW
     expected = ((2 / sizes)[:, None] * right - (2 * hits / sizes**2)[:, None] * named).mean(axis=0)
     if math.sqrt(cells.noise(expected, expected)) > MAX_NOISE:
-        return DROWNED
+        return NOISE_DROWNS_IT
     of_hit, of_named = 2 / totals / len(hits), -2 * hits / totals**2 / len(hits)
     gradient = of_hit @ right + of_named @ named
     bias = np.mean(-2 * (joint + 2 * hits) / totals**2 + 2 * hits * (squares + totals + 2 * hits) / totals**3)
@@ -408,7 +408,7 @@ def _majority(view: NoisyTables) -> Outcome:
     counts, total = of_class @ label_cells.values, cells.total(everyone)
     noise, total_noise = cells.noise(hits[0], hits[0]), cells.noise(everyone, everyone)
     if math.sqrt(noise) > 0.05 * total:
-        return DROWNED
+        return NOISE_DROWNS_IT
     shares = np.clip(counts / total, 0.0, 1.0)
     variances = noise + total_noise * shares**2 + total * shares * (1 - shares)
     deviations = np.sqrt(variances)

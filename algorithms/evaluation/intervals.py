@@ -23,11 +23,11 @@ Z = 1.959964
 MAX_NOISE, MAX_RELATIVE_NOISE = 0.05, 0.1
 """A metric whose standard error by noise alone is above the first, or above this part of its value, if it is in the
 target's units, is drowned."""
-_CLEAR = 4.0
+_MIN_SIGNAL = 4.0
 """Standard deviations of the noise by which a denominator has to be above 0."""
 _HALVINGS = 24
 
-DROWNED = "noise drowns it: there are too few people for this epsilon."
+NOISE_DROWNS_IT = "noise drowns it: there are too few people for this epsilon."
 TOO_FEW = "the released histogram does not show that there are people of this kind: too few for this epsilon."
 
 
@@ -93,7 +93,7 @@ class NoisyCells:
 
     def is_clear(self, weights: Floats) -> bool:
         """Whether a weighted sum is so far above 0 that noise alone does not explain it."""
-        return self.total(weights) > _CLEAR * math.sqrt(self.noise(weights, weights))
+        return self.total(weights) > _MIN_SIGNAL * math.sqrt(self.noise(weights, weights))
 
 
 def independent(values: Floats, noise_std: float, z: float = Z) -> NoisyCells:
@@ -203,7 +203,7 @@ def _invert(
     """
     value = min(max(above / below, minimum), maximum)
     if math.sqrt(max(by_noise, 0.0)) / below > (MAX_RELATIVE_NOISE * abs(value) if has_units else MAX_NOISE):
-        return DROWNED
+        return NOISE_DROWNS_IT
     lowest, highest = bounds
 
     def is_inside(t: float) -> bool:
@@ -279,7 +279,7 @@ def mean_of_sums(total: float, people: float, squares: float, noise: float, peop
         squares: The sum of their squares.
         noise, people_noise: Standard deviations of the independent noise in the first two.
     """
-    if people <= _CLEAR * people_noise or people <= 0:
+    if people <= _MIN_SIGNAL * people_noise or people <= 0:
         return TOO_FEW
     spread = min(max(squares, total * total / people, 0.0), people)
 
@@ -394,7 +394,7 @@ def area_under_curve(values: Floats, people: Floats, noise: Floats, kernel: Floa
     ones = np.ones(len(values))  # weights that add up all bins
     total_noise = math.sqrt(float(ones @ noise @ ones))
     below_n, below_p = float(negatives.sum()), float(positives.sum())
-    if min(below_n, below_p) <= _CLEAR * total_noise:
+    if min(below_n, below_p) <= _MIN_SIGNAL * total_noise:
         return TOO_FEW
     above, below = float(positives @ kernel @ negatives), below_n * below_p
     of_n, of_p = people.T
@@ -446,7 +446,7 @@ def variance_explained(
         z: standard deviations on each side of the interval.
     """
     people, total = float(errors.sum()), float(targets.sum())
-    if min(people / math.sqrt(errors.size), total / math.sqrt(targets.size)) <= _CLEAR * noise_std:
+    if min(people / math.sqrt(errors.size), total / math.sqrt(targets.size)) <= _MIN_SIGNAL * noise_std:
         return TOO_FEW, TOO_FEW
     error, centre = float(errors @ squares) / people, float(targets @ nodes) / total
     spread = np.square(nodes - centre)  # [targets]
@@ -455,7 +455,7 @@ def variance_explained(
     # The centre's variance, by noise and by sampling (V / n): its square is too large by that.
     variance += (noise_std**2 * float(spread.sum()) / total + max(variance, 0.0)) / total
     if variance <= 0:
-        return DROWNED, DROWNED
+        return NOISE_DROWNS_IT, NOISE_DROWNS_IT
     of_error = noise_std**2 * float(np.sum(np.square(squares - error))) / people**2
     of_spread = noise_std**2 * float(np.sum(np.square(spread - variance))) / total**2
 
@@ -480,7 +480,7 @@ def variance_explained(
     )
     explained = unexplained.map(lambda t: 1 - t) if isinstance(unexplained, Estimate) else unexplained
     if math.sqrt(of_spread) > MAX_RELATIVE_NOISE * variance:
-        return explained, DROWNED
+        return explained, NOISE_DROWNS_IT
     # Sampling variance of V, by the fourth moment.
     fourth = max(0.0, float(np.sum(joint * np.square(joint_spread - variance)))) / total**2
     width = z * math.sqrt(fourth + of_spread)

@@ -26,7 +26,7 @@ from algorithms.evaluation.histogram import (
 )
 from algorithms.evaluation.intervals import Estimate, independent, mean_gain, mean_of_sums
 
-_RANGE, _CANDIDATES, _CLEAR, _MAX_TIES = 8.0, 121, 3.0, 0.5
+_RANGE, _CANDIDATES, _MIN_SIGNAL, _MAX_TIES = 8.0, 121, 3.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _without_empty_bins(cells: Floats, noise_std: float) -> Floats:
     """The cells, [bins, 2], but 0 in bins that noise alone explains: far ones would decide the temperature."""
     sizes = cells.sum(axis=1, keepdims=True)
     # A bin's size has the noise of two cells.
-    return np.where(sizes > _CLEAR * math.sqrt(2) * noise_std, cells, 0.0)
+    return np.where(sizes > _MIN_SIGNAL * math.sqrt(2) * noise_std, cells, 0.0)
 
 
 def _half_centres(released: ReleasedHistogram) -> Floats:

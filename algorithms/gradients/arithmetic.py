@@ -20,7 +20,7 @@ from torch import Tensor
 _IN_CACHE = 2**16
 """Numbers that stay in a CPU's cache for several passes."""
 
-_SPREADS = 9
+_MAX_DEVIATIONS = 9
 """Standard deviations from the mean beyond which no Poisson sample is expected to be."""
 
 MAX_SMALLER_SIZES, _WORTH_A_SIZE = 3, 0.01
@@ -98,19 +98,19 @@ def _squares(values: Tensor, dimension: int) -> Tensor:
     return norms.double().square().add_(lost)
 
 
-WHOLE = 64
+KERNEL_BATCH = 64
 """A batch size that fills all products' kernels; its multiples give the same bits with up to `Engine.max_threads`."""
 
-FEWEST = 32
+MIN_KERNEL_BATCH = 32
 """The smallest batch size that fills all kernels."""
 
 
 def round_batch(count: int) -> int:
     """The largest allowed batch size up to `count`: a multiple of 64, or 32, or any smaller number."""
-    return count // WHOLE * WHOLE if count >= WHOLE else min(count, FEWEST)
+    return count // KERNEL_BATCH * KERNEL_BATCH if count >= KERNEL_BATCH else min(count, MIN_KERNEL_BATCH)
 
 
-_SMALL_SIZES = (1, 2, 4, 8, 12, 16, 24, FEWEST, 48)
+_SMALL_SIZES = (1, 2, 4, 8, 12, 16, 24, MIN_KERNEL_BATCH, 48)
 _LARGER_SIZES = *range(64, 128, 16), *range(128, 256, 32), *range(256, 1024, 64)
 _LAST_SIZES = *_SMALL_SIZES, *_LARGER_SIZES
 """The sizes of which a sample's last pass may have some that are smaller than the usual one."""
@@ -118,7 +118,9 @@ _LAST_SIZES = *_SMALL_SIZES, *_LARGER_SIZES
 
 def pass_sizes(maximum: int) -> list[int]:
     """The sizes that passes may have, up to `maximum` records: few below 64, and its multiples."""
-    return [size for size in _SMALL_SIZES if size <= maximum] + [*range(WHOLE, maximum + 1, WHOLE)]
+    return [size for size in _SMALL_SIZES if size <= maximum] + [
+        *range(KERNEL_BATCH, maximum + 1, KERNEL_BATCH)
+    ]
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class PassCounts:
             >>> [round(PassCounts.of(size, 16.0).mean_full, 1) for size in (8, 16, 32)]
             [1.4, 0.4, 0.0]
         """
-        spread = _SPREADS * math.sqrt(expected_batch) + _SPREADS
+        spread = _MAX_DEVIATIONS * math.sqrt(expected_batch) + _MAX_DEVIATIONS
         first, last = int(max(0.0, expected_batch - spread)), int(expected_batch + spread)
         # Log-probabilities of Poisson(expected_batch), up to a constant that `softmax` divides out.
         counts = torch.arange(first, last + 1, dtype=torch.float64)
@@ -205,7 +207,7 @@ def split_passes(rows: S, size: int) -> Iterator[S]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:
+def pad_to_multiple(values: Tensor, step: int = KERNEL_BATCH) -> Tensor:
     """Pad a batch, [batch, ...] with at least one record, to a multiple of `step` by repeating the last record.
 
     A copy is a record that can occur, where a row of zeros may be none, such as a text without words. What is computed

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch
 
-_LARGE = 1e3
+_LARGE_FACTOR = 1e3
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _other_kinds(form: InputSpec, size: int, seed: int, *, has_missing: bool) ->
     """Records to be beside others: large ones, zeros and missing ones."""
     others = form.draw(size, seed)
     missing = [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
-    return [others.times(_LARGE), others.times(0.0), *missing]
+    return [others.times(_LARGE_FACTOR), others.times(0.0), *missing]
 
 
 def _among_others(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_SMALLEST, _LARGEST = 1e-12, 1e12
+_MIN_NORM, _MAX_NORM = 1e-12, 1e12
 """Bounds on norms, well within the range of 32-bit arithmetic."""
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
@@ -205,9 +205,9 @@ class Normalised(_Norm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.stability <= _LARGEST:
+        if not 0.0 <= self.stability <= _MAX_NORM:
             raise ValueError(
-                f"the stability must lie between 0 and {_LARGEST:g}, not {self.stability}; try 0.01."
+                f"the stability must lie between 0 and {_MAX_NORM:g}, not {self.stability}; try 0.01."
             )
 
 
@@ -250,5 +250,7 @@ def rounding_margin(dtype: torch.dtype) -> float:
 
 
 def _check(norm: float) -> None:
-    if not _SMALLEST <= norm <= _LARGEST:
-        raise ValueError(f"a clip norm must lie between {_SMALLEST:g} and {_LARGEST:g}, not {norm}; try 1.0.")
+    if not _MIN_NORM <= norm <= _MAX_NORM:
+        raise ValueError(
+            f"a clip norm must lie between {_MIN_NORM:g} and {_MAX_NORM:g}, not {norm}; try 1.0."
+        )

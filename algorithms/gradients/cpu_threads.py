@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 import torch
 
-SHORT = 1e-2
+SHORT_PASS_SECONDS = 1e-2
 """Seconds that a pass takes one core, below which it has one thread.
 
 Two threads took as long as one at 2 to 8 ms of this estimate, on linear, dense, convolutional and recurrent networks
 and transformers, and two thirds as long at 20 to 40 ms.
 """
 
-EACH_OPERATION, EACH_BYTE = 2.5e-11, 3e-10
+SECONDS_PER_OPERATION, SECONDS_PER_BYTE = 2.5e-11, 3e-10
 """Seconds for each operation of a record and byte of it on one core, measured like those of the engine."""
 
 

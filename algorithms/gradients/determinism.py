@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.model import PerExampleModel
 
-_REFUSED = re.compile(r"(\w+) does not have a deterministic implementation")
+_KERNEL_MESSAGE = re.compile(r"(\w+) does not have a deterministic implementation")
 """PyTorch's message; the group is the name of the kernel."""
 
-_INSTEAD = {
+_REPLACEMENTS = {
     "adaptive_avg_pool": "average pooling with a fixed kernel, or adaptive pooling to a single place",
     "adaptive_max_pool": "max pooling with a fixed kernel",
     "max_pool3d": "average pooling, or max pooling in two dimensions",
@@ -31,13 +31,13 @@ _INSTEAD = {
 
 def unrepeatable_kernel(error: BaseException) -> str | None:
     """The kernel that PyTorch refused since it cannot repeat its results; None for another error."""
-    refused = _REFUSED.search(str(error))
+    refused = _KERNEL_MESSAGE.search(str(error))
     return None if refused is None else refused[1]
 
 
 def refusal_of(kernel: str, model: PerExampleModel, device: torch.device, where: str) -> str:
     """The sentence that refuses a model; where: it computes by the kernel, as " in the layer ..."."""
-    instead = next((advice for part, advice in _INSTEAD.items() if part in kernel), "another operation")
+    instead = next((advice for part, advice in _REPLACEMENTS.items() if part in kernel), "another operation")
     return (
         f"the model {model.name} cannot be trained on the device {device.type}: PyTorch cannot repeat there, bit for"
         f" bit, what is computed{where} ({kernel}), which a resumed run must; use {instead}, or train on the CPU."

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import (
-    FEWEST,
+    KERNEL_BATCH,
     MAX_SMALLER_SIZES,
-    WHOLE,
+    MIN_KERNEL_BATCH,
     PassCounts,
     pad_to_multiple,
     pass_sizes,
@@ -34,7 +34,12 @@ from algorithms.gradients.batch_invariance import (
     sizes_that_agree,
 )
 from algorithms.gradients.clipping import L1, L2, Box, Clipping, Normalised
-from algorithms.gradients.cpu_threads import EACH_BYTE, EACH_OPERATION, SHORT, threads_up_to
+from algorithms.gradients.cpu_threads import (
+    SECONDS_PER_BYTE,
+    SECONDS_PER_OPERATION,
+    SHORT_PASS_SECONDS,
+    threads_up_to,
+)
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
@@ -61,22 +66,22 @@ from algorithms.gradients.vector_ends import VectorEnds
 
 _LOG = logging.getLogger(__name__)
 
-_PASSES = 3
+_PASS_MEMORY = 3
 """Memory for a forward and a backward pass and the norms, as a multiple of what a forward pass saves."""
 
 _CACHED_BYTES = 128e6
 """Memory of a pass with which a CPU is fastest, in bytes."""
 
-_INSPECTED = 3
+_BRIEF_RECORDS = 3
 """The most records in a pass of a brief inspection."""
 
-_MAX_ON_DEVICE = 2**16
+_MAX_BATCH_ON_DEVICE = 2**16
 """The largest physical batch on a device."""
 
-_USUAL, _USUAL_ON_DEVICE = 64, 1024
+_USUAL_BATCH, _USUAL_BATCH_ON_DEVICE = 64, 1024
 """The physical batch if the expected number of records is private, as far as memory allows."""
 
-_PASS, _EACH_KERNEL, _EACH_PARAMETER = 5e-4, 3e-5, 3e-9
+_SECONDS_PER_PASS, _SECONDS_PER_KERNEL, _SECONDS_PER_PARAMETER = 5e-4, 3e-5, 3e-9
 """Seconds of a pass of any size on one core, and those for each operator that it calls and each parameter.
 
 Measured on 18 models of the zoo and three of dense layers, and true to a factor of two for most: an operator costs
@@ -84,7 +89,7 @@ Measured on 18 models of the zoo and three of dense layers, and true to a factor
 samples whole are the largest that are chosen.
 """
 
-_EACH_RECORD = 1.5
+_RECORD_SLOWDOWN = 1.5
 """How much longer a record takes in a pass, with its norm and its share of the sum, than threads are chosen by.
 
 In replayed passes of eleven models that the zoo does not have, records take 1.0 to 2.7 times as long, 8 times in a tiny
@@ -92,28 +97,28 @@ SqueezeBERT, and an operator 13 to 90 microseconds. By these times no sum over a
 longer than with the best sizes; at factors of 1 and 2 some take 9 and 7 % longer.
 """
 
-_OTHER_SIZES = 3
+_MAX_OTHER_SIZES = 3
 """How many usual sizes are compared besides the first, of which some smaller ones do not agree.
 
 With one, and that smaller than the first, sums of these models over samples of 32 and 64 take up to 18 % longer.
 """
 
-_FASTER = 100
+_DEVICE_SPEEDUP = 100
 """How much faster a device computes; any pass takes as long."""
 
 _ROUNDING_ALONE, _ROUNDING_IN_16_BITS = 1e-4, 3e-2
 """Differences of a record's loss between a full pass and one of it alone from which on 64 bits are to decide."""
 
-_SELDOM = 1e-3
+_FEW_FURTHER_PASSES = 1e-3
 """Passes beyond the first in a sample, on average, for which no larger ones are worth their memory."""
 
-_COMPARED, _MAX_SEEDS = 10**9, 8
+_COMPARED_OPERATIONS, _MAX_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
-_REPLAYED_BYTES, _TRACED = 256e6, 0.25
+_REPLAYED_BYTES, _TRACED_SHARE = 256e6, 0.25
 """Memory of a pass, and its share of what passes may take, up to which it is traced, which keeps all its tensors."""
 
-_QUICK, _QUICK_BYTES = 2e9, 5e8
+_QUICK_OPERATIONS, _QUICK_BYTES = 2e9, 5e8
 """Operations, and bytes, of a pass on a CPU up to which a brief inspection computes numbers, not shapes alone."""
 
 
@@ -218,7 +223,7 @@ class Engine:
             self.passes = self.inspection.passes
             is_linear = linear_layer(model.module) is not None
             in_closed_form = expected_batch or 0.0 if is_linear else 0.0
-            self._closed_form_seconds = in_closed_form * EACH_OPERATION * self.inspection.operations
+            self._closed_form_seconds = in_closed_form * SECONDS_PER_OPERATION * self.inspection.operations
             largest = _records_that_fit(self.inspection.cost, memory_mb, device)
             if physical_batch is None:
                 largest = round_batch(largest)
@@ -234,14 +239,14 @@ class Engine:
             self._find_invariant_size(largest, device)
             if expected_batch is not None and physical_batch is None and self._may_have_smaller_sizes(device):
                 self._find_smaller_sizes(largest, expected_batch, device)
-        is_small = self.pass_bytes <= min(_REPLAYED_BYTES, _TRACED * memory_mb * 1e6)
+        is_small = self.pass_bytes <= min(_REPLAYED_BYTES, _TRACED_SHARE * memory_mb * 1e6)
         if is_small and self._may_have_smaller_sizes(device):
             self._replays = Replays()
 
     def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
         if expected_batch is None:
-            usual = _USUAL if device.type == "cpu" else _USUAL_ON_DEVICE
+            usual = _USUAL_BATCH if device.type == "cpu" else _USUAL_BATCH_ON_DEVICE
             return pass_sizes(min(largest, usual))[-1]
         seconds = self._seconds_by_size(largest, expected_batch, device)
         return min(seconds, key=seconds.__getitem__)
@@ -254,15 +259,19 @@ class Engine:
             counts = PassCounts.of(size, expected_batch)
             smaller = counts.smaller_sizes(self._max_smaller_sizes) if has_smaller else ()
             seconds[size] = self._sum_seconds(counts, smaller, device)
-            if counts.mean_full < _SELDOM:
+            if counts.mean_full < _FEW_FURTHER_PASSES:
                 break
         return seconds
 
     def _sum_seconds(self, counts: PassCounts, smaller: tuple[int, ...], device: torch.device) -> float:
         """About how long passes over a sample take one core, if a last pass may have one of the smaller sizes."""
         parameters = self.passes.model.parameter_count
-        fixed = _PASS + _EACH_KERNEL * self.inspection.kernels + _EACH_PARAMETER * parameters
-        each = _EACH_RECORD * self._record_seconds / (1 if device.type == "cpu" else _FASTER)
+        fixed = (
+            _SECONDS_PER_PASS
+            + _SECONDS_PER_KERNEL * self.inspection.kernels
+            + _SECONDS_PER_PARAMETER * parameters
+        )
+        each = _RECORD_SLOWDOWN * self._record_seconds / (1 if device.type == "cpu" else _DEVICE_SPEEDUP)
         return (counts.mean_full + 1.0) * fixed + counts.slots(smaller) * each
 
     def _size_that_fills(self, size: int, physical_batch: int | None, largest: int) -> int:
@@ -276,15 +285,15 @@ class Engine:
                 " there are records, or since its control flow depends on values",
                 model.name,
             )
-        elif physical_batch is None and largest < FEWEST:
+        elif physical_batch is None and largest < MIN_KERNEL_BATCH:
             _LOG.warning(
                 "the model %s processes %d records a pass, since a record needs %.1f MB; passes of %d would be faster,"
                 " and need memory_mb=%d",
                 model.name,
                 size,
                 inspection.cost.each / 1e6,
-                FEWEST,
-                math.ceil((inspection.cost.fixed + FEWEST * inspection.cost.each) / 1e6),
+                MIN_KERNEL_BATCH,
+                math.ceil((inspection.cost.fixed + MIN_KERNEL_BATCH * inspection.cost.each) / 1e6),
             )
         return size
 
@@ -297,7 +306,7 @@ class Engine:
         first = self.physical_batch
         if self.is_random or first == 1:
             return
-        larger = [size for size in pass_sizes(min(largest, WHOLE)) if size > first]
+        larger = [size for size in pass_sizes(min(largest, KERNEL_BATCH)) if size > first]
         for self.physical_batch in (first, *larger):
             if self._is_invariant(device):
                 return
@@ -359,7 +368,7 @@ class Engine:
         self.smaller_sizes, seconds = self._smaller_sizes(expected_batch, device)
         at_best = self._seconds_by_size(largest, expected_batch, device)
         others = sorted(at_best.keys() - {best}, key=lambda size: (at_best[size], size))
-        for size in others[:_OTHER_SIZES]:
+        for size in others[:_MAX_OTHER_SIZES]:
             if at_best[size] >= seconds:
                 break
             self.physical_batch = size  # whose invariance is compared, and with it the smaller sizes
@@ -401,7 +410,9 @@ class Engine:
                         self.inspection.form,
                         usual,
                         smaller,
-                        seeds=max(1, min((self._seeds + 1) // 2, 4 * WHOLE // usual)),  # each compares twice
+                        seeds=max(
+                            1, min((self._seeds + 1) // 2, 4 * KERNEL_BATCH // usual)
+                        ),  # each compares twice
                         has_missing=True,
                     )
         finally:
@@ -468,19 +479,21 @@ class Engine:
         """How often passes are compared: once for a large model, whose many numbers show any rounding."""
         if self.inspection.is_brief:
             return 1
-        affordable = _COMPARED // max(1, self.inspection.operations * self.physical_batch)
-        return max(1, WHOLE // self.physical_batch, min(_MAX_SEEDS, affordable))
+        affordable = _COMPARED_OPERATIONS // max(1, self.inspection.operations * self.physical_batch)
+        return max(1, KERNEL_BATCH // self.physical_batch, min(_MAX_SEEDS, affordable))
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""
         inspection = self.inspection
         if not inspection.is_brief:
-            with threads_up_to(1 if size * self._record_seconds < SHORT else None):
+            with threads_up_to(1 if size * self._record_seconds < SHORT_PASS_SECONDS else None):
                 return fills(self.passes, inspection.form, _sizes(size))
-        is_quick = size * inspection.operations <= _QUICK and size * inspection.cost.each <= _QUICK_BYTES
+        is_quick = (
+            size * inspection.operations <= _QUICK_OPERATIONS and size * inspection.cost.each <= _QUICK_BYTES
+        )
         is_quick &= inspection.form.device.type == "cpu"
         return inspection.layouts is None or fills_briefly(
-            self.passes, inspection.form, (_INSPECTED, size), is_quick=is_quick
+            self.passes, inspection.form, (_BRIEF_RECORDS, size), is_quick=is_quick
         )
 
     def _distribute(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
@@ -581,7 +594,7 @@ class Engine:
     @property
     def threads(self) -> int:
         """The number of CPU threads for a pass, from public numbers: `max_threads`, but one for a short pass."""
-        return self.max_threads if self.pass_seconds >= SHORT else 1
+        return self.max_threads if self.pass_seconds >= SHORT_PASS_SECONDS else 1
 
     @property
     def pass_seconds(self) -> float:
@@ -591,7 +604,9 @@ class Engine:
 
     @property
     def _record_seconds(self) -> float:
-        return EACH_OPERATION * self.inspection.operations + EACH_BYTE * self.inspection.cost.each
+        return (
+            SECONDS_PER_OPERATION * self.inspection.operations + SECONDS_PER_BYTE * self.inspection.cost.each
+        )
 
     @property
     def max_threads(self) -> int:
@@ -600,7 +615,9 @@ class Engine:
         PyTorch splits long elementwise operations between threads, and processes the last numbers before a split
         differently if they do not fill two SIMD vectors. Halves of 64 records in 32 bits or more leave no such numbers.
         """
-        leaves_none = self.physical_batch % WHOLE == 0 and self.passes.model.precision != torch.bfloat16
+        leaves_none = (
+            self.physical_batch % KERNEL_BATCH == 0 and self.passes.model.precision != torch.bfloat16
+        )
         return 2 if leaves_none or self.physical_batch == 1 else 1
 
     @in_full_precision()
@@ -896,13 +913,13 @@ def clip_and_sum(rows: Tensor, clipping: L1 | L2 | Box) -> Tensor:
 
 
 def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> int:
-    """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
+    """How many records fit into memory; on a CPU no more than is fast, but at least `KERNEL_BATCH` if that fits."""
     is_cpu = device.type == "cpu"
-    saved = _PASSES * (cost.saved + cost.materialized)
+    saved = _PASS_MEMORY * (cost.saved + cost.materialized)
     maximum = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
-    best = max(WHOLE, _CACHED_BYTES / saved) if is_cpu else math.inf
+    best = max(KERNEL_BATCH, _CACHED_BYTES / saved) if is_cpu else math.inf
     free = memory_mb * 1e6 - cost.fixed
-    return max(1, int(min(free / maximum, best, MAX_RECORDS if is_cpu else _MAX_ON_DEVICE)))
+    return max(1, int(min(free / maximum, best, MAX_RECORDS if is_cpu else _MAX_BATCH_ON_DEVICE)))
 
 
 def _digest(record: PerExampleGradients) -> int:
@@ -919,5 +936,5 @@ def _halves(inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _sizes(physical_batch: int) -> list[int]:
     """Batch sizes to inspect: the smallest, twice that and the largest; for a single size also half of it."""
-    minimum = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
+    minimum = min(MIN_KERNEL_BATCH if physical_batch == KERNEL_BATCH else KERNEL_BATCH, physical_batch)
     return sorted({minimum, 2 * minimum, physical_batch})

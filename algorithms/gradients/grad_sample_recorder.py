@@ -111,7 +111,8 @@ def for_complex(rule: Rule) -> Rule:
 class Call(NamedTuple):
     """A call of a torch function, with the layouts of the tensors that it takes and returns.
 
-    A layout is None for a tensor without a batch dimension, and UNKNOWN if the shape depends on the batch otherwise.
+    A layout is None for a tensor without a batch dimension, and UNKNOWN_LAYOUT if the shape depends on the batch
+    otherwise.
     """
 
     name: str
@@ -127,7 +128,7 @@ class Call(NamedTuple):
 Layouts = tuple[Call, ...]
 """All uses of parameters in a forward pass, in order."""
 
-UNKNOWN = Layout(-1, 0)
+UNKNOWN_LAYOUT = Layout(-1, 0)
 
 _SMALL_VIEW = 2**11
 """A record's numbers in an output up to which keeping it until the loss costs less than another tensor of it."""
@@ -147,7 +148,7 @@ def _layouts(
     if len(few) != len(more):
         raise UnrecordedError("the model uses its parameters differently for another number of records")
     return tuple(
-        None if a == b else layout_of(a, b, *counts) or UNKNOWN for a, b in zip(few, more, strict=True)
+        None if a == b else layout_of(a, b, *counts) or UNKNOWN_LAYOUT for a, b in zip(few, more, strict=True)
     )
 
 
@@ -228,7 +229,7 @@ class RecordedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
-        recorder, keywords = _HERE.recorder, kwargs or {}
+        recorder, keywords = _THREAD.recorder, kwargs or {}
         # Within, calls of a rule on recorded tensors are not reported again.
         with torch._C.DisableTorchFunctionSubclass():
             use, bringing = (_run_again, None) if recorder is None else (recorder.use, recorder.bringing)
@@ -246,7 +247,7 @@ def reporting_functions() -> ProcessSetting:
 
 
 def _takes_recorded(args: Args) -> bool:
-    return _HERE.recorder is not None or any(isinstance(leaf, RecordedTensor) for leaf in tensors_in(args))
+    return _THREAD.recorder is not None or any(isinstance(leaf, RecordedTensor) for leaf in tensors_in(args))
 
 
 _REPORTING = reporting_applied(_takes_recorded)
@@ -288,8 +289,8 @@ class OpaqueLayer:
         """The layer's forward pass within a recorder's block."""
         parts = self._layer.named_parameters()
         parameters = {name: part for name, part in parts if isinstance(part, RecordedTensor)}
-        assert _HERE.recorder is not None
-        return _HERE.recorder.report(self, (parameters, *args), kwargs)
+        assert _THREAD.recorder is not None
+        return _THREAD.recorder.report(self, (parameters, *args), kwargs)
 
 
 @contextmanager
@@ -334,12 +335,12 @@ class _Here(threading.local):
     recorder: "GradSampleRecorder | None" = None
 
 
-_HERE = _Here()
+_THREAD = _Here()
 
 
 def active_recorder() -> "GradSampleRecorder | None":
     """The recorder in whose block this thread is."""
-    return _HERE.recorder
+    return _THREAD.recorder
 
 
 class GradSampleRecorder:
@@ -397,7 +398,7 @@ class GradSampleRecorder:
         self._before: GradSampleRecorder | None = None
 
     def __enter__(self) -> "GradSampleRecorder":
-        self._before, _HERE.recorder = _HERE.recorder, self
+        self._before, _THREAD.recorder = _THREAD.recorder, self
         if self._noting is not None:
             self._noting.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -405,7 +406,7 @@ class GradSampleRecorder:
     def __exit__(self, *reason: Any) -> None:
         if self._noting is not None:
             self._noting.__exit__(*reason)  # type: ignore[no-untyped-call]
-        _HERE.recorder, self._before = self._before, None
+        _THREAD.recorder, self._before = self._before, None
 
     def saving(self) -> AbstractContextManager[Any]:
         """A context for the forward pass, in which autograd saves no copies of parameters that are elsewhere."""
@@ -542,7 +543,7 @@ class GradSampleRecorder:
     def layout_if_any(self, tensor: Tensor) -> Layout | None:
         """The layout of a tensor of this call; None if all records share it."""
         layout = self._here.get(id(tensor))
-        if layout == UNKNOWN:
+        if layout == UNKNOWN_LAYOUT:
             raise UnrecordedError("a tensor that grows with the records in more than one dimension")
         return layout
 
@@ -552,7 +553,7 @@ class GradSampleRecorder:
         if (
             len(self.output_layouts) != 1
             or self.output_layouts[0] is None
-            or self.output_layouts[0] == UNKNOWN
+            or self.output_layouts[0] == UNKNOWN_LAYOUT
         ):
             raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
         return self.output_layouts[0]

@@ -22,11 +22,11 @@ from algorithms.gradients.passes import Passes
 from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch
 
-_FEW, MANY = 3, 64
+_ODD_COUNT, USUAL_COUNT = 3, 64
 """An odd number of records, and a usual pass's: some layers mix records only in batches of some sizes."""
 
 _FEW_SEEDS, _MANY_SEEDS = 5, 100
-_LARGE = 1e3
+_LARGE_FACTOR = 1e3
 """The factor between large records and ordinary ones."""
 
 
@@ -166,23 +166,23 @@ def check_apart(probe: ModelProbe) -> bool:
     among others.
     """
     constants = () if probe.form.dtype.is_floating_point else probe.form.constants
-    seen = probe.observe(probe.draw(_FEW, 0))
+    seen = probe.observe(probe.draw(_ODD_COUNT, 0))
     sample = seen.sample
     check_shape(probe, seen)
-    is_random = probe.varies(probe.observe(probe.draw(MANY, 0)), _MANY_SEEDS)
-    others = probe.draw(_FEW, 1)
-    contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
+    is_random = probe.varies(probe.observe(probe.draw(USUAL_COUNT, 0)), _MANY_SEEDS)
+    others = probe.draw(_ODD_COUNT, 1)
+    contexts = [others, others.times(_LARGE_FACTOR), others.times(0.0), others.times(math.nan)]
     contexts = _distinct(contexts + [others.all_of(constant) for constant in constants])
-    for shown in _distinct([sample, sample.times(_LARGE), sample.with_holes()]):
-        _check_places(probe, shown, contexts, range(_FEW), alone=not is_random)
+    for shown in _distinct([sample, sample.times(_LARGE_FACTOR), sample.with_holes()]):
+        _check_places(probe, shown, contexts, range(_ODD_COUNT), alone=not is_random)
     for constant in constants:
-        _check_places(probe, sample.all_of(constant), [probe.draw(_FEW, 1)], (0,), alone=not is_random)
+        _check_places(probe, sample.all_of(constant), [probe.draw(_ODD_COUNT, 1)], (0,), alone=not is_random)
     check_many_apart(probe, alone=not is_random)
     _check_losses_apart(probe, sample)
     if not is_random:
-        large = sample.times(_LARGE)
+        large = sample.times(_LARGE_FACTOR)
         is_scaled = not torch.equal(large.inputs, sample.inputs)
-        for weight in (1.0, _LARGE):
+        for weight in (1.0, _LARGE_FACTOR):
             of_sample = _gradients_alone(probe, sample, weight)
             _check_gradients_apart(probe, sample, of_sample, weight)
             if is_scaled:
@@ -193,7 +193,7 @@ def check_apart(probe: ModelProbe) -> bool:
         return False
     with still(probe.passes.model.module):
         try:
-            is_steady = not probe.varies(probe.observe(probe.draw(MANY, 0)), _MANY_SEEDS)
+            is_steady = not probe.varies(probe.observe(probe.draw(USUAL_COUNT, 0)), _MANY_SEEDS)
         except Exception:  # the loss may reject outputs of evaluation mode
             is_steady = False
         if is_steady:
@@ -210,15 +210,15 @@ def _distinct(samples: Sequence[SyntheticBatch]) -> list[SyntheticBatch]:
     ]
 
 
-def check_many_apart(probe: ModelProbe, *, alone: bool, count: int = MANY) -> None:
+def check_many_apart(probe: ModelProbe, *, alone: bool, count: int = USUAL_COUNT) -> None:
     """`check_apart` for as many records as a pass may have; alone: whether each is also compared alone."""
-    many, others = probe.draw(count, 2), probe.draw(count, 3).times(_LARGE)
+    many, others = probe.draw(count, 2), probe.draw(count, 3).times(_LARGE_FACTOR)
     _check_places(probe, many, [others], (0, count // 2, count - 1), alone=alone)
 
 
 def crowd(probe: ModelProbe) -> SyntheticBatch:
     """A large record, and twice the second of `draw(2, 0)`, which fills experts of limited capacity."""
-    large = probe.draw(1, 4).times(_LARGE)
+    large = probe.draw(1, 4).times(_LARGE_FACTOR)
     copies = probe.draw(2, 0).take([1, 1, 1])
     return large.among(copies, 0)
 
@@ -241,11 +241,11 @@ def check_apart_briefly(
     """
     others = probe.draw(2, 1)
     factors = [math.nan] if probe.form.dtype.is_floating_point else []
-    for factor in [*factors, _LARGE] if is_random else factors:
+    for factor in [*factors, _LARGE_FACTOR] if is_random else factors:
         _check_same(probe, few, 1, few.sample.among(others.times(factor), 1), 1)
     for seed in range(1, _FEW_SEEDS) if is_random and not draws_masks else ():
         drawn = replace(probe, seed=seed)
-        _check_same(drawn, drawn.observe(few.sample), 1, few.sample.among(others.times(_LARGE), 1), 1)
+        _check_same(drawn, drawn.observe(few.sample), 1, few.sample.among(others.times(_LARGE_FACTOR), 1), 1)
     with still(probe.passes.model.module) if is_random else nullcontext():
         if is_random:
             try:
@@ -259,8 +259,8 @@ def check_apart_briefly(
         for seen, index in pairs:
             _check_same(probe, seen, index, its, 0)
         if is_quick:
-            many = probe.observe(probe.draw(MANY, 2))
-            for index in (0, MANY // 2, MANY - 1):
+            many = probe.observe(probe.draw(USUAL_COUNT, 2))
+            for index in (0, USUAL_COUNT // 2, USUAL_COUNT - 1):
                 _check_same(probe, many, index, many.sample.alone(index), 0)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients.arithmetic import WHOLE, pad_to_multiple
+from algorithms.gradients.arithmetic import KERNEL_BATCH, pad_to_multiple
 from algorithms.gradients.clipping import (
     L1,
     Affine,
@@ -36,16 +36,16 @@ from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.parameter_gradients import product_in_64_bits
 from algorithms.gradients.sparse_linear import sparse_linear
 
-_HELD = 2**25
+_COPIED_NUMBERS = 2**25
 """Size of the features, in numbers, up to which a second copy in 64 bits is kept."""
 
-_LONGEST = 1e18
+_MAX_RECORD_NORM = 1e18
 """The norm up to which a record's outputs and clipping factors are normal numbers in 32 bits."""
 
 _PRODUCT = 2**11
 """How many records' outputs are one product."""
 
-_TOGETHER = 2**17
+_OUTPUTS_AT_ONCE = 2**17
 """How many outputs are computed together, so that they fit into a core's cache."""
 
 _EXPONENT = 80.0
@@ -223,7 +223,7 @@ def losses_of(model: PerExampleModel, labels: Tensor) -> Losses:
 
 def blocks(records: int, numbers: int) -> list[slice]:
     """Slices of records to compute together if each needs this many numbers."""
-    size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)  # a multiple of 64, as passes have
+    size = max(64, _OUTPUTS_AT_ONCE // max(numbers, 1) // 64 * 64)  # a multiple of 64, as passes have
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 
@@ -317,7 +317,7 @@ class LinearRecords:
         # [p + 1, n] with a bias, else [p, n]
         features = _by_feature(layer_inputs(model.module, inputs), layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
-        usual = norms[1] <= _LONGEST  # [n]; false for NaN, too
+        usual = norms[1] <= _MAX_RECORD_NORM  # [n]; false for NaN, too
         # For other records, outputs that are affine in the step would be inf - inf, so their losses are computed for
         # each candidate. Zeros replace them here, which keeps the other records' positions.
         self._odd = torch.nonzero(~usual)[:, 0]  # the one wait for a device
@@ -327,10 +327,10 @@ class LinearRecords:
         self._losses = losses_of(model, labels)
         self._whole_products = _fill_products(self._losses.orient(features), product)
         self._features = self._whole_products[:, : len(labels)]
-        self._wide = self._features.double() if self._features.numel() <= _HELD else None
+        self._wide = self._features.double() if self._features.numel() <= _COPIED_NUMBERS else None
         self._norms = {order: torch.where(usual, values, 0.0) for order, values in norms.items()}
         self._inverse_norms = {
-            order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
+            order: (1.0 / values.clamp(min=1.0 / _MAX_RECORD_NORM)).to(features.dtype)
             for order, values in self._norms.items()
         }
         self._cached: CachedOutputs | None = None
@@ -563,7 +563,7 @@ def _norms(features: Tensor, order: int) -> Tensor:
     norms = torch.empty(count, dtype=torch.float64, device=features.device)
     for records in blocks(count, len(features)):  # `vector_norm` takes 3 times as long along this dimension
         # Whole vectors of records: what is left at a tensor's end is summed one by one, with other last bits.
-        values = _fill_products(features[:, records], WHOLE).abs().double()
+        values = _fill_products(features[:, records], KERNEL_BATCH).abs().double()
         sums = (values if order == 1 else values.square()).sum(dim=0)  # over features, [records]
         norms[records] = sums[: records.stop - records.start]
     return norms if order == 1 else norms.sqrt_()

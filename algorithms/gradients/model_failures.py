@@ -16,7 +16,7 @@ from algorithms.gradients.errors import ProcessLostError, RecordsNotIndependentE
 from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.synthetic_inputs import InputSpec
 
-_OURS = (Path(torch.__file__).parent, Path(__file__).parent)
+_LIBRARY_FOLDERS = (Path(torch.__file__).parent, Path(__file__).parent)
 """Folders whose lines of code are not the model's own."""
 _WRAPPERS = r"(module\.)+"
 """The prefix of layer names in modules that wrap a model, as for named inputs or for people with several records."""
@@ -91,7 +91,7 @@ def where_raised(error: Exception, model: PerExampleModel) -> str:
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
     lines = traceback.extract_tb(error.__traceback__)
     # A class of models may come with wrappers and losses of its own, which are not the user's code either.
-    foreign = (*_OURS, Path(inspect.getfile(type(model))).parent)
+    foreign = (*_LIBRARY_FOLDERS, Path(inspect.getfile(type(model))).parent)
     model_lines = [
         line for line in lines if not any(folder in Path(line.filename).parents for folder in foreign)
     ]

@@ -33,7 +33,7 @@ RecordWeights: TypeAlias = Tensor | dict[str, Tensor]
 always these, never a layer's."""
 
 
-_MEASURED = ("_small", "_whole_norms")
+_KEPT_WITHOUT_PADDING = ("_small", "_whole_norms")
 """Cached properties that do not depend on how many records are padding."""
 
 
@@ -203,7 +203,7 @@ class PerExampleGradients:
     @property
     def measured(self) -> dict[str, object]:
         """What norms have left of all records, padding included, for sums to use."""
-        return {name: vars(self)[name] for name in _MEASURED if name in vars(self)}
+        return {name: vars(self)[name] for name in _KEPT_WITHOUT_PADDING if name in vars(self)}
 
     def with_measured(self, measured: dict[str, object]) -> "PerExampleGradients":
         """The same with what `measured` is of the same gradients."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from algorithms.gradients.arithmetic import FEWEST
+from algorithms.gradients.arithmetic import MIN_KERNEL_BATCH
 from algorithms.gradients.clipping import L2
-from algorithms.gradients.cpu_threads import EACH_OPERATION, SHORT, threads_up_to
+from algorithms.gradients.cpu_threads import SECONDS_PER_OPERATION, SHORT_PASS_SECONDS, threads_up_to
 from algorithms.gradients.errors import RecordsNotIndependentError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
@@ -28,7 +28,7 @@ from algorithms.gradients.grad_sample_recorder import (
     interleave,
 )
 from algorithms.gradients.independence import (
-    MANY,
+    USUAL_COUNT,
     ModelProbe,
     ObservedLosses,
     check_apart,
@@ -57,21 +57,21 @@ from algorithms.gradients.passes import Passes, PinnedBranches
 from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, form_of, near_start
 
-_FEW, _MORE = 3, 17
+_FEW_RECORDS, _MORE_RECORDS = 3, 17
 """Numbers of records in two traced passes; the dimensions that differ between the passes are those of the batch."""
-_LARGE = 1e3
+_LARGE_FACTOR = 1e3
 """By how much made-up records or their losses are scaled, to find what mixes records at large values alone."""
 _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
-_LITTLE = 1e8
+_CROWD_COST = 1e8
 """Operations, and bytes, of a forward pass of very many records; it finds dependence that only large batches have."""
 MAX_RECORDS = 2**12
 """The largest number of records in a pass on a CPU."""
-_TRIES = 6
+_MAX_OPAQUE_ROUNDS = 6
 """How often layers are added to those that are seen as opaque."""
-_FRAGMENTED = 1.25
+_FRAGMENTATION = 1.25
 """Memory of a CPU's process for each byte of tensors: malloc does not fill all gaps between those that are left."""
-_SCRATCH = 1e8
+_SCRATCH_BYTES = 1e8
 """Memory in bytes that libraries and blocks in 64 bits take besides in a pass, at most; less for small models."""
 _ROUNDING = 1e-2
 """Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
@@ -117,8 +117,8 @@ class PassCost:
         """The same with what a CPU's process holds besides tensors, for a model with these parameters [d]."""
         if parameters.device.type != "cpu":
             return self
-        fixed = _FRAGMENTED * self.fixed + min(_SCRATCH, parameters.nbytes)
-        return replace(self, fixed=int(fixed), each=int(_FRAGMENTED * self.each))
+        fixed = _FRAGMENTATION * self.fixed + min(_SCRATCH_BYTES, parameters.nbytes)
+        return replace(self, fixed=int(fixed), each=int(_FRAGMENTATION * self.each))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def check_apart_at(passes: Passes, form: InputSpec, count: int) -> None:
 
 def _memory_of_a_record(passes: Passes, parameters: Tensor, form: InputSpec) -> tuple[int, int]:
     """The bytes that a record takes in 64 bits in a forward pass, and in a recorded pass with its graph."""
-    few = form.draw(_FEW, 0)
+    few = form.draw(_FEW_RECORDS, 0)
     forward, _ = _measure(few, lambda records: passes.losses(parameters, records.inputs, records.labels))
     back, _ = _measure(few, lambda records: passes.gradients(parameters, records.inputs, records.labels))
     return 2 * forward.each, 4 * back.each
@@ -284,7 +284,7 @@ class _DescribedModel:
     @property
     def few(self) -> SyntheticBatch:
         """The records of the first trace."""
-        return self.form.draw(2 if self.is_brief else _FEW, 0)
+        return self.form.draw(2 if self.is_brief else _FEW_RECORDS, 0)
 
     def with_decisions(self, **decided: Any) -> Self:
         """The same with other decisions for the passes; see `Passes`."""
@@ -361,10 +361,10 @@ def _describe_records(passes: Passes, spec: InputSpec, limits: InspectionLimits)
     is_light = operations.count + 20 * len(parameters) <= limits.full_operations
     with _threads_for(operations.count):
         forward, back = _memory_of_a_record(passes, parameters, form) if is_light else (0, 0)
-        needs_much = max(MANY * forward, _MORE * back) > limits.full_bytes
+        needs_much = max(USUAL_COUNT * forward, _MORE_RECORDS * back) > limits.full_bytes
         is_brief = not is_light or needs_much
         if not is_brief:
-            form = form_of(passes, parameters, spec, _MORE)
+            form = form_of(passes, parameters, spec, _MORE_RECORDS)
         in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
         probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
         return _DescribedModel(
@@ -374,15 +374,15 @@ def _describe_records(passes: Passes, spec: InputSpec, limits: InspectionLimits)
             operations=operations.count,
             record_bytes=forward,
             is_brief=is_brief,
-            has_crowd=operations.count * MANY <= limits.crowd_operations and not needs_much,
+            has_crowd=operations.count * USUAL_COUNT <= limits.crowd_operations and not needs_much,
             probe32=probe32,
-            probe64=probe32 if is_brief else _in_64_bits(probe32, form.draw(_MORE, 0)),
+            probe64=probe32 if is_brief else _in_64_bits(probe32, form.draw(_MORE_RECORDS, 0)),
         )
 
 
 def _threads_for(operations: int) -> AbstractContextManager[None]:
     """One CPU thread if passes of many records with so many operations each are short."""
-    return threads_up_to(1 if MANY * operations * EACH_OPERATION < SHORT else None)
+    return threads_up_to(1 if USUAL_COUNT * operations * SECONDS_PER_OPERATION < SHORT_PASS_SECONDS else None)
 
 
 def _choose_passes(described: _DescribedModel) -> _RunnableModel:
@@ -406,11 +406,11 @@ def _choose_passes(described: _DescribedModel) -> _RunnableModel:
             described, first = described.with_decisions(uses_double_backward=True), again
     check_shape(described.probe32, first.seen)
     if described.is_brief:
-        samples = [few, *([described.form.draw(_MORE, 1)] if described.has_crowd else [])]
+        samples = [few, *([described.form.draw(_MORE_RECORDS, 1)] if described.has_crowd else [])]
     else:
-        plain = described.probe64.draw(_FEW, 0)
-        samples = [plain, plain.times(10.0), plain.times(_LARGE), plain.times(0.0), plain.with_holes()]
-        samples.append(described.probe64.draw(_MORE, 1))
+        plain = described.probe64.draw(_FEW_RECORDS, 0)
+        samples = [plain, plain.times(10.0), plain.times(_LARGE_FACTOR), plain.times(0.0), plain.with_holes()]
+        samples.append(described.probe64.draw(_MORE_RECORDS, 1))
     pinned_branches, first = _resolve_branches(described.probe32, described.probe64, first, samples)
     described = described.with_decisions(
         pinned_branches=pinned_branches or (), expects_zeros=first.tracer.has_products
@@ -423,7 +423,7 @@ def _check_independence(runnable: _RunnableModel) -> _IndependentModel:
     probe32, probe64, first = runnable.probe32, runnable.probe64, runnable.first
     try:
         check_first_records(runnable.unused, probe32)
-        more = crowd(probe32) if runnable.is_brief else runnable.form.draw(_MORE, 0)
+        more = crowd(probe32) if runnable.is_brief else runnable.form.draw(_MORE_RECORDS, 0)
         second = _trace(probe32, more, other=first.recorder)
         if runnable.is_brief:
             is_random = _check_briefly(probe32, first, second, is_quick=runnable.has_crowd)
@@ -441,8 +441,8 @@ def _check_independence(runnable: _RunnableModel) -> _IndependentModel:
     if not runnable.is_brief and not is_random:
         # A dependence that begins with more records than a run's passes have is a mistake all the same, such as a
         # capacity per batch.
-        count = min(MAX_RECORDS, int(_LITTLE / max(1, runnable.operations, runnable.record_bytes)))
-        if count > MANY:  # so many are compared by `check_apart`
+        count = min(MAX_RECORDS, int(_CROWD_COST / max(1, runnable.operations, runnable.record_bytes)))
+        if count > USUAL_COUNT:  # so many are compared by `check_apart`
             check_many_apart(probe64, alone=True, count=count)
     return _IndependentModel(**vars(runnable), second=second, is_random=is_random)
 
@@ -475,7 +475,7 @@ def _record(independent: _IndependentModel) -> _RecordableModel:
         by = f" ({read})" if read else ""
         raise UnrecordedError(f"its control flow may depend on the values of a tensor{by}; masks are faster")
     independent = independent.with_decisions(keeps_views=True)
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(_MAX_OPAQUE_ROUNDS)):
         try:
             with _recording():
                 learned = _learn_layouts(independent)
@@ -510,7 +510,8 @@ def _summarize(recordable: _RecordableModel) -> ModelInspection:
     """What is needed after the inspection."""
     passes, probe32 = recordable.passes, recordable.probe32
     parameters, cost = probe32.parameters, recordable.cost
-    # A brief inspection measures no saved tensors; a pass takes about three times as much as these (`engine._PASSES`).
+    # A brief inspection measures no saved tensors. A pass takes about three times as much as they do, see
+    # `engine._PASS_MEMORY`.
     saved = cost.each // 3 if recordable.is_brief else _saved_each(passes, parameters, recordable.form)
     is_narrow = recordable.first.tracer.is_narrow or passes.model.precision == torch.bfloat16
     return ModelInspection(
@@ -602,7 +603,9 @@ def _learn_layouts(independent: _IndependentModel) -> _LearnedLayouts:
     if independent.is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
-    for other in () if independent.is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
+    for other in (
+        () if independent.is_brief else (more.times(_LARGE_FACTOR), more.times(0.0), more.with_holes())
+    ):
         recorder = _trace(independent.probe32, other, other=first.recorder).recorder
         if recorder is None or recorder.shapes != second.recorder.shapes:
             raise UnrecordedError("a size depends on the values of the records")
@@ -643,13 +646,13 @@ def _check_recorded(independent: _IndependentModel, layouts: Layouts) -> _Learne
 def _check_gradients_fully(independent: _IndependentModel, layouts: Layouts) -> None:
     """Compare recorded gradients with autograd's in 64 bits, and then in the precision of training."""
     probe32, probe64 = independent.probe32, independent.probe64
-    for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shorten()):
+    for sample in (probe64.draw(_FEW_RECORDS, 0), probe64.draw(_MORE_RECORDS, 0).shorten()):
         _check_gradients(probe64, sample, layouts)
     if not probe64.is_exact:
         return
     precision = independent.passes.model.precision
     trained = probe32.with_decisions(model=replace(probe32.passes.model, precision=precision))
-    sample, gradients = _record_finite(trained, probe32.draw(FEWEST, 0), layouts)
+    sample, gradients = _record_finite(trained, probe32.draw(MIN_KERNEL_BATCH, 0), layouts)
     try:
         _compare(trained, sample, gradients)
     except UnrecordedError:
@@ -669,15 +672,15 @@ def _check_gradients_briefly(
         independent.limits.gradient_tolerance,
     )
     if gradients is None:
-        _check_gradients(probe, few, layouts, tolerance, _LARGE)
+        _check_gradients(probe, few, layouts, tolerance, _LARGE_FACTOR)
         return
     try:
-        _compare(probe, compared, gradients, tolerance, _LARGE)
+        _compare(probe, compared, gradients, tolerance, _LARGE_FACTOR)
     except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
         exact = _in_64_bits(probe, few)
         if not exact.is_exact:
             raise
-        _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
+        _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE_FACTOR)
         _compare_rounding(probe, exact, compared, gradients, tolerance)
 
 
@@ -804,11 +807,11 @@ def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
     if not any(isinstance(layer, nn.RNNBase) for layer in probe32.passes.model.module.modules()):
         return False
     if (
-        trace_model(probe32.passes, probe32.parameters, probe32.draw(_FEW, 0)).data_dependent_read
+        trace_model(probe32.passes, probe32.parameters, probe32.draw(_FEW_RECORDS, 0)).data_dependent_read
         != "pack_padded_sequence"
     ):
         return False
-    sample, others = (probe64.draw(_FEW, seed) for seed in range(2))
+    sample, others = (probe64.draw(_FEW_RECORDS, seed) for seed in range(2))
     samples = [sample, sample.shorten(), sample.with_holes(), others.times(0.0)]
     return _agrees_with_single_records(probe64, replace(probe64.passes, unpacks=True), samples)
 
@@ -963,7 +966,7 @@ def _compare_rounding(
 def _saved_each(passes: Passes, parameters: Tensor, form: InputSpec) -> int:
     """Bytes that autograd saves for each record, from passes with few and with more records."""
     sizes = []
-    for sample in (form.draw(_FEW, 0), form.draw(_MORE, 0)):
+    for sample in (form.draw(_FEW_RECORDS, 0), form.draw(_MORE_RECORDS, 0)):
         sizes_by_storage: dict[int, int] = {}
 
         def note(tensor: Tensor, sizes_by_storage: dict[int, int] = sizes_by_storage) -> Tensor:
@@ -974,4 +977,4 @@ def _saved_each(passes: Passes, parameters: Tensor, form: InputSpec) -> int:
         with suppress(RuntimeError), same_randomness(), hooks:  # torch.func does not support these hooks
             passes.gradients(parameters, sample.inputs, sample.labels)
         sizes.append(sum(sizes_by_storage.values()))
-    return (sizes[1] - sizes[0]) // (_MORE - _FEW)
+    return (sizes[1] - sizes[0]) // (_MORE_RECORDS - _FEW_RECORDS)

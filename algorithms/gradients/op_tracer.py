@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, tensors_in
 from algorithms.gradients.passes import (
-    CHECKING,
+    VALUE_CHECKS,
     Passes,
     PinnedBranch,
     is_branch_condition,
@@ -61,7 +61,7 @@ _OF_NO_VALUE = (
 _MASKS = (_ATEN.bernoulli, _ATEN.bernoulli_, _ATEN.native_dropout)
 _MANY_DRAWN = 128
 """Numbers in a mask from which any seed shows what others would: one decision or order may be as if none was drawn."""
-_NARROW = (torch.bfloat16, torch.float16)
+_NARROW_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,10 @@ class OpTracer(TracerMode):
         self.has_products |= kind is _ATEN.prod
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws_masks &= kind in _MASKS and outputs[-1].numel() >= _MANY_DRAWN
-        self.is_narrow |= any(tensor.dtype in _NARROW for tensor in outputs)
-        self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in outputs if of_records)
+        self.is_narrow |= any(tensor.dtype in _NARROW_DTYPES for tensor in outputs)
+        self.is_short |= any(
+            tensor.dtype in (torch.float32, *_NARROW_DTYPES) for tensor in outputs if of_records
+        )
         numbers = [tensor for tensor in outputs if tensor.dtype != torch.uint8]  # bytes are workspace
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
         if kind is _ATEN.set_ and len(inputs) == 1:  # memory that no operation wrote, as in `copy.deepcopy`
@@ -273,7 +275,7 @@ class _ReadingFunctions(TorchFunctionMode):
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         args, kwargs = with_pinned_numbers(self, func, args), kwargs or {}
-        if func in CHECKING:
+        if func in VALUE_CHECKS:
             # PyTorch leaves a mode while the mode handles a call, so the calls within would be hidden.
             with self:
                 return with_visible_calls(func)(*args, **kwargs)

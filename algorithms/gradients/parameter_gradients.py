@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import (
-    FEWEST,
+    MIN_KERNEL_BATCH,
     absolute_norms,
     add_rounding_margin,
     round_batch,
@@ -34,7 +34,7 @@ _IN_CACHE = 2**18
 _AT_LEAST = 4
 """The smallest number of records at a time; with fewer, function calls cost more than the cache saves."""
 
-_VAGUE = 1e-2
+_MAX_DISTANCE_ERROR = 1e-2
 """The largest relative error of a squared distance in 32 bits; above it, distances are computed in 64 bits."""
 
 _ON_DEVICE = 2**27
@@ -43,13 +43,13 @@ _ON_DEVICE = 2**27
 _ROWS = 256
 """The number of rows from which a product's arithmetic takes longer than its memory traffic."""
 
-_LARGE = 2**19
+_LARGE_PARAMETER = 2**19
 """Size of a parameter above which the gradients of a few records do not fit a CPU's cache."""
 
 FEW_NUMBERS = 1024
 """Size of a parameter whose gradients are always materialised, to be processed with others: calls cost more."""
 
-_FEW, _SHORT = 8, 64
+_MAX_PRODUCTS, _MAX_PRODUCTS_ALONE = 8, 64
 """Outer products per record up to which 64-bit products beat materialising small and large gradients."""
 
 
@@ -59,7 +59,7 @@ def is_formed_singly(values: Tensor, numbers: int) -> bool:
     They are computed twice, for the norms and for the sum, by the same product and so with the same bits. This is
     faster than reading them from memory.
     """
-    return values.device.type == "cpu" and numbers > _LARGE
+    return values.device.type == "cpu" and numbers > _LARGE_PARAMETER
 
 
 def prefers_gram(
@@ -186,7 +186,7 @@ def _singly(inputs: Tensor, grad_outputs: Tensor) -> Iterator[tuple[Tensor, Tens
 
 def is_short(length: int, *, is_single: bool) -> bool:
     """Whether `add_short` sums gradients of this many outer products; is_single: see `is_formed_singly`."""
-    return length <= (_SHORT if is_single else _FEW)
+    return length <= (_MAX_PRODUCTS_ALONE if is_single else _MAX_PRODUCTS)
 
 
 def add_short(inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor) -> None:
@@ -325,7 +325,10 @@ def product_distances(
     """
     inputs, grad_outputs = wide(inputs), wide(grad_outputs)
     # `cancels` is the largest ratio of the terms to the distance at the bound, so this is a relative error there.
-    is_vague = expansion_room(inputs.shape[1] + grad_outputs.shape[1], grad_outputs.dtype) * cancels > _VAGUE
+    is_vague = (
+        expansion_room(inputs.shape[1] + grad_outputs.shape[1], grad_outputs.dtype) * cancels
+        > _MAX_DISTANCE_ERROR
+    )
     dtype = torch.float64 if is_vague else grad_outputs.dtype
     squares, sizes, room = _distances(inputs, grad_outputs, shift.to(dtype), scale.to(dtype))
     # `room` bounds the rounding of the distance itself, the margin that of the contribution in the sum.
@@ -398,7 +401,11 @@ def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to process at once if each takes this many numbers."""
     maximum = (_IN_CACHE if device.type == "cpu" else _ON_DEVICE) // max(1, numbers)
     # Below the smallest size that fills kernels, the largest power of two.
-    return round_batch(maximum) if maximum >= FEWEST else max(_AT_LEAST, 2 ** maximum.bit_length() // 2)
+    return (
+        round_batch(maximum)
+        if maximum >= MIN_KERNEL_BATCH
+        else max(_AT_LEAST, 2 ** maximum.bit_length() // 2)
+    )
 
 
 def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -557,7 +564,7 @@ class LinearGrad(RowGrad):
         sizes = self.length, self.inputs.shape[2], self.grad_outputs.shape[2]
         # The sum of so few outer products needs no gradient, which makes Gram matrices worth more.
         return self._numbers > FEW_NUMBERS and prefers_gram(
-            *sizes, self.inputs.device, is_summed_by_products=self.length <= _FEW
+            *sizes, self.inputs.device, is_summed_by_products=self.length <= _MAX_PRODUCTS
         )
 
     @property

@@ -351,9 +351,9 @@ class BranchPinning(TorchFunctionMode):
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        if func not in _READING:
+        if func not in _VALUE_READERS:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if func in CHECKING:
+        if func in VALUE_CHECKS:
             # PyTorch leaves a mode while it handles a call, and the calls within are to be pinned, too.
             with self:
                 return with_visible_calls(func)(*args, **(kwargs or {}))
@@ -398,9 +398,9 @@ _CONDITIONS = frozenset(
         *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose, Tensor.__contains__),
     )
 )
-CHECKING: frozenset[Func] = frozenset((functional.gaussian_nll_loss,))
+VALUE_CHECKS: frozenset[Func] = frozenset((functional.gaussian_nll_loss,))
 """Functions of PyTorch that read values of their arguments within, and raise errors by them."""
-_READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _CONDITIONS | CHECKING
+_VALUE_READERS = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _CONDITIONS | VALUE_CHECKS
 """All that may read a value, which most calls do not."""
 
 

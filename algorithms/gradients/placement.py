@@ -29,11 +29,13 @@ from algorithms.gradients.model import PerExampleModel
 if TYPE_CHECKING:  # most runs shard nothing, and the import takes as long as half of PyTorch
     from torch.distributed.device_mesh import DeviceMesh
 
-_READS = frozenset(("size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_contiguous"))
+_SHAPE_FUNCTIONS = frozenset(
+    ("size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_contiguous")
+)
 """Functions that read no values."""
-_PLACES = frozenset(f"{name}.__get__" for name in ("device", "is_cuda", "is_cpu", "is_meta"))
+_DEVICE_ATTRIBUTES = frozenset(f"{name}.__get__" for name in ("device", "is_cuda", "is_cpu", "is_meta"))
 """Attributes that tell where a tensor lies."""
-_VALUES = frozenset(f"{name}.__get__" for name in ("T", "mT", "H", "mH", "data", "real", "imag"))
+_VALUE_ATTRIBUTES = frozenset(f"{name}.__get__" for name in ("T", "mT", "H", "mH", "data", "real", "imag"))
 """Attributes with values; others, such as the shape, have none."""
 
 
@@ -58,9 +60,9 @@ class Bringer:
     def call(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """The result of `use(func, args, kwargs)` with the parameters among the arguments brought to the device."""
         name = name_of(func)
-        if name in _PLACES:
+        if name in _DEVICE_ATTRIBUTES:
             return getattr(self._there, name.removesuffix(".__get__"))
-        if name in _READS or (name.endswith(".__get__") and name not in _VALUES):
+        if name in _SHAPE_FUNCTIONS or (name.endswith(".__get__") and name not in _VALUE_ATTRIBUTES):
             return use(func, args, kwargs)
         args, kwargs = tree_map_only(RecordedTensor, self._bring_argument, (args, kwargs))
         try:

@@ -48,7 +48,7 @@ _SAME_TENSOR = (_ATEN.detach, _ATEN.alias)
 RECORDED = 64
 """How many passes of a size are recorded before one is traced."""
 
-_COMPARED, _LARGE = 2, 1e3
+_COMPARED_BATCHES, _LARGE_FACTOR = 2, 1e3
 """How many made-up batches are compared, each as it is and changed; the factor of large values."""
 
 
@@ -139,7 +139,7 @@ def replay_of(
     try:
         replay = _trace(record, passes, (start, *_arguments(form.draw(size, 0))))
         points = start, passes.model.initial_parameters()
-        for seed in range(_COMPARED):
+        for seed in range(_COMPARED_BATCHES):
             for sample in _samples(form, size, seed):
                 arguments = points[seed % len(points)], *_arguments(sample)
                 if not _is_same(replay(*arguments), record(*arguments)):
@@ -159,7 +159,7 @@ def _samples(form: InputSpec, size: int, seed: int) -> Iterator[SyntheticBatch]:
     usual = both.take(slice(size, 2 * size))
     yield usual
     third = torch.arange(size) % 3
-    mixed = usual.times(_LARGE).among(usual, torch.nonzero(third == 0)[:, 0])
+    mixed = usual.times(_LARGE_FACTOR).among(usual, torch.nonzero(third == 0)[:, 0])
     mixed = usual.times(0.0).among(mixed, torch.nonzero(third == 1)[:, 0])
     yield mixed
     if form.dtype.is_floating_point:

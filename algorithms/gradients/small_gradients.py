@@ -23,7 +23,7 @@ from algorithms.gradients.parameter_gradients import (
 from algorithms.gradients.parameter_gradients import slices as few_at_a_time
 from algorithms.gradients.table_gradients import EmbeddingGrad
 
-_NARROW = 256
+_MAX_WIDTH = 256
 """Inputs and outputs of a linear layer, together, that is processed with others."""
 
 _FEW_SIDES = 512
@@ -260,7 +260,7 @@ def _join_sides(sides: Sequence[Tensor]) -> Tensor:
 
 
 def _is_narrow(layer: LinearGrad) -> bool:
-    is_few = layer.inputs.shape[2] + layer.grad_outputs.shape[2] <= _NARROW
+    is_few = layer.inputs.shape[2] + layer.grad_outputs.shape[2] <= _MAX_WIDTH
     return layer.length == 1 and is_few and "rows" not in vars(layer)
 
 

@@ -21,7 +21,7 @@ _LABELLINGS = 6
 """How many made-up labels of a record are tried."""
 _BYTE = 256
 """The range of made-up integers for a model without an embedding table."""
-_SPECIAL = 8
+_SPECIAL_TOKENS = 8
 """How many first entries of a table are treated as special tokens, such as padding."""
 _CLASSES = 17
 """How many classes of labels are made up at most."""
@@ -253,7 +253,7 @@ def _with_entries(form: InputSpec, entries: int, paddings: set[int], index: int)
         parts = list(packing.parts)
         parts[index] = replace(parts[index], entries=entries)
         packing, maximum = Packing(tuple(parts)), max(entries, form.entries)
-    constants = {*paddings, *range(_SPECIAL), entries - 1, maximum - 1}
+    constants = {*paddings, *range(_SPECIAL_TOKENS), entries - 1, maximum - 1}
     chosen = tuple(sorted(c for c in constants if c < maximum))
     return replace(form, entries=maximum, constants=chosen, packing=packing)
 

@@ -17,7 +17,7 @@ from algorithms.gradients.tracer_mode import TracerMode
 _TWO_VECTORS = 128
 """Bytes of two vectors of AVX-512; those of other processors divide it."""
 
-_UNDIVIDED = 2**10
+_MAX_UNDIVIDED = 2**10
 """Numbers that PyTorch leaves to one thread; its elementwise functions divide from 2^11, 2^14 or 2^15 on."""
 
 _NAMES = (
@@ -53,7 +53,7 @@ class VectorEnds(TracerMode):
         """Whether numbers are left of a tensor that has as many for each record of the pass."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() % self._size:
             return False
-        ends = self._threads if value.numel() > _UNDIVIDED else 1
+        ends = self._threads if value.numel() > _MAX_UNDIVIDED else 1
         return value.nbytes % (ends * _TWO_VECTORS) != 0
 
 

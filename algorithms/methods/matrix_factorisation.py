@@ -74,7 +74,7 @@ _MAX_BANDS = 64
 """Bands that "auto" tries: each is a vector of memory."""
 _SEARCH_ROWS, _MIN_SEARCH_ROWS = 32, 4
 """The most and the fewest iterates that a search for a strategy counts: more give nearly the same one."""
-_WORTH = 0.01
+_MIN_GAIN = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
 _TOO_MUCH = 20.0
 """Of logarithms of noise: so much above the lowest is taken for all that is higher."""
@@ -82,7 +82,7 @@ _BANDED_SEARCH, _BUFFERED_SEARCH = {"ftol": 1e-5, "maxfun": 20}, {"ftol": 1e-6, 
 """The change of a logarithm of noise at which a search ends, and after how many of them it does at last."""
 _MAX_LOGIT = 12.0
 """Of a buffer's share and decay in a search."""
-DECAY_LENGTH, _NOTHING = 2**12, 1e-12
+DECAY_LENGTH, _NEGLIGIBLE = 2**12, 1e-12
 """The fewest entries of C^-1's column that a search for bands computes, and below what the others count for nothing."""
 
 
@@ -231,7 +231,7 @@ def best_banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int | 
         column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
         inverse, error = _inverse(column, truncated.length), truncated
         # Else the later entries are next to nothing, or grow without end.
-        if truncated.length < steps and _NOTHING < inverse[-bands:].abs().max() < 1 / _NOTHING:
+        if truncated.length < steps and _NEGLIGIBLE < inverse[-bands:].abs().max() < 1 / _NEGLIGIBLE:
             inverse, error = _inverse(column, steps), every
         return torch.log(error(inverse) * column.square().sum())
 
@@ -351,7 +351,7 @@ class _SummedNoise:
         # Symmetric, with zeros between.
         circle = np.concatenate([lags, np.zeros(self._size + 1 - 2 * self.length), lags[:0:-1]])
         _, sizes, heads = np.linalg.svd(self._rows[:, : self.length], full_matrices=False)
-        heads = (sizes[:, None] * heads)[sizes > _NOTHING * sizes[0]]
+        heads = (sizes[:, None] * heads)[sizes > _NEGLIGIBLE * sizes[0]]
         return np.fft.rfft(circle).real, np.fft.rfft(heads, n=self._size)
 
     def __call__(self, inverse: Tensor) -> Tensor:
@@ -614,7 +614,7 @@ class MatrixFactorisation(SampledMethod):
             correlation = CorrelatedPlan.of(strategy, self.participation, parts)
             needed = independent if strategy == INDEPENDENT else noise_needed(correlation)
             noise = needed * math.sqrt(mean_squared_noise(strategy, thinned))
-            if noise >= (1 - _WORTH) * lowest_noise:
+            if noise >= (1 - _MIN_GAIN) * lowest_noise:
                 break
             best, multiplier, lowest_noise = correlation, needed, noise
         return best.beside_independent(iterates, multiplier=multiplier, independent=independent), multiplier

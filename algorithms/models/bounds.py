@@ -35,11 +35,11 @@ CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
 LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
 HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
-ROUNDED = 0.5
+HUBER_HALF_WIDTH = 0.5
 """Half the width over which the Huber hinge loss rounds off the kink; as in Chaudhuri et al. 2011, section 6."""
-HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
+HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * HUBER_HALF_WIDTH), least=0.0)
 
-SQUARED = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
+SQUARED_ERROR = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
 """Half the squared error, whose slope grows with the error without a bound."""
 
 

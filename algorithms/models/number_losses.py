@@ -15,7 +15,7 @@ _LINEAR_FROM = 1.0
 """The output from which a rate grows linearly, no longer exponentially: at e times the centre."""
 _LOWEST = -10.0
 _SMALLEST_RATE = 1e-6
-_ROUNDED = 0.1
+_KINK_HALF_WIDTH = 0.1
 """Half the width over which the kink of the pinball loss is rounded off, in scales."""
 
 
@@ -75,7 +75,7 @@ class QuantileLoss:
     """
 
     level: float
-    curvature = 1.0 / (2.0 * _ROUNDED)
+    curvature = 1.0 / (2.0 * _KINK_HALF_WIDTH)
 
     @property
     def slope(self) -> float:
@@ -86,10 +86,12 @@ class QuantileLoss:
         output, centre, scale = parts_of(outputs)
         above = (labels - centre) / scale - output
         sharp = torch.maximum(self.level * above, (self.level - 1.0) * above)
-        near = above.clamp(-_ROUNDED, _ROUNDED)
+        near = above.clamp(-_KINK_HALF_WIDTH, _KINK_HALF_WIDTH)
         # The parabola with the pinball loss's values and slopes at -h and h; its second derivative is 1 / 2 h.
-        rounded = (self.level - 0.5) * near + near.square() / (4.0 * _ROUNDED) + _ROUNDED / 4.0
-        return torch.where(above.abs() < _ROUNDED, rounded, sharp)
+        rounded = (
+            (self.level - 0.5) * near + near.square() / (4.0 * _KINK_HALF_WIDTH) + _KINK_HALF_WIDTH / 4.0
+        )
+        return torch.where(above.abs() < _KINK_HALF_WIDTH, rounded, sharp)
 
     def scores(self, outputs: Tensor) -> Tensor:
         """The quantile as a number, [..., 1]."""

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.models.bounds import CROSS_ENTROPY, ROUNDED, SQUARED, LossBounds, bounds_of_labels
+from algorithms.models.bounds import (
+    CROSS_ENTROPY,
+    HUBER_HALF_WIDTH,
+    SQUARED_ERROR,
+    LossBounds,
+    bounds_of_labels,
+)
 from algorithms.models.model import Model, ModelSpec
 from algorithms.models.number_losses import CountLoss, QuantileLoss
 
@@ -29,9 +35,9 @@ def huber_hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
     With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
     """
-    short = 1.0 + ROUNDED - (2.0 * labels - 1.0) * outputs[..., 0]
-    bent = short.clamp(0.0, 2.0 * ROUNDED).square() / (4.0 * ROUNDED)
-    return bent + functional.relu(short - 2.0 * ROUNDED)
+    short = 1.0 + HUBER_HALF_WIDTH - (2.0 * labels - 1.0) * outputs[..., 0]
+    bent = short.clamp(0.0, 2.0 * HUBER_HALF_WIDTH).square() / (4.0 * HUBER_HALF_WIDTH)
+    return bent + functional.relu(short - 2.0 * HUBER_HALF_WIDTH)
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -89,7 +95,7 @@ POISSON = LossBounds(slope=math.inf, curvature=_COUNT.curvature, least=0.0)
 
 
 OBJECTIVES: Mapping[str, LossObjective] = {
-    "number": LossObjective(squared_error, lambda _: SQUARED, torch.float32),
+    "number": LossObjective(squared_error, lambda _: SQUARED_ERROR, torch.float32),
     "count": LossObjective(_COUNT, lambda _: POISSON, torch.float32, scores=_COUNT.scores),
     "quantile": _of_quantile(0.5),
     "labels": LossObjective(binary_cross_entropy, bounds_of_labels, torch.float32),

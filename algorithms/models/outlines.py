@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from algorithms.models.bounds import CROSS_ENTROPY, HINGE, HUBER_HINGE, LOGISTIC, SQUARED, LossBounds
+from algorithms.models.bounds import CROSS_ENTROPY, HINGE, HUBER_HINGE, LOGISTIC, SQUARED_ERROR, LossBounds
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def outline_of(
     """
     width, is_class = math.prod(input_shape), predicts == "class"
     if predicts == "number" and name in ("linear", "additive"):
-        return LinearOutline(width, classes, name == "linear", SQUARED, None)
+        return LinearOutline(width, classes, name == "linear", SQUARED_ERROR, None)
     if is_class and classes == 2 and (name in _OF_TWO_CLASSES or name == "additive"):
         bounds, loss, has_bias = _OF_TWO_CLASSES.get(name, _OF_TWO_CLASSES["logistic_through_origin"])
         return LinearOutline(width, 1, has_bias, bounds, loss)

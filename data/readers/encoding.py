@@ -27,7 +27,7 @@ from data.readers.records import RecordBatch
 from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
-_WHOLE = re.compile("[+-]?[0-9]+")
+_WHOLE_NUMBER = re.compile("[+-]?[0-9]+")
 _WITH_POINT = re.compile(rb"([+-]?\d+)\.0+")
 """A whole number as a column of real numbers spells it, which it is where some row misses its value."""
 _SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
@@ -356,7 +356,7 @@ def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: ColumnSour
     text = _trim(values, where)
     if {name.lower() for name in names} <= {"true", "false"}:
         text, names = pc.utf8_lower(text), tuple(name.lower() for name in names)
-    elif all(_WHOLE.fullmatch(name) for name in names):
+    elif all(_WHOLE_NUMBER.fullmatch(name) for name in names):
         text = pc.replace_substring_regex(text, r"^([+-]?[0-9]+)\.0+$", r"\1")
     matches = pc.index_in(text, value_set=pa.array(names, pa.string()))
     indices: NDArray[np.int64] = matches.cast(pa.int64()).fill_null(len(names)).to_numpy()

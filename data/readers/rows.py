@@ -78,7 +78,7 @@ _WORDS = {
 }
 SEPARATORS = (",", ";", "\t", "|")
 """Characters that usually separate the fields of a line."""
-_NOBODY = frozenset((b"", b"nan", b"NaN"))
+_MISSING_NAMES = frozenset((b"", b"nan", b"NaN"))
 """Names that name nobody: empty, or the spelling of a missing number."""
 _DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 _POINT_IN_NUMBER = r"^\s*[+-]?[\d.]*\.\d"
@@ -245,7 +245,7 @@ class RowReader:
     @cached_property
     def _nobody(self) -> frozenset[bytes]:
         declared = self.declared_reader.missing if isinstance(self.declared_reader, Table) else ()
-        return _NOBODY.union(in_one_spelling(spelling.encode()) for spelling in declared)
+        return _MISSING_NAMES.union(in_one_spelling(spelling.encode()) for spelling in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:

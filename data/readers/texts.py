@@ -26,8 +26,8 @@ from data.readers import encoding
 from data.readers.records import PARTS, Part, RecordBatch, RecordChunk
 from data.targets import Tags
 
-PADDING, UNKNOWN = 0, 1
-BETWEEN = "\x1f"
+PADDING, UNKNOWN_WORD = 0, 1
+WORD_SEPARATOR = "\x1f"
 """The separator of words that are tagged: the unit separator."""
 _FIRST_WORD = 2
 _LINE_BREAK = re.compile(r"<br\s*/?>")
@@ -106,7 +106,7 @@ def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.in
     """
     last = split(text)[-length:]
     row = np.full(length, PADDING, np.int32)
-    row[length - len(last) :] = [words.get(word, UNKNOWN) for word in last]
+    row[length - len(last) :] = [words.get(word, UNKNOWN_WORD) for word in last]
     return row
 
 
@@ -210,7 +210,7 @@ def join_texts(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tu
     """The texts of some rows, cut to the longest allowed length, and a key of each row's content.
 
     The key decides on which side of the split a record is, so another `longest` or `join` moves no record. tags: the
-    target, if words are tagged; the words are then separated by BETWEEN, and at most as many as the target uses.
+    target, if words are tagged; the words are then separated by WORD_SEPARATOR, and at most as many as the target uses.
     """
     columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
@@ -233,8 +233,8 @@ def as_features(
 
 
 def apart(words: list[str], tags: Tags) -> str:
-    """The words that are tagged, joined by BETWEEN; a separator within a word becomes a space."""
-    return BETWEEN.join(word.replace(BETWEEN, " ") for word in words[: tags.words])
+    """The words that are tagged, joined by WORD_SEPARATOR; a separator within a word becomes a space."""
+    return WORD_SEPARATOR.join(word.replace(WORD_SEPARATOR, " ") for word in words[: tags.words])
 
 
 def truncate(text: str, declared: Texts) -> str:

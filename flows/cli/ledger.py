@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price
 
 _SMALLEST_SHARE = 0.01
-_PLANNED = 52
+_USUAL_RETRAININGS = 52
 """How many retrainings a budget should last for by default: a year of weeks."""
 _DAYS = {"hour": 1 / 24, "day": 1.0, "week": 7.0, "month": 30.0}
-_SHOWN = 6
+_SHOWN_ROWS = 6
 """Rows shown at each end of a long forecast."""
 _BLOCKS = (
     "A block is a part of the population's records with a cap of its own. A run charges every block that it reads, so"
@@ -172,9 +172,11 @@ def forecast(options: _ForecastOptions) -> None:
     limit = tuple(map(float, balance.composition.amount_of(balance.cap)))  # of a new block, as a price
     is_open = options.planned is None and options.fraction is None and options.epsilon is None
     if is_open and options.spread != "geometric":
-        options = replace(options, planned=_PLANNED)
+        options = replace(options, planned=_USUAL_RETRAININGS)
         if not options.as_json:
-            say(f"Each block's budget is spread over {_PLANNED} retrainings; see --planned and --epsilon.")
+            say(
+                f"Each block's budget is spread over {_USUAL_RETRAININGS} retrainings; see --planned and --epsilon."
+            )
     pricing: Spread | Price
     if options.epsilon is None:
         pricing = Spread(options.spread, options.planned, options.fraction)
@@ -252,10 +254,10 @@ def _show_forecast(population: str, rows: list[_ForecastRetraining], end: str | 
     # By the hour where days would be fractions, as for hourly retrainings.
     unit, each = ("day", 1) if all(float(row.day).is_integer() for row in rows) else ("hour", 24)
     table = Table("retraining", unit, "blocks", "epsilon", "retires")
-    left_out = max(0, len(rows) - 2 * _SHOWN)
+    left_out = max(0, len(rows) - 2 * _SHOWN_ROWS)
     for index, row in enumerate(rows):
-        if left_out and _SHOWN <= index < _SHOWN + left_out:
-            if index == _SHOWN:
+        if left_out and _SHOWN_ROWS <= index < _SHOWN_ROWS + left_out:
+            if index == _SHOWN_ROWS:
                 table.add_row("...", "", f"{left_out:,} more; --json has all", "", "")
             continue
         names = (_few(row.blocks), f"{row.epsilon:.4g}", _few(row.retires))

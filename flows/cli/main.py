@@ -26,14 +26,14 @@ _GROUPS = {
     "Use the model": (predict, export, release, report),
     "Check and budget": (audit,),
 }
-_FURTHER = {
+_SUBCOMMANDS = {
     "Set up": {"data": data_app, "server": server.app},
     "Check and budget": {"card": card_app, "ledger": ledger.app},
 }
 for title, commands in _GROUPS.items():
     for command in commands:
         app.command(rich_help_panel=title)(command)
-for title, apps in _FURTHER.items():
+for title, apps in _SUBCOMMANDS.items():
     for name, further in apps.items():
         app.add_typer(further, name=name, rich_help_panel=title)
 

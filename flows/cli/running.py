@@ -174,11 +174,11 @@ class StageOutput:
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""
-        from tasks.runs.dvc_stages import EXISTING, TRAINING
+        from tasks.runs.dvc_stages import EXISTING_RESULT, TRAINING_LINE
 
         step = _STEP.fullmatch(text)
-        self.is_reused |= text.startswith(EXISTING)
-        if text == TRAINING or text.startswith(EXISTING):
+        self.is_reused |= text.startswith(EXISTING_RESULT)
+        if text == TRAINING_LINE or text.startswith(EXISTING_RESULT):
             self.console.print(text)
         elif self.verbose or (step is None and not _NOISE.match(text) and not text.startswith("refused: ")):
             self.end()
@@ -261,7 +261,7 @@ def server_trouble(error: BaseException) -> str | None:
             causes += [each for each in (cause.__cause__, cause.__context__) if each is not None]
     codes = {each.response.status_code for each in seen if isinstance(each, httpx.HTTPStatusError)}
     is_away = any(isinstance(each, httpx.TransportError) for each in seen)
-    if url is None or not (is_away or codes or any(str(each).startswith(_UNREACHED) for each in seen)):
+    if url is None or not (is_away or codes or any(str(each).startswith(_API_UNREACHED) for each in seen)):
         return None
     if httpx.codes.UNAUTHORIZED in codes:
         return f"the Prefect server at {url} asks for a password; set PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
@@ -275,7 +275,7 @@ def quieten_prefect() -> None:
 
 
 _SECONDS_TO_END = 3.0
-_UNREACHED = "Failed to reach API"
+_API_UNREACHED = "Failed to reach API"
 """How Prefect's error begins where what answers is no API of its own."""
 T = TypeVar("T")
 

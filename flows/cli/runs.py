@@ -72,7 +72,7 @@ def run(
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     from tasks.config import params
     from tasks.config.overrides import ParamOverrides, params_edit, settings_of
-    from tasks.runs.dvc_stages import EXISTING, checkout
+    from tasks.runs.dvc_stages import EXISTING_RESULT, checkout
     from tasks.runs.software import reuse_note_of
     from tasks.runs.summary import two_columns
 
@@ -85,7 +85,7 @@ def run(
     result = _already_there(root, overrides)
     if result:
         note = reuse_note_of(root)
-        say(f"{EXISTING}{f'; {note}' if note else ''}:")
+        say(f"{EXISTING_RESULT}{f'; {note}' if note else ''}:")
     else:
         edit = params_edit(root, overrides)
         say(_what(edit.params), error=True)
@@ -93,7 +93,7 @@ def run(
         with _check_before_run(root, edit):
             result = _run_pipeline(overrides, root, steps)
         if steps.is_reused:
-            say(f"{EXISTING}:")
+            say(f"{EXISTING_RESULT}:")
     show(two_columns(result))
 
 

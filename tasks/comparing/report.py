@@ -43,12 +43,12 @@ _COLOURS = (
 )  # fmt: skip
 """Each at least 3:1 against the ground of a light page, and inverted of a dark one (WCAG 1.4.11)."""
 _LINES = ("-", "--", ":")
-_LONGEST = 40
+_LABEL_LENGTH = 40
 """Characters of a label that are shown."""
 _ONE_STEP = 2
 """Points of the curve of a method with a single release: before it and after it."""
 PROBLEM = ["dataset", "model"]
-_HERE = Path(__file__).parent
+_TEMPLATES = Path(__file__).parent
 PAGE, MARKDOWN = "report.html", "page.md"
 FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
 """The files of a finished comparison, besides its figures."""
@@ -212,12 +212,12 @@ def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, style: tupl
 
 def _title(names: Iterable[object]) -> str:
     """The title of a problem's panel. names: data set and model."""
-    return ", ".join(for_figure(str(name), _LONGEST) for name in names)
+    return ", ".join(for_figure(str(name), _LABEL_LENGTH) for name in names)
 
 
 def _entry(label: object) -> str:
     """A label in the legend, which leaves out what begins with an underscore."""
-    text = for_figure(str(label), _LONGEST)
+    text = for_figure(str(label), _LABEL_LENGTH)
     return f" {text}" if text.startswith("_") else text
 
 
@@ -378,8 +378,8 @@ def report(work: ComparisonWork, *, refused: Sequence[str]) -> ComparisonReport:
     for name, drawn in pictures.items():
         write_whole(workspace.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.wide))
     content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
-    html = environment(below=_HERE).get_template("comparison.html.j2")
-    markdown = environment(below=_HERE, markdown=True).get_template("comparison.md.j2")
+    html = environment(below=_TEMPLATES).get_template("comparison.html.j2")
+    markdown = environment(below=_TEMPLATES, markdown=True).get_template("comparison.md.j2")
     write_text(workspace.folder / PAGE, html.render(content))
     write_text(workspace.folder / MARKDOWN, markdown.render(content))
     return ComparisonReport(table, totals, pictures, runs)

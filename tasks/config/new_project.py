@@ -38,7 +38,7 @@ TEMPLATES = Path(__file__).with_name("project")
 _RAW = "datasets/raw"
 _ZEROS = "0" * 64
 _LONGEST_HEADER = 2**24
-_SHOWN = 10
+_SHOWN_COLUMNS = 10
 """Columns of a table whose defaults are printed."""
 _IGNORED = (
     "/datasets/raw/",
@@ -85,7 +85,9 @@ class Declared:
         """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
         missing = [str(column["name"]) for column in columns if "missing" in column]
-        missing[_SHOWN:] = [f"and {len(missing) - _SHOWN} more"] * (len(missing) > _SHOWN)
+        missing[_SHOWN_COLUMNS:] = [f"and {len(missing) - _SHOWN_COLUMNS} more"] * (
+            len(missing) > _SHOWN_COLUMNS
+        )
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         assumptions = {
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",

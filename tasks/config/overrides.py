@@ -61,10 +61,10 @@ _DEVIATIONS_FOR_HISTOGRAMS = 40.0
 bound on their number is public; comparisons/results/tables.md."""
 _MANY_TREES, _RECORDS_FOR_MANY_TREES, _INFORMATION_FOR_MANY_TREES = 128, 20_000, 6000.0
 """More trees, split by content, from so many records, and records in standard deviations of a count, on."""
-_DEEP, _INFORMATION_FOR_DEEP_TREES = 5, 10_000.0
+_DEEP_TREES, _INFORMATION_FOR_DEEP_TREES = 5, 10_000.0
 """Deeper ones, if there are many."""
 _MAX_RATE = 8.0
-_RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
+_EXCLUSIVE_SETTINGS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
 
 
@@ -129,7 +129,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     )
     if "learning_rates" in settings:
         # torch, which takes seconds to import
-        from algorithms.models.bounds import SQUARED
+        from algorithms.models.bounds import SQUARED_ERROR
         from algorithms.models.networks import UnitSettings
         from tasks.config.step_sizes import stable_rate
 
@@ -145,7 +145,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         if entry["model"] == "unit_linear" and isinstance(card.label_type, Number):
             norm = math.hypot(1.0, UnitSettings().bias)
             momentum = settings.get("update", {}).get("momentum", 0.0)
-            rate = np.minimum(rate, stable_rate(SQUARED, norm, momentum))
+            rate = np.minimum(rate, stable_rate(SQUARED_ERROR, norm, momentum))
         update = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
         if entry["model"] == "unit_linear" and not isinstance(card.label_type, Number):
             # Records are unit vectors, as rows of cells are, and outputs the log-odds of classes.
@@ -240,7 +240,7 @@ def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
     if records < _RECORDS_FOR_MANY_TREES or information < _INFORMATION_FOR_MANY_TREES:
         return {}
     trees: Document = {"splits": "by_content", "trees": _MANY_TREES}
-    return trees | ({"depth": _DEEP} if information >= _INFORMATION_FOR_DEEP_TREES else {})
+    return trees | ({"depth": _DEEP_TREES} if information >= _INFORMATION_FOR_DEEP_TREES else {})
 
 
 def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, str]:
@@ -544,7 +544,7 @@ def _change(document: Document, overrides: ParamOverrides, *, cards: Path) -> No
         _set(document, key, value)
     if changes_method:
         _keep_paper_settings(document, overrides, before=before)
-    for pair in _RIVALS:
+    for pair in _EXCLUSIVE_SETTINGS:
         for name, other in (pair, pair[::-1]):
             is_set = overrides.settings.get(f"algorithm.{name}") is not None
             if is_set and f"algorithm.{other}" not in overrides.settings:

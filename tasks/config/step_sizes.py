@@ -19,8 +19,8 @@ def stable_rate(bounds: LossBounds | None, norm: float, momentum: float) -> floa
     norm: bound on the L2 norm of a record, with a bias's constant.
 
     Example:
-        >>> from algorithms.models.bounds import SQUARED
-        >>> stable_rate(SQUARED, norm=2.0, momentum=0.5)
+        >>> from algorithms.models.bounds import SQUARED_ERROR
+        >>> stable_rate(SQUARED_ERROR, norm=2.0, momentum=0.5)
         0.375
     """
     curvature = math.inf if bounds is None else bounds.curvature * norm**2

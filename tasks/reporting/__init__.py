@@ -60,7 +60,7 @@ _SHARED = Path(__file__).parent
 _PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
 """Kinds of noise and sampling that are named after a person."""
 FALSE_ALARMS = (0.001, 0.01, 0.05)
-_STRONG, _REASONABLE = 1.0, 10.0
+_STRONG_EPSILON, _REASONABLE_EPSILON = 1.0, 10.0
 _MAX_EVENTS = 40
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
@@ -68,7 +68,7 @@ RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
 _MAX_ROWS = 12
 _DIFFERS = 1.02
 """Quality is drawn against epsilon if the largest epsilon is more than this many times the smallest."""
-_BECAME = {
+_END_PHRASES = {
     "promoted": "its model served",
     "kept": "its model did not serve",
     "forfeited": "given up; all of it counts as spent",
@@ -178,9 +178,9 @@ def score(metrics: Metrics, classes: pd.DataFrame) -> ReportText:
 
 def strength(epsilon: float) -> str:
     """How epsilon is usually judged (Ponomareva et al. 2023, "How to DP-fy ML", section 5.2)."""
-    if epsilon <= _STRONG:
+    if epsilon <= _STRONG_EPSILON:
         return "strong"
-    return "reasonable" if epsilon <= _REASONABLE else "weak"
+    return "reasonable" if epsilon <= _REASONABLE_EPSILON else "weak"
 
 
 @dataclass(frozen=True)
@@ -460,7 +460,7 @@ def _table_row(row: Mapping[Any, Any], serving: str | None, of: str) -> dict[str
     is_serving = row["period"] == serving
     return {
         "period": row["period"],
-        "became": "its model serves" if is_serving else _BECAME[row["outcome"]],
+        "became": "its model serves" if is_serving else _END_PHRASES[row["outcome"]],
         "epsilon": "no bound" if math.isnan(row["epsilon"]) else rounded_up(row["epsilon"]),
         "quality": "no model" if math.isnan(row["quality"]) else format_metric(row["quality"], of, 1),
         "blocks": row["blocks"],

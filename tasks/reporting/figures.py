@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the imp
     from matplotlib.figure import Figure
 
 _DOTS_PER_INCH = 190
-_WIDE, _NARROW = 5.0, 3.4
+_WIDE_INCHES, _NARROW_INCHES = 5.0, 3.4
 """Inches, in which texts of 9 points are at least 11 pixels: above a window of 32 rem, and on one of 390 pixels."""
 _FAR_APART = 8.0
 """The scale is logarithmic if the largest noise is more than this many times the smallest."""
@@ -50,17 +50,17 @@ class Theme:
     muted: str
     accent: str
     second: str
-    width: float = _WIDE
+    width: float = _WIDE_INCHES
 
     @property
     def narrow(self) -> "Theme":
         """The same for a phone."""
-        return replace(self, width=_NARROW)
+        return replace(self, width=_NARROW_INCHES)
 
     @property
     def is_narrow(self) -> bool:
         """Whether it is for a phone."""
-        return self.width < _WIDE
+        return self.width < _WIDE_INCHES
 
 
 Drawing = Callable[[Theme], "Figure"]

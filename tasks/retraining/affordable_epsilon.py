@@ -10,7 +10,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Price, floor_to_6_digits
 
-_UNSPENT, _MAX_PLANS = 0.01, 12
+_MAX_UNSPENT, _MAX_PLANS = 0.01, 12
 """The share of a price that may stay unspent, and how many plans are made to come that close."""
 _ROUNDING = 1e-9
 """Relative, of a price that a plan's events are compared with."""
@@ -69,7 +69,7 @@ def _largest_epsilon(share: Callable[[float], float], highest: float) -> float:
     epsilon = floor_to_6_digits(highest)
     for _ in range(_MAX_PLANS):
         cost_share = share(epsilon)
-        if 1 - _UNSPENT <= cost_share <= 1:
+        if 1 - _MAX_UNSPENT <= cost_share <= 1:
             return epsilon
         if cost_share > 1:
             exceeds = epsilon, cost_share
@@ -92,4 +92,4 @@ def _split_bracket(fits: tuple[float, float], exceeds: tuple[float, float]) -> f
     if not exceeds[0]:
         return fits[0] * max(1.05, 1 / max(fits[1], 0.1))
     slope = (log(exceeds[0]) - log(fits[0])) / (log(exceeds[1]) - log(fits[1]))
-    return fits[0] * exp(slope * (log(1 - _UNSPENT / 2) - log(fits[1])))
+    return fits[0] * exp(slope * (log(1 - _MAX_UNSPENT / 2) - log(fits[1])))

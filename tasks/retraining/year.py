@@ -15,7 +15,7 @@ from tasks.retraining import Every, Retraining
 
 PERIODS: dict[Every, int] = {"hour": 8760, "day": 365, "week": 52, "month": 12}
 """How many retrainings there are in a year at most."""
-_CLEAR = 1.96
+_NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Year:
         people = f"With at most {self.people:,} people held out,"
         if self.standard_error is None:
             return f"{price} {people} noise drowns a difference, so that no model takes the place of the one in use."
-        minimum = _CLEAR * self.standard_error
+        minimum = _NORMAL_95 * self.standard_error
         return (
             f"{price} {people} a difference of the mean score has a standard error of {self.standard_error:.2g}, and a"
             f" gain that is less than {minimum:.2g} above minimal_gain is taken for noise."

@@ -1,9 +1,10 @@
 """The process in which DVC works for one run, `python -P -m tasks.runs.dvc_process`; see `dvc_stages.DvcProcess`.
 
-It reads requests from stdin, a line each: the name of a stage that DVC is to run if it has to, `ASK` for whether there
-is anything to do, an empty line for the end. What DVC and the stages write goes to stdout, and after it a line that
-begins with `DONE` and has the exit status of the request. The process leads a process group with the stages. When the
-process that started it ends, its stdin is closed, and it ends with its group: no process is left that could spend.
+It reads requests from stdin, a line each: the name of a stage that DVC is to run if it has to, `STATUS_REQUEST` for
+whether there is anything to do, an empty line for the end. What DVC and the stages write goes to stdout, and after it a
+line that begins with `END_OF_ANSWER` and has the exit status of the request. The process leads a process group with the
+stages. When the process that started it ends, its stdin is closed, and it ends with its group: no process is left that
+could spend.
 """
 
 import logging
@@ -19,7 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from tasks.config import SPEND_AGAIN, has_consent
-from tasks.runs.dvc_stages import ASK, DONE, NOTHING_TO_DO, STAGES
+from tasks.runs.dvc_stages import END_OF_ANSWER, NOTHING_TO_DO, STAGES, STATUS_REQUEST
 from tasks.runs.stage_main import for_the_owner_only, hide_records
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with for_the_owner_only():  # DVC reads it when it is imported
         while request := requests.get():
-            status = answer(*([] if request == ASK else [request]))
-            sys.stdout.write(f"\n{DONE}{status}\n")  # a stage may have ended within a line
+            status = answer(*([] if request == STATUS_REQUEST else [request]))
+            sys.stdout.write(f"\n{END_OF_ANSWER}{status}\n")  # a stage may have ended within a line
             sys.stdout.flush()
 
 

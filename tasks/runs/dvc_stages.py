@@ -30,9 +30,9 @@ REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
 REFUSAL = Path(".dvc/tmp/epsilonflow-refusal.json")
 """The file in a checkout with the last refusal of a stage: its sentence, code and fields."""
-TRAINING, EXISTING = "training ...", "existing result, nothing charged"
+TRAINING_LINE, EXISTING_RESULT = "training ...", "existing result, nothing charged"
 """The line of a train stage that trains, and the prefix of the line of one that hands out an existing result."""
-ASK, DONE = "anything to do?", "\x1e"
+STATUS_REQUEST, END_OF_ANSWER = "anything to do?", "\x1e"
 """The request without a stage, and how the line that ends an answer begins; no program writes a record separator."""
 NOTHING_TO_DO = 3
 """The exit status of a request if DVC had nothing to do."""
@@ -170,8 +170,8 @@ class DvcProcess:
             self._write(what)
         for line in self._process.stdout or ():
             text = line.rstrip()
-            if text.startswith(DONE):
-                return int(text.removeprefix(DONE)), lines
+            if text.startswith(END_OF_ANSWER):
+                return int(text.removeprefix(END_OF_ANSWER)), lines
             if text:
                 lines.append(text)
                 self._say(text)
@@ -203,7 +203,7 @@ def up_to_date(root: Path, *, say: Say) -> bool:
     if not (root / "dvc.lock").exists():
         return False  # no stage has ended, so that DVC, which takes a second to start, need not be asked
     with DvcProcess(root, say=say) as dvc:
-        status, _ = dvc.request(ASK)
+        status, _ = dvc.request(STATUS_REQUEST)
     return status == NOTHING_TO_DO
 
 

@@ -23,9 +23,9 @@ from data.files import OWNER_KEY
 from tasks.config import SPEND_AGAIN, has_consent, params
 from tasks.runs import store
 
-_COMPUTED = {"parameters", "notes"}
+_COMPUTED_FIELDS = {"parameters", "notes"}
 """What calibration adds to the model's settings in a plan."""
-_ASKED = {
+_REQUESTED_FIELDS = {
     *("attack", "algorithm", "settings", "features", "dataset", "accountant"),
     *("target", "delta", "count_noise", "noise", "diagnostics", "held_out", "model"),
 }
@@ -38,7 +38,7 @@ def request_in(document: PlanDocument) -> dict[str, JsonValue]:
         "model": document.model.name,
         "features": document.features["name"],
     }
-    request = document.model_dump(mode="json", include=_ASKED, exclude={"model": _COMPUTED})
+    request = document.model_dump(mode="json", include=_REQUESTED_FIELDS, exclude={"model": _COMPUTED_FIELDS})
     if document.attack is not None:
         del request["target"]
     return request | {

@@ -382,7 +382,7 @@ def private_words(metrics: PrivateMetrics) -> str:
 NOT_EVALUATED = (
     "the held-out records are private, and their evaluation failed after training, so there are no metrics"
 )
-DROWNED = "too few people are held out for this epsilon: noise drowns it"
+NOISE_DROWNS_IT = "too few people are held out for this epsilon: noise drowns it"
 
 
 def _private_rows(metrics: PrivateMetrics) -> Rows:
@@ -392,7 +392,10 @@ def _private_rows(metrics: PrivateMetrics) -> Rows:
     return (
         [("held-out metrics", f"{private_words(metrics)}; 95% intervals")]
         + [
-            (f"test {metric_words(key)}", DROWNED if estimate is None else _estimate_text(estimate, key))
+            (
+                f"test {metric_words(key)}",
+                NOISE_DROWNS_IT if estimate is None else _estimate_text(estimate, key),
+            )
             for key, estimate in estimates.items()
         ]
         + ([("baseline", f"the model is {verdict}")] if (verdict := _private_verdict(metrics)) else [])
@@ -460,7 +463,10 @@ def _private_text(metrics: PrivateMetrics) -> ReportText:
         note += (
             f"; 95% interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
         )
-    verdict, warning = _private_verdict(metrics), None if estimate else f"No {name} is known: {DROWNED}."
+    verdict, warning = (
+        _private_verdict(metrics),
+        None if estimate else f"No {name} is known: {NOISE_DROWNS_IT}.",
+    )
     if verdict is not None and not verdict.startswith("better"):
         warning = f"The model is {verdict}."
     return ReportText(tile, note, text, warning, captions)

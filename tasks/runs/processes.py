@@ -32,13 +32,13 @@ from torch.distributed.rendezvous import FileStore  # type: ignore[attr-defined]
 from algorithms.errors import RefusedError
 from algorithms.gradients import ProcessLostError
 from algorithms.gradients.placement import together
-from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
+from algorithms.privacy.barrier.process_group import SINGLE_PROCESS, ProcessGroup
 from data.files import KEY_BYTES, keyed_digest, owner_key
 
 _VARIABLE = "EPSILONFLOW_PROCESS"
 """Rank, number of processes and file of the store, for processes that the first one started."""
 
-_HERE, _POLL_SECONDS = "127.0.0.1", 0.05
+_LOCALHOST, _POLL_SECONDS = "127.0.0.1", 0.05
 SEALED_AT_ONCE = 2**30
 """Bytes; the cipher takes less than twice as many."""
 
@@ -82,7 +82,7 @@ def join_processes(
         with _connect(ProcessGroup(rank, all_, here, secret), None) as group:
             yield group
     elif wanted == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
     else:
         secret = secrets.token_bytes(KEY_BYTES)
         # Of this user alone; it holds addresses.
@@ -103,7 +103,7 @@ def join_processes(
 def _store(file: Path, count: int) -> FileStore:
     """The store by which the processes on this machine find each other; they listen on the loopback interface alone."""
     interfaces = psutil.net_if_addrs().items()
-    loopback = next(name for name, all_ in interfaces if any(each.address == _HERE for each in all_))
+    loopback = next(name for name, all_ in interfaces if any(each.address == _LOCALHOST for each in all_))
     os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     return FileStore(str(file), count)
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.core.software import DIGEST_NOTE, NOTE, Software, software_here
+from algorithms.core.software import DIGEST_NOTE, SOFTWARE_NOTE, Software, software_here
 from algorithms.errors import RefusedError
 from algorithms.privacy.documents import Receipt
 from data import DatasetInfo
@@ -14,7 +14,7 @@ from tasks.runs.store import RECEIPT, RunAttempt
 if TYPE_CHECKING:  # it imports SQLAlchemy
     from algorithms.privacy.ledger import Ledger
 
-_DECIDES = (
+_DECIDING_FILES = (
     *("data/prepared.py", "data/readers/records.py", "data/targets.py"),
     *(
         "tasks/calibrate.py",
@@ -33,7 +33,7 @@ held-out records are counted."""
 
 def pipeline_software() -> Software:
     """The software of this process, as far as it decides the result of a training or a search."""
-    return software_here(_DECIDES)
+    return software_here(_DECIDING_FILES)
 
 
 def check_resumes(run: RunAttempt, ledger: "Ledger", population: str, today: Software) -> None:
@@ -47,7 +47,7 @@ def check_resumes(run: RunAttempt, ledger: "Ledger", population: str, today: Sof
     rows = [row for row in ledger.history(population) if (row.kind, row.run_id) == ("reserve", run.run_id)]
     for notes in (run.notes, *(json.loads(row.about) for row in rows[:1])):
         if notes.get(DIGEST_NOTE) != today.digest:
-            begun_by = notes.get(NOTE, "software that was not recorded")
+            begun_by = notes.get(SOFTWARE_NOTE, "software that was not recorded")
             give_up = f"give it up by `epsilonflow ledger forfeit {run.run_id}`, which counts as spent"
             if status == "settled":  # killed between its settlement and its result
                 give_up = f"give it up by deleting {run.folder}; it stays spent"

@@ -44,8 +44,15 @@ from tasks.config.params import ModelParams
 
 RECEIPT, PLAN, EVALUATION = "receipt.json", "plan.json", "evaluation.json"
 """Files of a result; the last is the released histogram of private held-out records, an empty object without one."""
-_META, _KEY, _LOCK, _RESULT, _USED, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
-_RELEASED = ("model.safetensors", "trace.parquet")
+_RUN_FACTS, _KEY, _LOCK, _RESULT, _TAKEN, _DELETED = (
+    "run.json",
+    "generator.key",
+    "lock",
+    "result",
+    "taken",
+    ".gone-",
+)
+_RELEASED_FILES = ("model.safetensors", "trace.parquet")
 _DECIDES_NOTHING = (
     "title",
     "source",
@@ -177,7 +184,7 @@ class RunAttempt:
     def forget_secrets(self) -> None:
         """Delete the key, checkpoints and trials; only for a run that has its result, or never will have one."""
         for path in self.folder.iterdir():
-            if path.name not in (_META, _LOCK, _RESULT, _USED):
+            if path.name not in (_RUN_FACTS, _LOCK, _RESULT, _TAKEN):
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
@@ -222,7 +229,7 @@ def acquire_run(
     runs, has_logged = home / "runs", False
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
-    for gone in runs.glob(f"{_GONE}*"):
+    for gone in runs.glob(f"{_DELETED}*"):
         shutil.rmtree(gone, ignore_errors=True)
     while True:
         run_id = _choose_attempt(home, digest, status, on_repeat)
@@ -234,7 +241,7 @@ def acquire_run(
             if state in ("begun", "finished"):
                 run_notes = notes if ledger_status is None else _notes(folder)
                 meta = {"checkout": str(checkout.resolve()), **run_notes}
-                write_text(folder / _META, json.dumps(meta), mode=0o600)
+                write_text(folder / _RUN_FACTS, json.dumps(meta), mode=0o600)
                 # On the disk, entries of the folders included, before anything is reserved: who resumes the run has to
                 # find the key of the noise that was paid for.
                 if state == "begun" and not (folder / _KEY).exists():
@@ -254,7 +261,7 @@ def acquire_run(
 def _notes(folder: Path) -> dict[str, str]:
     """The notes of a run about the software that began it; empty if there are none."""
     with suppress(OSError, ValueError, AttributeError):
-        return {name: text for name, text in read_json(folder / _META).items() if name != "checkout"}
+        return {name: text for name, text in read_json(folder / _RUN_FACTS).items() if name != "checkout"}
     return {}
 
 
@@ -265,7 +272,7 @@ def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat
     usable = [run_id for run_id, state in states.items() if state in ("begun", "finished")]
     lost = [run_id for run_id, state in states.items() if state == "lost"]
     if usable:
-        was_used = (home / "runs" / usable[-1] / _USED).exists()
+        was_used = (home / "runs" / usable[-1] / _TAKEN).exists()
         return new if was_used and on_repeat(usable[-1], True) else usable[-1]
     return new if not lost or on_repeat(lost[-1], False) else lost[-1]
 
@@ -298,7 +305,7 @@ def _has_whole_result(folder: Path) -> bool:
     result = folder / _RESULT
     try:
         receipt = read_json(result / RECEIPT)
-        names = [*_RELEASED, *({EVALUATION} & receipt["sha256"].keys())]
+        names = [*_RELEASED_FILES, *({EVALUATION} & receipt["sha256"].keys())]
         same = all(sha256_of(result / name) == receipt["sha256"][name] for name in names)
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -336,7 +343,7 @@ def mark_used(home: Path, run_id: str, *, keeps: bool) -> None:
     with _lock_folder(folder) as is_held:
         if is_held and (folder / _RESULT).is_dir():
             # First: a process that is killed here leaves a result that is known to be used.
-            (folder / _USED).touch()
+            (folder / _TAKEN).touch()
             if not keeps:
                 _delete(folder)
 
@@ -363,7 +370,7 @@ def is_idle(home: Path, run_id: str) -> bool:
 def begun_runs(home: Path, checkout: Path) -> dict[str, int]:
     """The runs here that a checkout began, resumed or got, each with a mark that changes when it does so again."""
     marks: dict[str, int] = {}
-    for meta in (home / "runs").glob(f"[!.]*/{_META}"):
+    for meta in (home / "runs").glob(f"[!.]*/{_RUN_FACTS}"):
         with suppress(FileNotFoundError):  # another process deletes it
             if read_json(meta)["checkout"] == str(checkout.resolve()):
                 marks[meta.parent.name] = meta.stat().st_mtime_ns
@@ -385,7 +392,7 @@ def _lock_folder(folder: Path) -> Iterator[bool]:
 
 def _delete(folder: Path) -> None:
     """Rename a run's folder before deleting it, so that a partly deleted folder is never resumed."""
-    gone = folder.with_name(f"{_GONE}{folder.name}")
+    gone = folder.with_name(f"{_DELETED}{folder.name}")
     if gone.exists():
         shutil.rmtree(gone)
     folder.rename(gone)

@@ -36,7 +36,7 @@ _FOLDERS = {
 }
 _FILE_HEADER, _FILE_BLOCK, _RECORD_HEADER = 7, 32768, struct.Struct("<4xHB")
 """Of the file of an offline run: the bytes of its header and of its blocks, and length and kind of a record's part."""
-_QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+_QUIET_ENVIRONMENT = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 _log = logging.getLogger(__name__)
 
 
@@ -48,10 +48,10 @@ def wandb_folders(root: Path) -> Iterator[None]:
     """
     folder = first_checkout(root) / _FOLDER
     missing = {name: str(folder / below) for name, below in _FOLDERS.items() if not os.environ.get(name)}
-    before = {name: os.environ.get(name) for name in (*missing, *_QUIET)}
+    before = {name: os.environ.get(name) for name in (*missing, *_QUIET_ENVIRONMENT)}
     for folder_below in missing.values():
         Path(folder_below).mkdir(parents=True, exist_ok=True)
-    os.environ.update(missing | _QUIET)
+    os.environ.update(missing | _QUIET_ENVIRONMENT)
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield

@@ -60,7 +60,7 @@ NOISE = ("privacy/noise_std", "privacy/noise_multiplier")
 EPSILON_TOTAL = "privacy/epsilon_total"
 ALIAS = "serving"
 REGISTRY = "wandb-registry-model"
-_PROMOTED = ("model.safetensors", "privacy_card.json")
+_PROMOTED_FILES = ("model.safetensors", "privacy_card.json")
 _MAX_ROWS, _MAX_SHOWN, _MAX_TITLE, _MAX_TAG, _SECONDS_TO_SEND = 2000, 24, 128, 64, 60
 _log = logging.getLogger(__name__)
 
@@ -336,7 +336,7 @@ def _log_to(name: str, entry: Path, settings: Tracking) -> None:
     ) as logged:
         use(logged, file_artifact("model", promoted, entry))
         artifact = wandb.Artifact(artifact_name(name), "model", metadata={"run_id": entry.name})
-        for file in _PROMOTED:
+        for file in _PROMOTED_FILES:
             artifact.add_file(str(entry / file), skip_cache=True)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
         if settings.mode == "online":

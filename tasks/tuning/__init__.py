@@ -43,8 +43,8 @@ from tasks.tuning.gaussian_search import EpsilonGuesses, GaussianSearch
 
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
-_MAX_SPACE, _TRIES, _GUESSES, _NEAR = 512, 16, 4, 0.98
-_AIM = (1 + _NEAR) / 2
+_MAX_SPACE, _MAX_PLANS, _MAX_GUESSES, _NEAR_TARGET = 512, 16, 4, 0.98
+_AIM_SHARE = (1 + _NEAR_TARGET) / 2
 """The share of the search's epsilon that is aimed at."""
 _EVALUATION_WASTE = 1e-3
 """How far, relatively, the score's noise may be above the least."""
@@ -401,8 +401,8 @@ def fit_search_plan(
     """
     trials = None if releases_all else tuning.trials.trials()
     like = GaussianSearch(every[0]["privacy"]["delta"], trials, len(every))
-    guesses = EpsilonGuesses(like, _AIM * tuning.epsilon, tuning.epsilon)
-    tries = iter(range(_TRIES))
+    guesses = EpsilonGuesses(like, _AIM_SHARE * tuning.epsilon, tuning.epsilon)
+    tries = iter(range(_MAX_PLANS))
 
     def largest_of(documents: list[Document], first: float, tries: Iterable[int]) -> SearchPlan | None:
         plan_at = partial(_plan_at, tuning=tuning, every=documents, info=info, releases_all=releases_all)
@@ -411,7 +411,7 @@ def fit_search_plan(
     ends = every if releases_all else every[:: max(1, len(every) - 1)]
     best = largest_of(ends, guesses.first(), tries)
     if best is not None and len(ends) < len(every):
-        best = largest_of(every, best.epsilon_per_trial, [*tries] or range(_TRIES // 2, _TRIES))
+        best = largest_of(every, best.epsilon_per_trial, [*tries] or range(_MAX_PLANS // 2, _MAX_PLANS))
     if best is None:
         raise RefusedError(
             "no trial is cheap enough for a search of epsilon {epsilon:g}; ask for more, or fewer trials.",
@@ -450,12 +450,12 @@ def _largest_that_fits(
                 high = each, plan.cost
             else:
                 low, best = (each, plan.cost), plan
-            if tried < _GUESSES:
+            if tried < _MAX_GUESSES:
                 guess = guesses.after(each, plan.cost)
-        if best is not None and (best.cost > _NEAR * largest or best.epsilon_per_trial == largest):
+        if best is not None and (best.cost > _NEAR_TARGET * largest or best.epsilon_per_trial == largest):
             break
-        share = (_AIM * largest - low[1]) / (high[1] - low[1])
-        if not 0 < share < 1 or tried >= _TRIES / 2:
+        share = (_AIM_SHARE * largest - low[1]) / (high[1] - low[1])
+        if not 0 < share < 1 or tried >= _MAX_PLANS / 2:
             share = 0.5
         each = low[0] + share * (high[0] - low[0])
         if guess is not None and (low[0] < guess < high[0] or (guess == largest and high[1] == math.inf)):

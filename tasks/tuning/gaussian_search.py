@@ -15,7 +15,7 @@ from algorithms.privacy.accounting.selection import shift_of_selection
 
 _MIN_SLOPE, _MAX_SLOPE = 0.3, 3.0
 """How steeply a price may rise beside that of Gaussian trials, both as logarithms, to be believed."""
-_LOG_MU, _CLOSE = (math.log(1e-9), math.log(1e3)), 1e-5
+_LOG_MU, _LOG_TOLERANCE = (math.log(1e-9), math.log(1e3)), 1e-5
 """The logarithms of mu that are searched, and how closely."""
 
 
@@ -42,14 +42,14 @@ class GaussianSearch:
         highest = self._log_mu(largest)
         if self._price(highest) <= price:
             return largest
-        log_mu = brentq(lambda tried: self._price(tried) - price, _LOG_MU[0], highest, xtol=_CLOSE)
+        log_mu = brentq(lambda tried: self._price(tried) - price, _LOG_MU[0], highest, xtol=_LOG_TOLERANCE)
         return gaussian_epsilon(math.exp(log_mu), self.delta)
 
     def _log_mu(self, epsilon: float) -> float:
         def excess(log_mu: float) -> float:
             return gaussian_epsilon(math.exp(log_mu), self.delta) - epsilon
 
-        return float(brentq(excess, *_LOG_MU, xtol=_CLOSE))
+        return float(brentq(excess, *_LOG_MU, xtol=_LOG_TOLERANCE))
 
     def _price(self, log_mu: float) -> float:
         mu = math.exp(log_mu)

@@ -70,7 +70,7 @@ from tasks.report import RunResults, data_facts_of
 from tasks.reporting import environment
 from tasks.runs import store
 from tasks.runs.charge import ChargedRun, claim_run
-from tasks.runs.dvc_stages import EXISTING, checkout_lock
+from tasks.runs.dvc_stages import EXISTING_RESULT, checkout_lock
 from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.metrics import format_metric, headline_metric, metric_name, placeholder_metrics
 from tasks.runs.reservations import noting_what_was_spent
@@ -454,7 +454,7 @@ def deliver(
         note = reuse_note(receipt, is_public=info.is_public) if is_done else None
         each = read_json(root / FOLDER / "plan.json")["search"]["each"]
         cost = "without a bound" if receipt.cost is None else rounded_up(receipt.cost)
-        reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
+        reused = f"; {EXISTING_RESULT}{f'; {note}' if note else ''}." if is_done else ""
         sentence = (
             f"the winner of search {receipt.run_id} is in {FOLDER}; all of it cost epsilon"
             f" {cost}, a trial by itself {rounded_up(each)}{reused}"

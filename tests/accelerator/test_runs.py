@@ -14,7 +14,7 @@ from algorithms.encoders import EncoderSettings, encoder
 from algorithms.fitting import fit
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.barrier.compute_config import ComputeConfig
-from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
+from algorithms.privacy.barrier.process_group import SINGLE_PROCESS, ProcessGroup
 from tests.accelerator import simulator
 from tests.support import bench
 from tests.support.gradients.networks import SPECS
@@ -28,7 +28,9 @@ SHARED: dict[str, dict[str, bool]] = {"records": {}, "trained parameters": {"sha
 """What processes share beside the records. FSDP cannot move frozen parameters to such a device."""
 
 
-def trained(device: torch.device, folder: Path, group: ProcessGroup = ALONE, **shared: bool) -> Tensor:
+def trained(
+    device: torch.device, folder: Path, group: ProcessGroup = SINGLE_PROCESS, **shared: bool
+) -> Tensor:
     """Three steps of DP-SGD with Adam for a CNN, in passes of 16 records."""
     made = problem(SPECS["cnn"], torch.float32, count=RECORDS)
     method = bench.algorithm("dp_sgd", steps=3, expected_batch_size=30, update={"optimizer": "adam"})

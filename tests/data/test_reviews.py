@@ -188,5 +188,5 @@ def test_real_imdb(tmp_path: Path) -> None:
         assert np.bincount(block.records.labels).tolist() == [12500, 12500]
         assert features.shape == (25000, 80) and features.dtype == np.int32
         assert (features.min(), features.max()) == (0, 19999)
-        assert 0.03 < (features == texts.UNKNOWN).mean() < 0.05
+        assert 0.03 < (features == texts.UNKNOWN_WORD).mean() < 0.05
         assert (features[:, -1] != texts.PADDING).all()

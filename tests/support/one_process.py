@@ -56,7 +56,7 @@ def _request(what: str, root: Path, say: dvc_stages.Say) -> tuple[int, list[str]
         if not any(handler.__class__ is logging.StreamHandler for handler in logging.getLogger().handlers):
             patch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers, _lines(written)])
         with for_the_owner_only():
-            status = dvc_process.answer(*([] if what == dvc_stages.ASK else [what]))
+            status = dvc_process.answer(*([] if what == dvc_stages.STATUS_REQUEST else [what]))
     lines = [line for line in written.getvalue().splitlines() if line]
     for line in lines:
         say(line)

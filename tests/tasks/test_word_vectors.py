@@ -67,7 +67,7 @@ def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tm
     card = data_card("small", tmp_path)
     rows = table(card, made / "words.txt", {word: 10.0 * i for word, i in TOKENS.items()}, tmp_path)
     tokens = prepared.load(made).train_features[0].tolist()
-    assert [rows[token].item() for token in tokens if token != of_texts.UNKNOWN] == [20.0, 40.0, 30.0]
+    assert [rows[token].item() for token in tokens if token != of_texts.UNKNOWN_WORD] == [20.0, 40.0, 30.0]
     for token in TOKENS.values():
         assert rows[token].tolist() == [10.0 * token]
     (tmp_path / "listed.txt").write_text("\n".join(LISTED[:4]))

@@ -315,7 +315,7 @@ class ConvGrad(RowGrad):
 
     def _materializer(self) -> Callable[..., Tensor]:
         """A function that materialises the gradients of a few records, by products of patches and output gradients."""
-        moves = len(self.window.kernel) <= len(_MOVES)
+        moves = len(self.window.kernel) <= len(_CONVOLUTIONS)
         if self._is_depthwise and moves and self.length > 1:  # PyTorch is slow for kernels of one number
             return self._write_depthwise
         cut = self._cutter()
@@ -344,7 +344,7 @@ class ConvGrad(RowGrad):
         )
         kernels = wide(grad_outputs).reshape(-1, 1, *grad_outputs.shape[2:])
         # PyTorch's argument order: stride, padding, dilation, groups. Stride and dilation are swapped on purpose.
-        move = _MOVES[len(window.kernel) - 1]
+        move = _CONVOLUTIONS[len(window.kernel) - 1]
         moved = move(
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
         )
@@ -372,7 +372,7 @@ def _row_products(seen: Tensor, back: Tensor, directions: Tensor, groups: int) -
     return squares.view(-1, len(directions)), along.view(2, -1, len(directions))
 
 
-_MOVES = torch.conv1d, torch.conv2d, torch.conv3d
+_CONVOLUTIONS = torch.conv1d, torch.conv2d, torch.conv3d
 Sizes = int | Sequence[int]
 
 

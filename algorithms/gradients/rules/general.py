@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from algorithms.gradients.complex_gradients import of_both_parts, of_real_part
 from algorithms.gradients.grad_sample_recorder import (
-    UNKNOWN,
+    UNKNOWN_LAYOUT,
     Args,
     Closed,
     Func,
@@ -87,7 +87,7 @@ _HOLOMORPHIC = _words(
 _CONVERSIONS = _words("to type type_as cfloat cdouble")
 """Functions that may make complex numbers of real ones."""
 
-_MOVES = _words("add __add__ __radd__ sub __sub__")
+_UNIT_SLOPES = _words("add __add__ __radd__ sub __sub__")
 """Functions whose derivative by the first tensor is 1 if the other argument is a number."""
 
 _LIKE_ANOTHER = _words("view_as reshape_as type_as expand_as")
@@ -102,11 +102,11 @@ _REORDERED = (_SAME_ORDER | _TRANSPOSED) - _ADJOINTS  # which conjugate
 _SUMS = _words("add __add__ __radd__ __iadd__ add_")
 _STRETCHES = _words("expand expand_as broadcast_to")
 _PRODUCTS = _words("mul __mul__ __rmul__ multiply")
-_OTHERS = _words(
+_OTHER_ELEMENTWISE = _words(
     "sub __sub__ __rsub__ __isub__ sub_ rsub subtract mul __mul__ __rmul__ __imul__ mul_ multiply div __truediv__"
     " __rtruediv__ true_divide divide div_ where masked_fill maximum minimum addcmul addcdiv lerp __pow__ pow"
 )
-_ELEMENTWISE = _SUMS | _STRETCHES | _OTHERS
+_ELEMENTWISE = _SUMS | _STRETCHES | _OTHER_ELEMENTWISE
 
 _FEWEST_BY_ROWS = 2048
 """The size of a model's computed weights, together, from which each map is read off instead of used for each record."""
@@ -160,7 +160,7 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     batch = recorder.batch
 
     def record(output: Tensor, out: Layout | None, index: int) -> Tensor:
-        if out is None or out == UNKNOWN:
+        if out is None or out == UNKNOWN_LAYOUT:
             raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
 
         def output_of(*leaves: Any) -> Tensor:
@@ -579,7 +579,7 @@ def _closed_form(name: str, args: Args, output: Tensor) -> _Form | None:
         return None
     if output.is_complex() and not parameter.is_complex():
         return None
-    is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
+    is_moved = name in _UNIT_SLOPES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda gradient: gradient
     if name in _PRODUCTS and parameter is args[0] and len(args) == 2 and isinstance(args[1], int | float):

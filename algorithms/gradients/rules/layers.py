@@ -41,7 +41,8 @@ def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
         return general(recorder, func, args, kwargs)
     layout = recorder.layout(input)
     names = recorder.name(weight), recorder.name(bias)
-    is_large = weight.shape[1] * max(weight.shape[0], _NARROW) >= _LARGE  # whatever the number of records
+    # Whatever the number of records, so that a record's bits do not depend on it.
+    is_large = weight.shape[1] * max(weight.shape[0], _ONEDNN_MIN_OUTPUTS) >= _ONEDNN_SIZE
     if is_large and names[0] is not None and _is_fast(input, weight, bias):
         func = FastLinear.apply
     output = func(input, weight, bias)
@@ -52,7 +53,7 @@ def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
     )
 
 
-_LARGE, _NARROW = 2**14, 32
+_ONEDNN_SIZE, _ONEDNN_MIN_OUTPUTS = 2**14, 32
 """Size of a weight from which oneDNN is faster than PyTorch, to which fewer outputs cost as much as 32."""
 
 _ONE_DNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

@@ -168,7 +168,7 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_NEXT_TO, _FINER = 1e-3, 8.0
+_RECOMPUTED_ABOVE, _REFINEMENT = 1e-3, 8.0
 """A cost within this share above a stated one is computed again, on a grid so many times finer."""
 
 
@@ -287,12 +287,12 @@ def epsilon_near(
     Two grids both give upper bounds, and either may be the larger one by what is left of its error.
     """
     cost = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
-    if accountant != "pld" or not stated < cost <= stated * (1 + _NEXT_TO):
+    if accountant != "pld" or not stated < cost <= stated * (1 + _RECOMPUTED_ABOVE):
         return cost
     grid = discretisation_of(schedule, delta, adjacency)
     if grid is None:
         return cost
-    return min(cost, epsilon(schedule, delta, adjacency=adjacency, discretisation=grid / _FINER))
+    return min(cost, epsilon(schedule, delta, adjacency=adjacency, discretisation=grid / _REFINEMENT))
 
 
 def discretisation_of(schedule: Schedule, delta: float, adjacency: NeighboringRelation) -> float | None:

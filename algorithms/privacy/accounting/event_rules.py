@@ -926,7 +926,7 @@ def _value_from_json(value: Any) -> Any:
     if isinstance(value, list):
         return [_value_from_json(item) for item in value]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -_LARGEST <= value <= _LARGEST:
+    if not is_number or not -_MAX_NUMBER <= value <= _MAX_NUMBER:
         raise RefusedError(
             f"an event's field must be a number, an event or a list of these, not {value!r:.60}."
         )
@@ -944,7 +944,7 @@ def _fits(field: Any, value: Any) -> bool:
     return field.type not in (float, "float") or isinstance(value, int | float)
 
 
-_LARGEST = 1e100
+_MAX_NUMBER = 1e100
 """The largest number in a document: products and squares of larger ones are beyond a float."""
 _RANGES = {
     "noise_multiplier": (1e-6, 1e12),

@@ -57,7 +57,7 @@ class RenyiBudget:
 
 
 FIXED = FixedSchedule()
-_EACH, _GROWTH, _GRID = 16, 8, 1e-3
+_FIRST_RELEASES, _GROWTH_PART, _GRID = 16, 8, 1e-3
 """The epsilon so far is computed after each of the first 16 releases, then whenever their number has grown by an
 eighth, on a grid of a thousandth of the total, and of 0.001 where this is above 1.
 """
@@ -89,7 +89,7 @@ def filter_to_json(spec: FilterSpec) -> dict[str, str | float]:
     return {"kind": kind, **asdict(spec)}
 
 
-_LARGEST = 1e100
+_MAX_NUMBER = 1e100
 """The largest number of a filter in a document."""
 
 
@@ -97,7 +97,7 @@ def filter_from_json(document: Mapping[str, Any]) -> FilterSpec:
     """The inverse of `filter_to_json`; raises RefusedError for anything else."""
     numbers = {name: value for name, value in document.items() if name != "kind"}
     try:
-        if all(type(value) in (int, float) and 0 < value < _LARGEST for value in numbers.values()):
+        if all(type(value) in (int, float) and 0 < value < _MAX_NUMBER for value in numbers.values()):
             return _KINDS[document["kind"]](**numbers)
     except (KeyError, TypeError):
         pass
@@ -146,9 +146,9 @@ class CostCurve:
         return self._cost
 
     def _next_number(self, releases: int) -> int:
-        number = min(releases, _EACH)
+        number = min(releases, _FIRST_RELEASES)
         while number < releases:
-            number += number // _GROWTH
+            number += number // _GROWTH_PART
         return min(number, self._number)
 
     def _epsilon(self, releases: int) -> float:

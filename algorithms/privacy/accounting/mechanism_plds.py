@@ -26,9 +26,9 @@ _MIN_POINTS, _MAX_POINTS = 64, 2000
 """The fewest and the most edges of a mechanism's losses."""
 _NORMAL_STEP, _LOSS_STEP = 0.1, 0.25
 """The largest distance of edges: in standard deviations of the noise, and in losses."""
-_NEVER = 1e-45
+_NEGLIGIBLE_CHANCE = 1e-45
 """Chances of numbers of a person's records in a sample up to which they are left out, and counted as lost."""
-_AT_ONCE, _FAR, _TABLE = 8192, 38.0, 4000
+_AT_ONCE, _TABLE_REACH, _TABLE_SIZE = 8192, 38.0, 4000
 """For a group's losses: how many are computed together; and the table that gives a first guess of their inverse, how
 many standard deviations it goes beyond the means and how many outputs it has."""
 
@@ -252,8 +252,8 @@ class GroupPLD:
         """The numbers of sampled records, their chances, and the chance of numbers that are left out."""
         every = np.arange(self.count + 1)
         chances = stats.binom.pmf(every, self.count, self.rate)
-        is_likely = chances > _NEVER
-        return every[is_likely], chances[is_likely], float(self.count * _NEVER)
+        is_likely = chances > _NEGLIGIBLE_CHANCE
+        return every[is_likely], chances[is_likely], float(self.count * _NEGLIGIBLE_CHANCE)
 
     def _losses(self, outputs: Array) -> tuple[Array, Array]:
         """The losses at outputs, and how fast they rise."""
@@ -285,9 +285,9 @@ class GroupPLD:
 
     @cached_property
     def _table(self) -> tuple[Array, Array, Array]:
-        """Outputs, their losses and how fast these rise, shape [_TABLE] each."""
-        reach = _FAR * self.multiplier
-        outputs = np.linspace(-reach, float(self._weights[0][-1]) + reach, _TABLE)
+        """Outputs, their losses and how fast these rise, shape [_TABLE_SIZE] each."""
+        reach = _TABLE_REACH * self.multiplier
+        outputs = np.linspace(-reach, float(self._weights[0][-1]) + reach, _TABLE_SIZE)
         return outputs, *self._losses(outputs)
 
     def _outputs(self, losses: Array) -> tuple[Array, float]:

@@ -49,7 +49,7 @@ _MAX_UNSPENT = ((8, 2e-4), (_SEARCH_KINDS, 5e-4), (math.inf, 1e-3))
 long, and of more than noise is searched with, the coarse cost is less exact."""
 _FINE_TOLERANCE = 2e-5
 """The share of a multiplier to which it is found by Rényi divergences or pure epsilons, which take less time."""
-_STEPS, _MIN_STEEPNESS, _APART, _FAR = 10, 0.1, 1.2, 8.0
+_MAX_SECANT_STEPS, _MIN_STEEPNESS, _ESTIMATE_RATIO, _FAR_RATIO = 10, 0.1, 1.2, 8.0
 """The steps of the secant method, the least fall of log cost by log multiplier that it believes, the ratio of
 multipliers between which the first is estimated, as estimates jump a little, and the ratio to the target from which on
 costs tell the direction alone."""
@@ -197,8 +197,8 @@ def _estimated_start(rough: "_RoughCosts", target: float) -> tuple[float, float]
     """A multiplier whose estimated cost is about the target, and how steeply estimates fall there."""
     # Near what is released beside the noise, an estimate may never get down to the target.
     start = search_outwards(rough.estimate, target, factor=4.0, tolerance=0.1)
-    fall = _log(rough.estimate(start)) - _log(rough.estimate(_APART * start))
-    return start, fall / math.log(_APART)
+    fall = _log(rough.estimate(start)) - _log(rough.estimate(_ESTIMATE_RATIO * start))
+    return start, fall / math.log(_ESTIMATE_RATIO)
 
 
 class _RoughCosts:
@@ -400,14 +400,16 @@ def _secant_search(
     multiplier = start
     earlier: tuple[float, float] | None = None
     low, high, stretch = 0.0, math.inf, 1.0
-    for _ in range(_STEPS):
+    for _ in range(_MAX_SECANT_STEPS):
         spent = cost(multiplier)
         if spent <= target and (
             spent >= (1 - max_unspent) * target or multiplier <= max(_NOISE_RANGE[0], (1 + max_unspent) * low)
         ):
             return _SecantResult(multiplier, steepness, is_met=True)
         low, high = (multiplier, high) if spent > target else (low, multiplier)
-        here = (math.log(multiplier), _log(spent)) if target / _FAR < spent < _FAR * target else None
+        here = (
+            (math.log(multiplier), _log(spent)) if target / _FAR_RATIO < spent < _FAR_RATIO * target else None
+        )
         # Of costs closer than this, grids tell more than the multiplier.
         if earlier and here and abs(earlier[1] - here[1]) > 3 * max_unspent:
             steepness = (earlier[1] - here[1]) / (here[0] - earlier[0])

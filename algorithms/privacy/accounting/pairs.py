@@ -24,7 +24,7 @@ TAIL_DELTA = 1e-13
 _CORNERS, _RATIOS, _NEAREST = 4000, 8000, 1e-8
 """At how many points a curve is taken on each side of 0, at equal distances and at equal ratios; and the first of the
 latter, as a share of the largest."""
-_APART, _SMALLEST_LOSS, _LARGEST_LOSS = 1e-11, 1e-6, 500.0
+_MIN_CORNER, _SMALLEST_LOSS, _LARGEST_LOSS = 1e-11, 1e-6, 500.0
 """The least of these points, as those below would differ by less than the rounding of exp(epsilon); and the smallest
 and the largest epsilon at which they end."""
 _ROUNDING = 2e-15
@@ -69,7 +69,7 @@ def pair_of_curves(deltas_of_sides: DeltasOfSides, largest: float) -> PLDPair:
     largest = min(max(largest, _SMALLEST_LOSS), _LARGEST_LOSS)
     above = np.linspace(0.0, largest, _CORNERS)
     # Where few losses are far above the others, epsilon may lie near 0 beside the largest.
-    first = max(_NEAREST * largest, _APART)
+    first = max(_NEAREST * largest, _MIN_CORNER)
     above = np.unique(np.append(above, np.geomspace(first, largest, _RATIOS)))
     points = np.concatenate([-above[:0:-1], above])  # ascending, 0 once
     remove, add = (np.clip(deltas, 0.0, 1.0) for deltas in deltas_of_sides(above))

@@ -25,15 +25,15 @@ FIRST_GRID_ERROR = 5e-5
 _FIRST_CELLS, _FIRST_POINTS = 2**16, 2**19
 _GRID_ERROR, MIN_GRID_ERROR = 2e-5, 2e-8
 """The share of epsilon that a grid may add, and what it may add to a tiny one."""
-COARSER, _FEW_KINDS, _ERROR_OF_MANY, _ERROR_OF_FAMILIES = 2.0, 8, 1e-4, 2e-4
-_FIRST_OF_MANY, _COARSER_OF_MANY = 1.5e-5, 8.0
+GRID_RATIO, _FEW_KINDS, _ERROR_OF_MANY, _ERROR_OF_FAMILIES = 2.0, 8, 1e-4, 2e-4
+_FIRST_OF_MANY, _GRID_RATIO_OF_MANY = 1.5e-5, 8.0
 """The first grid is compared with one that is coarser by this factor. Of more distributions, each of which takes a
 transform of its own, more is left of a grid's error; their first grid is so fine that it mostly is the last, and the
 one that it is compared with is coarser by more."""
 _ORDER_OF_MANY = 1.5
 """By this power of its cells the error of so coarse a grid falls, rather than by the square as later."""
 _MIN_REFINEMENT, _MAX_REFINEMENT, _OVERSHOOT = 1.5, 8.0, 1.1
-_ABOVE, ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
+_FLOOR_TILTS, ALL_TILTS = np.geomspace(1.0, 1e4, 24), np.geomspace(1e-2, 1e12, 200)
 
 
 class ComposedPLD:
@@ -171,7 +171,7 @@ def epsilon_on_grid(
     if (profile := profile_alone(plds)) is not None:
         return profile.epsilon(delta)
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
-    if floor > 0 and rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE) <= floor:
+    if floor > 0 and rough.tail_bound(delta, -math.log(delta) / floor * _FLOOR_TILTS) <= floor:
         return floor
     cap = rough.cap(delta)
     capped = rough.with_cap(cap)
@@ -203,7 +203,7 @@ def epsilon_of(
     is_many = has_families or len(plds) > _FEW_KINDS
     error, order = (_ERROR_OF_MANY, _ORDER_OF_MANY) if is_many else (_GRID_ERROR, 2.0)
     error = _ERROR_OF_FAMILIES if has_families else error
-    refinement = _COARSER_OF_MANY if is_many else COARSER
+    refinement = _GRID_RATIO_OF_MANY if is_many else GRID_RATIO
     rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     if (below := epsilon_below(floor, plds, rough, delta, floor_grid)) is not None:
         return below
@@ -250,10 +250,10 @@ def epsilon_below(
     if floor <= 0:
         return None
     # The floor is mostly the epsilon of the other side, which is far above where samples are rare.
-    bound = rough.tail_bound(delta, -math.log(delta) / floor * _ABOVE)
+    bound = rough.tail_bound(delta, -math.log(delta) / floor * _FLOOR_TILTS)
     if bound <= floor:
         return bound, bound or 1.0
-    for grid in () if floor_grid is None else (_COARSER_OF_MANY * floor_grid, floor_grid):
+    for grid in () if floor_grid is None else (_GRID_RATIO_OF_MANY * floor_grid, floor_grid):
         decisive = rough.decisive_losses(floor, delta)
         bound = GridComposition(plds, grid, delta, rough, decisive).epsilon(delta)
         if bound <= floor:

@@ -7,13 +7,13 @@ from algorithms.privacy.accounting.pld import PrivacyLoss, low_tail_truncation, 
 from algorithms.privacy.accounting.pld_composition import GridComposition
 from algorithms.privacy.accounting.pld_epsilon import (
     ALL_TILTS,
-    COARSER,
+    GRID_RATIO,
     MIN_GRID_ERROR,
     coarse_grid,
     epsilon_below,
 )
 
-_FIRST_ERROR, _ERROR, _FAR_ERROR, _UNSURE = 3e-4, 5e-4, 0.1, 0.25
+_FIRST_ERROR, _ERROR, _FAR_ERROR, _KNOWN_DOUBT = 3e-4, 5e-4, 0.1, 0.25
 """Shares: of the variance, by which a first grid may be off; of epsilon, and of its distance from the one searched for,
 that may be extrapolated; and by how much less that counts once three grids tell how fast the error falls."""
 _FIRST_POINTS, _MAX_POINTS = 2**16, 2**19
@@ -52,9 +52,9 @@ def extrapolated_epsilon(
     grid, _ = coarse_grid(plds, delta, _FIRST_ERROR, capped, max_points=_FIRST_POINTS)
     grid = min(grid, floor_grid or grid)
     decisive = (-math.inf, cap)
-    cost = GridComposition(plds, COARSER * grid, delta, rough, decisive).epsilon(delta)
+    cost = GridComposition(plds, GRID_RATIO * grid, delta, rough, decisive).epsilon(delta)
     if cost < near / 2:
-        return cost, COARSER * grid
+        return cost, GRID_RATIO * grid
     if floor < cost < math.inf:
         decisive = capped.decisive_losses(cost, delta)
     remaining, earlier = 0.0, math.inf
@@ -66,10 +66,10 @@ def extrapolated_epsilon(
         tolerance = MIN_GRID_ERROR
         if cost < math.inf:
             tolerance = max(_ERROR * cost, MIN_GRID_ERROR, _FAR_ERROR * abs(cost - remaining - near))
-        unsure = remaining if earlier == math.inf else _UNSURE * remaining
+        unsure = remaining if earlier == math.inf else _KNOWN_DOUBT * remaining
         if unsure <= tolerance or sums.points > _MAX_POINTS / 2 or sums.infinity_mass > delta:
             break
-        earlier, grid = gain, grid / COARSER
+        earlier, grid = gain, grid / GRID_RATIO
     if cost == math.inf:
         return capped.tail_bound(delta, ALL_TILTS), grid
     return (cost - remaining if remaining < math.inf else cost), grid
@@ -80,8 +80,8 @@ def _fall(earlier: float, gain: float) -> float:
 
     By the square in the end, but by less where cells are wide beside common losses. earlier: infinite if not known.
     """
-    seen = earlier / gain if 0 < gain < earlier < math.inf else COARSER
-    return (3 * min(max(seen, COARSER), COARSER**2) + COARSER**2) / 4
+    seen = earlier / gain if 0 < gain < earlier < math.inf else GRID_RATIO
+    return (3 * min(max(seen, GRID_RATIO), GRID_RATIO**2) + GRID_RATIO**2) / 4
 
 
 def cost_ratio(

@@ -55,11 +55,11 @@ MIN_NOISE, MAX_NOISE = 0.1, 1e8
 """With less noise, or more than double precision tells apart, a pass counts as one sum over all records."""
 _TAIL = 1e-17
 """The chances of a ratio below the grid, and of one above it under P."""
-_FINE, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
+_CELL_IN_DEVIATIONS, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
 """Cells of the last sum in a standard deviation of the ratio, their largest width, and the most points of a sum."""
-_ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
+_ADDED_VARIANCE, _MAX_ADDED_CELL = 6e-4, 0.2
 """Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
-_TOGETHER = 4
+_MIN_CONVOLVED = 4
 """The fewest distances of points that are added up by one convolution."""
 _ROWS = 32
 """Distances of points whose pairs are added up by one product."""
@@ -69,7 +69,7 @@ least. Each doubling doubles the rounding so far; masses add up to 1 - 2^-48 ste
 noise from 0.3 to 300 and up to a million steps, and 16 times that is added."""
 _MAX_ORDER = 256.0
 """The largest whole order at which the moment of removing a record is computed; none is stated above."""
-_FAR, _POINTS = 10.0, 2000
+_REACH_IN_DEVIATIONS, _POINTS = 10.0, 2000
 """For negative moments: how many deviations of log Y the points reach, and about how many there are."""
 _MAX_RENYI_NOISE = 400.0
 """With more noise the chords of negative moments lose more than the pass gains: 6.4e-6 b (b + 1) of their logarithm."""
@@ -194,7 +194,7 @@ def _double(ratio: _Ratio) -> _Ratio:
     sums = np.zeros(count + 2)
     # Where distances begin whose sums lie equally far above their larger points.
     begins = np.append(0, np.flatnonzero(np.diff(points_up)) + 1)
-    is_long = np.diff(np.append(begins, count)) >= _TOGETHER
+    is_long = np.diff(np.append(begins, count)) >= _MIN_CONVOLVED
     few = int(begins[np.argmax(is_long)]) if is_long.any() else count
     _add_near(sums, masses, np.arange(few) + points_up[:few] - start, shares[:few])
     for begin, end in pairwise([*begins[begins >= few].tolist(), count]):
@@ -342,7 +342,7 @@ def ratio_of_pass(
     """
     # The variance of Y under Q; and both tails, in deviations of log Y.
     spread, reach = math.expm1(noise_multiplier**-2), -2 * float(ndtri(_TAIL))
-    last = min(_FINE * math.sqrt(spread / steps), _MAX_CELL) / finer
+    last = min(_CELL_IN_DEVIATIONS * math.sqrt(spread / steps), _MAX_CELL) / finer
 
     def cell_for(length: float) -> float:
         # The last cell times a power of two, so that grids are refined to it.
@@ -357,7 +357,7 @@ def ratio_of_pass(
         total, count = _double(total), 2 * count
         total = total.refine(min(total.cell, cell_for(total.cell * len(total.masses))))
         if bit == "1":
-            width = math.sqrt(_ADDED * count * spread / (1 + spread)) / finer
+            width = math.sqrt(_ADDED_VARIANCE * count * spread / (1 + spread)) / finer
             total = _plus_step(total, noise_multiplier, min(width, _MAX_ADDED_CELL))
             count += 1
     rest = (parts - steps) / parts  # the chance that a record has no step in this pass
@@ -461,7 +461,7 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
 def _log_transforms(z: float, parts: int, steps: int) -> Array:
     """Bounds on log E exp(-l S) at each of the rates l, which moments of all orders share."""
     logs = np.linspace(*_LOG_RATES)
-    log_r, reach = float(logs[0] - logs[1]), 0.5 / z**2 + _FAR / z
+    log_r, reach = float(logs[0] - logs[1]), 0.5 / z**2 + _REACH_IN_DEVIATIONS / z
     # The distance of rates is a whole number of those of points, so that a rate times a point is one of few products.
     parts_of_cell = max(1, round(-log_r * _POINTS / (2 * reach)))
     step = -log_r / parts_of_cell

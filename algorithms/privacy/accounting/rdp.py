@@ -27,7 +27,7 @@ _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 _LARGE_ORDER, _CENTRAL_ORDER = 64.0, 256
 """The orders from which on each is computed by itself, and up to which central moments bound a sample of fixed size."""
-_RAISED = 2.0**-40
+_LOG_SUM_ROUNDING = 2.0**-40
 """By how much the logarithm of a sum of some hundred terms is raised, which is more than its rounding."""
 _BLOCKS, _NEGLIGIBLE = (0, 50, 200, 1000), 30.0
 """Of a series: the terms that are taken together begin and end at these, and how far below the sum, as a logarithm, the
@@ -155,7 +155,7 @@ def rdp_of_fixed_size_sample(multiplier: float, rate: float, orders: tuple[float
             # The term of j = 2, and then those without central moments.
             logarithms = near if order <= _CENTRAL_ORDER else np.append(near[:1], far[1:])
             terms = _log_binomials((order,), 2, count)[:, 0] + j[:count] * math.log(rate) + logarithms[:count]
-            moments.append(np.logaddexp(0.0, np.logaddexp.reduce(terms) + _RAISED))  # log(1 + sum)
+            moments.append(np.logaddexp(0.0, np.logaddexp.reduce(terms) + _LOG_SUM_ROUNDING))  # log(1 + sum)
         divergences: np.ndarray = np.fmin(
             np.interp(alpha, whole, moments) / (alpha - 1), alpha / 2 * np.float64(multiplier) ** -2
         )

@@ -10,7 +10,7 @@ from algorithms.lazy_imports import later
 
 signal = later("scipy.signal")
 
-MANY = 2**16
+MAX_IN_PYTHON = 2**16
 """Where a sum has more numbers, many follow, and SciPy's filter is worth its import, which takes as long as three
 million numbers in Python."""
 
@@ -32,7 +32,7 @@ def decaying_sums(numbers: NDArray[np.float64], step: float) -> NDArray[np.float
         >>> decaying_sums(np.array([1.0, 0.0, 0.0]), 0.5).tolist()
         [0.5, 0.25, 0.125]
     """
-    if len(numbers) > MANY or "scipy.signal" in sys.modules:
+    if len(numbers) > MAX_IN_PYTHON or "scipy.signal" in sys.modules:
         return np.asarray(signal.lfilter([step], [1.0, step - 1.0], numbers))
     decay = -(step - 1.0)
     sums = accumulate((step * numbers).tolist(), lambda before, number: number + before * decay)

@@ -28,7 +28,7 @@ _MIN_STEP, _LARGEST_STEP, _STEPS, _STRIDE = 1e-6, 10.0, 50_000, 250
 """The epsilons, beside 0, at which `shift_of_selection` takes its bound, how many, and how many together first."""
 _TILTS, _HALVINGS = (1e-6, 1e15), 14
 """Between which the tilt of the tail that decides is looked for, and how often their ratio is halved."""
-_ROUNDS, _BELOW, _NEAR = 5, 0.25, 32.0
+_ROUNDS, _TAIL_SHARE, _MAX_TAIL_RATIO = 5, 0.25, 32.0
 """How often tails are taken; which share of the delta that decides the tail is taken at, and by how much more than that
 delta may be: caps leave nothing close to less."""
 
@@ -66,16 +66,16 @@ def shift_of_trials(event: Any, trials: Sequence[ComposedPLD], minimum: float = 
     if _draws_one(event):
         return 0.0
     sides = [side for trial in trials for side in trial.sides]
-    near, shift = [_BELOW * _decisive_delta(event, side) for side in sides], math.inf
+    near, shift = [_TAIL_SHARE * _decisive_delta(event, side) for side in sides], math.inf
     for _ in range(_ROUNDS):
         bounds = [partial(_deltas_near, side, delta) for side, delta in zip(sides, near, strict=True)]
         shift_near, epsilon = _shift_and_epsilon(event, partial(_largest, bounds, minimum))
         shift = min(shift, shift_near)
         there = [float(bound(np.array([epsilon]))[0]) for bound in bounds]
         worst = int(np.argmax(there))
-        if near[worst] <= there[worst] <= _NEAR * near[worst]:
+        if near[worst] <= there[worst] <= _MAX_TAIL_RATIO * near[worst]:
             break
-        near = [_BELOW * delta for delta in there]
+        near = [_TAIL_SHARE * delta for delta in there]
     return shift
 
 

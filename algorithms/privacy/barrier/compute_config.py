@@ -11,7 +11,7 @@ from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError, UnsupportedModelError
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
-from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
+from algorithms.privacy.barrier.process_group import SINGLE_PROCESS, ProcessGroup
 from algorithms.privacy.barrier.record_loader import RecordArrays, RecordLoader
 
 
@@ -47,7 +47,7 @@ class ComputeConfig:
     expected_batch: float | None = None
     workers: int | None = None
     threads: int | None = None
-    group: ProcessGroup = ALONE
+    group: ProcessGroup = SINGLE_PROCESS
     shard_frozen: bool = False
     shard_trained: bool = False
     offload: bool = False

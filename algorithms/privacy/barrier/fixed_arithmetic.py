@@ -18,7 +18,7 @@ _ENDS = torch.ones(2**16)
 """PyTorch processes the two halves of this tensor in different threads."""
 _ENDS[0] = _ENDS[-1] = 1e-39
 
-_SMALLEST = sys.float_info.min
+_MIN_NORMAL = sys.float_info.min
 """Half of it is denormal."""
 
 
@@ -31,7 +31,7 @@ def fixed_arithmetic(compute: ComputeConfig, engine: Engine) -> Iterator[None]:
     threads flush denormal numbers to zero and others do not, there is one thread.
     """
     # Of 64 bits, for which processors have the same setting; asking PyTorch would take ten times as long.
-    flushes = _SMALLEST * 0.5 == 0.0
+    flushes = _MIN_NORMAL * 0.5 == 0.0
     torch.set_flush_denormal(False)
     try:
         if compute.device.type == "cpu":

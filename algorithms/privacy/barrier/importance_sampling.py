@@ -13,7 +13,7 @@ from algorithms.privacy.barrier.record_loader import Batch, Rows
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 from algorithms.privacy.mechanisms.sampling import Importance
 
-_DOWN = 1.0 - 2.0**-50
+_ROUND_DOWN = 1.0 - 2.0**-50
 """A factor that keeps probabilities within those of the event despite rounding."""
 
 
@@ -92,7 +92,7 @@ def importance_sum(
     words, clip_norm = stream.pairs(count), clipping.sensitivity
     bounds = last.bounds(count, sampling, clip_norm)
     # A candidate by rate * bound / C, accepted by |g| / bound, is a record that takes part by rate * |g| / C.
-    candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
+    candidates = np.flatnonzero(is_below(words[:, 0], _ROUND_DOWN * sampling.rate * bounds / clip_norm))
     # Halves of 32 bits: a device compares them in float64, which does not hold all words of 64 bits.
     coins = torch.from_numpy(np.stack(np.divmod(words[:, 1], 2**32), axis=1).astype(np.float64))
 

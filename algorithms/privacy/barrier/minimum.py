@@ -35,7 +35,7 @@ _MAX_STEPS, _MAX_HALVINGS = 1000, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _ROUNDING = 1e-14
 """Relative size below which a step only changes rounding."""
-_INSIDE = 1.0 - 1e-12
+_ROUND_INSIDE = 1.0 - 1e-12
 """A factor that keeps a clipped gradient within its bound despite rounding."""
 _NO_BOUND = 1e150
 """Above the norm of any record and gradient, yet finite."""
@@ -122,7 +122,7 @@ class PerturbedObjective:
             # Longer records are scaled down, the bias's 1 with them.
             rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
             # The gradient of a linear model is slope times features: |slope| <= clip_norm / |features| bounds its norm.
-            limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
+            limits = self.clip_norm * _ROUND_INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
             yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
 
     def _slopes(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> Tensor:

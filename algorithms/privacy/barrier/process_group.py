@@ -73,4 +73,4 @@ class ProcessGroup:
                 act()
 
 
-ALONE = ProcessGroup()
+SINGLE_PROCESS = ProcessGroup()

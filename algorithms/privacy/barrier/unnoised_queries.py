@@ -32,7 +32,7 @@ from algorithms.gradients import (
     linear_layer,
     split_passes,
 )
-from algorithms.gradients.arithmetic import WHOLE, round_batch
+from algorithms.gradients.arithmetic import KERNEL_BATCH, round_batch
 from algorithms.gradients.memory import lacks_memory
 from algorithms.models import Model
 from algorithms.models.cells import cells_before
@@ -95,7 +95,7 @@ def loss_sums(
     """
     points = points.to(compute.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
-    size = max(WHOLE, engine.physical_batch)
+    size = max(KERNEL_BATCH, engine.physical_batch)
     # Of cells closed forms would take whole vectors, which a pass does not.
     is_closed = has_closed_forms(model) and cells_before(model.module) is None
     for inputs, labels in batches:
@@ -110,7 +110,7 @@ def loss_sums(
 _MAX_STATISTICS, _STATISTIC_NUMBERS = 4096, 2**20
 """How many records a pass of statistics has at most, and about how many numbers of records and statistics together."""
 
-_BLURRED = 0.01
+_BLUR_WIDTH = 0.01
 """Relative distance from a bound within which a norm counts in part."""
 
 
@@ -121,7 +121,7 @@ _UNTOLD = (
     "The query failed. The cause is withheld because it could reveal a record:"
     " try the model and the algorithm on public records of the same form."
 )
-_SOME, _PASSES, _MAX_MADE_UP = 100, 3, 10**7
+_MIN_SAMPLE, _PASSES, _MAX_MADE_UP = 100, 3, 10**7
 """The least of made-up records in a sample, its passes, and the most of which it is drawn; they are one record, so they
 take no memory."""
 
@@ -181,7 +181,7 @@ def _count_for(sampling: Sampling, physical_batch: int) -> int:
     """How many records fill some passes of a sample."""
     if isinstance(sampling, WithoutReplacement):
         return sampling.records
-    return min(_MAX_MADE_UP, math.ceil(max(_SOME, _PASSES * physical_batch) / sampling.rate))
+    return min(_MAX_MADE_UP, math.ceil(max(_MIN_SAMPLE, _PASSES * physical_batch) / sampling.rate))
 
 
 class UnnoisedQueries:
@@ -346,7 +346,7 @@ class UnnoisedQueries:
         measured = self._norms(self._copy_point(point), self._sample(release, stream), bound)
         norms = np.nan_to_num(measured, nan=np.inf, posinf=np.inf)
         # A ramp from 1/2 to -1/2 around the bound.
-        return float(np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5).sum())
+        return float(np.clip((1.0 - norms / bound.norm) / (2.0 * _BLUR_WIDTH), -0.5, 0.5).sum())
 
     @_with_fixed_arithmetic
     def minimum(self, release: Release, stream: Stream) -> Tensor:
@@ -368,7 +368,7 @@ class UnnoisedQueries:
         """
         numbers = dimension + math.prod(self.records.features.shape[1:])
         size = max(
-            WHOLE,
+            KERNEL_BATCH,
             self.engine.physical_batch,
             round_batch(min(_MAX_STATISTICS, _STATISTIC_NUMBERS // numbers)),
         )

@@ -58,8 +58,8 @@ from algorithms.privacy.documents import Account, AdjacencyName, DataFacts, Plan
 
 _LIBRARY: Final = "dp-accounting"
 _KINDS = ["kind", "sampling", "clipping", "noise"]
-_SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
-_CHECKED = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
+_RANGE_FIELDS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
+_CHECKED_FIELDS = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
 _COUNT_TOLERANCE = 1e-3
 """Relative; how closely a trace's last epsilon so far agrees with the card's cost. The run counted it as its version
 did, perhaps by another grid; it informs readers of the trace, and no cost is computed from it."""
@@ -328,7 +328,7 @@ def queries(trace: Columns) -> Iterator[QuerySection]:
     groups: dict[tuple[Any, ...], int] = {}
     group_of_row = np.array([groups.setdefault(names, len(groups)) for names in _rows(trace, _KINDS)])
     for names, number in groups.items():
-        rows = {name: np.asarray(trace[name], float)[group_of_row == number] for name in _SPANS}
+        rows = {name: np.asarray(trace[name], float)[group_of_row == number] for name in _RANGE_FIELDS}
         spans = {name: _span(np.fmin.reduce(values), np.fmax.reduce(values)) for name, values in rows.items()}
         count = int((group_of_row == number).sum())
         yield QuerySection.model_validate({**dict(zip(_KINDS, names, strict=True)), "count": count, **spans})
@@ -393,8 +393,8 @@ def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) 
 
     is_whole: whether it is of all that was charged, and not of the winner of a search.
     """
-    for values in dict.fromkeys(_rows(trace, _CHECKED)):
-        row = dict(zip(_CHECKED, values, strict=True))
+    for values in dict.fromkeys(_rows(trace, _CHECKED_FIELDS)):
+        row = dict(zip(_CHECKED_FIELDS, values, strict=True))
         if not row_fits(row, _event(row["event"])):
             return f"a {row['kind']} has other sampling or noise than its event"
     if tuple(queries(trace)) != card.mechanism.queries:

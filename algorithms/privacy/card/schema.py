@@ -210,12 +210,12 @@ class Costs(Section):
     pure: NotNegative | None
 
 
-BY = {"pld": "by PLD", "rdp": "by RDP", "pure": "at delta 0"}
+ACCOUNTANT_PHRASES = {"pld": "by PLD", "rdp": "by RDP", "pure": "at delta 0"}
 """How people are told of these epsilons: "epsilon by PLD", and a pure one "epsilon at delta 0"."""
 
 
 def words_by(costs: Mapping[str, float | None]) -> dict[str, str]:
-    """`BY` for these epsilons, of which PLD's is RDP's where it knows losses down to some delta only.
+    """`ACCOUNTANT_PHRASES` for these epsilons, of which PLD's is RDP's where it knows losses down to some delta only.
 
     Example:
         >>> words_by({"pld": 1.5, "rdp": 1.5})["pld"]
@@ -223,7 +223,12 @@ def words_by(costs: Mapping[str, float | None]) -> dict[str, str]:
     """
     pld = costs.get("pld")
     is_by_rdp = pld is not None and 0 < pld < math.inf and pld == costs.get("rdp")
-    return BY | {"pld": f"{BY['pld']} (by RDP here, as PLD has no bound at this delta)"} if is_by_rdp else BY
+    return (
+        ACCOUNTANT_PHRASES
+        | {"pld": f"{ACCOUNTANT_PHRASES['pld']} (by RDP here, as PLD has no bound at this delta)"}
+        if is_by_rdp
+        else ACCOUNTANT_PHRASES
+    )
 
 
 class Discretisation(Section):

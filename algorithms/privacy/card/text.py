@@ -96,7 +96,7 @@ _GENERATORS = {
     "seeded": "AES-256 in counter mode, seeded key, known to anyone: NOT private",
 }
 _CHANGE = {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced by another"}
-_OTHERWISE = {"ADD_OR_REMOVE_ONE": "without it", "REPLACE_ONE": "with any other record in its place"}
+_WITHOUT_RECORD = {"ADD_OR_REMOVE_ONE": "without it", "REPLACE_ONE": "with any other record in its place"}
 
 
 def statement(card: PrivacyCard) -> str:
@@ -182,8 +182,8 @@ def protection_sentence(card: PrivacyCard) -> str:
             where += ", of whose records there"
         who = f"{where} {_rows_used(setting)}, chosen by a keyed hash of each"
     return (
-        f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
-        f" an attacker knows and can compute.{start if is_started else ''}"
+        f"{who}: all that was released would have looked nearly the same {_WITHOUT_RECORD[setting.adjacency]},"
+        f" whatever else an attacker knows and can compute.{start if is_started else ''}"
     )
 
 

@@ -46,7 +46,7 @@ from algorithms.privacy.card.build import (
     trace_schedule,
 )
 from algorithms.privacy.card.schema import (
-    BY,
+    ACCOUNTANT_PHRASES,
     EVALUATION,
     RELEASED,
     ROUNDING,
@@ -283,7 +283,9 @@ def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iter
         is_unstated = stated is None and name == "pld" != card.accounting.accountant
         if stated is None and value is None:
             detail = "there is no finite one, as stated"
-        yield CardCheck(f"epsilon {BY[name]}", is_unstated or _covers(name, stated, value), detail)
+        yield CardCheck(
+            f"epsilon {ACCOUNTANT_PHRASES[name]}", is_unstated or _covers(name, stated, value), detail
+        )
 
 
 def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[CardCheck]:

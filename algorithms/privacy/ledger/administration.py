@@ -63,12 +63,12 @@ _GRANTS = (
     "GRANT INSERT ON {schema}.epsilonflow_account TO {runner}",
     "GRANT UPDATE (charges, open, settled, forfeited) ON {schema}.epsilonflow_account TO {runner}",
 )
-_MINE = "written_by = session_user::text"
+_OWN_ROWS = "written_by = session_user::text"
 _POLICIES: Mapping[str, Mapping[str, str]] = {
     "ledger": {
         "read": "FOR SELECT TO {owner}, {runner}, {auditor} USING (true)",
-        "owner": f"FOR INSERT TO {{owner}} WITH CHECK ({_MINE})",
-        "runner": f"""FOR INSERT TO {{runner}} WITH CHECK ({_MINE} AND (
+        "owner": f"FOR INSERT TO {{owner}} WITH CHECK ({_OWN_ROWS})",
+        "runner": f"""FOR INSERT TO {{runner}} WITH CHECK ({_OWN_ROWS} AND (
             kind = 'reserve'
             OR (kind IN ('settle', 'forfeit') AND {{schema}}.epsilonflow_is_own(run_id))
             OR (kind = 'cap' AND about = '{{{{"declared":true}}}}'

@@ -30,7 +30,7 @@ CompositionKind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[EventRow]
 Amount: TypeAlias = tuple[Fraction, ...]
 """A charge: epsilon and delta for basic sums, otherwise one number: rho, or the divergence at the order."""
-_COARSER, _USEFUL = 8.0, 2.0
+_WIDE_CELLS, _MAX_OVERSTATED = 8.0, 2.0
 """By how much cells are wider for losses of several records that only tell which numbers of records matter, and how
 much more they may state for that."""
 
@@ -357,16 +357,16 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, group_size: int) 
     if not cost.delta:
         return 0.0
     shares, share = _GroupShares(cost, events, adjacency, group_size), cost.delta
-    on_wide_cells = shares.bound(group_size, _COARSER)
+    on_wide_cells = shares.bound(group_size, _WIDE_CELLS)
     are_wide_cells_useful = True
     if on_wide_cells > share:
         share = max(share, shares.bound(group_size))
-        are_wide_cells_useful = on_wide_cells <= _USEFUL * max(share, shares[group_size])
+        are_wide_cells_useful = on_wide_cells <= _MAX_OVERSTATED * max(share, shares[group_size])
     while counts := shares.above(share):
         if not are_wide_cells_useful:
             share = max(share, shares.bound(shares.largest_power(counts)))
         elif (count := shares.next_on_wide_cells(counts, share)) is not None:
-            shares.bound(count, _COARSER)
+            shares.bound(count, _WIDE_CELLS)
         else:
             share = max(share, shares.bound(max(counts, key=shares.__getitem__)))
     return min(1.0, share)

@@ -47,8 +47,8 @@ from algorithms.privacy.ledger.drafts import declaration_drafts, reservation_dra
 from algorithms.privacy.ledger.policy import BlockBalance
 from algorithms.privacy.ledger.rows import (
     ADJACENCY,
+    EMPTY_HEAD,
     GENESIS,
-    NOTHING,
     Balance,
     Draft,
     Entry,
@@ -181,7 +181,7 @@ class Ledger:
         cls,
         url: str,
         *,
-        verified: Head = NOTHING,
+        verified: Head = EMPTY_HEAD,
         remember: Callable[["Ledger"], object] | None = None,
         check: Callable[["Chain"], object] = lambda _: None,
     ) -> "Ledger":
@@ -786,8 +786,8 @@ def verify_rows(
     """
     first = query_value(connection, FIRST_HASH)
     # A copy, as replaying changes it.
-    state, start = (deepcopy(since.state), since.head) if since else (LedgerState(), NOTHING)
-    is_here = start == NOTHING or query_value(connection, SEQ_OF_HASH, hash=start.hash) == start.seq
+    state, start = (deepcopy(since.state), since.head) if since else (LedgerState(), EMPTY_HEAD)
+    is_here = start == EMPTY_HEAD or query_value(connection, SEQ_OF_HASH, hash=start.hash) == start.seq
     if since is not None and (since.first != first or not is_here):
         raise LedgerBrokenError(
             f"the ledger {store.database.name} has no row {start.seq} with the hash {start.hash[:16]}... of the"

@@ -20,7 +20,7 @@ import platformdirs
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy import ledger as ledgers  # whose face opens a database when that is asked for
-from algorithms.privacy.ledger.rows import NOTHING, Head
+from algorithms.privacy.ledger.rows import EMPTY_HEAD, Head
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger import Chain, Ledger
@@ -234,7 +234,7 @@ def _check_newest(chain: "Chain", url: str, home: Path, recorded: Mapping[Path, 
     files = _files(chain, url, home)
     for seen in files:
         try:
-            chain.check_contains(recorded.get(seen, NOTHING).hash)
+            chain.check_contains(recorded.get(seen, EMPTY_HEAD).hash)
         except LedgerBrokenError as error:
             raise LedgerBrokenError(
                 f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
@@ -278,12 +278,12 @@ def _at_url(url: str, home: Path) -> Path:
 
 
 def _read_head(file: Path) -> Head:
-    """The head in a file, or NOTHING."""
+    """The head in a file, or EMPTY_HEAD."""
     try:
         seq, hash_ = file.read_text(encoding="utf-8").split()
         return Head(int(seq), hash_)
     except (OSError, ValueError):
-        return NOTHING
+        return EMPTY_HEAD
 
 
 def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:

@@ -52,7 +52,7 @@ class Head(NamedTuple):
     hash: str
 
 
-NOTHING = Head(0, GENESIS)
+EMPTY_HEAD = Head(0, GENESIS)
 """The head of an empty chain."""
 
 
@@ -144,7 +144,7 @@ def is_intact(entry: Entry) -> bool:
         return False
 
 
-def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Iterator[Entry]:
+def follow(entries: Iterable[Entry], *, name: str, after: Head = EMPTY_HEAD) -> Iterator[Entry]:
     """Yield the rows, each after checking that it continues the chain. name: of the ledger, for messages.
 
     after: the head that they continue. Raises LedgerBrokenError at the first row whose position, content or predecessor

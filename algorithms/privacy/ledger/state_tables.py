@@ -36,7 +36,7 @@ from algorithms.privacy.ledger.rows import (
     replay,
 )
 
-_MANY = 50
+_MAX_EXCHANGED = 50
 
 Statement = tuple[sa.TextClause, Mapping[str, object]]
 Row: TypeAlias = dict[str, str | int | float | None]
@@ -263,7 +263,7 @@ def _execute(connection: Connection, changes: Sequence[Statement]) -> None:
     """Combine many equal statements into one, since an exchange holds the text of each in memory."""
     for statement, group in groupby(changes, key=itemgetter(0)):
         rows = [row for _, row in group]
-        if len(rows) > _MANY:
+        if len(rows) > _MAX_EXCHANGED:
             connection.execute(statement, rows)
         else:
             exchange(connection, [(statement, row) for row in rows])

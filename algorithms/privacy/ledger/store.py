@@ -34,7 +34,7 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import state_tables
 from algorithms.privacy.ledger.location import system_user
 from algorithms.privacy.ledger.rows import (
-    NOTHING,
+    EMPTY_HEAD,
     Draft,
     Entry,
     Head,
@@ -52,9 +52,9 @@ _TURN_MILLISECONDS = 5
 _ROOM_BYTES = 2**20
 """A disk with less free space than this is full."""
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
-_PATIENT = f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}"
+_SET_PATIENCE = f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}"
 # Readers have a snapshot that no writer waits for (WAL), and a commit returns once the log is on the disk (FULL).
-SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+SQLITE_PRAGMAS = (_SET_PATIENCE, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,10 @@ _TURN = _statements(
 _ENDS = _statements("COMMIT", "SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
 _COLUMNS = Entry._fields
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
-_FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
-_OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
+_ROWS_FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
+_ROWS_OF_POPULATION = sa.text(
+    f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page"
+)
 FIRST_HASH = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
 """Which identifies a ledger and its copies."""
 SEQ_OF_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
@@ -270,7 +272,7 @@ class Store:
     """A table of entries in a database; threads may share it."""
 
     database: Database = field(repr=False)
-    verified: Head = NOTHING
+    verified: Head = EMPTY_HEAD
     """The last verified row, here or by the caller who opened the store; a write continues from there."""
     _was_connected: bool = field(default=False, repr=False)
 
@@ -335,7 +337,7 @@ class Store:
         """
 
         def work(connection: Connection) -> Head:
-            if self._current(connection, writes=True)[0] != NOTHING:
+            if self._current(connection, writes=True)[0] != EMPTY_HEAD:
                 raise RefusedError(
                     f"the ledger {self.database.name} holds rows already; restore into a new one."
                 )
@@ -370,13 +372,13 @@ class Store:
 
         return self._transaction(alone, writes=True)
 
-    def rows(self, connection: Connection, *, after: Head = NOTHING) -> Iterator[Entry]:
+    def rows(self, connection: Connection, *, after: Head = EMPTY_HEAD) -> Iterator[Entry]:
         """The rows after a head, verified one by one."""
-        return follow(_rows(connection, _FROM, after.seq + 1), name=self.database.name, after=after)
+        return follow(_rows(connection, _ROWS_FROM, after.seq + 1), name=self.database.name, after=after)
 
     def rows_of(self, connection: Connection, population: str) -> Iterator[Entry]:
         """The rows of a population, each checked against its hash."""
-        for entry in _rows(connection, _OF, 1, population=population):
+        for entry in _rows(connection, _ROWS_OF_POPULATION, 1, population=population):
             if not is_intact(entry):
                 raise broken_error(self.database.name, entry.seq)
             yield entry
@@ -388,7 +390,7 @@ class Store:
         begin = _TURN if writes else _SNAPSHOT
         turn = begin if connection.dialect.name == "postgresql" else ()
         verified = self.verified
-        rows: Statement = (_FROM, {"seq": max(verified.seq, 1), "page": FIRST_PAGE})
+        rows: Statement = (_ROWS_FROM, {"seq": max(verified.seq, 1), "page": FIRST_PAGE})
         # One round trip: the turn, the new rows, the head that balances are of, and the queries to them.
         # Those of the turn's statements are not needed.
         results = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *queries])[len(turn) :]
@@ -408,14 +410,14 @@ class Store:
         page: the rows from there on, as far as they are already read.
         """
         if verified.seq:
-            rows = _rows(connection, _FROM, verified.seq, page)
+            rows = _rows(connection, _ROWS_FROM, verified.seq, page)
             last = next(rows, None)
             if last is not None and last.head == verified and is_intact(last):
                 return _last(follow(rows, name=self.database.name, after=verified), verified)
             page = ()
         # The first time; or another ledger has this name, or one that was cut.
-        rows = _rows(connection, _FROM, 1, page)
-        return _last(follow(rows, name=self.database.name), NOTHING)
+        rows = _rows(connection, _ROWS_FROM, 1, page)
+        return _last(follow(rows, name=self.database.name), EMPTY_HEAD)
 
     def _upgrade(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
@@ -487,7 +489,7 @@ def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
             if not _lost_a_race(error) or time.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0.0, _TURN_MILLISECONDS / 1000))
-    connection.exec_driver_sql(_PATIENT)
+    connection.exec_driver_sql(_SET_PATIENCE)
 
 
 def query_value(connection: Connection, query: sa.TextClause, **parameters: str) -> Any:

@@ -173,7 +173,7 @@ class RandomAllocation:
         return min(self.parts, self.steps - self.passes * self.parts)
 
 
-_DENSE = 1 / 32
+_DENSE_RATE = 1 / 32
 Cyclic = CyclicPoisson | FixedOrder
 Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic | RandomAllocation
 
@@ -195,7 +195,7 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
             return stream.of_sample().subset(count, size)
         case Poisson(rate=rate):
             words = stream.of_sample()
-            if rate >= _DENSE:  # a coin for each record is quicker
+            if rate >= _DENSE_RATE:  # a coin for each record is quicker
                 return np.flatnonzero(words.coins(count, rate))
             # The size is binomial, and given the size all subsets are equally likely: the same distribution as a coin
             # for each record, at the cost of the sample alone.

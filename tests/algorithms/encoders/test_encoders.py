@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from algorithms.encoders import Encoder, EncoderSettings, encoder
-from algorithms.encoders.texts import _SPECIAL, _weights
+from algorithms.encoders.texts import _SPECIAL_TOKENS, _weights
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import NotUsableError
 from algorithms.models.libraries import imported_library, package_folder
@@ -127,8 +127,10 @@ def test_words_whose_vectors_cancel_are_told_by_sizes_and_roots() -> None:
 
 
 def test_words_say_more_than_pieces_and_frequent_characters() -> None:
-    weights = _weights([*["<0x00>"] * _SPECIAL, "\u2581the", *["\u2581word", "ing"] * 500, ".", "\u01c2"])
-    the, word, piece = weights[_SPECIAL], weights[-4], weights[-3]
+    weights = _weights(
+        [*["<0x00>"] * _SPECIAL_TOKENS, "\u2581the", *["\u2581word", "ing"] * 500, ".", "\u01c2"]
+    )
+    the, word, piece = weights[_SPECIAL_TOKENS], weights[-4], weights[-3]
     dot, rare = weights[-2:]
     assert the < piece < word
     assert dot < rare < word

@@ -545,7 +545,7 @@ def test_a_size_in_which_records_have_other_bits_with_some_threads_is_not_taken(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run may have fewer threads than the engine takes at most."""
-    monkeypatch.setattr(engine_module, "SHORT", 0.0)  # passes so short have one thread
+    monkeypatch.setattr(engine_module, "SHORT_PASS_SECONDS", 0.0)  # passes so short have one thread
     other: set[int] = set()
 
     def wiring(self: Wired, x: Tensor) -> Tensor:
@@ -588,7 +588,7 @@ def test_a_size_that_leaves_numbers_at_the_end_of_a_threads_half_is_not_taken(
 ) -> None:
     """Of 80 records with 514 numbers each, all fill pairs of vectors, and what each of two threads has does not."""
     monkeypatch.setattr(batch_invariance, "_is_same", lambda *_: True)
-    monkeypatch.setattr(engine_module, "SHORT", 0.0)  # passes so short have one thread
+    monkeypatch.setattr(engine_module, "SHORT_PASS_SECONDS", 0.0)  # passes so short have one thread
     layers = nn.Linear(6, 516), nn.SiLU(), nn.Linear(516, 2)
     made = problem(Spec(lambda: nn.Sequential(*layers), (6,)), torch.float32)
     engine = made.engine(expected_batch=64.0)

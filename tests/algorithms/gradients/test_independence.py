@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, Engine, PerExampleModel, RecordsNotIndependentError
-from algorithms.gradients.independence import MANY, ModelProbe, check_apart, content_digest
+from algorithms.gradients.independence import USUAL_COUNT, ModelProbe, check_apart, content_digest
 from algorithms.gradients.model_inspection import InspectionLimits, examine
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
@@ -414,5 +414,5 @@ def test_as_many_records_as_a_pass_has_are_compared_once(seen_passes: Counter[tu
     model = PerExampleModel("of some operations", module, nn.CrossEntropyLoss(reduction="none"))
     inspection = examine(Passes(model), InputSpec((8, 32, 32), torch.float32, torch.device("cpu")))
     assert not inspection.is_brief
-    exact = [seen_passes[kind] for kind in seen_passes if kind[:3] == ("losses", True, MANY)]
+    exact = [seen_passes[kind] for kind in seen_passes if kind[:3] == ("losses", True, USUAL_COUNT)]
     assert len(exact) > 5 and set(exact) == {1}

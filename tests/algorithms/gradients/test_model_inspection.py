@@ -379,7 +379,9 @@ def test_a_look_at_a_large_model_takes_few_passes(
     monkeypatch: pytest.MonkeyPatch, asks: bool, dropout: float, most: int
 ) -> None:
     """As many as forward passes of so many records; the shapes of a full pass are computed without numbers."""
-    monkeypatch.setattr("algorithms.gradients.engine._QUICK", 0)  # as for a model whose passes take long
+    monkeypatch.setattr(
+        "algorithms.gradients.engine._QUICK_OPERATIONS", 0
+    )  # as for a model whose passes take long
     records = 0
 
     def count_records(self: Wired, x: Tensor) -> Tensor:

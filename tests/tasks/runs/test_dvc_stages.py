@@ -25,9 +25,9 @@ from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
 from tasks.runs import dvc_stages
 from tasks.runs.dvc_stages import (
-    ASK,
     NOTHING_TO_DO,
     REFUSAL,
+    STATUS_REQUEST,
     DvcProcess,
     StageFailedError,
     StageRefusedError,
@@ -102,12 +102,12 @@ def test_one_process_of_dvc_serves_all_requests_of_a_run(stage: Callable[[str], 
     """Also after a stage that ends within a line, or fails."""
     root, told = stage("open('model', 'w').write('x'); print('no end', end='')"), list[str]()
     with DvcProcess(root, say=told.append) as dvc:
-        assert dvc.request(ASK) == (0, [])
+        assert dvc.request(STATUS_REQUEST) == (0, [])
         (dvcs,) = processes_in(root)
         assert dvc.reproduce("train") and not dvc.reproduce("train")
         with pytest.raises(StageFailedError, match="'tame' not found"):
             dvc.reproduce("tame")
-        assert dvc.request(ASK) == (NOTHING_TO_DO, [])
+        assert dvc.request(STATUS_REQUEST) == (NOTHING_TO_DO, [])
         assert processes_in(root) == [dvcs]
     assert told[:3] == ["Running stage 'train':", f"> {sys.executable} code.py", "no end"]
     assert not processes_in(root)

@@ -29,7 +29,7 @@ from tasks import train
 from tasks.config import params
 from tasks.model_building import model_for
 from tasks.runs import processes
-from tasks.runs.dvc_stages import EXISTING, TRAINING
+from tasks.runs.dvc_stages import EXISTING_RESULT, TRAINING_LINE
 from tests.support.checkout import PROJECT
 from tests.support.processes import joined
 from tests.support.refusals import refused_as
@@ -281,8 +281,10 @@ def test_torchrun_releases_what_one_process_does(
     launcher = ModuleProcess("torch.distributed.run", *launch, cwd=workspace.root, env=os.environ | own)
     ended = launcher.wait(timeout=HANG_SECONDS)
     first, second = ("".join(file.read_text() for file in logs.rglob(f"{rank}/*.log")) for rank in (0, 1))
-    assert ended == 0 and TRAINING in first, first + second
-    assert TRAINING not in second and EXISTING not in second  # it helped, and did not train by itself
+    assert ended == 0 and TRAINING_LINE in first, first + second
+    assert (
+        TRAINING_LINE not in second and EXISTING_RESULT not in second
+    )  # it helped, and did not train by itself
     assert workspace.receipt["run_id"] != receipt["run_id"]  # it was trained, not handed out
     assert workspace.receipt["events"] == receipt["events"]
     assert torch.allclose(alone, released(workspace), rtol=0.0, atol=1e-6) and float(alone.norm()) > 0

@@ -9,7 +9,7 @@ import pytest
 from scipy.signal import lfilter
 
 from algorithms.privacy.accounting import recurrence
-from algorithms.privacy.accounting.recurrence import MANY, decaying_sums
+from algorithms.privacy.accounting.recurrence import MAX_IN_PYTHON, decaying_sums
 
 Signal = Callable[[bool], list[int]]
 
@@ -52,6 +52,6 @@ def test_sums_in_python_are_those_of_scipy_bit_for_bit(
 
 def test_scipy_is_imported_for_many_numbers_however_many_came_before(counted: Signal) -> None:
     calls = counted(False)
-    for count in (MANY, MANY, MANY, MANY + 1):
+    for count in (MAX_IN_PYTHON, MAX_IN_PYTHON, MAX_IN_PYTHON, MAX_IN_PYTHON + 1):
         decaying_sums(np.ones(count), 0.5)
-    assert calls == [MANY + 1]
+    assert calls == [MAX_IN_PYTHON + 1]

@@ -199,7 +199,7 @@ def test_a_model_that_draws_random_numbers_is_refused() -> None:
 def test_threads_are_as_few_as_leave_a_record_the_same_in_any_place(
     physical_batch: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SHORT", 0.0)
+    monkeypatch.setattr(engine, "SHORT_PASS_SECONDS", 0.0)
     asked = barrier(made_up(), compute=ComputeConfig(physical_batch=physical_batch))
     with cpu_threads(3):
         ask(asked, L2(1.0), small_model().initial_parameters())

@@ -21,7 +21,7 @@ from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
 from algorithms.privacy.barrier.compute_config import ComputeConfig
-from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
+from algorithms.privacy.barrier.process_group import SINGLE_PROCESS, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -159,7 +159,7 @@ def test_processes_that_share_parameters_answer_as_one_process_does(
         pytest.skip("needs an accelerator for each process")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     in_processes(in_a_process, [(rank, count, tmp_path) for rank in range(count)])
-    alone = answers(ALONE)
+    alone = answers(SINGLE_PROCESS)
     assert float(alone.norm()) > 1
     for way, found in zip(ways_of(count), torch.load(tmp_path / "0.pt"), strict=True):
         assert torch.allclose(found, alone, rtol=0.0, atol=1e-5), way
@@ -171,7 +171,7 @@ def test_processes_that_share_parameters_answer_as_one_process_does(
 
 
 def test_trained_parameters_in_main_memory_change_no_answer() -> None:
-    offloaded, usual = answers(ALONE, offload=True), answers(ALONE)
+    offloaded, usual = answers(SINGLE_PROCESS, offload=True), answers(SINGLE_PROCESS)
     assert torch.allclose(offloaded, usual, rtol=0.0, atol=0.0 if PLACE.type == "cpu" else 1e-5)
 
 
@@ -271,14 +271,14 @@ def test_methods_release_of_slices_what_they_do_of_whole_vectors(
     """Runs that were stopped, too, which go on with whole vectors, or did so before."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for name in CRASHED:
-        released(name, ALONE, tmp_path / f"alone-{name}", stop_after=2)
+        released(name, SINGLE_PROCESS, tmp_path / f"alone-{name}", stop_after=2)
     found = in_processes(methods_in_a_process, [(0, tmp_path, names), (1, tmp_path, names)])[0]
     assert set(SOME) <= set(BY_COORDINATE)
     for name in names:
-        whole = released(name, ALONE, tmp_path / name)
+        whole = released(name, SINGLE_PROCESS, tmp_path / name)
         assert torch.allclose(found[name], whole, rtol=0.0, atol=1e-6) and float(whole.norm()) > 0, name
         if name in CRASHED:
-            resumed = released(name, ALONE, tmp_path / f"crashed-{name}-0")
+            resumed = released(name, SINGLE_PROCESS, tmp_path / f"crashed-{name}-0")
             for each in (resumed, found[f"resumed {name}"]):
                 assert torch.allclose(each, whole, rtol=0.0, atol=1e-6), name
 

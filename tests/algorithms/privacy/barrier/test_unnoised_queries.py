@@ -95,7 +95,7 @@ def test_an_answer_has_few_threads_whoever_asks(
     kind: str, short: float, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch has a number of threads for each thread of the program."""
-    monkeypatch.setattr(engine_module, "SHORT", short)
+    monkeypatch.setattr(engine_module, "SHORT_PASS_SECONDS", short)
     asked, seen = barrier(made_up(classes=2)), []
 
     def ask() -> None:
@@ -206,7 +206,7 @@ def is_zero(tiny: Tensor) -> bool:
 
 def test_the_smallest_numbers_are_no_zeros_or_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are is set for a thread, and those that it begins: half of a pass could be computed otherwise."""
-    monkeypatch.setattr(engine_module, "SHORT", 0.0)
+    monkeypatch.setattr(engine_module, "SHORT_PASS_SECONDS", 0.0)
     seen: list[tuple[bool, int]] = []
     engine = Engine(small_model(), input_shape=SHAPE)
 

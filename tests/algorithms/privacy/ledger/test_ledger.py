@@ -18,7 +18,7 @@ from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedErro
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Composition, Entry, Head, Ledger, Terms, rules
 from algorithms.privacy.ledger.composition import BASIC
-from algorithms.privacy.ledger.rows import NOTHING, Draft, follow, replay, seal
+from algorithms.privacy.ledger.rows import EMPTY_HEAD, Draft, follow, replay, seal
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared, opened, reserve
 from tests.support.refusals import check_refusals, refused, refused_as
 
@@ -219,7 +219,7 @@ def _sealed(epsilon: float, after: Head) -> Entry:
 def _chain(length: int) -> list[Entry]:
     entries: list[Entry] = []
     for i in range(length):
-        entries.append(_sealed(i, entries[-1].head if entries else NOTHING))
+        entries.append(_sealed(i, entries[-1].head if entries else EMPTY_HEAD))
     return entries
 
 
@@ -265,7 +265,7 @@ def test_runs_of_many_different_costs_add_up_exactly() -> None:
     drafts = [Draft("population", "p", Budget(100, 1), notes=Terms(False, BASIC, 1).to_notes())]
     drafts += [Draft("reserve", "p", cost, f"run {cost.epsilon}") for cost in costs]
     drafts += [Draft("settle", "p", Budget(0.0005, 0), f"run {cost.epsilon}") for cost in costs[100:]]
-    rows, head = [], NOTHING
+    rows, head = [], EMPTY_HEAD
     for draft in drafts:
         rows.append(seal(draft, after=head, written_at="now", written_by="somebody"))
         head = rows[-1].head
@@ -464,6 +464,6 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
 def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     draft = Draft("population", "patients", CAP, notes={"public": False})
-    row = seal(draft, after=NOTHING, written_at="now", written_by="another version")
+    row = seal(draft, after=EMPTY_HEAD, written_at="now", written_by="another version")
     with refused("^row 1 of the ledger was written by another version"):
         ledger._store.fill(lambda: iter([row]))
