@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from data.card import DataRefusedError, data_card
 from tasks.card_questions import are_people, is_like_an_id, questions_about
-from tests.support.cards import card, csv_of, label, number
+from tests.support.cards import card, category, csv_of, label, number
 from tests.support.refusals import refused_as
 
 ID = {"name": "patient_id", "kind": "ignored"}
@@ -31,6 +31,9 @@ CARD = card(
         ({"unit": "one visit"}, False),
         ({"person": {"column": "patient_id"}}, False),
         ({"reader": csv_of(ID | {"name": "notes"}, number("x", 0, 1), label("y"))}, False),
+        ({"reader": csv_of(number("patient_id", 0, 2.0**60), label("y"))}, True),
+        ({"reader": csv_of({"name": "patient_id", "kind": "hashed", "cells": 8}, label("y"))}, True),
+        ({"reader": csv_of(number("patients", 0, 9), category("id", "a", "b"), label("y"))}, False),
     ],
 )
 def test_a_person_is_asked_about_where_the_card_leaves_it_open(
