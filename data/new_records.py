@@ -178,7 +178,7 @@ def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[
 
 
 def _rows(path: Path, reader: Table) -> Iterator[Features]:
-    for table in rows.tables_in(path, reader):
+    for table in rows.in_portions(rows.tables_in(path, reader), reader):
         features = encoding.features(table, reader, str(path))
         for first in range(0, len(features), _AT_ONCE):
             yield features[first : first + _AT_ONCE]

@@ -54,6 +54,8 @@ from data.targets import Classes, LabelType, Number, Tags
 BLOCK_BYTES = 4 * 2**20
 TABLE_ROWS, _ROWS = 65536, 1024
 """Rows at a time, of a table and of texts or images."""
+_FEATURES_BYTES, _MIN_ROWS = 2**26, 4096
+"""What the features of the rows that are encoded at a time take, unless these are fewer rows."""
 _PARQUET_BUFFER = 2**16
 """Bytes of a column that are read ahead."""
 LONGEST_LINE = 2**26
@@ -147,7 +149,7 @@ class RowReader:
         """
         names_rows = self.card.public and self.card.person is None and part is not None
         done = _lines_before(self.declared_reader, part) if part is not None else 0
-        for table in portions:
+        for table in in_portions(portions, self.declared_reader):
             try:
                 records = self.records(table, where)
             except DataRefusedError as refusal:
@@ -265,6 +267,19 @@ def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[n
     taken = np.empty(len(order), bool)
     taken[order] = positions - begins < count
     return taken
+
+
+def in_portions(tables: Iterable[pa.Table], declared: OfRows) -> _Tables:
+    """The same rows, fewer at a time where each has many features: one for each of thousands of categories.
+
+    Rows of a table with cells have them, too, where they decide on a record's side.
+    """
+    if not isinstance(declared, Table):
+        yield from tables
+        return
+    rows = max(_MIN_ROWS, _FEATURES_BYTES // (4 * declared.width))
+    for table in tables:
+        yield from (table.slice(start, rows) for start in range(0, max(1, table.num_rows), rows))
 
 
 def _lines_before(declared: OfRows, part: Part) -> int:

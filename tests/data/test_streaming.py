@@ -57,6 +57,25 @@ def test_blocks_of_any_size_give_the_same_bytes(
     assert written(card(), tmp_path / "t.csv", tmp_path / "many") == in_one
 
 
+@pytest.mark.parametrize("cells", [None, {"trees": 2}])
+def test_rows_of_many_features_are_encoded_a_few_at_a_time(
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: dict[str, int] | None
+) -> None:
+    """Four features a row are 16 bytes, also where cells are made instead and the features decide on its side."""
+    (tmp_path / "t.csv").write_text(HEADER + "".join(LINES))
+    wide = card(**({} if cells is None else {"cells": cells}))
+    in_one = written(wide, tmp_path / "t.csv", tmp_path / "one")
+    monkeypatch.setattr(rows, "_FEATURES_BYTES", 16 * 700, raising=False)
+    monkeypatch.setattr(rows, "_MIN_ROWS", 500, raising=False)
+    batches = [len(batch.labels) for batch in _batches(wide, tmp_path / "t.csv")]
+    assert max(batches) == 700 and sum(batches) == ROWS
+    assert written(wide, tmp_path / "t.csv", tmp_path / "many") == in_one
+
+
+def _batches(card: DataCard, path: Path) -> list[RecordBatch]:
+    return [chunk.records for chunk in rows.RowReader(card, {"train": path}).read()]
+
+
 def test_gzip_zip_and_parquet_give_the_same_bytes(
     card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
