@@ -121,8 +121,8 @@ def _fill(
 ) -> None:
     """Write the features of `column`, each in [0, 1], into `features`, which is zero and [n, column.width].
 
-    missing: spellings of a missing number. Raises DataRefusedError if a number is missing but not allowed to be, is not
-    a number or not finite, or if a date is invalid.
+    missing: spellings of a missing number. Raises DataRefusedError if a number is missing but not allowed to be, or is
+    none, or if a date is invalid.
     """
     where = ColumnSource(path, column.name)
     if isinstance(column, Numeric):
@@ -417,21 +417,15 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
 def numbers(
     values: pa.ChunkedArray, missing: tuple[str, ...], where: ColumnSource, *, refuses_missing: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The values as finite numbers, 0 if missing, float64 [n]; and which ones are missing, bool [n].
+    """The values as numbers, 0 if missing, float64 [n]; and which ones are missing, bool [n].
 
-    Raises DataRefusedError for any other value, and for a missing one if `refuses_missing`.
+    NaN is missing, too, as Polars and NumPy write it. An infinite number stays one, beyond any bound.
+
+    Raises DataRefusedError for what is no number, and for a missing one if `refuses_missing`.
     """
-    with_nulls = _floats(values, missing, where)
-    absent = with_nulls.is_null().to_numpy()
-    floats = np.array(with_nulls.fill_null(0.0).to_numpy())
-    if not np.isfinite(floats).all():
-        raise DataRefusedError(
-            "{where}: NaN and infinite numbers are not allowed; correct the file.",
-            code="bad_value",
-            where=where,
-            column=where.column,
-            expected="a finite number",
-        )
+    floats = np.array(_floats(values, missing, where).fill_null(np.nan).to_numpy())
+    absent = np.isnan(floats)
+    floats[absent] = 0.0
     if refuses_missing and absent.any():
         raise _is_missing(where, "correct the file, or declare `missing` for that column")
     return floats, absent

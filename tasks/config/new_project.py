@@ -108,6 +108,9 @@ class Declared:
             "missing": f"a value may be missing, and then has cells of its own: {', '.join(missing)}"
             if missing
             else "",
+            "spellings": "missing values are written as an empty field, NA, ?, - and the like: `missing`"
+            if self.reader.get("missing") == list(_MISSING)
+            else "",
             "lines": "each line of the file is a record; keep texts with line breaks in JSON lines or Parquet"
             if self.reader.get("format") == "csv"
             else "",
@@ -137,6 +140,8 @@ class Declared:
         return max(5, math.ceil(math.log10(self.at_most)) + 1)
 
 
+_MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?", "-", "--", ".")
+"""How tables usually write a missing value, none of which is a number or a day."""
 _NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
 """Suffixes of files that would be read as CSV without any record."""
 _READ_DAYS = ("default", "%Y-%m-%d")
@@ -770,7 +775,8 @@ def table_of(
     reader: Document = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
-    reader |= {key: value for key, value in spellings.items() if key == "missing" or reader["kind"] == "csv"}
+    written = {"missing": list(_MISSING)} | spellings
+    reader |= {key: value for key, value in written.items() if key == "missing" or reader["kind"] == "csv"}
     kind: Predicts = (
         "classes" if "classes" in predicts else "labels" if "labels" in predicts["target"] else "number"
     )

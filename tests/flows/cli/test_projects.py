@@ -565,6 +565,21 @@ def test_a_schema_says_how_missing_values_and_decimals_are_written(schema: str, 
     assert isinstance(reader, Csv) and (reader.missing, reader.decimal) == (("", "NA", "-"), ",")
 
 
+def test_missing_values_in_their_usual_spellings_are_read_unless_a_schema_lists_its_own(
+    schema: str, tmp_path: Path
+) -> None:
+    rows = [f"30,{written},public,pain,no" for written in ("NA", "n/a", "NULL", "None", "?", "-", "nan", "")]
+    header = ",".join(field["name"] for field in FIELDS)
+    Path("t.csv").write_text("\n".join([header, *rows, "31,2,none,pain,yes", ""]))
+    made = call("init", "mine", "--from", schema, "--file", "t.csv", "--at-most", "400")
+    assert made.exit_code == 0 and "NA, ?, - and the like" in made.stdout, made.output
+    assert "column distance_km: missing: most of the records" in made.stdout and "refused" not in made.stdout
+    document = json.loads(Path(schema).read_text())
+    Path(schema).write_text(json.dumps(document | {"missingValues": [""]}))
+    strict = call("init", "strict", "--from", schema, "--file", "t.csv", "--at-most", "400")
+    assert "holds something that is not a number" in strict.stdout and "and the like" not in strict.stdout
+
+
 def test_missing_values_of_each_field_are_read_where_they_are_the_same(schema: str, tmp_path: Path) -> None:
     document = json.loads(Path(schema).read_text())
     for field in document["fields"]:
