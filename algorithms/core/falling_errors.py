@@ -21,6 +21,9 @@ _BOUND = L2(1.0)
 _RELEASED_AFTER = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 """After which shares of the steps errors are looked at."""
 _MIN_SHARE = 0.1
+_MAX_NOISE = 0.25
+"""Of one release, in mean squares. With more, as where records are far fewer than a public bound on them, the clip norm
+would fall and rise with the noise alone."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,25 @@ class ErrorReleases:
     def clip_share(self, gain: float, records: float) -> float:
         """The share of the clip norm from now on, by a released gain, which is taken to be smaller by its noise.
 
-        gain: the sum over the records, of which there are so many.
+        1 where that noise is more than a quarter of the mean square.
+
+        gain: the sum over the records, of which there are so many, public or released.
 
         Example:
             >>> quiet = ErrorReleases(noise=0.001, after=(15,))
             >>> [round(quiet.clip_share(100.0 * gain, records=100.0), 2) for gain in (-1.0, 0.05, 0.165, 0.22)]
             [1.0, 0.88, 0.5, 0.1]
         """
-        mean = (gain - self.noise * _BOUND.norm) / records
-        left = max(0.0, 1.0 - mean / (MEAN_SQUARE / 2.0))
+        at_the_centre = records * MEAN_SQUARE / 2.0
+        noise = self.noise * _BOUND.norm
+        if noise > _MAX_NOISE * at_the_centre:
+            return 1.0
+        left = max(0.0, 1.0 - (gain - noise) / at_the_centre)
         return min(1.0, max(_MIN_SHARE, math.sqrt(left)))
 
 
-def error_releases(noise: float, steps: int) -> ErrorReleases:
-    """The releases of a run of so many steps, of which none is after the last.
+def error_releases(noise: float, steps: int) -> ErrorReleases | None:
+    """The releases of a run of so many steps, of which none is after the last; None for a single step.
 
     Example:
         >>> error_releases(100.0, steps=300).after
@@ -69,4 +77,5 @@ def error_releases(noise: float, steps: int) -> ErrorReleases:
         (1, 2, 3)
     """
     places = {max(1, round(share * steps)) for share in _RELEASED_AFTER}
-    return ErrorReleases(noise, tuple(sorted(place for place in places if place < steps)))
+    after = tuple(sorted(place for place in places if place < steps))
+    return ErrorReleases(noise, after) if after else None

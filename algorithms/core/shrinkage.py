@@ -323,8 +323,10 @@ class ShrunkState(DPSGDState):
         return {"gain": float(self.gain), "kept": float(self.kept)}
 
 
-def plan_errors(share: float, target: Target, facts: PlanningFacts, steps: int) -> ErrorReleases:
+def plan_errors(share: float, target: Target, facts: PlanningFacts, steps: int) -> ErrorReleases | None:
     """The releases between the steps, of which each takes a share of the squared mu of the target's budget.
+
+    None where there is a single step.
 
     Raises:
         RefusedError: Unless a number is predicted by its squared error, whose centre is released.

@@ -25,6 +25,7 @@ from algorithms.models import Model, build
 from algorithms.models.cells import behind_cells
 from algorithms.models.scaled_target import TargetScaling, behind_scaling
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.card import verify, verify_card
 from tests.support import bench
 from tests.support.bench import MadeUp
@@ -132,17 +133,38 @@ def test_a_gain_within_its_noise_leaves_the_clip_norm(gain: float, share: float)
     assert ErrorReleases(2.0, (1,)).clip_share(gain, records=400.0) == pytest.approx(share, rel=1e-3)
 
 
-def test_a_run_that_crashed_between_the_releases_ends_as_if_it_had_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("records", "follows"), [(1000.0, False), (1100.0, True)])
+def test_a_release_that_is_mostly_noise_leaves_the_clip_norm(records: float, follows: bool) -> None:
+    """A noise of 58 is a quarter of the loss of 1,055 records, which may be far fewer than planned for."""
+    share = ErrorReleases(58.0, (1,)).clip_share(0.2 * records + 58.0, records)
+    assert share == pytest.approx(math.sqrt(1.0 - 0.2 / 0.22) if follows else 1.0)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("where", ["after the step", "within it"])
+def test_a_run_that_crashed_beside_a_release_ends_as_if_it_had_not(
+    step: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stands before the fifth step: crashed between both, a run draws it again with the same noise."""
     model, held, plan = model_of_a_number(), records(known=True), planned()
-    whole = bench.trained(FOLLOWING, plan, model, tmp_path / "whole", records=lambda: held).state
-    for stop in (4, 5):
-        folder = tmp_path / f"{stop}"
-        with pytest.raises(bench.StoppedError):
-            bench.trained(FOLLOWING, plan, model, folder, records=lambda: held, stop_after=stop)
-        state = bench.trained(FOLLOWING, plan, model, folder, records=lambda: held).state
-        assert isinstance(state, ShrunkState) and isinstance(whole, ShrunkState)
-        assert torch.equal(state.clip_shares, whole.clip_shares)
-        assert torch.equal(FOLLOWING.released(state), FOLLOWING.released(whole))
+    whole = bench.trained(FOLLOWING, plan, model, tmp_path / "whole", records=lambda: held)
+    gradient, steps = Barrier.gradient, iter(range(plan.steps))
+
+    def crashing(barrier: Barrier, *given: Any, **named: Any) -> Any:
+        if next(steps) == step:
+            raise bench.StoppedError
+        return gradient(barrier, *given, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(bench.StoppedError):
+        if where == "within it":
+            patch.setattr(Barrier, "gradient", crashing)
+        stop = step if where == "after the step" else None
+        bench.trained(FOLLOWING, plan, model, tmp_path / "crashed", records=lambda: held, stop_after=stop)
+    resumed = bench.trained(FOLLOWING, plan, model, tmp_path / "crashed", records=lambda: held)
+    assert resumed.trace.rows == whole.trace.rows
+    assert isinstance(resumed.state, ShrunkState) and isinstance(whole.state, ShrunkState)
+    assert torch.equal(resumed.state.clip_shares, whole.state.clip_shares)
+    assert torch.equal(FOLLOWING.released(resumed.state), FOLLOWING.released(whole.state))
 
 
 def test_steps_with_less_noise_are_longer_up_to_the_limit() -> None:
@@ -166,6 +188,14 @@ def test_rows_are_cut_where_others_stand_between() -> None:
     assert interrupt_steps(rows, {}) == rows
     between: Any = {1: [("x", 1)], 3: [("y", 1)], 5: [("z", 2)]}
     assert interrupt_steps(rows, between) == [("a", 1), ("x", 1), ("a", 2), ("y", 1), ("b", 2), ("z", 2)]
+
+
+def test_a_single_step_has_none_before_it_to_look_at(tmp_path: Path) -> None:
+    method, held = replace(FOLLOWING, steps=1), records(known=True)
+    plan = planned(method)
+    assert plan == planned(replace(method, error_share=None))
+    rows = bench.trained(method, plan, model_of_a_number(), tmp_path, records=lambda: held).trace.rows
+    assert [row.kind for row in rows] == ["gradient", "total"]
 
 
 @pytest.mark.parametrize("number", ["count", None])
