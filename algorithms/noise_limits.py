@@ -1,4 +1,5 @@
-"""How far steps and their noise should move a parameter, and when a model of a table is shrunk, from public numbers.
+"""How far steps and their noise should move a parameter, when a model of a table is shrunk, and when its clip norm
+follows its errors, from public numbers.
 
 comparisons/results/tables.md has what they were chosen with, and docs/explanation/shrinking.md those of an encoder.
 """
@@ -21,6 +22,9 @@ _FEW_RECORDS = 272.0
 _FEW_OF_FEATURES = 136.0
 """The same for a head on a public encoder, whose features tell so much that what is spent on it would be missed."""
 _MIN_SHARE = 1e-4
+_ENOUGH_FOR_ERRORS, _SHARE_OF_ERRORS = 700.0, 0.001
+"""Records in standard deviations of a count, from which on releases of so small a share say how far errors have fallen.
+"""
 USUAL_MOMENTUM, _MAX_MOMENTUM = 0.9, 0.99  # 1 would never forget
 _LONG_MOMENTUM_RECORDS = 1000.0
 """The records in standard deviations of a count, times what momentum leaves of 1 where they are many."""
@@ -82,6 +86,18 @@ def shrink_share(records: float, epsilon: float, *, of_features: bool = False) -
     few = _FEW_OF_FEATURES if of_features else _FEW_RECORDS
     share = SHARE_OF_FEATURES * min(1.0, few * noise_for_share(1.0, epsilon) / records)
     return float(f"{max(_MIN_SHARE, share):.2g}")
+
+
+def error_share(records: float, epsilon: float) -> float | None:
+    """The share of the squared mu for each release by which the clip norm of a number follows its errors.
+
+    None where the records are too few for it, so that noise alone would make the clip norm fall.
+
+    Example:
+        >>> [error_share(records, epsilon=1.0) for records in (2000, 5000)]
+        [None, 0.001]
+    """
+    return _SHARE_OF_ERRORS if records / noise_for_share(1.0, epsilon) >= _ENOUGH_FOR_ERRORS else None
 
 
 def usual_momentum(records: float, epsilon: float, steps: int) -> float:

@@ -27,6 +27,7 @@ from algorithms.noise_limits import (
     CLIP_OF_COUNTS,
     USUAL_MOMENTUM,
     Kind,
+    error_share,
     shrink_share,
     usual_momentum,
     usual_noise_limit,
@@ -144,6 +145,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
     # Frequencies need a cell that all rows share, and a quantile is not what is released.
     can_shrink = has_constant if kind == "classes" else not isinstance(loss, QuantileLoss)
     share = shrink_share(records, epsilon) if can_shrink else None
+    has_squares = kind == "number" and not isinstance(loss, CountLoss | QuantileLoss)
     momentum = usual_momentum(records, epsilon, steps) if kind == "classes" else USUAL_MOMENTUM
     update = OptimizerConfig(
         learning_rate=float(f"{(1.0 + momentum) / curvature:.2g}"),  # half of where descent could diverge
@@ -159,6 +161,7 @@ def usual_method(records: int, loss: Any, steps: int, epsilon: float, *, has_con
         clip_norm=CLIP_OF_COUNTS if isinstance(loss, CountLoss) else 1.0,
         update=update,
         shrink_share=share,
+        error_share=error_share(records, epsilon) if has_squares else None,
     )
 
 

@@ -246,12 +246,19 @@ def _trees_by_histograms(card: DataCard, epsilon: float) -> Document:
 def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, str]:
     cells = cells_of(card)
     assert cells is not None
-    has_batch = "expected_batch_size" in advised.settings
-    limit = advised.settings.get("update", {}).get("noise_limit", _NOISE_OF_ALL_STEPS)
+    settings = advised.settings
+    has_batch = "expected_batch_size" in settings
+    limit = settings.get("update", {}).get("noise_limit", _NOISE_OF_ALL_STEPS)
     momentum = {
         "momentum": "of classes more, the more records there are for the budget, so that steps go as far as their"
         " noise lets them"
     }
+    falls = ""
+    if "error_share" in settings:
+        falls = (
+            f"; six times {settings['error_share']:.2%} of the squared mu of the budget says how far errors have"
+            " fallen, and it falls with them"
+        )
     loss = {
         "number": "the squared error",
         "count": "the Poisson loss",
@@ -262,7 +269,7 @@ def _reasons_of_cells(card: DataCard, advised: Recipe, size: str) -> dict[str, s
         "model": f"a number for each of the table's {cells.total:,} cells, of which a row activates {len(cells.sizes)}",
         ("batch size" if has_batch else "sampling rate"): f"{size}: larger ones gain little and cost time",
         "steps": "300: enough for large batches, and noise grows only by the root of their number",
-        "clip norm": f"{advised.settings.get('clip_norm', 1.0):g}, which few gradients of unit vectors exceed",
+        "clip norm": f"{settings.get('clip_norm', 1.0):g}, which few gradients of unit vectors exceed{falls}",
         "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
         f" parameter by more than {limit:g}",
         **(momentum if card.label_type.kind == "class" else {}),
@@ -349,7 +356,13 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
     update = settings.get("update", {})
     if update.get("learning_rate", 0.0) is not None:
         return settings
-    from algorithms.noise_limits import CLIP_OF_COUNTS, shrink_share, usual_momentum, usual_noise_limit
+    from algorithms.noise_limits import (
+        CLIP_OF_COUNTS,
+        error_share,
+        shrink_share,
+        usual_momentum,
+        usual_noise_limit,
+    )
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = _records_by_noise(card)
@@ -382,6 +395,9 @@ def _with_learning_rate(settings: Document, card: DataCard, model: str, epsilon:
             update["noise_limit"] = usual_noise_limit(known, epsilon, kind, is_shrunk=share is not None)
             if share is not None:
                 settings = settings | {"shrink_share": share}
+            of_errors = error_share(known, epsilon) if card.label_type.kind == "number" else None
+            if of_errors is not None:
+                settings = settings | {"error_share": of_errors}
         return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(chosen_model.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

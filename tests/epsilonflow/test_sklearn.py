@@ -152,7 +152,9 @@ def test_settings_follow_from_the_kind_of_target() -> None:
     assert (few.update.noise_limit, few.shrink_share) == (0.5, 0.05)
     few_numbers = usual_method(480, squared_error, 10, epsilon=1.0, has_constant=False)
     assert (few_numbers.update.noise_limit, few_numbers.shrink_share) == (0.27, 0.05)
+    assert few_numbers.error_share is None
     assert [one.shrink_share for one in (classes, number, count, quantile)] == [0.01, 0.01, 0.01, None]
+    assert [one.error_share for one in (classes, number, count, quantile)] == [None, 0.001, None, None]
     without = usual_method(480, "cross_entropy", 10, epsilon=1.0, has_constant=False)
     assert without.shrink_share is None
     assert without.update.noise_limit == 0.34  # 0.03 times the root of 480 / 3.73

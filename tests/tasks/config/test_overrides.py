@@ -501,6 +501,28 @@ def test_group_privacy_counts_as_that_many_fewer_records() -> None:
 
 
 @pytest.mark.parametrize(
+    ("records", "epsilon", "follows"),
+    [
+        ({"train": 2600, "test": 100}, 1.0, False),  # 697 standard deviations of a count, which are 3.73
+        ({"train": 2620, "test": 100}, 1.0, True),
+        ({"train": 2620, "test": 100}, 0.9, False),
+        ({"at_most": 7800}, 1.0, False),  # of which a third is taken to be there
+        ({"at_most": 7860}, 1.0, True),
+    ],
+)
+def test_the_clip_norm_of_a_number_follows_its_errors_from_enough_records_on(
+    records: dict[str, int], epsilon: float, follows: bool
+) -> None:
+    known = card_of_prices(records, {})
+    advised = recipe(known, "dp_sgd", epsilon)
+    assert advised.settings.get("error_share") == (0.001 if follows else None)
+    assert ("how far errors have fallen" in explain_recipe(known, advised)["clip norm"]) == follows
+    others: list[dict[str, Any] | None] = [None, {"counts": True}, {"quantile": 0.9}]
+    for target in others:
+        assert "error_share" not in recipe(card_of_prices(records, target), "dp_sgd", epsilon).settings
+
+
+@pytest.mark.parametrize(
     ("records", "epsilon", "share"),
     [
         ({"train": 500, "test": 100}, 1.0, 0.05),
