@@ -211,9 +211,13 @@ def form_of(passes: Passes, parameters: Tensor, spec: InputSpec, count: int) -> 
             if spec.packing is None
             else sorted({*tables, *_lengths(spec.packing, index)}, reverse=True)
         )
-        for candidate in (_with_entries(form, entries, paddings, index) for entries in ends):
+        for entries in ends:
+            candidate = _with_entries(form, entries, paddings, index)
             accepted = _outputs_if_accepted(passes, parameters, candidate, count)
-            if accepted is not None:
+            # Few numbers drawn for columns with tables of their own may happen to be entries of each.
+            if accepted is not None and (
+                len(ends) == 1 or _has_entry(passes, parameters, candidate, entries - 1)
+            ):
                 form, outputs = candidate, accepted
                 break
     if outputs is None:
@@ -268,3 +272,17 @@ def _outputs_if_accepted(passes: Passes, parameters: Tensor, form: InputSpec, co
     except Exception:
         return None
     return outputs
+
+
+def _has_entry(passes: Passes, parameters: Tensor, form: InputSpec, entry: int) -> bool:
+    """Whether every table that a record looks numbers up in has an entry; true if the model fails for another reason.
+
+    A model need not take a text of one entry alone.
+    """
+    model, sample = passes.model, form.draw(1, 0).all_of(entry)
+    try:
+        with torch.no_grad(), same_randomness():
+            model.outputs(model.by_name(parameters), sample.inputs)
+    except Exception as error:
+        return not isinstance(error, IndexError)
+    return True
