@@ -119,13 +119,13 @@ class Packing:
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """Split rows [batch, width] into parts [batch, *shape]; integers stay in 32 bits as stored."""
-        parts = []
-        for part, columns in zip(self.parts, self._columns, strict=True):
-            values = rows[:, columns]
-            if part.is_real and not self.dtype.is_floating_point:
-                values = values.view(torch.float32)
-            parts.append(values.reshape(len(rows), *part.shape))
-        return parts
+        # All columns first: a replay takes the rows in a second type as it is given them, and nothing else.
+        is_mixed = not self.dtype.is_floating_point and any(part.is_real for part in self.parts)
+        as_real = rows.view(torch.float32) if is_mixed else rows
+        return [
+            (as_real if part.is_real else rows)[:, columns].reshape(len(rows), *part.shape)
+            for part, columns in zip(self.parts, self._columns, strict=True)
+        ]
 
     def inputs_by_name(self, rows: Tensor, floating: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """The model's inputs by name for rows [batch, width]; floating: the type of real numbers."""

@@ -60,13 +60,15 @@ class _NotReplayableError(Exception):
 class Replay:
     """One pass of a fixed size as a list of operations.
 
-    run: from parameters, inputs and labels to the losses and all tensors of the gradients. forms: of these arguments.
-    structure: puts the tensors into gradients by parameter, and what norms left. like: the gradients of the pass that
-    was traced, without its tensors.
+    run: from parameters, inputs and labels, and those of them that are read as another type, to the losses and all
+    tensors of the gradients. forms: of parameters, inputs and labels. read_as: the index of an argument, and the type
+    that its bits are read as. structure: puts the tensors into gradients by parameter, and what norms left. like: the
+    gradients of the pass that was traced, without its tensors.
     """
 
     run: Callable[..., Sequence[Tensor]]
     forms: tuple["_Form", ...]
+    read_as: tuple[tuple[int, torch.dtype], ...]
     structure: "_Structure"
     like: PerExampleGradients
 
@@ -77,9 +79,10 @@ class Replay:
         # Views of the parameters are held with their places in memory, which begins with the vector.
         if not has_form or parameters.storage_offset() or torch.is_autocast_enabled("cpu"):
             return None
+        others = [arguments[index].view(dtype) for index, dtype in self.read_as]
         try:
             with torch.no_grad(), _without_optimisation():
-                losses, *tensors = self.run(*arguments)
+                losses, *tensors = self.run(*arguments, *others)
         except RuntimeError:  # a recorded pass raises the error in PyTorch's own words
             return None
         gradients, measured = self.structure.fill(tensors)
@@ -162,7 +165,7 @@ def _samples(form: InputSpec, size: int, seed: int) -> Iterator[SyntheticBatch]:
     mixed = usual.times(_LARGE_FACTOR).among(usual, torch.nonzero(third == 0)[:, 0])
     mixed = usual.times(0.0).among(mixed, torch.nonzero(third == 1)[:, 0])
     yield mixed
-    if form.dtype.is_floating_point:
+    if form.dtype.is_floating_point or (form.packing and any(part.is_real for part in form.packing.parts)):
         yield usual.times(math.nan).among(mixed, torch.nonzero(third == 2)[:, 0])
 
 
@@ -313,6 +316,7 @@ def _trace(record: Callable[..., PerExampleGradients], passes: Passes, arguments
     return Replay(
         run,
         tuple(map(_form, arguments)),
+        tuple(graph.read_as),
         structure.without_tensors(),
         replace(traced, losses=torch.empty(0), gradients={}),
     )
@@ -331,6 +335,9 @@ class _Graph:
         self._constants: dict[Any, Any] = {}
         self._constant_memory: set[int] = set()
         self._tensors: list[Tensor] = []
+        self._inputs = inputs
+        self.read_as: list[tuple[int, torch.dtype]] = []
+        """The index of an input and the type that its bits are read as: further inputs of the function."""
         for number, tensor in enumerate(inputs):
             self._set(tensor, self._graph.addInput(f"input_{number}"))
 
@@ -344,6 +351,9 @@ class _Graph:
             return
         if func.overloadpacket is _ATEN._conj and not isinstance(args[0], Tensor):
             return  # of a number that a complex product holds, of which TorchScript takes no view: a constant
+        if func is _ATEN.view.dtype:
+            self._read_as(args[0], result)
+            return
         schema = func._schema
         values = []
         for place, argument in enumerate(schema.arguments):
@@ -361,6 +371,16 @@ class _Graph:
                 parts = self._node("prim::ListUnpack", [value], len(tensor)).outputs()
                 for part, its in zip(tensor, parts, strict=True):
                     self._set(part, its)
+
+    def _read_as(self, tensor: Tensor, result: Tensor) -> None:
+        """Take an input with its bits read as another type, which TorchScript cannot, as a further input."""
+        if _view(result) in self._values:
+            return
+        index = next((i for i, given in enumerate(self._inputs) if _view(given) == _view(tensor)), None)
+        if index is None:
+            raise _NotReplayableError("bits of a computed tensor that are read as another type")
+        self.read_as.append((index, result.dtype))
+        self._set(result, self._graph.addInput(f"input_{index}_as_{len(self.read_as)}"))
 
     def function(self, outputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         """The function; no output may share memory with a constant, which a later pass would find changed."""

@@ -11,7 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients import L1, L2, Clipping, Engine, PerExampleGradients, PerExampleModel, PerLayer
+from algorithms.gradients import (
+    L1,
+    L2,
+    Clipping,
+    Engine,
+    Packing,
+    Part,
+    PerExampleGradients,
+    PerExampleModel,
+    PerLayer,
+    RowModule,
+)
 from algorithms.gradients import replay as replay_module
 from algorithms.gradients.clipping import Affine, Normalised
 from algorithms.gradients.passes import Passes
@@ -155,6 +166,37 @@ def test_replayed_pass_has_the_bits_of_a_recorded_one(name: str) -> None:
             assert replayed.gradients.keys() == expected.gradients.keys()
             assert torch.equal(replayed.norms(clipping), expected.norms(clipping))
             assert torch.equal(replayed.clipped_sum(clipping), expected.clipped_sum(clipping))
+    assert engine.replayed_sizes == (SIZE,)
+
+
+class Mixed(nn.Module):
+    """Two columns of categories, each with a table, and three numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(7, 2)])
+        self.last = nn.Linear(7, 3)
+
+    def forward(self, codes: Tensor, numbers: Tensor) -> Tensor:
+        columns = [table(codes[:, i]) for i, table in enumerate(self.tables)]
+        return self.last(torch.cat([*columns, numbers.tanh()], dim=1))
+
+
+def test_rows_of_categories_and_numbers_are_replayed() -> None:
+    packing = Packing((Part("codes", (2,), torch.int64), Part("numbers", (3,), torch.float32)))
+    model = PerExampleModel("mixed", RowModule(Mixed(), packing), LOSSES, packing=packing)
+    engine = Engine(model, input_shape=(5,), input_dtype=packing.dtype, physical_batch=SIZE, limits=BRIEF)
+    point = model.initial_parameters()
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        numbers = torch.randn(2 * SIZE, 3, generator=draw)
+        numbers[-1] = torch.tensor([float("nan"), -0.0, 1e-40])  # whose bits are kept
+        rows = packing.join([torch.randint(0, 4, (2 * SIZE, 2), generator=draw), numbers])
+        for batch in (rows[SIZE:], rows[:SIZE]):  # one of them is not where its memory begins
+            replayed = engine.contributions(point, batch, torch.arange(SIZE) % 3, L2(1.0))
+            expected = recorded(engine, point, batch, torch.arange(SIZE) % 3)
+            assert torch.equal(replayed.losses.view(torch.int32), expected.losses.view(torch.int32))
+            assert torch.equal(replayed.clipped_sum(L2(1.0)), expected.clipped_sum(L2(1.0)))
     assert engine.replayed_sizes == (SIZE,)
 
 
